@@ -1,0 +1,1 @@
+"""Configs and metric names of the algorithms, shared by both backends."""

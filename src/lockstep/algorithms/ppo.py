@@ -1,0 +1,88 @@
+"""Proximal policy optimization: its numbers and its metrics, the same in every backend."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.errors import ConfigError
+
+METRICS = (
+    "loss/policy",
+    "loss/value",
+    "policy/entropy",
+    "policy/kl",
+    "policy/clip_fraction",
+    "optim/grad_norm",
+    "optim/learning_rate",
+    "value/explained_variance",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOConfig:
+    """Every count is global: summed over all ranks. Scaling out changes no number here."""
+
+    num_steps: int = 128
+    """Steps of each environment in one rollout (T)."""
+    num_epochs: int = 4
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Gradient steps per pass; a minibatch is `num_envs * num_steps / num_minibatches` transitions."""
+    learning_rate: float = 2.5e-4
+    """Adam's step size at the start."""
+    learning_rate_schedule: Literal["constant", "linear", "adaptive"] = "linear"
+    """`linear` falls to 0 at `total_steps`; `adaptive` follows the global KL: see `desired_kl`."""
+    desired_kl: float = 0.01
+    """`adaptive` only: divide the rate by 1.5 when an epoch's global KL exceeds twice this, multiply below half of it."""
+    gamma: float = 0.99
+    """Discount per step."""
+    gae_lambda: float = 0.95
+    """Weight of longer returns in the advantage (Schulman et al., 2016)."""
+    clip_range: float = 0.2
+    """epsilon: how far the probability ratio may leave 1 before its gradient is cut."""
+    value_clip_range: float | None = None
+    """Keep the new value within this of the old one in the loss; `null` does not clip."""
+    value_coef: float = 0.5
+    """Weight of the value loss, (V - target)^2 / 2."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    max_grad_norm: float | None = 0.5
+    """Largest 2-norm of the global gradient; `null` does not clip."""
+    target_kl: float | None = None
+    """Leave the epochs of an update once an epoch's KL over all ranks exceeds this."""
+    normalize_advantage: bool = True
+    """Give the advantages of a whole rollout, over all ranks, mean 0 and deviation 1."""
+    normalize_observation: bool = False
+    """Running mean and deviation of observations, pooled over all ranks, frozen during a rollout."""
+    normalize_return: bool = False
+    """Divide rewards by the running deviation of the discounted return, pooled over all ranks."""
+    adam_eps: float = 1e-5
+    """Adam's epsilon."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot train."""
+        for name in ("num_steps", "num_epochs", "num_minibatches"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
+        for name in ("value_clip_range", "max_grad_norm", "target_kl"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name}={value} must be greater than 0, or null to switch it off")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1]")
+        for name in ("value_coef", "entropy_coef"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+
+    def minibatch_rows(self, shard_envs: int) -> int:
+        """Transitions of one shard's part of a minibatch (N)."""
+        rows = shard_envs * self.num_steps
+        if rows % self.num_minibatches:
+            raise ConfigError(
+                f"num_minibatches={self.num_minibatches} does not divide a shard's {rows} transitions "
+                f"({shard_envs} environments x num_steps={self.num_steps}); change num_steps or num_minibatches"
+            )
+        return rows // self.num_minibatches

@@ -1,0 +1,108 @@
+"""What can be typed after `lockstep`: flags, help, and what to say about a word that is none of them."""
+
+import argparse
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
+
+from lockstep.errors import ConfigError
+
+_LATER = {"--resume": "resuming a run", "--video": "recording videos"}
+_EXAMPLES = """\
+examples:
+  lockstep train cartpole --ranks 2
+  lockstep train CartPole-v1 --algo ppo --ranks 4 --seed 3 --set num_envs=64 --set learning_rate=1e-3
+  lockstep recipe cartpole > my_cartpole.py && lockstep train my_cartpole.py:recipe
+  python -m torch.distributed.run --nproc_per_node=2 -m lockstep.train --task=CartPole-v1 --distributed
+"""
+
+
+def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.ArgumentParser:
+    """The parser of `lockstep`; `args.call(args)` then runs the command."""
+    top = _Parser(
+        prog="lockstep",
+        description="Data-parallel reinforcement learning that takes the same step on every rank.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="store_true", help="print the version")
+    chosen = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    train = chosen.add_parser("train", help="train a task, a recipe or a config", allow_abbrev=False)
+    _add_train_arguments(train)
+    train.set_defaults(call=commands["train"])
+    evaluate = chosen.add_parser("evaluate", help="evaluate the policy of a run", allow_abbrev=False)
+    evaluate.add_argument("run", metavar="RUN", help="run directory, or a policy file")
+    evaluate.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
+    evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
+    evaluate.set_defaults(call=commands["evaluate"])
+    recipe = chosen.add_parser("recipe", help="list the recipes, or print one to edit", allow_abbrev=False)
+    recipe.add_argument("name", metavar="NAME", nargs="?", help="which; none lists them")
+    recipe.set_defaults(call=commands["recipe"])
+    doctor = chosen.add_parser("doctor", help="what this machine can do, and what is missing", allow_abbrev=False)
+    doctor.add_argument("--ranks", default="2", help="ranks of the measured all-reduce (default: 2)")
+    doctor.set_defaults(call=commands["doctor"])
+    for command in (evaluate, recipe, doctor):
+        command.add_argument("--debug", action="store_true", help="show tracebacks")
+    return top
+
+
+def hyphenated(word: str) -> str:
+    """`--num_envs=a_b` is `--num-envs=a_b`."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def unknown_argument(word: str, command: str) -> str:
+    """What to say about an argument that no command takes."""
+    name = word.partition("=")[0]
+    if name in _LATER:
+        return f"{name}: {_LATER[name]} is not there yet in this version"
+    if not word.startswith("-"):
+        hint = f"did you mean --set {word}?" if "=" in word else f"see lockstep {command} --help"
+        return f"unexpected argument {word}; {hint}"
+    flags = _Parser(add_help=False)
+    _add_train_arguments(flags)
+    known = [flag for action in flags._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    near = difflib.get_close_matches(name, known, n=3) if command == "train" else []
+    return f"unknown argument {word}; {did_you_mean(near) or f'see lockstep {command} --help'}"
+
+
+def did_you_mean(near: Iterable[str]) -> str:
+    """A question, if there is anything to ask."""
+    names = " or ".join(near)
+    return f"did you mean {names}?" if names else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong like everything else here: in one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
+    add("--task", metavar="ID", help="the task, as users of robot-learning suites name it")
+    add("--algo", help="algorithm (default: ppo)")
+    add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
+    add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1)")
+    add("--seed", metavar="S", help="same seed, same parameters")
+    add("--run-dir", metavar="DIR", help="where results go (default: runs/TASK-ALGO-TIME)")
+    add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
+    add(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="change any setting; values are YAML; repeatable",
+    )
+    add("--num-envs", metavar="N", help="environments, all ranks together")
+    add("--max-iterations", metavar="N", help="train for N rollouts")
+    add("--device", metavar="auto|cpu|cuda", help="where to compute")
+    add("--headless", action="store_true", help="do not render; nothing renders unless asked to")
+    add("--distributed", action="store_true", help="insist on having been started by a launcher, or on --ranks")
+    add("--debug", action="store_true", help="show tracebacks")
+    add("--local-rank", help=argparse.SUPPRESS)  # torch.distributed.launch puts it first; the environment says the same
+    add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher made the run directory

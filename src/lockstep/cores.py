@@ -1,0 +1,26 @@
+"""How many processors this process may really use: affinity and container quota, not what the machine has."""
+
+import os
+from pathlib import Path
+
+
+def usable_cores() -> int:
+    """Processors allowed by affinity and by the control group's CPU quota, at least 1."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _quota()
+    return max(1, min(cores, round(quota))) if quota else cores
+
+
+def _quota() -> float | None:
+    """Processors' worth of time the control group may take; None if unlimited or unknown."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        folder = Path("/sys/fs/cgroup/cpu")
+        limit, period = int((folder / "cpu.cfs_quota_us").read_text()), int((folder / "cpu.cfs_period_us").read_text())
+        return limit / period if limit > 0 else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""Vectorized environments: numpy at the border, one vector environment per shard."""

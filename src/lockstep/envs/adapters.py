@@ -1,0 +1,230 @@
+"""Gymnasium's vector environments behind our protocol: flat float32 arrays, true final observations, clear errors."""
+
+import copy
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
+from gymnasium.vector import SyncVectorEnv
+
+from lockstep.envs.spaces import action_spec, flatten_observation, observation_size, restore_action
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.workers import WorkerEnvs, become_worker
+from lockstep.errors import ConfigError, RunError
+
+Env = gymnasium.Env[Any, Any]
+VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
+
+
+class VectorizedTask:
+    """A task's own vectorized form; this is the hot path of the smallest tasks."""
+
+    def __init__(self, env: Any, spec: EnvSpec, task: str) -> None:
+        """Adapt `env`, a Gymnasium `VectorEnv` that `spec` describes."""
+        self.spec = spec
+        self.num_envs: int = env.num_envs
+        self._env = env
+        self._task = task
+        self._step = env.step
+        self._next_step = spec.autoreset == "next_step"
+        self._flat = len(env.single_observation_space.shape or ()) == 1
+        self._restore = restore_action(env.single_action_space, (env.num_envs,))
+        # Tasks assert that each batch of actions is valid, a seventh of CartPole's step; ours are drawn from the space.
+        trusted: Any = copy.copy(env.unwrapped.action_space)
+        trusted.contains = lambda _: True  # pyright: ignore[reportUnknownLambdaType]
+        with suppress(AttributeError):  # a task may compute its space
+            env.unwrapped.action_space = trusted
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Begin new episodes everywhere; the first seed serves all."""
+        try:
+            observation, _ = self._env.reset(seed=int(seeds[0]))
+        except Exception as error:
+            raise RunError(f"{self._task} failed in reset: {describe(error)}") from error
+        return np.asarray(observation, np.float32).reshape(self.num_envs, -1)
+
+    def step(self, action: np.ndarray) -> VectorStep:
+        """Step every environment once."""
+        if self._restore is not None:
+            action = self._restore(action)
+        try:
+            observation, reward, terminated, truncated, info = self._step(action)
+        except Exception as error:
+            raise RunError(f"{self._task} failed in step: {describe(error)}") from error
+        observation = np.asarray(observation, np.float32)
+        if not self._flat:
+            observation = observation.reshape(self.num_envs, -1)
+        return (
+            observation,
+            np.asarray(reward, np.float32),
+            np.asarray(terminated, np.bool_),
+            np.asarray(truncated, np.bool_),
+            None if self._next_step else _final(observation, terminated, truncated, info),
+        )
+
+    def render(self) -> Any:
+        """The frames of all environments, if made with `render=True`."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Free what the task holds."""
+        self._env.close()
+
+
+class SingleEnvs:
+    """Single environments, in this process or in workers."""
+
+    def __init__(self, env: SyncVectorEnv | WorkerEnvs, threshold: float | None, limit: int | None, task: str) -> None:
+        """Adapt `env`, made of `FlatEnv`."""
+        spaces_of: Any = env
+        self.spec = EnvSpec(
+            observation_size=observation_size(spaces_of.single_observation_space, task),
+            action=action_spec(spaces_of.single_action_space, task),
+            autoreset="same_step",
+            separately_seedable=True,
+            reward_threshold=threshold,
+            max_episode_steps=limit,
+        )
+        self.num_envs = env.num_envs
+        self._env = env
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Begin new episodes everywhere, each with its own seed."""
+        try:
+            return self._env.reset(seed=[int(seed) for seed in seeds])[0]
+        except (EOFError, OSError) as error:
+            raise self._death(error) from error
+
+    def step(self, action: np.ndarray) -> VectorStep:
+        """Step every environment once."""
+        try:
+            observation, reward, terminated, truncated, info = self._env.step(action)
+        except (EOFError, OSError) as error:  # a pipe broke; what environments raise themselves comes as RunError
+            raise self._death(error) from error
+        final = _final(observation, terminated, truncated, info)
+        return observation, reward.astype(np.float32), terminated, truncated, final
+
+    def render(self) -> Any:
+        """The frames of all environments, if made with `render=True`."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close every environment and end the workers."""
+        self._env.close()
+
+    def _death(self, error: Exception) -> RunError:
+        return RunError(self._env.obituary() if isinstance(self._env, WorkerEnvs) else describe(error))
+
+
+class FlatEnv(gymnasium.Env[np.ndarray, Any]):
+    """One environment with flat spaces that names itself in errors and drops what nobody reads (info)."""
+
+    def __init__(self, env: Env, index: int, task: str) -> None:
+        """Flatten `env`, number `index` of its shard."""
+        size, action = observation_size(env.observation_space, task), action_spec(env.action_space, task)
+        self.env = env
+        self.metadata, self.render_mode = env.metadata, env.render_mode
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        if action.kind == "continuous":
+            self.action_space = spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32))
+        elif action.kind == "discrete":
+            self.action_space = spaces.Discrete(action.sizes[0])
+        else:
+            self.action_space = spaces.MultiDiscrete(list(action.sizes))
+        self._flatten = flatten_observation(env.observation_space)
+        self._restore = restore_action(env.action_space)
+        self._name = f"environment {index}"
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin a new episode."""
+        try:
+            observation, _ = self.env.reset(seed=seed, options=options)
+            return self._flatten(observation), {}
+        except Exception as error:
+            raise RunError(f"{self._name} failed in reset: {describe(error)}") from error
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Step once."""
+        try:
+            raw = action if self._restore is None else self._restore(action)
+            observation, reward, terminated, truncated, _ = self.env.step(raw)
+            return self._flatten(observation), float(reward), terminated, truncated, {}
+        except Exception as error:
+            raise RunError(f"{self._name} failed in step: {describe(error)}") from error
+
+    def render(self) -> Any:
+        """The current frame."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+@dataclass(frozen=True)
+class Maker:
+    """How one environment of a shard is made, here or in a worker."""
+
+    create: Callable[[], Env]
+    wrappers: tuple[Callable[[Env], Env], ...]
+    task: str
+    rank_pid: int
+    """Process that asked; a maker called in another one is in a worker."""
+    index: int = 0
+
+    def __call__(self) -> FlatEnv:
+        """The environment, wrapped and flat."""
+        if os.getpid() != self.rank_pid:
+            become_worker(self.rank_pid)
+        env = self.create()
+        for wrapper in self.wrappers:
+            env = wrapper(env)
+        return FlatEnv(env, self.index, self.task)
+
+
+@contextmanager
+def clear_errors(task: str) -> Generator[None]:
+    """Turn what making an environment may raise into one line, and keep Gymnasium's warnings to itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except (ConfigError, RunError):
+            raise
+        except DependencyNotInstalled as error:
+            raise ConfigError(f"task={task} needs more than is installed: {' '.join(str(error).split())}") from error
+        except ModuleNotFoundError as error:
+            package = (error.name or "").split(".")[0]
+            raise ConfigError(f"task={task} needs the Python package {package}: pip install {package}") from error
+        except Exception as error:
+            raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+
+
+def describe(error: Exception) -> str:
+    """Kind, message and place of an error, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def _final(observation: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+    """Observations before any reset; the same array where nothing ended."""
+    ended = np.flatnonzero(terminated | truncated)
+    if not ended.size:
+        return observation
+    if "final_obs" not in info:
+        raise RunError("the environment declares same-step autoreset, but gave no final_obs for an ended episode")
+    final, rows = observation.copy(), info["final_obs"]
+    for row in ended:
+        final[row] = np.asarray(rows[row], np.float32).reshape(-1)
+    return final

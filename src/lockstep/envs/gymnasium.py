@@ -1,0 +1,154 @@
+"""Gymnasium tasks: by their own vectorized entry point, in one process, or in worker processes."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
+from gymnasium.wrappers import TimeLimit
+
+from lockstep.envs.adapters import Env, Maker, SingleEnvs, VectorizedTask, clear_errors
+from lockstep.envs.load import load_object, near
+from lockstep.envs.spaces import action_spec, observation_size
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import BUILT_IN, VectorEnv, refuse_unknown_kwargs
+from lockstep.envs.workers import WorkerEnvs
+from lockstep.errors import ConfigError
+from lockstep.run import EnvConfig
+
+
+def known_tasks() -> list[str]:
+    """Every id that can be named as task."""
+    return [*BUILT_IN, *gymnasium.registry]
+
+
+def make(task: str, config: EnvConfig, num_envs: int, *, render: bool) -> VectorEnv:
+    """The vector environment of a registered Gymnasium id."""
+    registered = gymnasium.registry.get(task)
+    if registered is None:
+        raise ConfigError(
+            f"task={task} is unknown{near(task, known_tasks())} "
+            "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood)"
+        )
+    kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
+    limit = registered.max_episode_steps if config.max_episode_steps is None else config.max_episode_steps
+    refusal = None
+    if config.vectorization in ("auto", "entry_point"):
+        refusal = _entry_point_refusal(registered, config, kwargs)
+        if refusal is None:
+            # By Gymnasium's convention an entry point keeps the limit itself where the task is registered with one.
+            limits = {} if limit is None else {"max_episode_steps": limit}
+            creator: Callable[..., Any] = partial(
+                gymnasium.make_vec, task, vectorization_mode="vector_entry_point", **kwargs, **limits
+            )
+            made = _adapt_vector(creator, task, num_envs, _number(registered.reward_threshold), limit)
+            if not isinstance(made, str):
+                return made
+            refusal = made
+        if config.vectorization == "entry_point":
+            raise ConfigError(f"env.vectorization=entry_point cannot serve {task}: {refusal}; use auto, sync or async")
+    if registered.entry_point is None:
+        reason = refusal or f"env.vectorization={config.vectorization}; use auto"
+        raise ConfigError(f"task={task} has only a vectorized entry point, which cannot be used: {reason}")
+    with clear_errors(task):
+        refuse_unknown_kwargs(_creator(registered.entry_point), dict(config.kwargs), task)
+    create = partial(gymnasium.make, task, config.max_episode_steps, disable_env_checker=True, **kwargs)
+    env = _vectorize(create, task, config, num_envs)
+    return SingleEnvs(env, _number(registered.reward_threshold), limit, task)
+
+
+def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, render: bool) -> VectorEnv | None:
+    """The vector environment of a user's Gymnasium class; `None` if it is neither an `Env` nor a `VectorEnv`."""
+    kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
+    limit = config.max_episode_steps
+    create_one: Callable[..., Any] = cls
+    if issubclass(cls, GymnasiumVectorEnv):
+        if config.wrappers or config.vectorization not in ("auto", "entry_point"):
+            raise ConfigError(f"task={task} is vectorized itself: remove env.wrappers and env.vectorization")
+        limits = {} if limit is None else {"max_episode_steps": limit}
+        refuse_unknown_kwargs(cls, dict(config.kwargs) | limits, task)
+        made = _adapt_vector(partial(create_one, **kwargs, **limits), task, num_envs, None, limit)
+        if isinstance(made, str):
+            raise ConfigError(f"task={task} cannot be used: {made}")
+        return made
+    if not issubclass(cls, gymnasium.Env):
+        return None
+    if config.vectorization == "entry_point":
+        raise ConfigError(f"env.vectorization=entry_point: {task} is a single environment; use auto, sync or async")
+    refuse_unknown_kwargs(cls, dict(config.kwargs), task)
+
+    def create() -> Env:
+        env: Env = create_one(**kwargs)
+        return env if limit is None else TimeLimit(env, limit)
+
+    return SingleEnvs(_vectorize(create, task, config, num_envs), None, limit, task)
+
+
+def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> str | None:
+    """Why the task's vectorized entry point cannot do what the config asks, if so."""
+    if registered.vector_entry_point is None:
+        return "the task has no vectorized entry point"
+    if config.wrappers or registered.additional_wrappers:
+        return "wrappers need single environments"
+    if config.max_episode_steps is not None and registered.max_episode_steps is None:
+        return "its entry point takes no max_episode_steps"
+    with clear_errors(registered.id):
+        parameters = inspect.signature(_creator(registered.vector_entry_point)).parameters
+    unknown = [name for name in kwargs if name not in parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return f"its entry point takes no {', '.join(unknown)}"
+    return None
+
+
+def _number(threshold: float | None) -> float | None:
+    return None if threshold is None else float(threshold)  # some tasks register an int
+
+
+def _creator(entry_point: Any) -> Any:
+    return entry_point if callable(entry_point) else load_env_creator(entry_point)
+
+
+def _adapt_vector(
+    creator: Callable[..., Any], task: str, num_envs: int, threshold: float | None, limit: int | None
+) -> VectorizedTask | str:
+    """The adapter of a Gymnasium vector environment, or why there can be none."""
+    with clear_errors(task):
+        env = creator(num_envs=num_envs)
+        observation_space: Any = env.single_observation_space
+    try:
+        mode = env.metadata.get("autoreset_mode")
+        if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+            env.close()
+            return "it does not say that it resets ended environments itself (metadata autoreset_mode)"
+        if not isinstance(observation_space, gymnasium.spaces.Box):
+            env.close()
+            return "its observation space is no Box"
+        spec = EnvSpec(
+            observation_size=observation_size(observation_space, task),
+            action=action_spec(env.single_action_space, task),
+            autoreset="next_step" if mode is AutoresetMode.NEXT_STEP else "same_step",
+            separately_seedable=False,
+            reward_threshold=threshold,
+            max_episode_steps=limit,
+        )
+        return VectorizedTask(env, spec, task)
+    except ConfigError:
+        env.close()
+        raise
+
+
+def _vectorize(create: Callable[[], Env], task: str, config: EnvConfig, num_envs: int) -> SyncVectorEnv | WorkerEnvs:
+    """Single environments, in this process or in workers."""
+    wrappers = tuple(load_object(path, "env.wrappers") for path in config.wrappers)
+    maker = Maker(create, wrappers, task, os.getpid())
+    makers = [replace(maker, index=index) for index in range(num_envs)]
+    with clear_errors(task):
+        if config.vectorization == "async":
+            return WorkerEnvs(makers)
+        return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -1,0 +1,82 @@
+"""The user's own code by name: `module:Name` or `path/to/file.py:Name`."""
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lockstep.errors import ConfigError
+
+
+def load_object(path: str, setting: str) -> Any:
+    """What `path` names, importing its module.
+
+    Args:
+        path: `module:Name` (`Name` may have dots) or `path/to/file.py:Name`; the working directory is searched too.
+        setting: what the user set, for messages, such as `task`.
+    """
+    location, _, name = path.rpartition(":")
+    if not location or not name:
+        raise ConfigError(f"{setting}={path} names nothing; write module:Name or path/to/file.py:Name")
+    module = load_module(location, f"{setting}={path}")
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [key for key in dir(found) if not key.startswith("_")]
+            raise ConfigError(f"{setting}={path}: {location} has no {name}{near(name, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def load_module(location: str, setting: str) -> ModuleType:
+    """A module by its dotted name or by its file; a failing import is a `ConfigError` that begins with `setting`."""
+    try:
+        return _from_file(Path(location), setting) if location.endswith(".py") else _from_name(location)
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and location.split(".")[0] == error.name.split(".")[0]:
+            raise ConfigError(
+                f"{setting}: no module {error.name!r} in {Path.cwd()} or among the installed packages"
+            ) from error
+        raise ConfigError(f"{setting}: {location} needs the module {error.name!r}, which is not installed") from error
+    except Exception as error:
+        raise ConfigError(f"{setting}: importing {location} failed: {type(error).__name__}: {error}") from error
+
+
+def near(name: str, known: list[str]) -> str:
+    """`; did you mean a, b?`, or nothing when no known name is close."""
+    by_lower = {key.lower(): key for key in reversed(known)}
+    begun = sorted((key for low, key in by_lower.items() if low.startswith(name.lower())), reverse=True)
+    close = [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
+    found = list(dict.fromkeys([*begun[:2], *close]))[:3]
+    return f"; did you mean {', '.join(found)}?" if found else ""
+
+
+def _from_name(name: str) -> ModuleType:
+    # A console script, unlike `python -m`, does not look into the working directory. Last, so that nothing is shadowed.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    return importlib.import_module(name)
+
+
+def _from_file(path: Path, setting: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{setting}: there is no file {path.absolute()}")
+    name = f"lockstep_file_{path.resolve()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,77 @@
+"""What built-in vectorized environments share: episodes that end and begin again in the same step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+
+
+class NumpyEnv(ABC):
+    """Environments in numpy arrays, one row each, `same_step` autoreset, one generator for all rows.
+
+    A subclass says how episodes begin, move and look.
+    """
+
+    arrays: ClassVar[tuple[str, ...]]
+    """Attributes that hold the state, rows first."""
+
+    def __init__(self, num_envs: int, spec: EnvSpec) -> None:
+        """The environments; `reset` begins."""
+        if spec.max_episode_steps is None or spec.max_episode_steps < 1:
+            raise ConfigError(f"max_episode_steps={spec.max_episode_steps} must be at least 1")
+        self.spec = spec
+        self.num_envs = num_envs
+        self._limit = spec.max_episode_steps
+        self._steps = np.zeros(num_envs, np.int64)
+        self._generator = np.random.default_rng(0)
+
+    @abstractmethod
+    def _begin(self, rows: np.ndarray) -> None:
+        """Draw the first state of new episodes in `rows` (indices)."""
+
+    @abstractmethod
+    def _advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Move all rows by one step; float32 reward and bool terminated."""
+
+    @abstractmethod
+    def _observe(self) -> np.ndarray:
+        """A new float32 `[B, O]` array."""
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Begin new episodes everywhere; the first seed serves all rows."""
+        self._generator = np.random.default_rng(int(seeds[0]))
+        self._steps[:] = 0
+        self._begin(np.arange(self.num_envs))
+        return self._observe()
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step every row; where an episode ends, the next begins."""
+        reward, terminated = self._advance(action)
+        self._steps += 1
+        truncated = self._steps >= self._limit
+        observation = final = self._observe()
+        ended = np.flatnonzero(terminated | truncated)
+        if ended.size:
+            self._steps[ended] = 0
+            self._begin(ended)
+            observation = self._observe()
+        return observation, reward, terminated, truncated, final
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides what comes next."""
+        arrays = {name: getattr(self, name).copy() for name in (*self.arrays, "_steps")}
+        return {"generator": self._generator.bit_generator.state, **arrays}
+
+    def restore(self, state: Mapping[str, Any]) -> np.ndarray:
+        """Go on from `state()`; returns the observation that belongs to it."""
+        self._generator.bit_generator.state = state["generator"]
+        for name in (*self.arrays, "_steps"):
+            getattr(self, name)[...] = state[name]
+        return self._observe()
+
+    def close(self) -> None:  # noqa: B027  # nothing to override
+        """Nothing to free."""

@@ -1,0 +1,81 @@
+"""Gymnasium spaces to flat arrays and back."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.envs.spec import ActionSpec
+from lockstep.errors import ConfigError
+
+Convert = Callable[[Any], np.ndarray]
+
+
+def observation_size(space: Any, task: str) -> int:
+    """Length of a flat observation of `space`."""
+    _refuse_unknown_parts(space, space, task)
+    size = int(spaces.flatdim(space))
+    if size < 1:
+        raise ConfigError(f"task={task} observes nothing: its observation space {space} is empty")
+    return size
+
+
+def flatten_observation(space: Any) -> Convert:
+    """A function that makes one observation of `space` a new flat float32 array; choices become one-hot."""
+    if _is(space, spaces.Box):
+        return lambda observation: np.array(observation, np.float32).reshape(-1)
+    return lambda observation: np.array(spaces.flatten(space, observation), np.float32)
+
+
+def action_spec(space: Any, task: str) -> ActionSpec:
+    """The flat action that `space` takes."""
+    if _is(space, spaces.Discrete):
+        return ActionSpec("discrete", (int(space.n),))
+    if _is(space, spaces.MultiDiscrete):
+        return ActionSpec("multi_discrete", tuple(int(n) for n in space.nvec.reshape(-1)))
+    if _is(space, spaces.MultiBinary):
+        return ActionSpec("multi_discrete", (2,) * math.prod(space.shape))
+    if _is(space, spaces.Box) and space.dtype.kind == "f" and math.prod(space.shape) > 0:
+        low, high = (tuple(bound.reshape(-1).tolist()) for bound in (space.low, space.high))
+        return ActionSpec("continuous", (len(low),), low, high)
+    raise ConfigError(
+        f"task={task} has the action space {space}, which is not supported; use Discrete, MultiDiscrete, MultiBinary "
+        "or Box of floats, or a wrapper (env.wrappers) that makes it one of them"
+    )
+
+
+def restore_action(space: Any, batch: tuple[int, ...] = ()) -> Convert | None:
+    """A function from flat actions to those of `space`, or `None` where they are the same already.
+
+    Args:
+        space: of a single environment.
+        batch: leading dimensions: `()` for one action, `(num_envs,)` for a batch of them.
+    """
+    if _is(space, spaces.Discrete):
+        start = int(space.start)
+        return None if start == 0 else lambda action: action + start
+    shape, dtype = batch + tuple(space.shape), space.dtype
+    if _is(space, spaces.MultiDiscrete) and space.start.any():
+        first = space.start
+        return lambda action: (action.reshape(shape) + first).astype(dtype)
+    if len(space.shape) == 1 and dtype == (np.float32 if _is(space, spaces.Box) else np.int64):
+        return None
+    return lambda action: action.reshape(shape).astype(dtype)
+
+
+def _refuse_unknown_parts(space: Any, part: Any, task: str) -> None:
+    if _is(part, spaces.Tuple, spaces.Dict):
+        for inner in part.spaces.values() if _is(part, spaces.Dict) else part.spaces:
+            _refuse_unknown_parts(space, inner, task)
+    elif not _is(part, spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete):
+        where = "" if part is space else f" within {space}"
+        raise ConfigError(
+            f"task={task} has the observation space {part}{where}, which has no fixed length; use Box, Discrete, "
+            "MultiBinary, MultiDiscrete, Tuple or Dict, or a wrapper (env.wrappers) that makes it one of them"
+        )
+
+
+def _is(space: Any, *kinds: type) -> bool:
+    return isinstance(space, kinds)  # apart, because a checker would narrow to Gymnasium's half-typed generics

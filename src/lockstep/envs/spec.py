@@ -1,0 +1,66 @@
+"""What an environment looks like to a network: sizes, kinds and conventions, as plain numbers."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """One environment's action."""
+
+    kind: Literal["discrete", "multi_discrete", "continuous"]
+    """A choice, several choices at once, or real numbers."""
+    sizes: tuple[int, ...]
+    """`discrete`: (choices,); `multi_discrete`: choices per component; `continuous`: (dimensions,)."""
+    low: tuple[float, ...] = ()
+    """Smallest value per dimension, -inf where unbounded; `continuous` only."""
+    high: tuple[float, ...] = ()
+    """Largest value per dimension, +inf where unbounded; `continuous` only."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Outputs a policy head needs: a logit per choice, or a mean per dimension."""
+        return sum(self.sizes)
+
+    @property
+    def width(self) -> int:
+        """Columns of a batch of actions."""
+        return self.sizes[0] if self.kind == "continuous" else len(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """One environment of a task."""
+
+    observation_size: int
+    """Length of the flat observation."""
+    action: ActionSpec
+    autoreset: Literal["next_step", "same_step"]
+    """`next_step`: the step after an end resets (its action is ignored, its reward 0).
+    `same_step`: the step that ends an episode returns the next one's first observation, and the final one apart."""
+    separately_seedable: bool
+    """Whether every environment takes a seed of its own; otherwise one seed serves the whole batch."""
+    reward_threshold: float | None = None
+    """Mean return at which the task counts as solved, if somebody defined one."""
+    max_episode_steps: int | None = None
+    """Steps after which an episode is truncated, if it is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it (infinite bounds as strings, which every JSON reader takes)."""
+        data = asdict(self)
+        for bound in ("low", "high"):
+            values: tuple[float, ...] = data["action"][bound]
+            data["action"][bound] = [v if abs(v) != float("inf") else str(v) for v in values]
+        data["action"]["sizes"] = list(self.action.sizes)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "EnvSpec":
+        """The inverse of `to_dict`."""
+        action: dict[str, Any] = dict(data["action"])
+        for bound in ("low", "high"):
+            action[bound] = tuple(float(v) for v in action[bound])
+        action["sizes"] = tuple(int(n) for n in action["sizes"])
+        fields: dict[str, Any] = {**data, "action": ActionSpec(**action)}
+        return cls(**fields)

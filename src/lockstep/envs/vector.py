@@ -1,0 +1,169 @@
+"""The protocol all environments follow, and the way from a task's name to a vector environment."""
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from lockstep.envs import isaac
+from lockstep.envs.load import load_module, near
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.run import EnvConfig
+
+Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
+"""Observation, reward, terminated, truncated, final observation; see `VectorEnv.step`."""
+
+BUILT_IN = {
+    "lockstep/Cartpole-v0": ("lockstep.envs.cartpole", "Cartpole"),
+    "lockstep/Corridor-v0": ("lockstep.envs.toys", "Corridor"),
+    "lockstep/Match-v0": ("lockstep.envs.toys", "Match"),
+    "lockstep/Reach-v0": ("lockstep.envs.toys", "Reach"),
+}
+"""Tasks that need nothing but numpy, and the classes behind them."""
+
+
+class VectorEnv(Protocol):
+    """The environments of one shard, stepped together.
+
+    Follow it in a class of your own, made by `Class(num_envs=..., **kwargs)`, and name it as task: `module:Class`.
+    """
+
+    spec: EnvSpec
+    """What one environment looks like."""
+    num_envs: int
+    """B, how many there are."""
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Begin new episodes everywhere.
+
+        Args:
+            seeds: one per environment; where environments are not `separately_seedable`, only the first counts.
+
+        Returns:
+            First observations, float32 `[B, O]`.
+        """
+        ...
+
+    def step(self, action: np.ndarray) -> Step:
+        """Step every environment once.
+
+        The arrays may be used again by the next call and need not be contiguous: copy what you keep.
+
+        Args:
+            action: int64 `[B]` (discrete), int64 `[B, K]` (multi_discrete) or float32 `[B, D]` (continuous, in bounds).
+
+        Returns:
+            Observation float32 `[B, O]`, reward float32 `[B]`, terminated bool `[B]`, truncated bool `[B]`, and the
+            final observation: `None` with `next_step` (the observation is the true one), else float32 `[B, O]` whose
+            rows are meant where an episode ended.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what is held; may be called twice."""
+        ...
+
+
+def make_vector_env(task: str, config: EnvConfig, num_envs: int, *, render: bool = False) -> VectorEnv:
+    """The environments of a shard.
+
+    Call it on the main thread: worker processes live as long as the thread that made them.
+
+    Args:
+        task: a Gymnasium id (also `module:Id-v0`), a built-in `lockstep/...` id, or your own `module:Class` or
+            `file.py:Class`: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a class that follows `VectorEnv`.
+        config: how environments are made.
+        num_envs: how many.
+        render: let environments draw (`rgb_array`); nothing is drawn otherwise.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs={num_envs} must be at least 1")
+    if "render_mode" in config.kwargs:
+        raise ConfigError(
+            f"env.kwargs render_mode={config.kwargs['render_mode']} is not a config's to decide; remove it "
+            "(training draws nothing)"
+        )
+    if isaac.is_isaac(task):
+        raise isaac.refusal(task)
+    if task in BUILT_IN:
+        module, name = BUILT_IN[task]
+        return _build(getattr(importlib.import_module(module), name), task, config, num_envs)
+    # Imported here: a fifth of a second that built-in tasks do not owe.
+    from lockstep.envs import gymnasium
+
+    if ":" not in task:
+        return gymnasium.make(task, config, num_envs, render=render)
+    location, _, name = task.rpartition(":")
+    module = load_module(location, f"task={task}")
+    found = getattr(module, name, None)
+    if found is None:
+        if name in gymnasium.known_tasks():
+            return gymnasium.make(name, config, num_envs, render=render)
+        own = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        raise ConfigError(f"task={task}: {location} has no {name}{near(name, [*own, *gymnasium.known_tasks()])}")
+    if not inspect.isclass(found):
+        raise ConfigError(f"task={task} is no class; name a gymnasium.Env or a class that follows lockstep's VectorEnv")
+    adapted = gymnasium.adapt_class(found, task, config, num_envs, render=render)
+    return _build(found, task, config, num_envs) if adapted is None else adapted
+
+
+def env_spec(task: str, config: EnvConfig) -> EnvSpec:
+    """What one environment of `task` looks like.
+
+    Makes one and closes it, so that what cannot be made is refused before a run starts.
+    """
+    env = make_vector_env(task, config, 1)
+    try:
+        return env.spec
+    finally:
+        env.close()
+
+
+def _build(cls: type, task: str, config: EnvConfig, num_envs: int) -> VectorEnv:
+    """An environment that is a vector environment already."""
+    if config.wrappers or config.vectorization not in ("auto", "entry_point"):
+        setting = (
+            f"env.wrappers={list(config.wrappers)}" if config.wrappers else f"env.vectorization={config.vectorization}"
+        )
+        raise ConfigError(f"{setting} is for single Gymnasium environments; {task} is vectorized itself: remove it")
+    kwargs: dict[str, Any] = dict(config.kwargs)
+    if config.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = config.max_episode_steps
+    refuse_unknown_kwargs(cls, kwargs, task)
+    try:
+        env = cls(num_envs=num_envs, **kwargs)
+    except ConfigError as error:
+        raise ConfigError(f"task={task}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+    lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
+    if not isinstance(getattr(env, "spec", None), EnvSpec):
+        lacking.append("spec (an EnvSpec)")
+    if getattr(env, "num_envs", None) != num_envs:
+        lacking.append(f"num_envs == {num_envs}")
+    if lacking:
+        raise ConfigError(
+            f"task={task} is neither a gymnasium.Env nor follows lockstep's VectorEnv: it lacks {', '.join(lacking)}"
+        )
+    return cast(VectorEnv, env)
+
+
+def refuse_unknown_kwargs(creator: Any, kwargs: dict[str, Any], task: str) -> None:
+    """Refuse keyword arguments that `creator` does not take, naming those it does."""
+    try:
+        parameters = inspect.signature(creator).parameters.values()
+    except (TypeError, ValueError):  # no signature to be had; then the call decides
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [
+        p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name not in ("num_envs", "render_mode")
+    ]
+    for name in kwargs:
+        if name not in known:
+            setting = "env.max_episode_steps" if name == "max_episode_steps" else f"env.kwargs {name}"
+            takes = ", ".join(known) or "no keyword arguments"
+            raise ConfigError(f"{setting}={kwargs[name]!r} is unknown to {task}{near(name, known)} (it takes {takes})")

@@ -1,0 +1,116 @@
+"""Worker processes for environments: they live and die with their rank, and a death names its index."""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from queue import Empty
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from lockstep.errors import RunError
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 2.0
+"""How long an environment may take to close, and how long the death of a worker whose pipe broke may take to show."""
+
+
+def become_worker(rank_pid: int) -> None:
+    """Tie this process to the one that started it, first thing in a worker.
+
+    The kernel kills it when the rank ends in whatever way. Signals to the whole process group (Ctrl-C, a scheduler's
+    SIGTERM) are the rank's to handle: it may want another step and a checkpoint.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != rank_pid:  # it died before the line above
+        os._exit(1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class WorkerEnvs(AsyncVectorEnv[Any, Any]):
+    """Gymnasium's worker processes with a bounded end.
+
+    `fork`, so that environments registered or defined in the user's script exist in the workers. The rank's own threads
+    are not there after a fork, and workers touch nothing of theirs.
+    """
+
+    def __init__(self, makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]]) -> None:
+        """Start one worker per maker; `RunError` if one does not come up."""
+        self.processes: list[Any] = []
+        self.parent_pipes: list[Any] = []
+        try:
+            super().__init__(  # pyright: ignore[reportUnknownMemberType]
+                makers, copy=False, context="fork", autoreset_mode=AutoresetMode.SAME_STEP
+            )
+        except (EOFError, OSError) as error:
+            message = self.obituary()
+            self._kill()
+            raise RunError(f"{message} while it started") from error
+        # At exit multiprocessing ends its children by SIGTERM, which ours ignore, and waits for them: come before it.
+        self._at_exit = Finalize(None, _kill, (self.processes,), exitpriority=10)
+
+    def obituary(self) -> str:
+        """Which worker died, and how."""
+        connection.wait([process.sentinel for process in self.processes], _GRACE_S)
+        for index, process in enumerate(self.processes):
+            code = process.exitcode
+            if code is not None:
+                how = (
+                    f"was killed by {signal.Signals(-code).name} (signal {-code})"
+                    if code < 0
+                    else f"exited with code {code}"
+                )
+                return f"the worker of environment {index} of {len(self.processes)} {how}"
+        return "a worker of an environment closed its pipe"
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ask workers to close their environments, then make sure."""
+        deadline = time.monotonic() + (0 if terminate else _GRACE_S)
+        for pipe in self.parent_pipes:
+            try:
+                pipe.send(("close", None))
+            except (OSError, AttributeError):  # dead, or dropped by Gymnasium after an error
+                continue
+        for process in self.processes:
+            process.join(max(deadline - time.monotonic(), 0))
+        self._kill()
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        # Gymnasium would print each traceback as a warning and raise the last error; one clear line is enough.
+        if all(successes):
+            return
+        errors: Any = getattr(self, "error_queue", None)
+        try:
+            index, _, error, _ = errors.get(timeout=_GRACE_S)
+        except Empty:
+            raise RunError("a worker failed and did not say why") from None
+        raise (
+            error if isinstance(error, RunError) else RunError(f"environment {index}: {type(error).__name__}: {error}")
+        )
+
+    def _kill(self) -> None:
+        _kill(self.processes)
+        for pipe in self.parent_pipes:
+            if pipe is not None:  # Gymnasium drops some after errors
+                pipe.close()
+        queue = getattr(self, "error_queue", None)
+        if queue is not None:
+            queue.close()
+        if hasattr(self, "_at_exit"):
+            self._at_exit.cancel()
+        self.closed = True
+
+
+def _kill(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    for process in processes:
+        process.join()

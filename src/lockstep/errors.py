@@ -1,0 +1,28 @@
+"""The two ways Lockstep says no, each with its exit code."""
+
+
+class ConfigError(ValueError):
+    """The user asked for something that cannot be: exit code 2, one line, before anything starts.
+
+    The message names the setting, its value and the way out.
+    """
+
+    exit_code = 2
+
+
+class RunError(RuntimeError):
+    """A run that started could not go on: exit code 1, one line that names the rank and what it was doing."""
+
+    exit_code = 1
+
+
+class PeerError(RunError):
+    """This rank is well, but another one died, stalled or took a different step.
+
+    Attributes:
+        rank: the rank at fault, if it is known.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank

@@ -1,0 +1,66 @@
+"""Evaluation: a fixed quota of episodes for every environment, so that short episodes are not counted more often.
+
+Shapes: B environments of a shard.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.envs.vector import VectorEnv
+from lockstep.world import World, block
+
+MAX_ENVS = 64
+"""Environments of one shard stepped at once; more episodes than these are played one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Episodes in an order that no number of ranks changes: by shard, environment and time."""
+
+    returns: list[float]
+    lengths: list[int]
+
+
+def quota(episodes: int, world: World, shard: int) -> tuple[int, int]:
+    """How many environments a shard evaluates, and how many episodes in all: its even part of `episodes`."""
+    wanted = len(block(episodes, world.num_shards, shard))
+    rounds = -(-wanted // MAX_ENVS)
+    return (-(-wanted // rounds) if wanted else 0), wanted
+
+
+def play(
+    env: VectorEnv, choose: Callable[[np.ndarray], np.ndarray], episodes: int, seeds: list[int], beat: Callable[[], object]
+) -> Episodes:
+    """Play `episodes` episodes on the environments of `env`, each environment its fixed share of them.
+
+    Args:
+        env: B environments; reset here.
+        choose: observations [B, O] to actions for the environment.
+        episodes: how many.
+        seeds: one for each environment.
+        beat: called every step, to tell the watch that this goes on.
+    """
+    size = env.num_envs
+    share = np.array([len(block(episodes, size, i)) for i in range(size)])
+    played: list[list[tuple[float, int]]] = [[] for _ in range(size)]
+    total, length = np.zeros(size), np.zeros(size, np.int64)
+    resetting = np.zeros(size, bool)
+    next_step = env.spec.autoreset == "next_step"
+    observation = env.reset(seeds).copy()
+    left = int(share.sum())
+    while left:
+        beat()
+        observation, reward, terminated, truncated, _ = env.step(choose(observation))
+        ended = terminated | truncated
+        total += np.where(resetting, 0.0, reward)
+        length += ~resetting
+        for i in np.flatnonzero(ended):
+            if len(played[i]) < share[i]:
+                played[i].append((float(total[i]), int(length[i])))
+                left -= 1
+        total[ended], length[ended] = 0.0, 0
+        resetting = ended.copy() if next_step else resetting
+    flat = [episode for one in played for episode in one]
+    return Episodes([r for r, _ in flat], [n for _, n in flat])

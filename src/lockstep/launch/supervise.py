@@ -1,0 +1,292 @@
+"""Processes that live and die together: the core of `launch` and `spawn`."""
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import ConfigError, RunError
+from lockstep.launch.signals import signal_name
+
+_TICK_S = 0.05  # the longest sleep: bounds how late a signal or a deadline is noticed
+_SETTLE_S = 0.25  # after a failure, time for its cause to be seen if its consequence was seen first
+_WORKERS_S = 1.0  # between SIGTERM and SIGKILL for what a rank that is gone left in its process group
+_INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How long ranks may take to end, in seconds."""
+
+    stop_s: float = 5.0
+    """Between SIGTERM and SIGKILL, after a failure."""
+    early_s: float = 10.0
+    """Between the first rank that leaves with code 0 and the last."""
+    interrupt_s: float = 10.0
+    """Between a forwarded signal and SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the ranks did not all succeed."""
+
+    message: str
+    """One line that names the rank."""
+    code: int
+    """What a launcher exits with."""
+    rank: int | None = None
+    """The rank at fault; None when all are."""
+    interrupted: int | None = None
+    """The signal, when the end was asked for."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """One process, leader of its own session and process group."""
+
+    index: int
+    process: subprocess.Popen[bytes]
+    pidfd: int | None
+    group_gone: bool = False
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, minus the signal that killed it, or None while it runs."""
+        return self.process.returncode
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code as a shell has it: 128 + n for signal n."""
+        code = self.code or 0
+        return 128 - code if code < 0 else code
+
+    def describe(self) -> str:
+        """How it ended, in words."""
+        code = self.code or 0
+        if code < 0:
+            return f"rank {self.index} was killed by {signal_name(-code)}"
+        return f"rank {self.index} exited with code {code}"
+
+    def signal_group(self, number: int) -> bool:
+        """Signal all processes of the group; 0 only asks. Returns whether there were any.
+
+        A group once found empty is never signalled again: its number may belong to somebody else by then.
+        """
+        if not self.group_gone:
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                self.group_gone = True
+            except PermissionError:
+                pass
+        return not self.group_gone
+
+
+class RankGroup:
+    """Ranks of which the first failure ends all. A context manager: no process outlives it.
+
+    If this process itself is killed, a guardian process ends the ranks and their children.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.ranks: list[Rank] = []
+        self.ended: list[Rank] = []  # in the order in which they were seen to end
+
+    def __enter__(self) -> "RankGroup":
+        script = str(Path(__file__).with_name("guardian.py"))
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop(signal.SIGTERM, self.bounds.stop_s)
+        finally:
+            self._dismiss_guardian()
+            for rank in self.ranks:
+                if rank.pidfd is not None:
+                    os.close(rank.pidfd)
+
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        output: int | None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start the next rank; `output` is a descriptor for what it prints, None for where this process prints."""
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,  # outside the terminal's session it could not be read
+                stdout=output,
+                stderr=output,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            raise ConfigError(f"command {command[0]!r} cannot be started: {error.strerror}; check its path") from None
+        except OSError as error:
+            raise RunError(f"rank {len(self.ranks)} cannot be started: {error}") from error
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:  # some sandboxes do not have it; then we look every 20 ms
+            pidfd = None
+        self.ranks.append(Rank(len(self.ranks), process, pidfd))
+        self._tell_guardian(process.pid)
+
+    def wait(
+        self,
+        *,
+        timeout_s: float | None = None,
+        caught: Sequence[int] = (),
+        may_leave: Callable[[int], bool] = lambda _: False,
+    ) -> Failure | None:
+        """Wait until all ranks succeeded (None) or one failed, a signal came, or `timeout_s` passed; stops nothing.
+
+        Args:
+            timeout_s: bound on the whole run, if any.
+            caught: signals that this process received, filled by `caught_signals` meanwhile.
+            may_leave: whether a rank that left with code 0 is known to have done its work; others must follow soon.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        left_at = math.inf  # when the first rank left with code 0
+        while running := self._running():
+            now = time.monotonic()
+            if caught:
+                return _interruption(caught[0])
+            if any(rank.code for rank in self.ended):
+                self._sleep_until(now + _SETTLE_S)
+                return _interruption(caught[0]) if caught else self._failure()
+            left = [rank.index for rank in self.ended if not may_leave(rank.index)]
+            if left:
+                left_at = min(left_at, now)
+            if now > left_at + self.bounds.early_s:
+                return Failure(
+                    f"rank {left[0]} left early with code 0 while {_names(running)} still running", 1, left[0]
+                )
+            if now > deadline:
+                return Failure(f"{_names(running)} still running after timeout_s={timeout_s:g}", 1)
+            self._sleep(_TICK_S)
+        return self._failure() if any(rank.code for rank in self.ended) else None
+
+    def stop(self, number: int, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> list[int]:
+        """Signal all ranks, and kill them with all their children when `grace_s` has passed or `hurry()` says so.
+
+        Returns:
+            The ranks that had to be killed.
+        """
+        late: list[int] = []
+        try:
+            for rank in self._running():
+                rank.process.send_signal(number)
+            self._sleep_until(time.monotonic() + grace_s, hurry)
+        finally:
+            late = [rank.index for rank in self._running()]
+            for rank in self.ranks:
+                rank.signal_group(signal.SIGKILL if rank.code is None else signal.SIGTERM)
+            self._sleep_until_groups_gone()
+            for rank in self.ranks:
+                rank.signal_group(signal.SIGKILL)
+            self._sleep_until_groups_gone()
+        return late
+
+    def _running(self) -> list[Rank]:
+        for rank in self.ranks:
+            if rank not in self.ended and rank.process.poll() is not None:
+                self.ended.append(rank)
+                if not rank.signal_group(0):
+                    self._tell_guardian(-rank.process.pid)  # the number may soon be somebody else's
+        return [rank for rank in self.ranks if rank not in self.ended]
+
+    def _failure(self) -> Failure:
+        """The cause among the failures seen so far."""
+        failed = [rank for rank in self.ended if rank.code]
+        # SIGKILL comes from outside (usually: out of memory) and so is never the consequence of another failure.
+        killed = [rank for rank in failed if rank.code == -signal.SIGKILL]
+        first = (killed or failed)[0]
+        if first.code in _INTERRUPTED:  # a signal reached the ranks only, and they agreed to stop
+            return _interruption(_INTERRUPTED[first.code])
+        before = [rank for rank in self.ended[: self.ended.index(first)] if rank.code == 0]
+        after = f" after rank {before[0].index} had left early with code 0" if before else ""
+        return Failure(first.describe() + after, first.exit_code, first.index)
+
+    def _sleep(self, seconds: float) -> None:
+        """Until a rank ends, at most `seconds`."""
+        poller = select.poll()
+        descriptors = [rank.pidfd for rank in self._running()]
+        for descriptor in descriptors:
+            if descriptor is not None:
+                poller.register(descriptor, select.POLLIN)
+        poller.poll(1000 * (min(seconds, 0.02) if None in descriptors else seconds))
+
+    def _sleep_until(self, deadline: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Until no rank runs, at most until `deadline`."""
+        while self._running() and not hurry() and (seconds := deadline - time.monotonic()) > 0:
+            self._sleep(min(seconds, _TICK_S))
+
+    def _sleep_until_groups_gone(self) -> None:
+        deadline = time.monotonic() + _WORKERS_S
+        while time.monotonic() < deadline:
+            self._running()
+            groups = {rank.process.pid for rank in self.ranks if rank.signal_group(0)}
+            if not groups or not _any_alive(groups):
+                for rank in self.ranks:
+                    rank.group_gone = True
+                return
+            time.sleep(0.02)
+
+    def _dismiss_guardian(self) -> None:
+        # It ends what is left, if a second Ctrl-C kept us from doing so.
+        for rank in self.ranks:
+            if rank.group_gone:
+                self._tell_guardian(-rank.process.pid)
+        try:
+            self._guardian.communicate(timeout=2 * _WORKERS_S)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
+            self._guardian.communicate()
+
+    def _tell_guardian(self, group: int) -> None:
+        with contextlib.suppress(OSError):  # somebody killed it; the run can do without
+            assert self._guardian.stdin is not None
+            self._guardian.stdin.write(f"{group}\n".encode())
+
+
+def _any_alive(groups: set[int]) -> bool:
+    """Whether a process of these groups still runs.
+
+    A group also exists while it only holds zombies, and in containers nobody may reap orphans for long.
+    """
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                state, _parent, group = file.read().rpartition(b")")[2].split()[:3]
+                if int(group) in groups and state not in (b"Z", b"X"):
+                    return True
+    return False
+
+
+def _interruption(number: int) -> Failure:
+    return Failure(f"interrupted by {signal_name(number)}", 128 + number, interrupted=number)
+
+
+def _names(ranks: Sequence[Rank]) -> str:
+    numbers = ", ".join(str(rank.index) for rank in ranks)
+    return f"rank {numbers} was" if len(ranks) == 1 else f"ranks {numbers} were"

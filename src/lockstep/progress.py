@@ -1,0 +1,35 @@
+"""Global counters of a run: what all ranks together have done."""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is. Every rank holds the same numbers, because each is advanced by global counts."""
+
+    total_steps: int
+    """Environment steps of the whole run, all ranks."""
+    env_steps: int = 0
+    """Environment rows stepped so far, all ranks."""
+    updates: int = 0
+    """Rollouts learned from."""
+    episodes: int = 0
+    """Episodes ended, all ranks."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has taken all its steps."""
+        return self.env_steps >= self.total_steps
+
+    @property
+    def fraction(self) -> float:
+        """Part of the run that is behind, in [0, 1]."""
+        return min(self.env_steps / self.total_steps, 1.0)
+
+    def due(self, every: int | None, advanced: int) -> bool:
+        """Whether a period of `every` environment steps ended within the last `advanced` ones. `None`: never."""
+        return every is not None and self.env_steps // every > (self.env_steps - advanced) // every
+
+    def state(self) -> dict[str, int]:
+        """All counters, for `Progress(**state)`."""
+        return asdict(self)

@@ -1,0 +1,128 @@
+"""Runs with settings that work: each module here has one function `recipe()` that returns a complete `Run`.
+
+A recipe of your own is a Python file with such a function; `lockstep recipe cartpole > mine.py` writes one to edit.
+"""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lockstep.envs.load import load_object
+from lockstep.errors import ConfigError
+from lockstep.run import Run, from_dict, to_dict
+
+
+def names() -> list[str]:
+    """The recipes that come with Lockstep."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> Run:
+    """The run of a recipe that comes with Lockstep."""
+    return _returned_run(_module(name).recipe, name)
+
+
+def description(name: str) -> str:
+    """The first line of a recipe's documentation."""
+    return (_module(name).__doc__ or "").strip().splitlines()[0]
+
+
+def load_file(target: str) -> Run:
+    """The run of `path/to/file.py:function`, or of `path/to/file.py`, whose function is then `recipe`.
+
+    The file's directory can be imported from, as in a script. A class instead of a function is an environment of yours.
+    """
+    path, colon, name = target.rpartition(":") if ".py:" in target else (target, "", "recipe")
+    folder = str(Path(path).resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    found = load_object(f"{path}:{name}", "recipe")
+    return Run(task=target) if isinstance(found, type) and colon else _returned_run(found, f"{path}:{name}")
+
+
+def source(name: str) -> str:
+    """A recipe as a Python file with every setting of the run spelled out, to be edited."""
+    run = load(name)
+    text = f'''"""{description(name)}
+
+Written by `lockstep recipe {name}`; every setting is here to be edited. Counts are global: over all ranks. Run it with
+
+    lockstep train my_{name}.py:recipe --ranks 2
+    python my_{name}.py --ranks 2
+"""
+
+import sys
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.run import EnvConfig, NetworkConfig, Run
+from lockstep.train import main
+
+
+def recipe() -> Run:
+    """Everything that decides what is computed."""
+    return {_spelled_out(run, 1)}
+
+
+if __name__ == "__main__":
+    sys.exit(main([f"{{__file__}}:recipe", *sys.argv[1:]]))
+'''
+    return text
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def _returned_run(function: Callable[[], object], where: str) -> Run:
+    if not callable(function):
+        raise ConfigError(f"recipe={where} is not a function")
+    try:
+        run = function()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"recipe={where} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(run, Run):
+        raise ConfigError(f"recipe={where} must return a lockstep.run.Run, not {type(run).__name__}")
+    return from_dict(to_dict(run))  # Python did not check the types of what the function set
+
+
+def _spelled_out(node: Any, depth: int) -> str:
+    """A call that makes an equal dataclass, one commented argument per line."""
+    indent, lines, comments = "    " * (depth + 1), list[str](), _field_docs(type(node))
+    for item in fields(node):
+        value = getattr(node, item.name)
+        lines += textwrap.wrap(
+            comments.get(item.name, ""), 110, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+        )
+        text = _spelled_out(value, depth + 1) if is_dataclass(value) else _literal(value)
+        lines.append(f"{indent}{item.name}={text},")
+    return "\n".join([f"{type(node).__name__}(", *lines, "    " * depth + ")"])
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return '"' + repr(value)[1:-1].replace('"', '\\"') + '"' if "'" not in value else repr(value)
+    return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
+def _field_docs(cls: Any) -> dict[str, str]:
+    """The text below each field in the source of a dataclass."""
+    docs: dict[str, str] = {}
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    for statement, after in pairwise(body):
+        match statement, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = inspect.cleandoc(text).replace("`null`", "`None`")
+            case _:
+                continue
+    return docs

@@ -1,0 +1,94 @@
+"""What rank 0 shows while a run goes on: one live line on a terminal, plain lines elsewhere."""
+
+import os
+import sys
+import time
+from typing import Any, TextIO
+
+_REDRAW_S = 0.1
+
+
+class Console:
+    """Where rank 0 talks to the user. A reader that went away (`| head`) silences it, and never ends the run.
+
+    Args:
+        file: where to write. Default: the launcher's terminal (`LOCKSTEP_TERMINAL_FD`) if this rank's own output goes
+            to a log, else stdout.
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        fd = os.environ.get("LOCKSTEP_TERMINAL_FD", "")
+        self._owned = file is None and fd.isdigit()
+        self._file = file or (os.fdopen(os.dup(int(fd)), "w", encoding="utf-8") if self._owned else sys.stdout)
+        self._live: Any = None
+        self._drawn_s = 0.0
+        self._silent = False
+
+    def line(self, text: str) -> None:
+        """Show one line that stays."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._print(text)
+
+    def progress(self, *, steps: int, total_steps: int, steps_per_second: float, return_mean: float | None) -> None:
+        """Show how far the run is: redraws the live line, or prints one; call it once per log interval."""
+        text = describe(steps, total_steps, steps_per_second, return_mean)
+        if not self._file.isatty():
+            self._print(text)
+            return
+        now = time.monotonic()
+        if now - self._drawn_s >= _REDRAW_S or steps >= total_steps:
+            self._drawn_s = now
+            self._draw(text)
+
+    def close(self) -> None:
+        """Remove the live line; what was printed by `line` stays."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self._owned:
+            self._silent = True
+            self._file.close()
+
+    def _draw(self, text: str) -> None:
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._live is None:
+            console = RichConsole(file=self._file, soft_wrap=True)
+            # No thread of its own: it would take the interpreter from the training loop.
+            self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+            self._live.start()
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def _print(self, text: str) -> None:
+        if self._silent:
+            return
+        try:
+            print(text, file=self._file, flush=True)
+        except (BrokenPipeError, ValueError):
+            self._silent = True
+
+
+def describe(steps: int, total_steps: int, steps_per_second: float, return_mean: float | None) -> str:
+    """One line of progress: `40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  ETA 9 s`."""
+    parts = [f"{_grouped(steps)} / {_grouped(total_steps)} steps ({100 * steps / total_steps:.0f} %)"]
+    parts.append(f"{_grouped(round(steps_per_second))} steps/s")
+    if return_mean is not None and return_mean == return_mean:
+        parts.append(f"return {return_mean:.1f}")
+    if steps_per_second > 0:
+        parts.append(f"ETA {_duration(max(total_steps - steps, 0) / steps_per_second)}")
+    return "  ".join(parts)
+
+
+def _grouped(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    if hours:
+        return f"{hours} h {minutes % 60:02d} min"
+    return f"{minutes} min {int(seconds) % 60:02d} s" if minutes else f"{seconds:.0f} s"

@@ -1,0 +1,194 @@
+"""What a run writes down: one writer for what is shared, and a truthful end whatever happens."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import ConfigError
+from lockstep.evaluate import Episodes
+from lockstep.progress import Progress
+from lockstep.record.console import Console
+from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
+from lockstep.record.failure import read_failure, record_failure
+from lockstep.record.run_dir import RunDir, mark_failed
+from lockstep.record.summary import empty_summary
+from lockstep.record.timers import PHASES
+from lockstep.run import Run
+from lockstep.world import World
+
+_SIGNALS = {2: "SIGINT", 10: "SIGUSR1", 15: "SIGTERM"}
+
+
+class Journal:
+    """Run directory, console and summary of one rank; only rank 0 writes what is shared.
+
+    Attributes:
+        path: the run directory.
+        summary: what `summary.json` will hold.
+        episodes: recent episodes of each local shard.
+        evaluated_at: step of the last evaluation, -1 before the first.
+    """
+
+    def __init__(self, run: Run, world: World, run_dir: RunDir) -> None:
+        self.path, self.summary = run_dir.path, empty_summary(run)
+        self.episodes = [RecentEpisodes() for _ in world.shards]
+        self.evaluated_at = -1
+        self.local_episodes = 0
+        self._world, self._run, self._run_dir = world, run, run_dir
+        self._console = Console() if world.rank == 0 else None
+        self._recent: deque[float] = deque(maxlen=KEPT)
+        self._sums = np.zeros(3)
+        self._logged = (0, 0.0)
+        self._best = -np.inf
+
+    @classmethod
+    def open(
+        cls, run: Run, world: World, broadcast: Callable[[Any], Any], path: Path | None, joined: bool
+    ) -> "Journal":
+        """Make the run directory on rank 0, or refuse on every rank; collective. `joined`: the launcher made it."""
+        if joined:
+            assert path is not None
+            return cls(run, world, RunDir.join(path))
+        answer: dict[str, str] = {}
+        run_dir: RunDir | None = None
+        if world.rank == 0:
+            try:
+                run_dir = RunDir.create(path, run)
+                answer = {"path": str(run_dir.path.absolute())}
+            except ConfigError as error:
+                answer = {"error": str(error)}
+        answer = broadcast(answer)
+        if "error" in answer:
+            raise ConfigError(answer["error"])
+        if run_dir is None:
+            Path(answer["path"]).mkdir(parents=True, exist_ok=True)  # a host that does not share rank 0's disk
+            run_dir = RunDir.join(answer["path"])
+        return cls(run, world, run_dir)
+
+    def add_episodes(self, sums: np.ndarray) -> None:
+        """Global number, returns and lengths of episodes that ended in a rollout."""
+        self._sums += sums
+
+    def rows(self, phases: dict[str, float], elapsed: float) -> np.ndarray:
+        """`[K, ...]` what each local shard tells all others for a log line; this rank's clocks ride on its first shard."""
+        rows = np.zeros((len(self.episodes), WIDTH + 2 + len(PHASES)))
+        for row, episodes in zip(rows, self.episodes, strict=True):
+            row[:WIDTH] = episodes.row()
+        rows[0, WIDTH:] = [1.0, elapsed, *phases.values()]
+        return rows
+
+    def log(self, progress: Progress, metrics: dict[str, float], rows: np.ndarray) -> None:
+        """Take in the rows of all shards; rank 0 writes a line of metrics and shows progress."""
+        self._recent.extend(merge(rows[:, :WIDTH]))
+        clocks = rows[rows[:, WIDTH] > 0, WIDTH + 1 :]
+        elapsed, phases = float(clocks[:, 0].max()), clocks[:, 1:]
+        steps, before = self._logged
+        self._logged = (progress.env_steps, elapsed)
+        if self._sums[0]:
+            metrics["episode/return_mean"] = float(self._sums[1] / self._sums[0])
+            metrics["episode/length_mean"] = float(self._sums[2] / self._sums[0])
+        metrics["episode/count"] = float(self._sums[0])
+        self._sums[:] = 0
+        if self._recent:
+            metrics["episode/return_mean_100"] = float(np.mean(self._recent))
+        metrics["progress/updates"] = float(progress.updates)
+        metrics["progress/episodes"] = float(progress.episodes)
+        metrics["time/steps_per_second"] = (progress.env_steps - steps) / max(elapsed - before, 1e-9)
+        for i, name in enumerate(PHASES):
+            metrics[f"time/{name}_s"] = float(phases[:, i].mean())
+            metrics[f"time/{name}_s_max"] = float(phases[:, i].max())
+        if self._console is not None:
+            self._run_dir.write_metrics(progress.env_steps, elapsed, metrics)
+            self._console.progress(
+                steps=progress.env_steps,
+                total_steps=progress.total_steps,
+                steps_per_second=metrics["time/steps_per_second"],
+                return_mean=metrics.get("episode/return_mean_100"),
+            )
+
+    def evaluated(self, progress: Progress, episodes: Episodes, stop_return: float | None, elapsed: float) -> bool:
+        """Write an evaluation down. Returns whether it is the best so far."""
+        mean = float(np.mean(episodes.returns))
+        self.evaluated_at = progress.env_steps
+        self.summary["eval_return_mean"] = mean
+        self.summary["eval_return_std"] = float(np.std(episodes.returns))
+        self.summary["eval_episodes"] = len(episodes.returns)
+        solved = stop_return is not None and mean >= stop_return
+        if solved and self.summary["solved_at_step"] is None:
+            self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
+        if self._console is not None:
+            self._run_dir.write_evaluation(progress.env_steps, episodes.returns, episodes.lengths)
+            self._console.line(
+                f"evaluation at step {progress.env_steps}: return {mean:.1f} over {len(episodes.returns)} episodes"
+                + (f", solved (>= {stop_return:g})" if solved else "")
+            )
+        best, self._best = mean > self._best, max(mean, self._best)
+        return best
+
+    def finish(self, progress: Progress, status: str, signal: int, elapsed: float, ranks: list[dict[str, Any]]) -> None:
+        """The end of a run that was not cut short by an error; `ranks` tell what each rank did."""
+        phases = [rank.pop("phases_s") for rank in ranks]
+        for rank, spent in zip(ranks, phases, strict=True):
+            rank["wait_s"] = spent["wait"]
+        self.summary |= {
+            "status": status,
+            "error": f"stopped by {_SIGNALS[signal]}" if signal else None,
+            "devices": [rank["device"] for rank in ranks],
+            "params_fingerprint": ranks[0]["params_fingerprint"],
+            "phases_s": {name: float(np.mean([spent[name] for spent in phases])) for name in PHASES},
+            "ranks": ranks,
+        }
+        self._count(progress, elapsed)
+        if self._console is not None:
+            self._run_dir.write_summary(self.summary)
+            self._prove(ranks)
+
+    def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
+        """The end of a run by an error; the first failure of any rank is the one that is told."""
+        record_failure(self.path, rank=rank, message=message, code=1)
+        first = read_failure(self.path) or {"message": message}
+        self.summary |= {"status": "failed", "error": first["message"]}
+        self._count(progress, elapsed)
+        if self._world.rank == 0:
+            self._run_dir.write_summary(self.summary)
+
+    def stalled(self, rank: int, message: str, phase: str, progress: Progress) -> None:
+        """The end of a run by a rank that does not come back; called beside a main thread that may be that rank's."""
+        if record_failure(self.path, rank=rank, message=message, code=1, phase=phase):
+            print(f"lockstep: {message}", file=sys.stderr, flush=True)
+            mark_failed(self.path, message, world_size=self._world.size)
+
+    def close(self) -> None:
+        """Close files and console."""
+        if self._console is not None:
+            self._console.close()
+        self._run_dir.close()
+
+    def _count(self, progress: Progress, elapsed: float) -> None:
+        self.summary |= {
+            "env_steps": progress.env_steps,
+            "updates": progress.updates,
+            "episodes": progress.episodes,
+            "wall_time_s": elapsed,
+            "steps_per_second": progress.env_steps / elapsed if elapsed else 0.0,
+            "return_mean_100": float(np.mean(self._recent)) if self._recent else None,
+        }
+
+    def _prove(self, ranks: list[dict[str, Any]]) -> None:
+        assert self._console is not None
+        summary, line = self.summary, self._console.line
+        reached = f", return {summary['eval_return_mean']:.1f}" if summary["eval_return_mean"] is not None else ""
+        line(
+            f"{summary['status']} after {summary['env_steps']} steps in {summary['wall_time_s']:.1f} s "
+            f"({summary['steps_per_second']:.0f} steps/s){reached}"
+        )
+        if len(ranks) > 1:
+            line(f"parameters equal on all {len(ranks)} ranks: {summary['params_fingerprint']}")
+            firsts = ", ".join(f"rank {r['rank']} {r['first_rollout_fingerprint'][:8]}" for r in ranks)
+            line(f"data different on all {len(ranks)} ranks, first rollouts: {firsts}")
+        line(f"run directory: {os.path.relpath(self.path)}")

@@ -1,0 +1,180 @@
+"""The directory of one run. What is shared has one writer: rank 0."""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lockstep import settings
+from lockstep.errors import ConfigError
+from lockstep.record.sinks import JsonLines, TensorBoard, finite
+from lockstep.record.summary import empty_summary
+from lockstep.run import Run, to_dict
+
+RUN_FILE = "run.yaml"
+SUMMARY_FILE = "summary.json"
+
+
+class RunDir:
+    """A run directory, open for writing.
+
+    Rank 0 makes it with `create`; others may `join` it to know where it is. Files appear when something is first
+    written. Works without Lockstep's training loop: `RunDir.create(None, {"lr": 1e-3}, name="mine")` in your own loop.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        """The directory."""
+        self._metrics = JsonLines(path / "metrics.jsonl")
+        self._evaluations = JsonLines(path / "evaluations.jsonl")
+        self._tensorboard = TensorBoard(path / "tensorboard")
+
+    @classmethod
+    def create(
+        cls, path: Path | str | None, run: Run | Mapping[str, Any] | None = None, name: str | None = None
+    ) -> "RunDir":
+        """Make the directory and write `run.yaml`, or leave nothing behind.
+
+        Args:
+            path: where; must not exist or be empty. `None`: a new one below `runs/`.
+            run: the config to store: a `Run`, any mapping of plain values, or `None` to store none.
+            name: start of the default directory's name instead of task and algorithm.
+
+        Raises:
+            ConfigError: the directory holds files already or cannot be written.
+        """
+        config = to_dict(run) if isinstance(run, Run) else None if run is None else dict(run)
+        text = None if config is None else settings.to_yaml(config)
+        made: list[Path] = []
+        try:
+            target = _new(Path(path), made) if path is not None else _new_default(name or _name(config), made)
+            if text is not None:
+                write_atomically(target / RUN_FILE, text)
+        except OSError as error:
+            for directory in reversed(made):
+                with suppress(OSError):
+                    directory.rmdir()
+            where = path if path is not None else Path("runs").absolute()
+            raise ConfigError(
+                f"run_dir={where} cannot be written ({error.strerror}); choose another with --run-dir"
+            ) from None
+        return cls(target)
+
+    @classmethod
+    def join(cls, path: Path | str) -> "RunDir":
+        """Open a directory that another process made."""
+        if not Path(path).is_dir():
+            raise ConfigError(f"run_dir={path} does not exist")
+        return cls(Path(path))
+
+    def write_metrics(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
+        """Add one line to `metrics.jsonl`, then the same to TensorBoard."""
+        self._metrics.write({"step": step, "time_s": round(time_s, 6), **metrics})
+        self._tensorboard.write(step, metrics)
+
+    def write_evaluation(self, step: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """Add one evaluation, episode by episode, to `evaluations.jsonl`."""
+        self._evaluations.write({"step": step, "returns": list(returns), "lengths": list(lengths)})
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json` as a whole: a reader sees the old one or the new one."""
+        _write_json(self.path / SUMMARY_FILE, summary)
+
+    def close(self) -> None:
+        """Flush and close what is open."""
+        self._metrics.close()
+        self._evaluations.close()
+        self._tensorboard.close()
+
+    def __enter__(self) -> "RunDir":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def mark_failed(run_dir: Path, error: str, status: str = "failed", world_size: int | None = None) -> None:
+    """Make `summary.json` say how a run ended, when its ranks could not.
+
+    Keeps what the ranks wrote. If they wrote nothing, the counters are those of the last line of `metrics.jsonl`.
+    """
+    try:
+        summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        summary = _what_is_known(run_dir)
+    summary |= {"status": status, "error": error}
+    if world_size is not None:
+        summary["world_size"] = world_size
+    _write_json(run_dir / SUMMARY_FILE, summary)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside, force to the disk, rename."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def _what_is_known(run_dir: Path) -> dict[str, Any]:
+    config: Mapping[str, Any] = {}
+    with suppress(OSError, ConfigError):
+        config = settings.parse((run_dir / RUN_FILE).read_text(encoding="utf-8"), RUN_FILE)
+    summary = empty_summary(config)
+    with suppress(OSError):
+        for line in reversed((run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
+            with suppress(ValueError):  # a line that was cut off when its writer was killed
+                last = json.loads(line)
+                summary |= {"env_steps": last["step"], "wall_time_s": last["time_s"]}
+                summary["steps_per_second"] = last["step"] / last["time_s"] if last["time_s"] else 0.0
+                break
+    return summary
+
+
+def _name(config: Mapping[str, Any] | None) -> str:
+    words = [str(config[key]) for key in ("task", "algo") if key in config] if config else []
+    return "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in "-".join(words)) or "run"
+
+
+def _new(path: Path, made: list[Path]) -> Path:
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise ConfigError(f"run_dir={path} already holds files; choose another with --run-dir, or remove it")
+        return path
+    if path.exists():
+        raise ConfigError(f"run_dir={path} is a file; choose another with --run-dir")
+    for parent in reversed(path.absolute().parents):
+        if not parent.exists():
+            _make(parent, made)
+    _make(path, made)
+    return path
+
+
+def _new_default(name: str, made: list[Path]) -> Path:
+    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for attempt in range(1, 1000):
+        candidate = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
+        with suppress(FileExistsError):  # two runs in the same second: `mkdir` decides who has the name
+            Path("runs").mkdir(exist_ok=True)
+            candidate.mkdir()
+            made.append(candidate)
+            return candidate
+    raise ConfigError(f"run_dir={first} and 999 like it exist; choose one with --run-dir")
+
+
+def _make(path: Path, made: list[Path]) -> None:
+    path.mkdir(exist_ok=True)
+    made.append(path)

@@ -1,0 +1,100 @@
+"""Where numbers go: `metrics.jsonl`, which is the truth, and TensorBoard event files beside it."""
+
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+
+class JsonLines:
+    """One JSON object per line; a line is on its way to the disk when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Append one object. Numbers that are not finite become `null`, as JSON has no word for them."""
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(finite(entry), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; a later `write` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class TensorBoard:
+    """Scalars as TensorBoard event files, through the `tensorboard` package alone.
+
+    Scalars wait up to `flush_every_s`, and the package (0.2 s) is imported when the first leave: a short run pays for
+    it at its end, not between two rollouts. Its absence costs one line on stderr.
+    """
+
+    def __init__(self, directory: Path, flush_every_s: float = 5.0) -> None:
+        self._directory, self._flush_every_s = directory, flush_every_s
+        self._waiting: list[tuple[float, int, dict[str, float]]] = []
+        self._flushed_s = time.monotonic()
+        self._writer: Any = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add scalars at a step; what is not finite is left out."""
+        scalars = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        if scalars:
+            self._waiting.append((time.time(), step, scalars))
+        if time.monotonic() - self._flushed_s >= self._flush_every_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what waits to the disk."""
+        self._flushed_s = time.monotonic()
+        waiting, self._waiting = self._waiting, []
+        if not waiting or not self._open():
+            return
+        event = import_module("tensorboard.compat.proto.event_pb2").Event
+        summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        for wall_time, step, scalars in waiting:
+            values = [summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+            self._writer.add_event(event(wall_time=wall_time, step=step, summary=summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close; a later `write` starts another event file."""
+        self.flush()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _open(self) -> bool:
+        if self._writer is None:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the package's own dependencies warn about each other
+                    module = import_module("tensorboard.summary.writer.event_file_writer")
+            except ImportError:
+                self._flush_every_s = math.inf
+                print(
+                    "lockstep: no TensorBoard files; the package is missing: pip install tensorboard", file=sys.stderr
+                )
+                return False
+            self._writer = module.EventFileWriter(str(self._directory))
+        return True
+
+
+def finite(value: Any) -> Any:
+    """The same tree of plain values with `None` for every float that is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in cast(list[Any], value)]
+    if hasattr(value, "item"):
+        value = value.item()  # a number in the clothes of numpy or torch
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,63 @@
+"""The result of a run, `summary.json`: schema 1."""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from lockstep.run import Run, to_dict
+
+SCHEMA = 1
+PHASES = ("env", "act", "learn", "sync", "wait", "evaluate", "checkpoint", "other")
+
+_REPORTED = {"lockstep": "lockstep-rl", "torch": "torch", "jax": "jax", "numpy": "numpy", "gymnasium": "gymnasium"}
+
+
+def empty_summary(run: Run | Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Every key, in order, with what is known before the first step.
+
+    `status` starts as `failed`, so that a summary nobody completed does not claim success.
+    """
+    known = to_dict(run) if isinstance(run, Run) else dict(run or {})
+    return {
+        "schema": SCHEMA,
+        "status": "failed",
+        "error": None,
+        "task": known.get("task"),
+        "algo": known.get("algo"),
+        "ml_framework": known.get("ml_framework"),
+        "seed": known.get("seed"),
+        "world_size": 0,
+        "num_shards": known.get("num_shards") or 0,
+        "backend": None,
+        "devices": [],
+        "env_steps": 0,
+        "updates": 0,
+        "episodes": 0,
+        "wall_time_s": 0.0,
+        "startup_s": 0.0,
+        "steps_per_second": 0.0,
+        "return_mean_100": None,
+        "eval_return_mean": None,
+        "eval_return_std": None,
+        "eval_episodes": 0,
+        "solved_at_step": None,
+        "solved_at_s": None,
+        "params_fingerprint": None,
+        "phases_s": dict.fromkeys(PHASES, 0.0),
+        "ranks": [],
+        "restarts": 0,
+        "resumed_from": None,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Version of Python and of each package that decides numbers; a package that is not installed is left out."""
+    found = {"python": platform.python_version()}
+    for name, distribution in _REPORTED.items():
+        try:
+            found[name] = version(distribution)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,181 @@
+"""Memory that the ranks of one host share: the board of who does what, and slots to exchange numbers through.
+
+The memory is anonymous (memfd): other ranks open it through /proc while its creator lives, so nothing is ever left in
+/dev/shm, whoever is killed and when. Each rank holds a file lock on its own byte as long as it lives: a lock that can be
+taken belongs to a dead process, also where process ids are not visible.
+
+Plain stores are seen by other processors in program order on x86 only (total store order). Elsewhere `supported()` is
+false and callers use their network backend.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import platform
+import time
+import zlib
+from collections.abc import Callable
+
+from lockstep.record.timers import ROW
+
+_LINE = 64  # 8-byte integers of a rank's record: several cache lines, so that ranks never write to a common one
+_SEQUENCE = ROW  # how many collectives this rank has arrived at
+_TAGS = ROW + 8  # two (tag, bytes) pairs, used in turn
+_TEXT = 8 * (ROW + 16)  # two tag texts in turn, as bytes
+_TEXT_SIZE = 64
+_SPIN_NS = 200_000
+_SLEEP_S = 50e-6
+_LOOK_NS = 100_000_000  # how often a waiting rank looks whether the others live
+
+
+def supported() -> bool:
+    """Whether this machine orders memory as the segment needs and offers anonymous shared memory."""
+    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+
+
+class Segment:
+    """One host's shared memory, seen from its rank `index` of `count`."""
+
+    def __init__(self, index: int, count: int, descriptor: int, *, spin: bool) -> None:
+        self.index, self.count = index, count
+        self._descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, count * _LINE * 8)
+        self._bytes = memoryview(self._memory)
+        self._words = self._bytes.cast("q")
+        self._spin_ns = _SPIN_NS if spin else 0
+        self._slots: mmap.mmap | None = None
+        self._sequence = 0
+        fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, index)
+        if not spin:
+            _short_sleeps()
+
+    @classmethod
+    def create(cls, index: int, count: int, *, spin: bool) -> "Segment":
+        """New memory, for `address` to be told to the other ranks of the host."""
+        descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, count * _LINE * 8)
+        return cls(index, count, descriptor, spin=spin)
+
+    @classmethod
+    def attach(cls, address: str, index: int, count: int, *, spin: bool) -> "Segment":
+        """The memory another rank created. Raises OSError where this process may not open it."""
+        return cls(index, count, os.open(address, os.O_RDWR | os.O_CLOEXEC), spin=spin)
+
+    @property
+    def address(self) -> str:
+        """Where other processes of this host can open the memory while this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def row(self, index: int) -> memoryview:
+        """The part of rank `index`'s record that `Timers` writes."""
+        return self._words[index * _LINE : index * _LINE + ROW]
+
+    def create_slots(self, size: int) -> str:
+        """Make `size` bytes for exchange; returns their address. The previous ones are dropped."""
+        descriptor = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        self._slots = mmap.mmap(descriptor, size)
+        self._slots_descriptor = descriptor
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+    def attach_slots(self, address: str, size: int) -> None:
+        """Use the slots another rank made."""
+        descriptor = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+        self._slots = mmap.mmap(descriptor, size)
+        os.close(descriptor)
+
+    @property
+    def slots(self) -> mmap.mmap:
+        """The bytes for exchange."""
+        assert self._slots is not None
+        return self._slots
+
+    def turn(self) -> int:
+        """Which of two halves of the slots the next collective uses.
+
+        Two are enough: a rank writes to a half again only after every rank has arrived at the collective between, and a
+        rank arrives there only when it has read the half before.
+        """
+        return (self._sequence + 1) & 1
+
+    def arrive(self, tag: str, size: int) -> None:
+        """Say that this rank's part of the next collective is written."""
+        turn = self.turn()
+        self._sequence += 1
+        base = self.index * _LINE
+        text = tag.encode("ascii", "replace")[:_TEXT_SIZE].ljust(_TEXT_SIZE)
+        start = base * 8 + _TEXT + turn * _TEXT_SIZE
+        self._bytes[start : start + _TEXT_SIZE] = text
+        self._words[base + _TAGS + 2 * turn] = zlib.crc32(text)
+        self._words[base + _TAGS + 2 * turn + 1] = size
+        self._words[base + _SEQUENCE] = self._sequence  # last: whoever sees this number sees all of the above
+
+    def wait(self, on_wait: Callable[[int], None]) -> None:
+        """Wait until every rank has arrived; `on_wait(index)` is asked now and then and raises when waiting is in vain."""
+        words, sequence = self._words, self._sequence
+        for index in range(self.count):
+            place = index * _LINE + _SEQUENCE
+            if words[place] >= sequence:
+                continue
+            start = time.monotonic_ns()
+            spin_until, look_at = start + self._spin_ns, start + _LOOK_NS
+            while words[place] < sequence:
+                now = time.monotonic_ns()
+                if now < spin_until:
+                    continue
+                time.sleep(_SLEEP_S)
+                if now > look_at:
+                    look_at = now + _LOOK_NS
+                    on_wait(index)
+
+    def others(self) -> list[tuple[int, str, int]]:
+        """Ranks whose part of this collective has another tag or size than ours: `(index, tag, bytes)`."""
+        words, turn, count = self._words, self._sequence & 1, self.count
+        place = _TAGS + 2 * turn
+        mine = self.index * _LINE + place
+        tag, size = words[mine], words[mine + 1]
+        for index in range(count):
+            if words[index * _LINE + place] != tag or words[index * _LINE + place + 1] != size:
+                break
+        else:
+            return []
+        return [
+            (index, self.tag(index, turn), words[index * _LINE + place + 1])
+            for index in range(count)
+            if (words[index * _LINE + place], words[index * _LINE + place + 1]) != (tag, size)
+        ]
+
+    def tag(self, index: int, turn: int | None = None) -> str:
+        """The collective that rank `index` arrived at last."""
+        if turn is None:
+            turn = self._words[index * _LINE + _SEQUENCE] & 1
+        start = index * _LINE * 8 + _TEXT + turn * _TEXT_SIZE
+        return bytes(self._bytes[start : start + _TEXT_SIZE]).decode("ascii").strip("\0 ")
+
+    def alive(self, index: int) -> bool:
+        """Whether the process of rank `index` still exists (a zombie does not)."""
+        if index == self.index:
+            return True
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, index)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return True
+            raise
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, index)
+        return False
+
+    def close(self) -> None:
+        """Let go of the memory; it disappears with its last user. Views still held elsewhere keep it mapped."""
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+
+def _short_sleeps() -> None:
+    """Let `time.sleep(50e-6)` mean that: Linux rounds sleeps up by 50 microseconds unless told otherwise."""
+    import ctypes
+
+    timer_slack = 29
+    ctypes.CDLL(None).prctl(timer_slack, 1000, 0, 0, 0)

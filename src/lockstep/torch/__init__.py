@@ -1,0 +1,1 @@
+"""Lockstep on PyTorch."""

@@ -1,0 +1,56 @@
+"""All parameters of a network as views of one buffer, and all gradients as views of another.
+
+One gradient is then one message, one norm and one optimizer step.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatParameters:
+    """Owns the memory of a module's parameters (P numbers) and of what each local shard adds to a gradient step.
+
+    `zero_grad()` of a module or optimizer would drop the views: use `zero_gradient_`.
+
+    Attributes:
+        values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; give it to the optimizer.
+        gradient: their gradients [P]; `backward()` adds to it.
+        rows: one row [P + num_sums] for each local shard: its gradient sum, then its other sums, the weight first.
+    """
+
+    def __init__(self, module: nn.Module, num_shards: int = 1, num_sums: int = 1) -> None:
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        kinds = {(p.dtype, p.device) for p in parameters}
+        if len(kinds) != 1:
+            raise ValueError(f"parameters of one type on one device are needed, not {sorted(map(str, kinds))}")
+        self.num_parameters = sum(p.numel() for p in parameters)
+        values = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.rows = values.new_zeros(num_shards, self.num_parameters + num_sums)
+        # With one local shard the gradient is written where it is sent from; with several each is copied out once.
+        self.gradient = self.rows[0, : self.num_parameters] if num_shards == 1 else torch.zeros_like(values)
+        offset = 0
+        for parameter in parameters:
+            part = slice(offset, offset + parameter.numel())
+            parameter.data = values[part].view_as(parameter)
+            parameter.grad = self.gradient[part].view_as(parameter)
+            offset = part.stop
+        self.values = nn.Parameter(values)
+        self.values.grad = self.gradient
+
+    def zero_gradient_(self) -> None:
+        """Forget the last gradient; the views stay."""
+        self.gradient.zero_()
+
+    def keep(self, shard: int, sums: Tensor) -> None:
+        """After `backward()`: set aside what local shard number `shard` adds to this step, with its `sums` [num_sums]."""
+        row = self.rows[shard]
+        if len(self.rows) > 1:
+            row[: self.num_parameters] = self.gradient
+        row[self.num_parameters :] = sums
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers of a module in name order."""
+    yield from sorted(module.state_dict().items())

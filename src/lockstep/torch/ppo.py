@@ -1,0 +1,260 @@
+"""Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347).
+
+Shapes: K shards of this rank, T steps of a rollout, B environments of a shard, N transitions of a shard's part of a
+minibatch, O observation, P parameters of the action distribution.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.ppo import METRICS, PPOConfig
+from lockstep.normalize import DiscountedReturns, RunningMoments
+from lockstep.progress import Progress
+from lockstep.record.timers import LEARN, OTHER
+from lockstep.rollout import Collector, Rollout
+from lockstep.run import Run
+from lockstep.torch.comm import Comm
+from lockstep.torch.flat import FlatParameters
+from lockstep.torch.metrics import Metrics
+from lockstep.torch.networks import Policy, actor_of
+from lockstep.torch.returns import gae
+from lockstep.torch.session import Session
+from lockstep.world import stream, stream_seed
+
+_SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
+
+
+@dataclass(slots=True)
+class Batch:
+    """Transitions of one shard, [T * B] or a part [N] of them."""
+
+    observation: Tensor
+    action: Tensor
+    log_prob: Tensor
+    """log pi_old(a|s) of the policy that acted."""
+    value: Tensor
+    advantage: Tensor
+    target: Tensor
+    """What the value should have been: advantage + value."""
+    weight: Tensor
+    """0 for rows in which an environment only reset itself, 1 otherwise."""
+
+    def __getitem__(self, index: Tensor | slice) -> Self:
+        """The rows at `index`, in that order."""
+        pick = (lambda x: x[index]) if isinstance(index, slice) else (lambda x: x.index_select(0, index))
+        return type(self)(*(pick(getattr(self, field.name)) for field in fields(self)))
+
+
+class PPO:
+    """Clipped-surrogate policy gradient with a learned value baseline.
+
+    What lives across updates: `policy`, `optimizer`, the normalizers and each shard's minibatch stream.
+    """
+
+    def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
+        config: PPOConfig = run.algorithm
+        self.config, self.policy, self.comm = config, policy, comm
+        shard_envs = comm.world.shard_size(run.num_envs, "num_envs")
+        self._rows = config.minibatch_rows(shard_envs)
+        comm.broadcast_(policy)
+        self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
+        self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
+        self.optimizer = torch.optim.Adam([self.flat.values], lr=self.learning_rate, eps=config.adam_eps, fused=True)
+        self.observations = RunningMoments(policy.observation_size) if config.normalize_observation else None
+        self.returns = RunningMoments(1) if config.normalize_return else None
+        self._discounted = [DiscountedReturns(shard_envs, config.gamma) for _ in comm.world.shards]
+        self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
+        self.metrics = Metrics(METRICS, comm.device)
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
+        self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+
+    def update(self, rollouts: list[Rollout], also: np.ndarray, *, fraction: float = 0.0) -> np.ndarray:
+        """Improve the policy on one rollout of every local shard; collective.
+
+        Args:
+            rollouts: one for each local shard.
+            also: [K, M] numbers that the caller wants summed over all shards with the same message.
+            fraction: how much of the run is behind, for the schedule of the learning rate.
+
+        Returns:
+            The sums of `also` [M].
+        """
+        c = self.config
+        if c.learning_rate_schedule == "linear":
+            self.learning_rate.fill_(c.learning_rate * (1.0 - fraction))
+        observations = [self._seen(rollout) for rollout in rollouts]
+        batches, told = self._prepare(rollouts, observations, also)
+        for _ in range(c.num_epochs):
+            orders = [torch.from_numpy(s.permutation(len(b.target))).to(self.comm.device) for s, b in
+                      zip(self._streams, batches, strict=True)]
+            shuffled = [batch[order] for batch, order in zip(batches, orders, strict=True)]
+            sums = torch.zeros(1 + len(_SUMS), device=self.comm.device)
+            for i in range(c.num_minibatches):
+                part = slice(i * self._rows, (i + 1) * self._rows)
+                sums += self._step([batch[part] for batch in shuffled])
+            self.metrics.add(_SUMS, sums[1:], sums[0])
+            kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]
+            if c.learning_rate_schedule == "adaptive":
+                self.learning_rate.copy_(adapted(self.learning_rate, kl, c.desired_kl))
+            # `kl` is the same number on every rank: they leave together, or the rest would wait in average_gradients.
+            if c.target_kl is not None and bool(kl > c.target_kl):
+                break
+        self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
+        return told
+
+    def _step(self, parts: list[Batch]) -> Tensor:
+        """One gradient step on every shard's part [N] of a minibatch. Returns the global sums, weight first."""
+        for k, part in enumerate(parts):
+            self.flat.zero_gradient_()
+            with self._precision:
+                loss, sums = self._loss(part)
+            loss.backward()
+            self.flat.keep(k, sums)
+        sums = self.comm.average_gradients_(self.flat)
+        gradient = self.flat.gradient
+        norm = gradient.norm()
+        if self.config.max_grad_norm is not None:
+            gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self.optimizer.step()
+        self.metrics.add(("optim/grad_norm",), norm.reshape(1), 1.0)
+        return sums
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, the weight first.
+
+        rho = pi(a|s) / pi_old(a|s)
+        L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
+        """
+        c, weight = self.config, batch.weight
+        parameters, value = self.policy(batch.observation)
+        log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)
+        log_ratio = log_prob - batch.log_prob
+        ratio = log_ratio.exp()
+
+        clipped = ratio.clamp(1.0 - c.clip_range, 1.0 + c.clip_range)
+        policy_loss = -torch.dot(weight, torch.minimum(ratio * batch.advantage, clipped * batch.advantage))
+        error = value - batch.target
+        square = error.square()
+        if c.value_clip_range is not None:
+            near = batch.value + (value - batch.value).clamp(-c.value_clip_range, c.value_clip_range)
+            square = torch.maximum(square, (near - batch.target).square())
+        value_loss = 0.5 * torch.dot(weight, square)
+        total_entropy = torch.dot(weight, entropy)
+
+        loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * total_entropy
+        with torch.no_grad():
+            kl = torch.dot(weight, ratio - 1.0 - log_ratio)  # k3 of joschu.net/blog/kl-approx.html
+            outside = torch.dot(weight, (clipped != ratio).float())
+            sums = torch.stack([weight.sum(), policy_loss, value_loss, total_entropy, kl, outside])
+        return loss, sums
+
+    def _prepare(
+        self, rollouts: list[Rollout], observations: list[Tensor], also: np.ndarray
+    ) -> tuple[list[Batch], np.ndarray]:
+        """What an update needs once: values, advantages on one scale over all ranks, normalizers. One message."""
+        batches: list[Batch] = []
+        rows: list[np.ndarray] = []
+        for k, (rollout, observation) in enumerate(zip(rollouts, observations, strict=True)):
+            batch = self._batch(rollout, observation)
+            weight, advantage = batch.weight.double(), batch.advantage.double()
+            moments = torch.stack([weight.sum(), weight @ advantage, weight @ advantage.square()])
+            rows.append(np.concatenate([moments.cpu().numpy(), *self._normalizer_sums(k, rollout), also[k]]))
+            batches.append(batch)
+        total = self.comm.sum_shards(torch.from_numpy(np.stack(rows)), "moments").numpy()
+        mean, square = total[1] / total[0], total[2] / total[0]
+        if self.config.normalize_advantage:
+            scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
+            for batch in batches:
+                batch.advantage = (batch.advantage - mean) * scale
+        place = 3
+        for moments in filter(None, (self.observations, self.returns)):
+            moments.update(total[place : place + moments.num_sums])
+            place += moments.num_sums
+        return batches, total[place:]
+
+    def _seen(self, rollout: Rollout) -> Tensor:
+        """Observations [T + 1, B, O] as the policy saw them, with the normalizer as it was."""
+        seen = rollout.observation if self.observations is None else self.observations.normalize(rollout.observation)
+        return torch.from_numpy(seen).to(self.comm.device)
+
+    @torch.no_grad()
+    def _batch(self, rollout: Rollout, observation: Tensor) -> Batch:
+        """Values, log-probabilities and advantages of a shard's rollout, in one pass of the network."""
+        c, device = self.config, self.comm.device
+        steps, size = rollout.reward.shape
+        parameters, values = self.policy(observation.flatten(0, 1))
+        values = values.float().view(steps + 1, size)
+        value, next_value = values[:-1], values[1:].clone()
+        for t, envs, final in rollout.final:  # where the row after is the next episode's first: use the true one
+            seen = final if self.observations is None else self.observations.normalize(final)
+            next_value[t, torch.from_numpy(envs)] = self.policy(torch.from_numpy(seen).to(device))[1].float()
+        reward = rollout.reward if self.returns is None else self.returns.scale(rollout.reward)
+        on_device = [torch.from_numpy(x).to(device, torch.float32) for x in (reward, rollout.terminated, rollout.ended)]
+        advantage = gae(on_device[0], value, next_value, *on_device[1:], gamma=c.gamma, gae_lambda=c.gae_lambda)
+        action = torch.from_numpy(rollout.action).to(device).flatten(0, 1)
+        log_prob, _ = self.policy.distribution.log_prob_and_entropy(parameters.float()[: steps * size], action)
+        return Batch(
+            observation[:-1].flatten(0, 1), action, log_prob, value.flatten(), advantage.flatten(),
+            (advantage + value).flatten(), torch.from_numpy(rollout.weight).to(device).flatten(),
+        )
+
+    def _normalizer_sums(self, k: int, rollout: Rollout) -> list[np.ndarray]:
+        """What local shard number `k` adds to the running normalizers."""
+        sums: list[np.ndarray] = []
+        if self.observations is not None:
+            rows = rollout.observation[:-1]
+            sums.append(self.observations.sums(rows.reshape(-1, rows.shape[-1]), rollout.weight.ravel()))
+        if self.returns is not None:
+            discounted = self._discounted[k].update(rollout.reward, rollout.ended)
+            sums.append(self.returns.sums(discounted.reshape(-1, 1), rollout.weight.ravel()))
+        return sums
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Everything that must be equal on all ranks."""
+        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        adam = self.optimizer.state.get(self.flat.values, {})
+        named |= {f"optimizer.{name}": tensor for name, tensor in adam.items()}
+        for name, moments in (("observations", self.observations), ("returns", self.returns)):
+            if moments is not None:
+                named |= {f"{name}.{key}": torch.from_numpy(value) for key, value in moments.state().items()}
+        return named | {"learning_rate": self.learning_rate}
+
+
+def adapted(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
+    """The rate a third lower when the policy moved too far, a half higher when it hardly moved."""
+    factor = torch.where(kl > 2.0 * desired_kl, 1 / 1.5, torch.where(kl < 0.5 * desired_kl, 1.5, 1.0))
+    return (learning_rate * factor).clamp(1e-6, 1e-2)
+
+
+def train(session: Session) -> None:
+    """Collect, learn, tell, keep, until all ranks together have taken `run.total_steps` steps."""
+    run, comm, timers = session.run, session.comm, session.timers
+    policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
+    ppo = PPO(run, policy, comm)
+    session.begin(policy, ppo.observations, ppo.shared_tensors)
+    collector = Collector(
+        comm.world,
+        session.make_envs(run.num_envs),
+        actor_of(policy, comm.device),
+        policy.distribution,
+        num_steps=run.algorithm.num_steps,
+        seed=run.seed,
+        timers=timers,
+        observation_moments=ppo.observations,
+    )
+    progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
+    with session.training(progress, collector):
+        while not session.over:
+            rollouts = collector.collect()
+            timers.enter(LEARN)
+            told = ppo.update(rollouts, session.local_facts(), fraction=progress.fraction)
+            timers.enter(OTHER)
+            session.advance(batch_size, told)
+            if progress.due(run.log_every, batch_size):
+                session.log(ppo.metrics.read())
+            if progress.due(run.evaluate_every, batch_size):
+                session.evaluate()

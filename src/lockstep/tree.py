@@ -1,0 +1,34 @@
+"""The fixed balanced binary tree over shards along which every sum is taken.
+
+Floating-point addition is not associative: a sum has the same bits on 1, 2 and 8 ranks only if its order never depends
+on who holds what. A node `(low, high)` sums shards `low` to `high - 1`; its children split it in the middle.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+Node = tuple[int, int]
+
+
+def owned_nodes(shards: range, num_shards: int) -> list[Node]:
+    """The largest complete subtrees within a rank's block of shards, left to right: what the rank can sum alone."""
+
+    def visit(low: int, high: int) -> list[Node]:
+        if low >= shards.stop or high <= shards.start:
+            return []
+        if low >= shards.start and high <= shards.stop:
+            return [(low, high)]
+        middle = (low + high) // 2
+        return visit(low, middle) + visit(middle, high)
+
+    return visit(0, num_shards)
+
+
+def tree_sum(values: Mapping[Node, T], node: Node, add: Callable[[T, T], T]) -> T:
+    """The sum at `node`, from values known at nodes below or at it; the order of additions is the tree's alone."""
+    if node in values:
+        return values[node]
+    low, high = node
+    middle = (low + high) // 2
+    return add(tree_sum(values, (low, middle), add), tree_sum(values, (middle, high), add))

@@ -1,0 +1,166 @@
+"""Who am I among the ranks, which shards do I hold, and where does my randomness come from.
+
+A `World` is a frozen value: making one opens no connection and reads nothing but its arguments (`from_environment`: the
+environment variables of a launcher).
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lockstep.errors import ConfigError
+
+# (global rank, world size, local rank, local size), first launcher whose rank variable is present wins. The order matters:
+# a torchrun started by srun inherits SLURM's variables, so the inner launcher must be asked first.
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """All ranks of a run, seen from one of them.
+
+    Works inside any launcher (`World.from_environment()`) and inside your own processes
+    (`World(rank=rank, size=4, address="127.0.0.1", port=29500)`).
+    """
+
+    rank: int = 0
+    """Which learner process this is, from 0 to `size - 1`, over all hosts."""
+    size: int = 1
+    """Number of learner processes."""
+    local_rank: int = -1
+    """Which process on this host; chooses the device. Default: `rank`."""
+    local_size: int = -1
+    """Number of processes on this host. Default: `size`."""
+    node_rank: int = 0
+    """Which host."""
+    address: str = "127.0.0.1"
+    """Where rank 0 can be reached."""
+    port: int = 0
+    """Port of the rendezvous at `address`; needed only when `size > 1`."""
+    num_shards: int = 0
+    """Units of state the run is cut into. Default: `size`."""
+    pinned: bool = False
+    """Whether the user fixed `num_shards`, and with it every bit of the result."""
+    launcher: str = "none"
+    """Who started this process; for messages."""
+
+    def __post_init__(self) -> None:
+        """Fill the defaults that depend on other fields and refuse what cannot be."""
+        for field, default in (("local_rank", self.rank), ("local_size", self.size)):
+            if getattr(self, field) == -1:
+                object.__setattr__(self, field, default)
+        if self.num_shards == 0:
+            object.__setattr__(self, "num_shards", self.size)
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise ConfigError(f"rank={self.rank} does not exist in a world of size={self.size}; ranks count from 0")
+        if not 0 <= self.local_rank < self.local_size <= self.size:
+            raise ConfigError(
+                f"local_rank={self.local_rank}, local_size={self.local_size} do not fit a world of size={self.size}; "
+                "the local rank counts the processes of one host from 0"
+            )
+        if self.num_shards < self.size:
+            raise ConfigError(
+                f"num_shards={self.num_shards} is fewer than the {self.size} ranks; use --ranks {self.num_shards} "
+                f"or --set num_shards={self.size}"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
+        """The world a launcher described in environment variables; a world of one without a launcher.
+
+        Understands torchrun's variables (ours are the same), Open MPI's and SLURM's. The global rank always comes from the
+        global variable, the device from the local one.
+        """
+        for launcher, (rank, size, local_rank, local_size) in _LAUNCHERS.items():
+            if rank not in environment or size not in environment:
+                continue
+            if launcher == "SLURM" and "SLURM_STEP_ID" not in environment:
+                continue  # an sbatch script's own shell has SLURM_PROCID=0 too, but srun has not started ranks
+            world = _integer(environment, size)
+            default_local_size = _slurm_local_size(environment, world) if launcher == "SLURM" else world
+            return cls(
+                rank=_integer(environment, rank),
+                size=world,
+                local_rank=_integer(environment, local_rank, _integer(environment, rank)),
+                local_size=_integer(environment, local_size, default_local_size),
+                node_rank=_integer(environment, "GROUP_RANK", _integer(environment, "SLURM_NODEID", 0)),
+                address=environment.get("MASTER_ADDR", "127.0.0.1"),
+                port=_integer(environment, "MASTER_PORT", 0),
+                launcher=environment.get("LOCKSTEP_LAUNCHER", launcher),
+            )
+        return cls()
+
+    def with_shards(self, num_shards: int | None) -> "World":
+        """The same world cut into `num_shards` pinned shards; `None` leaves one shard per rank, not pinned."""
+        return replace(self, num_shards=num_shards or self.size, pinned=num_shards is not None)
+
+    @property
+    def shards(self) -> range:
+        """The shards this rank holds: a contiguous block, dealt as evenly as possible."""
+        return self.shards_of(self.rank)
+
+    def shards_of(self, rank: int) -> range:
+        """The shards that `rank` holds."""
+        return block(self.num_shards, self.size, rank)
+
+    def shard_size(self, total: int, name: str) -> int:
+        """What one shard gets of a global count. Raises `ConfigError` naming the setting when it does not divide."""
+        if total % self.num_shards or total < self.num_shards:
+            below, above = total // self.num_shards * self.num_shards, -(-total // self.num_shards) * self.num_shards
+            use = f"{below} or {above}" if below else str(max(above, self.num_shards))
+            raise ConfigError(f"{name}={total} does not divide among {self.num_shards} shards; use {use}")
+        return total // self.num_shards
+
+    def share(self, total: int, name: str = "total") -> int:
+        """What this rank gets of a global count: its shards' parts together."""
+        return self.shard_size(total, name) * len(self.shards)
+
+
+def block(total: int, parts: int, index: int) -> range:
+    """The `index`-th of `parts` contiguous blocks of `range(total)`, the first ones longer by one when it does not divide."""
+    size, rest = divmod(total, parts)
+    start = index * size + min(index, rest)
+    return range(start, start + size + (index < rest))
+
+
+def stream(seed: int, name: str, index: int = 0) -> np.random.Generator:
+    """An independent random stream, keyed by what it is for and never by rank.
+
+    Counter-based (Philox; Salmon et al., 2011): streams of different `(seed, name, index)` do not overlap, and a stream is
+    the same wherever its shard lives. `index` is a shard, or the global index of an environment.
+    """
+    digest = hashlib.blake2b(f"{seed}/{name}/{index}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def stream_seed(seed: int, name: str, index: int = 0) -> int:
+    """A 31-bit seed for libraries that want a number, from the same key space as `stream`."""
+    digest = hashlib.blake2b(f"{seed}/{name}/{index}/seed".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & 0x7FFFFFFF
+
+
+def _integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "")
+    if not text and default is not None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name}={text!r} is not a number; the launcher should set it") from None
+
+
+def _slurm_local_size(environment: Mapping[str, str], world: int) -> int:
+    """SLURM writes the tasks of each node as `4(x2),3`."""
+    node, tasks = int(environment.get("SLURM_NODEID", "0")), environment.get("SLURM_TASKS_PER_NODE", str(world))
+    counts: list[int] = []
+    for part in tasks.split(","):
+        count, _, repeat = part.partition("(x")
+        counts += [int(count)] * int(repeat.rstrip(")") or 1)
+    return counts[node] if node < len(counts) else world

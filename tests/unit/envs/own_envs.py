@@ -1,0 +1,112 @@
+"""Environments a user might write, for the tests."""
+
+import os
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+
+
+class Counter(gymnasium.Env):
+    """Observes [seed, step]; ends by itself after `length` steps. Reuses its observation array, as some tasks do."""
+
+    def __init__(self, length=3, observation_space=None, action_space=None, observation=None):
+        self.length, self.fixed = length, observation
+        box = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.observation_space = box if observation_space is None else observation_space
+        self.action_space = action_space or spaces.Discrete(2)
+        self.array = np.zeros(2)
+        self.actions = []
+
+    def _observe(self):
+        return self.array if self.fixed is None else self.fixed
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.array[:] = (seed if seed is not None else -1, 0)
+        return self._observe(), {"ragged": "x"}
+
+    def step(self, action):
+        assert self.action_space.contains(action), (action, self.action_space)
+        self.actions.append(action)
+        self.array[1] += 1
+        return self._observe(), 1, self.array[1] >= self.length, False, {"ragged": 1}
+
+
+class Faulty(Counter):
+    """Does what the file at `order` says, where its seed is named."""
+
+    def __init__(self, order):
+        super().__init__(length=100)
+        self.order = Path(order)
+
+    def step(self, action):
+        if self.array[0] == 11 and self.order.exists():
+            word = self.order.read_text()
+            if word == "raise":
+                raise ValueError("the motor is hot")
+            if word.startswith("exit"):
+                os._exit(int(word.split()[1]))
+        return super().step(action)
+
+
+class Doubled(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 2 * reward
+
+
+class Vector:
+    """Follows the protocol of VectorEnv."""
+
+    def __init__(self, num_envs, size=1):
+        self.spec = EnvSpec(size, ActionSpec("discrete", (2,)), "same_step", False)
+        self.num_envs = num_envs
+
+    def reset(self, seeds):
+        return np.zeros((self.num_envs, 1), np.float32)
+
+    def step(self, action):
+        raise NotImplementedError
+
+    def close(self):
+        pass
+
+
+class GymVector(gymnasium.vector.VectorEnv):
+    """Same-step autoreset at every second step, image-like observations, shifted actions."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs):
+        self.num_envs, self.count = num_envs, 0
+        self.single_observation_space = spaces.Box(0, 255, (2, 2), np.uint8)
+        self.single_action_space = spaces.Discrete(3, start=-1)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def _observe(self):
+        return np.full((self.num_envs, 2, 2), self.count, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, actions):
+        self.count += 1
+        ended = np.full(self.num_envs, self.count == 2)
+        info = {"final_obs": self._observe(), "_final_obs": ended} if ended.any() else {}
+        if ended.any():
+            self.count = 0
+        return self._observe(), actions.astype(np.int64), ended, ~ended & False, info
+
+
+class Half:
+    """Neither one nor the other."""
+
+    def __init__(self, num_envs):
+        pass
+
+
+function = print

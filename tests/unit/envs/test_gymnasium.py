@@ -1,0 +1,209 @@
+"""Gymnasium tasks behind the protocol: one meaning whatever runs them."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from own_envs import Counter
+
+from lockstep.envs.gymnasium import SingleEnvs, VectorizedTask
+from lockstep.envs.vector import env_spec, make_vector_env
+from lockstep.errors import ConfigError, RunError
+from lockstep.run import EnvConfig
+
+SYNC = EnvConfig(vectorization="sync")
+
+
+def own(**kwargs):
+    return make_vector_env("own_envs:Counter", EnvConfig(kwargs=kwargs), 1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_single_environments_follow_the_bare_environment(mode):
+    seeds = [5, 77, 3]
+    env = make_vector_env("CartPole-v1", EnvConfig(vectorization=mode, max_episode_steps=30), 3)
+    bare = [gymnasium.make("CartPole-v1", max_episode_steps=30) for _ in seeds]
+    expected = [one.reset(seed=seed)[0] for one, seed in zip(bare, seeds, strict=True)]
+    np.testing.assert_array_equal(env.reset(seeds), expected)
+    generator, ends, truncations = np.random.default_rng(0), 0, 0
+    for step in range(120):
+        # Environment 0 balances for a while (truncated at 30), the others act at random and fall (terminated).
+        actions = generator.integers(0, 2, 3)
+        actions[0] = step % 2
+        observation, reward, terminated, truncated, final = env.step(actions)
+        for i, one in enumerate(bare):
+            after, gain, over, cut, _ = one.step(actions[i])
+            assert (reward[i], terminated[i], truncated[i]) == (gain, over, cut)
+            if over or cut:
+                np.testing.assert_array_equal(final[i], after)
+                ends, truncations = ends + 1, truncations + cut
+                after = one.reset()[0]
+                assert not np.array_equal(final[i], after)
+            np.testing.assert_array_equal(observation[i], after)
+        assert [a.dtype for a in (observation, reward, terminated, truncated)] == [np.float32, np.float32, bool, bool]
+    assert ends > 5 and truncations > 0
+    env.close()
+
+
+def test_the_entry_point_resets_in_the_next_step_and_obeys_the_same_physics():
+    env = make_vector_env("CartPole-v1", EnvConfig(), 4)
+    assert isinstance(env, VectorizedTask) and env.spec.autoreset == "next_step" and not env.spec.separately_seedable
+    single = gymnasium.make("CartPole-v1").unwrapped
+    observation = env.reset([9, 0, 0, 0]).copy()
+    assert not np.array_equal(observation[0], observation[1])
+    generator, before_ended, resets = np.random.default_rng(0), np.zeros(4, bool), 0
+    for _ in range(150):
+        action = generator.integers(0, 2, 4)
+        after, reward, terminated, truncated, final = env.step(action)
+        assert final is None
+        for i in range(4):
+            if before_ended[i]:
+                resets += 1
+                assert reward[i] == 0 and not terminated[i] and not truncated[i] and np.abs(after[i]).max() <= 0.05
+                continue
+            single.reset()
+            single.state = observation[i].astype(np.float64)
+            true, gain, over, _, _ = single.step(int(action[i]))
+            np.testing.assert_allclose(after[i], true, rtol=1e-4, atol=1e-5)
+            assert reward[i] == gain and terminated[i] == over
+        observation, before_ended = after.copy(), terminated | truncated
+    assert resets > 5
+    env.close()
+
+
+def test_the_entry_point_takes_a_limit_and_the_first_seed():
+    env = make_vector_env("CartPole-v1", EnvConfig(max_episode_steps=5), 4)
+    assert isinstance(env, VectorizedTask) and env.spec.max_episode_steps == 5
+    first = env.reset([1, 2, 3, 4]).copy()
+    np.testing.assert_array_equal(first, env.reset([1, 9, 9, 9]))
+    assert not np.array_equal(first, env.reset([2, 2, 3, 4]))
+    cuts = [bool(env.step(np.array([t % 2] * 4))[3].all()) for t in range(6)]
+    assert cuts == [False] * 4 + [True, False]
+
+
+def test_auto_falls_back_where_the_entry_point_cannot_serve():
+    wrapped = EnvConfig(wrappers=("own_envs:Doubled",))
+    env = make_vector_env("CartPole-v1", wrapped, 2)
+    assert isinstance(env, SingleEnvs)
+    env.reset([0, 1])
+    np.testing.assert_array_equal(env.step(np.zeros(2, np.int64))[1], [2, 2])
+    for task, config, reason in (
+        ("CartPole-v1", EnvConfig(wrappers=wrapped.wrappers, vectorization="entry_point"), "wrappers need"),
+        ("Acrobot-v1", EnvConfig(vectorization="entry_point"), "no vectorized entry point"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            env_spec(task, config)
+
+
+def test_final_observations_survive_an_environment_that_reuses_its_array():
+    for mode in ("sync", "async"):
+        env = make_vector_env("own_envs:Counter", EnvConfig(kwargs={"length": 2}, vectorization=mode), 2)
+        np.testing.assert_array_equal(env.reset([10, 20]), [[10, 0], [20, 0]])
+        env.step(np.zeros(2, np.int64))
+        observation, _, terminated, _, final = env.step(np.zeros(2, np.int64))
+        assert terminated.all()
+        np.testing.assert_array_equal(final, [[10, 2], [20, 2]])
+        np.testing.assert_array_equal(observation, [[-1, 0], [-1, 0]])
+        env.close()
+
+
+OBSERVATIONS = [
+    (spaces.Box(0, 255, (2, 2), np.uint8), np.array([[1, 2], [3, 4]], np.uint8), [1, 2, 3, 4]),
+    (spaces.Box(-1, 1, (), np.float64), 0.5, [0.5]),
+    (spaces.Discrete(3, start=5), 6, [0, 1, 0]),
+    (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1]),
+    (spaces.MultiDiscrete([2, 3]), np.array([1, 2]), [0, 1, 0, 0, 1]),
+    (spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 9, (1,)))), (1, np.array([7.0])), [0, 1, 7]),
+    (
+        spaces.Dict({"a": spaces.Box(0, 9, (1,)), "b": spaces.Dict({"c": spaces.Discrete(2)})}),
+        {"a": np.array([2.0]), "b": {"c": 0}},
+        [2, 1, 0],
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "observation", "flat"), OBSERVATIONS)
+def test_observations_are_flat(space, observation, flat):
+    env = own(observation_space=space, observation=observation)
+    result = env.reset([0])
+    assert env.spec.observation_size == len(flat) and result.dtype == np.float32
+    np.testing.assert_array_equal(result, [flat])
+
+
+ACTIONS = [
+    (spaces.Discrete(3, start=-1), "discrete", (3,), np.array([2]), 1),
+    (spaces.MultiDiscrete([2, 3], start=[1, 5]), "multi_discrete", (2, 3), np.array([[1, 2]]), [2, 7]),
+    (
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        "multi_discrete",
+        (2, 3, 4, 5),
+        np.array([[1, 2, 3, 4]]),
+        [[1, 2], [3, 4]],
+    ),
+    (spaces.MultiBinary(2), "multi_discrete", (2, 2), np.array([[0, 1]]), [0, 1]),
+    (spaces.Box(-2, 3, (2, 1), np.float64), "continuous", (2,), np.array([[-2, 0.5]], np.float32), [[-2], [0.5]]),
+    (spaces.Box(-np.inf, np.inf, (1,), np.float32), "continuous", (1,), np.array([[7]], np.float32), [7]),
+]
+
+
+@pytest.mark.parametrize(("space", "kind", "sizes", "action", "raw"), ACTIONS)
+def test_actions_reach_the_environment_in_its_own_space(space, kind, sizes, action, raw):
+    env = own(action_space=space)
+    assert (env.spec.action.kind, env.spec.action.sizes) == (kind, sizes)
+    if kind == "continuous":
+        assert len(env.spec.action.low) == sizes[0] and env.spec.action.low[0] == space.low.reshape(-1)[0]
+    env.reset([0])
+    env.step(action)  # the environment asserts that its space contains what comes
+    inner = env._env.envs[0].env
+    assert isinstance(inner, Counter)
+    np.testing.assert_array_equal(inner.actions[0], raw)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "name"),
+    [
+        ({"observation_space": spaces.Text(3)}, "Text"),
+        ({"observation_space": spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))})}, "Sequence"),
+        ({"observation_space": spaces.Tuple(())}, "observes nothing"),
+        ({"action_space": spaces.Box(0, 3, (2,), np.int64)}, "Box.*int64"),
+        ({"action_space": spaces.Tuple((spaces.Discrete(2),))}, "Tuple"),
+    ],
+)
+def test_other_spaces_are_refused_by_name(kwargs, name):
+    with pytest.raises(ConfigError, match=name):
+        own(**kwargs)
+
+
+def test_a_gymnasium_vector_class_with_same_step_autoreset():
+    env = make_vector_env("own_envs:GymVector", EnvConfig(), 2)
+    assert env.spec.autoreset == "same_step" and env.spec.observation_size == 4
+    env.reset([0, 0])
+    observation, reward, _, _, _ = env.step(np.array([0, 2]))
+    np.testing.assert_array_equal(reward, [-1, 1])
+    np.testing.assert_array_equal(observation, np.ones((2, 4)))
+    observation, _, terminated, _, final = env.step(np.array([0, 2]))
+    assert terminated.all()
+    np.testing.assert_array_equal(observation, np.zeros((2, 4)))
+    np.testing.assert_array_equal(final, np.full((2, 4), 2))
+
+
+def test_an_environment_that_raises_is_named_by_index(tmp_path):
+    for mode in ("sync", "async"):
+        order = tmp_path / mode
+        env = make_vector_env("own_envs:Faulty", EnvConfig(kwargs={"order": str(order)}, vectorization=mode), 3)
+        env.reset([10, 11, 12])
+        env.step(np.zeros(3, np.int64))
+        order.write_text("raise")
+        with pytest.raises(
+            RunError, match=r"environment 1 failed in step: ValueError: the motor is hot \(.*own_envs.py"
+        ):
+            env.step(np.zeros(3, np.int64))
+        env.close()
+
+
+def test_nothing_is_drawn_unless_asked():
+    env = make_vector_env("CartPole-v1", SYNC, 1)
+    assert env._env.envs[0].render_mode is None
+    assert make_vector_env("CartPole-v1", SYNC, 1, render=True)._env.envs[0].render_mode == "rgb_array"
+    with pytest.raises(ConfigError, match="render_mode"):
+        env_spec("CartPole-v1", EnvConfig(kwargs={"render_mode": "human"}))

@@ -1,0 +1,89 @@
+"""One live line on a terminal, plain lines elsewhere."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.record.console import Console, describe
+
+
+def test_progress_names_steps_speed_return_and_eta():
+    assert describe(40_960, 500_000, 52_000.4, 123.44) == (
+        "40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  ETA 9 s"
+    )
+    assert describe(0, 10, 0.0, None) == "0 / 10 steps (0 %)  0 steps/s"
+    assert "return" not in describe(1, 10, 1.0, float("nan"))
+    assert describe(12, 10, 1.0, None).endswith("ETA 0 s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(59, "59 s"), (61, "1 min 01 s"), (3599, "59 min 59 s"), (7380, "2 h 03 min")]
+)
+def test_eta_in_words(seconds, text):
+    assert describe(0, seconds, 1.0, None).endswith(f"ETA {text}")
+
+
+def test_plain_lines_when_not_a_terminal():
+    file = io.StringIO()
+    console = Console(file)
+    console.line("run: [bold]runs/a[/bold]")
+    console.progress(steps=5, total_steps=10, steps_per_second=5.0, return_mean=1.0)
+    console.close()
+    assert file.getvalue() == "run: [bold]runs/a[/bold]\n5 / 10 steps (50 %)  5 steps/s  return 1.0  ETA 1 s\n"
+
+
+def test_the_launchers_terminal_is_used_when_told(monkeypatch, capsys):
+    reader, writer = os.pipe()
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", str(writer))
+    console = Console()
+    console.line("hello")
+    console.close()
+    os.write(writer, b"still open\n")  # it belongs to the launcher
+    os.close(writer)
+    with open(reader) as file:
+        assert file.read() == "hello\nstill open\n"
+    assert capsys.readouterr().out == ""
+
+
+def test_a_reader_that_left_does_not_end_the_run(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", str(writer))
+    console = Console()
+    for _ in range(3):
+        console.line("x" * 100_000)
+    console.close()
+    os.close(writer)
+
+
+def test_a_terminal_gets_a_live_line_that_goes_and_lines_that_stay():
+    code = """
+from lockstep.record.console import Console
+import sys
+console = Console()
+assert "rich" not in sys.modules
+console.progress(steps=1, total_steps=10, steps_per_second=1.0, return_mean=None)
+assert "rich" in sys.modules
+console.progress(steps=2, total_steps=10, steps_per_second=1.0, return_mean=None)
+console.line("evaluated [100]")
+console.progress(steps=10, total_steps=10, steps_per_second=1.0, return_mean=None)
+console.close()
+"""
+    leader, follower = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=follower, stderr=subprocess.PIPE, env=environment, text=True
+    )
+    os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 / 10 steps" in shown
+    assert "2 / 10 steps" not in shown  # within 0.1 s of the first
+    assert "evaluated [100]" in shown
+    assert "10 / 10 steps" in shown
+    assert shown.rstrip("\x1b[?25h\r\n").endswith("\x1b[2K")  # erased at the end

@@ -1,0 +1,192 @@
+"""A run to and from YAML, and changed by name."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.errors import ConfigError
+from lockstep.run import EnvConfig, NetworkConfig, Run, dump, from_dict, load, override, to_dict
+
+BASE = Run(task="CartPole-v1")
+
+
+def refusal(changes):
+    with pytest.raises(ConfigError) as caught:
+        override(BASE, changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        BASE,
+        Run(task="1e3", num_shards=4, stop_return=-200.0, log_every=None, compile=True),
+        Run(task="on", network=NetworkConfig(hidden=(), module="my:Net")),
+        Run(task="a", network=NetworkConfig(hidden=(3,)), env=EnvConfig(wrappers=("a:B", "c:D"), max_episode_steps=7)),
+        Run(task="a", env=EnvConfig(kwargs={"rate": 1e-7, "text": "1e-7", "deep": {"list": [1, 2.0, None, True]}})),
+        Run(task="a", algorithm=PPOConfig(learning_rate=1e-20, max_grad_norm=None, target_kl=0.1 + 0.2)),
+    ],
+)
+def test_a_run_survives_yaml_exactly(run, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(dump(run))
+    assert load(path) == run
+    assert from_dict(to_dict(run)) == run
+
+
+def test_yaml_is_complete_and_in_the_order_of_the_fields():
+    tree = to_dict(BASE)
+    assert list(tree)[:4] == ["task", "algo", "ml_framework", "seed"]
+    assert tree["algorithm"]["gae_lambda"] == 0.95
+    assert tree["network"]["hidden"] == [64, 64]
+
+
+def test_bare_and_dotted_names_reach_every_leaf():
+    def leaves(tree, prefix=""):
+        for key, value in tree.items():
+            if isinstance(value, dict) and key != "kwargs":
+                yield from leaves(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    names = dict(leaves(to_dict(BASE)))
+    assert len(names) > 40
+    for name, value in names.items():
+        assert override(BASE, {name: value}) == BASE
+        assert override(BASE, {name.rpartition(".")[2]: value}) == BASE
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        ("learning_rate", "1e-3", 1e-3),
+        ("learning_rate", "1E-3", 1e-3),
+        ("learning_rate", ".5e-3", 5e-4),
+        ("algorithm.learning_rate", "1", 1.0),
+        ("algorithm.max_grad_norm", "null", None),
+        ("algorithm.target_kl", "0.02", 0.02),
+        ("num_envs", "64", 64),
+        ("total_steps", "3e6", 3_000_000),
+        ("total_steps", "1_000", 1000),
+        ("network.hidden", "[32, 32, 16]", (32, 32, 16)),
+        ("network.hidden", "[]", ()),
+        ("compile", "true", True),
+        ("task", "123", "123"),
+        ("task", "on", "on"),
+        ("network.module", "null", None),
+        ("env.kwargs", "{a: 1}", {"a": 1}),
+        ("env.kwargs.gravity.x", "1e-2", {"gravity": {"x": 0.01}}),
+    ],
+)
+def test_values_are_yaml_read_by_the_type_of_the_field(name, text, read):
+    run = override(BASE, {name.rpartition("algorithm.")[2]: text})
+    value = run
+    for key in name.split(".")[: 2 if "kwargs" in name else None]:
+        value = getattr(value, key) if hasattr(value, key) else getattr(run.algorithm, key)
+    assert value == read
+    assert type(value) is type(read)
+
+
+def test_python_values_are_taken_as_they_are():
+    run = override(BASE, {"seed": 3, "hidden": (8,), "algorithm": PPOConfig(gamma=0.5), "kwargs": {"a": "1e3"}})
+    assert (run.seed, run.network.hidden, run.algorithm.gamma) == (3, (8,), 0.5)
+    assert run.env.kwargs == {"a": "1e3"}
+
+
+def test_changes_are_checked_together_and_kwargs_add_up():
+    both = Run(task="a", device="cuda", backend="nccl")
+    run = override(both, {"device": "cpu", "backend": "gloo"})  # device=cpu alone is refused
+    assert (run.device, run.backend) == ("cpu", "gloo")
+    run = override(Run(task="a", env=EnvConfig(kwargs={"a": 1})), {"kwargs.b": "2", "env.kwargs.c": "3"})
+    assert run.env.kwargs == {"a": 1, "b": 2, "c": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_env": "3"}, ["unknown setting num_env", "num_envs"]),
+        ({"learningrate": "3"}, ["unknown setting learningrate", "algorithm.learning_rate"]),
+        ({"network.gamma": "3"}, ["network.gamma", "algorithm.gamma"]),
+        ({"algorithm": "{gama: 1}"}, ["algorithm.gama", "algorithm.gamma"]),
+        ({"": "3"}, ["unknown setting"]),
+        ({"zzz": "3"}, ["unknown setting zzz", "lockstep recipe"]),
+        ({"learning_rate": "fast"}, ["learning_rate='fast'", "a number"]),
+        ({"learning_rate": "-1"}, ["learning_rate=-1", "greater than 0"]),
+        ({"gamma": ".nan"}, ["gamma=nan", "a number"]),
+        ({"gamma": "true"}, ["gamma=true", "a number"]),
+        ({"num_envs": "1.5"}, ["num_envs=1.5", "a whole number"]),
+        ({"num_envs": "null"}, ["num_envs=null", "a whole number"]),
+        ({"num_shards": "x"}, ["num_shards='x'", "a whole number or null"]),
+        ({"compile": "1"}, ["compile=1", "true or false"]),
+        ({"device": "tpu"}, ["device='tpu'", "one of auto, cpu, cuda"]),
+        ({"hidden": "64"}, ["hidden=64", "a list", "a whole number"]),
+        ({"task": "null"}, ["task=null", "text"]),
+        ({"network": "3"}, ["network=3", "mapping"]),
+        ({"hidden": "[1"}, ["hidden=[1", "not YAML"]),
+        ({"seed.x": "3"}, ["unknown setting seed.x"]),
+    ],
+)
+def test_bad_changes_are_one_line_that_names_the_setting(changes, words):
+    message = refusal(changes)
+    assert all(word in message for word in words), message
+
+
+def test_a_name_with_two_meanings_asks_for_the_full_one(monkeypatch):
+    from dataclasses import dataclass, field
+
+    from lockstep import settings
+
+    @dataclass(frozen=True)
+    class Part:
+        rate: float = 1.0
+
+    @dataclass(frozen=True)
+    class Whole:
+        one: Part = field(default_factory=Part)
+        two: Part = field(default_factory=Part)
+
+    monkeypatch.setitem(globals(), "Part", Part)
+    assert settings.override(Whole(), {"two.rate": "2"}) == Whole(two=Part(2.0))
+    with pytest.raises(ConfigError, match=r"rate could be one\.rate or two\.rate"):
+        settings.override(Whole(), {"rate": "2"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("num_envs: 3\n", ["task is missing"]),
+        ("", ["task is missing"]),
+        ("- 1\n", ["task is missing"]),
+        ("task: a\nlearning_rate: 1\n", ["unknown setting learning_rate", "algorithm.learning_rate"]),
+        ("task: a\nalgorithm:\n  gama: 1\n", ["algorithm.gama", "algorithm.gamma"]),
+        ("task: a\nnetwork:\n", ["network=null", "mapping"]),
+        ("task: 3\n", ["task=3", "text"]),
+        ("task: a\nnum_envs: 0\n", ["num_envs=0"]),
+        ("task: a\n  b: [\n", ["line 2", "not YAML"]),
+        ("task: !!python/object/apply:os.system [ls]\n", ["not YAML"]),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fault(text, words, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert all(word in str(caught.value) for word in ["mine.yaml", *words]), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*nothing\.yaml"):
+        load(Path(tmp_path / "nothing.yaml"))
+
+
+def test_json_is_read_too(tmp_path):
+    (tmp_path / "a.json").write_text('{"task": "a", "algorithm": {"gamma": 0.5}}')
+    assert load(tmp_path / "a.json") == Run(task="a", algorithm=PPOConfig(gamma=0.5))
+
+
+def test_a_run_that_yaml_cannot_hold_is_refused():
+    with pytest.raises(ConfigError, match="plain values"):
+        dump(Run(task="a", env=EnvConfig(kwargs={"f": object()})))
