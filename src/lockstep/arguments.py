@@ -32,7 +32,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     _add_train_arguments(train)
     train.set_defaults(call=commands["train"])
     evaluate = chosen.add_parser("evaluate", help="evaluate the policy of a run", allow_abbrev=False)
-    evaluate.add_argument("run", metavar="RUN", help="run directory, or a policy file")
+    evaluate.add_argument("run", metavar="RUN", help="run directory")
     evaluate.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
     evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
     evaluate.set_defaults(call=commands["evaluate"])

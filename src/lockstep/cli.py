@@ -82,10 +82,9 @@ def train_command(args: argparse.Namespace) -> int:
     if world.launcher == "none" and world.size > 1:
         return _launch(run, world.size, run_dir, init_from, debug=args.debug)
 
-    from lockstep.train import train
+    from lockstep.train import exit_code, train
 
-    summary = train(run, run_dir=run_dir, init_from=init_from, joined=args.joined)
-    return {"finished": 0, "solved": 0, "interrupted": _INTERRUPTED}.get(summary["status"], 1)
+    return exit_code(train(run, run_dir=run_dir, init_from=init_from, joined=args.joined))
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
@@ -115,10 +114,8 @@ def recipe_command(args: argparse.Namespace) -> int:
         return 0
     name = args.name.replace("-", "_")
     if name not in recipes.names():
-        near: list[str] = difflib.get_close_matches(name, recipes.names(), n=3)
-        raise ConfigError(
-            f"unknown recipe {args.name}; {did_you_mean(near) or 'there are ' + ', '.join(recipes.names())}"
-        )
+        near = did_you_mean(difflib.get_close_matches(str(name), recipes.names(), n=3))
+        raise ConfigError(f"unknown recipe {args.name}; {near or 'there are ' + ', '.join(recipes.names())}")
     print(recipes.source(name), end="")
     return 0
 
@@ -250,3 +247,7 @@ def _policy_source(given: str | None) -> Path | None:
     if not Path(given).exists():
         raise ConfigError(f"--init-from {given} does not exist; give a run directory or a policy file")
     return Path(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -35,7 +36,7 @@ def trained(monkeypatch):
         calls.append(types.SimpleNamespace(run=run, **kwargs))
         return {"status": "finished"}
 
-    monkeypatch.setitem(sys.modules, "lockstep.train", types.SimpleNamespace(train=train, main=cli.main))
+    monkeypatch.setattr("lockstep.train.train", train)
     return calls
 
 
@@ -74,6 +75,15 @@ assert not heavy, heavy
         assert word in done.stdout
     for later in ("export", "offline", "report", "launch "):
         assert later not in done.stdout
+
+
+def test_help_answers_at_once():
+    def seconds():
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "lockstep.cli", "--help"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
 
 
 def test_a_recipe_wins_and_a_task_gets_the_defaults(trained):
@@ -213,10 +223,18 @@ def test_under_a_launcher_this_process_joins(trained, launched, monkeypatch, cap
     assert "torchrun started 2 processes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("solved", 0), ("interrupted", 130), ("failed", 1)])
-def test_exit_codes(status, code, monkeypatch):
-    fake = types.SimpleNamespace(train=lambda run, **_: {"status": status})
-    monkeypatch.setitem(sys.modules, "lockstep.train", fake)
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        ("finished", None, 0),
+        ("solved", None, 0),
+        ("failed", "x", 1),
+        ("interrupted", "interrupted by SIGINT", 130),
+        ("interrupted", "interrupted by SIGTERM", 143),
+    ],
+)
+def test_exit_codes(status, error, code, monkeypatch):
+    monkeypatch.setattr("lockstep.train.train", lambda run, **_: {"status": status, "error": error})
     assert cli.main(["train", "cartpole"]) == code
 
 

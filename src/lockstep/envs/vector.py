@@ -81,6 +81,8 @@ def make_vector_env(task: str, config: EnvConfig, num_envs: int, *, render: bool
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs={num_envs} must be at least 1")
+    if config.max_episode_steps is not None and config.max_episode_steps < 1:
+        raise ConfigError(f"env.max_episode_steps={config.max_episode_steps} must be at least 1, or null")
     if "render_mode" in config.kwargs:
         raise ConfigError(
             f"env.kwargs render_mode={config.kwargs['render_mode']} is not a config's to decide; remove it "
@@ -90,7 +92,7 @@ def make_vector_env(task: str, config: EnvConfig, num_envs: int, *, render: bool
         raise isaac.refusal(task)
     if task in BUILT_IN:
         module, name = BUILT_IN[task]
-        return _build(getattr(importlib.import_module(module), name), task, config, num_envs)
+        return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)
     # Imported here: a fifth of a second that built-in tasks do not owe.
     from lockstep.envs import gymnasium
 
@@ -107,7 +109,7 @@ def make_vector_env(task: str, config: EnvConfig, num_envs: int, *, render: bool
     if not inspect.isclass(found):
         raise ConfigError(f"task={task} is no class; name a gymnasium.Env or a class that follows lockstep's VectorEnv")
     adapted = gymnasium.adapt_class(found, task, config, num_envs, render=render)
-    return _build(found, task, config, num_envs) if adapted is None else adapted
+    return _build(found, task, config, num_envs, render) if adapted is None else adapted
 
 
 def env_spec(task: str, config: EnvConfig) -> EnvSpec:
@@ -122,8 +124,10 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
         env.close()
 
 
-def _build(cls: type, task: str, config: EnvConfig, num_envs: int) -> VectorEnv:
+def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool) -> VectorEnv:
     """An environment that is a vector environment already."""
+    if render:
+        raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
     if config.wrappers or config.vectorization not in ("auto", "entry_point"):
         setting = (
             f"env.wrappers={list(config.wrappers)}" if config.wrappers else f"env.vectorization={config.vectorization}"

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from queue import Empty
@@ -53,21 +52,23 @@ class WorkerEnvs(AsyncVectorEnv[Any, Any]):
             message = self.obituary()
             self._kill()
             raise RunError(f"{message} while it started") from error
+        except BaseException:
+            self._kill()
+            raise
         # At exit multiprocessing ends its children by SIGTERM, which ours ignore, and waits for them: come before it.
-        self._at_exit = Finalize(None, _kill, (self.processes,), exitpriority=10)
+        pass
 
     def obituary(self) -> str:
         """Which worker died, and how."""
-        connection.wait([process.sentinel for process in self.processes], _GRACE_S)
-        for index, process in enumerate(self.processes):
-            code = process.exitcode
-            if code is not None:
-                how = (
-                    f"was killed by {signal.Signals(-code).name} (signal {-code})"
-                    if code < 0
-                    else f"exited with code {code}"
-                )
-                return f"the worker of environment {index} of {len(self.processes)} {how}"
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline:  # a pipe breaks shortly before the process can be reaped
+            for index, process in enumerate(self.processes):
+                code = process.exitcode
+                if code is not None:
+                    killed = code < 0 and f"was killed by {signal.Signals(-code).name} (signal {-code})"
+                    how = killed or f"exited with code {code}"
+                    return f"the worker of environment {index} of {len(self.processes)} {how}"
+            time.sleep(0.001)
         return "a worker of an environment closed its pipe"
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -91,9 +92,9 @@ class WorkerEnvs(AsyncVectorEnv[Any, Any]):
             index, _, error, _ = errors.get(timeout=_GRACE_S)
         except Empty:
             raise RunError("a worker failed and did not say why") from None
-        raise (
-            error if isinstance(error, RunError) else RunError(f"environment {index}: {type(error).__name__}: {error}")
-        )
+        if isinstance(error, RunError):
+            raise error
+        raise RunError(f"environment {index} failed: {type(error).__name__}: {error}")
 
     def _kill(self) -> None:
         _kill(self.processes)

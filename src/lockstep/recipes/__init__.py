@@ -53,7 +53,8 @@ def source(name: str) -> str:
     run = load(name)
     text = f'''"""{description(name)}
 
-Written by `lockstep recipe {name}`; every setting is here to be edited. Counts are global: over all ranks. Run it with
+Written by `lockstep recipe {name}`; every setting is here to be edited. Counts are global: over all ranks.
+Run it with
 
     lockstep train my_{name}.py:recipe --ranks 2
     python my_{name}.py --ranks 2

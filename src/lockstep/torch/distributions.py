@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from lockstep.envs.spec import ActionSpec
@@ -35,7 +36,7 @@ class Categorical(nn.Module):
     def log_prob_and_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """log pi(a) = logit_a - log sum exp(logits), and H = -sum p log p; both [N]."""
         log_p = parameters.log_softmax(-1)
-        return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+        return -F.nll_loss(log_p, action, reduction="none"), -(log_p.exp() * log_p).sum(-1)
 
 
 class MultiCategorical(nn.Module):
@@ -64,7 +65,7 @@ class MultiCategorical(nn.Module):
         log_prob, entropy = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters[:, 0])
         for part, chosen in zip(parameters.split(self.sizes, -1), action.unbind(-1), strict=True):
             log_p = part.log_softmax(-1)
-            log_prob = log_prob + log_p.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+            log_prob = log_prob - F.nll_loss(log_p, chosen, reduction="none")
             entropy = entropy - (log_p.exp() * log_p).sum(-1)
         return log_prob, entropy
 

@@ -4,6 +4,7 @@ Shapes: K shards of this rank, T steps of a rollout, B environments of a shard, 
 minibatch, O observation, P parameters of the action distribution.
 """
 
+import contextlib
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -69,7 +70,8 @@ class PPO:
         self._discounted = [DiscountedReturns(shard_envs, config.gamma) for _ in comm.world.shards]
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self.metrics = Metrics(METRICS, comm.device)
-        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
+        low = run.precision == "bfloat16"
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16) if low else contextlib.nullcontext()
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(self, rollouts: list[Rollout], also: np.ndarray, *, fraction: float = 0.0) -> np.ndarray:
@@ -93,10 +95,14 @@ class PPO:
                       zip(self._streams, batches, strict=True)]
             shuffled = [batch[order] for batch, order in zip(batches, orders, strict=True)]
             sums = torch.zeros(1 + len(_SUMS), device=self.comm.device)
+            norms = torch.zeros(1, device=self.comm.device)
             for i in range(c.num_minibatches):
                 part = slice(i * self._rows, (i + 1) * self._rows)
-                sums += self._step([batch[part] for batch in shuffled])
+                step_sums, norm = self._step([batch[part] for batch in shuffled])
+                sums += step_sums
+                norms += norm
             self.metrics.add(_SUMS, sums[1:], sums[0])
+            self.metrics.add(("optim/grad_norm",), norms, c.num_minibatches)
             kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]
             if c.learning_rate_schedule == "adaptive":
                 self.learning_rate.copy_(adapted(self.learning_rate, kl, c.desired_kl))
@@ -106,8 +112,8 @@ class PPO:
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return told
 
-    def _step(self, parts: list[Batch]) -> Tensor:
-        """One gradient step on every shard's part [N] of a minibatch. Returns the global sums, weight first."""
+    def _step(self, parts: list[Batch]) -> tuple[Tensor, Tensor]:
+        """One gradient step on every shard's part [N] of a minibatch. Returns global sums, weight first, and the norm."""
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
             with self._precision:
@@ -120,8 +126,7 @@ class PPO:
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.optimizer.step()
-        self.metrics.add(("optim/grad_norm",), norm.reshape(1), 1.0)
-        return sums
+        return sums, norm
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, the weight first.
@@ -134,23 +139,20 @@ class PPO:
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         ratio = log_ratio.exp()
-
         clipped = ratio.clamp(1.0 - c.clip_range, 1.0 + c.clip_range)
-        policy_loss = -torch.dot(weight, torch.minimum(ratio * batch.advantage, clipped * batch.advantage))
-        error = value - batch.target
-        square = error.square()
+        surrogate = torch.minimum(ratio * batch.advantage, clipped * batch.advantage)
+        square = (value - batch.target).square()
         if c.value_clip_range is not None:
             near = batch.value + (value - batch.value).clamp(-c.value_clip_range, c.value_clip_range)
             square = torch.maximum(square, (near - batch.target).square())
-        value_loss = 0.5 * torch.dot(weight, square)
-        total_entropy = torch.dot(weight, entropy)
+        objective = surrogate.sub(square, alpha=0.5 * c.value_coef).add(entropy, alpha=c.entropy_coef)
 
-        loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * total_entropy
         with torch.no_grad():
-            kl = torch.dot(weight, ratio - 1.0 - log_ratio)  # k3 of joschu.net/blog/kl-approx.html
-            outside = torch.dot(weight, (clipped != ratio).float())
-            sums = torch.stack([weight.sum(), policy_loss, value_loss, total_entropy, kl, outside])
-        return loss, sums
+            kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
+            outside = (clipped != ratio).to(weight.dtype)
+            rows = torch.stack([torch.ones_like(weight), -surrogate, 0.5 * square, entropy, kl, outside])
+            sums = rows @ weight
+        return -torch.dot(weight, objective), sums
 
     def _prepare(
         self, rollouts: list[Rollout], observations: list[Tensor], also: np.ndarray

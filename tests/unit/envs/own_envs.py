@@ -1,6 +1,7 @@
 """Environments a user might write, for the tests."""
 
 import os
+import time
 from pathlib import Path
 
 import gymnasium
@@ -48,6 +49,8 @@ class Faulty(Counter):
             word = self.order.read_text()
             if word == "raise":
                 raise ValueError("the motor is hot")
+            if word == "sleep":
+                time.sleep(600)
             if word.startswith("exit"):
                 os._exit(int(word.split()[1]))
         return super().step(action)

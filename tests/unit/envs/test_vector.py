@@ -51,6 +51,16 @@ def test_bad_input_is_one_clear_line(task, config, message):
     assert "\n" not in str(caught.value)
 
 
+def test_numbers_and_drawings_that_cannot_be():
+    for num_envs, config, render, message in (
+        (0, EnvConfig(), False, "num_envs=0"),
+        (1, EnvConfig(max_episode_steps=-1), False, "max_episode_steps=-1"),
+        (1, EnvConfig(), True, "cannot be drawn"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_vector_env("lockstep/Reach-v0", config, num_envs, render=render)
+
+
 def test_a_missing_simulator_names_the_command():
     from lockstep.envs.adapters import clear_errors
 

@@ -1,5 +1,6 @@
 """Worker processes: a death is named, and nobody outlives the rank."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -66,29 +67,49 @@ def test_workers_leave_signals_to_the_rank():
     assert all(gone(pid) for pid in pids)
 
 
+def test_workers_that_do_not_come_up_are_an_error_and_leave_nothing(tmp_path):
+    (tmp_path / "only_here.py").write_text(
+        "import os\nfrom own_envs import Counter\nhome = os.getpid()\n"
+        "class Env(Counter):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        if os.getpid() != home: os._exit(4)\n"
+    )
+    before = set(multiprocessing.active_children())
+    with pytest.raises(RunError, match="exited with code 4 while it started"):
+        make_vector_env(f"{tmp_path / 'only_here.py'}:Env", ASYNC, 2)
+    assert set(multiprocessing.active_children()) == before
+
+
 RANK = """
-    import sys, time
+    import sys
     import numpy as np
     from lockstep.envs.vector import make_vector_env
     from lockstep.run import EnvConfig
-    env = make_vector_env("CartPole-v1", EnvConfig(vectorization="async"), 2)
-    env.reset([0, 1])
+    config = EnvConfig(kwargs={{"order": {order!r}}}, vectorization="async")
+    env = make_vector_env({task!r}, config, 2)
+    env.reset([10, 11])
     print(*[process.pid for process in env._env.processes], flush=True)
     {end}
 """
 
 
 @pytest.mark.parametrize(
-    ("end", "kill"), [("time.sleep(60)", True), ("sys.exit(3)", False), ("raise RuntimeError", False)]
+    ("end", "code"), [("env.step(np.zeros(2, np.int64))", -9), ("sys.exit(3)", 3), ("raise RuntimeError", 1)]
 )
-def test_workers_end_with_their_rank(end, kill):
-    script = textwrap.dedent(RANK).format(end=end)
+def test_workers_end_with_their_rank(tmp_path, end, code):
+    # Worker 1 sleeps inside step, so that it cannot learn from its pipe that the rank is gone.
+    order = tmp_path / "order"
+    order.write_text("sleep")
+    task = f"{Path(__file__).parent / 'own_envs.py'}:Faulty"
+    script = textwrap.dedent(RANK).format(order=str(order), task=task, end=end)
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as rank:
         pids = [int(word) for word in rank.stdout.readline().split()]
         assert len(pids) == 2
-        if kill:
+        if code == -9:
+            time.sleep(0.2)
             rank.kill()
-        assert rank.wait(timeout=10) == (-9 if kill else 3 if "exit" in end else 1)
+        assert rank.wait(timeout=10) == code
     assert all(gone(pid) for pid in pids)

@@ -15,7 +15,7 @@ from lockstep.launch.local import launch
 from lockstep.launch.supervise import Bounds
 from lockstep.record.failure import read_failure, record_failure
 
-QUICK = Bounds(stop_s=0.5, early_s=0.5, interrupt_s=0.5)
+QUICK = Bounds(stop_s=0.5, interrupt_s=0.5)
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
 
 
@@ -54,7 +54,7 @@ def test_first_failure_ends_all_and_is_told(tmp_path, capfd, gone):
         "if rank == 1:\n    for i in range(40): print('line', i)\n    sys.exit(3)\nprint(os.getpid()); time.sleep(60)"
     )
     assert run(code, tmp_path) == 3
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     lines = capfd.readouterr().err.splitlines()
     path = tmp_path / "logs" / "rank_1.log"
     assert lines[0] == f"lockstep: rank 1 exited with code 3; the other ranks were stopped; log: {path}"
@@ -78,13 +78,15 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path, capfd):
 
 def test_a_killed_rank_is_the_cause_even_if_a_peer_is_seen_first(tmp_path, capfd):
     # Rank 0 falls first, as when the kernel closes a dying process's sockets long before its end can be seen.
-    code = "time.sleep(0.1 * rank)\nif rank: os.kill(os.getpid(), 9)\nsys.exit(1)"
-    assert run(code, tmp_path) == 137
+    code = "ready = os.environ['READY']\n"
+    code += "if rank == 1: open(ready, 'x').close(); time.sleep(0.05); os.kill(os.getpid(), 9)\n"
+    code += "while not os.path.exists(ready): time.sleep(0.002)\nsys.exit(1)"
+    assert run(code, tmp_path, environment={"READY": str(tmp_path / "ready")}) == 137
     assert "rank 1 was killed by SIGKILL" in capfd.readouterr().err
 
 
 def test_a_rank_that_leaves_early_with_0_is_a_failure(tmp_path, capfd):
-    assert run("if rank == 0: time.sleep(60)", tmp_path) == 1
+    assert run("if rank == 0: time.sleep(60)", tmp_path, bounds=Bounds(stop_s=0.5, early_s=0.5)) == 1
     assert "rank 1 left early with code 0 while rank 0 was still running" in capfd.readouterr().err
     assert read_failure(tmp_path)["rank"] == 1
 
@@ -94,7 +96,7 @@ def test_a_rank_may_end_a_little_before_the_others(tmp_path):
 
 
 def test_a_failure_after_an_early_leaver_names_both(tmp_path, capfd):
-    assert run("if rank == 0: time.sleep(0.2); sys.exit(1)", tmp_path) == 1
+    assert run("if rank == 0: time.sleep(1); sys.exit(1)", tmp_path) == 1
     assert "rank 0 exited with code 1 after rank 1 had left early with code 0" in capfd.readouterr().err
 
 
@@ -125,7 +127,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path, gone):
     code += "if rank == 1: time.sleep(0.3); sys.exit(3)\ntime.sleep(60)"
     start = time.monotonic()
     assert run(code, tmp_path) == 3
-    assert 0.5 < time.monotonic() - start < 4
+    assert 0.5 < time.monotonic() - start < 20
     assert gone([int(log(tmp_path, 0))], within_s=0.1)
 
 
@@ -184,7 +186,7 @@ import sys
 from pathlib import Path
 from lockstep.launch.local import launch
 from lockstep.launch.supervise import Bounds
-bounds = Bounds(stop_s=0.5, early_s=0.5, interrupt_s=float(sys.argv[3]))
+bounds = Bounds(stop_s=0.5, interrupt_s=float(sys.argv[3]))
 sys.exit(launch([sys.executable, "-c", sys.argv[1]], ranks=2, run_dir=Path(sys.argv[2]), bounds=bounds))
 """
 
@@ -200,7 +202,7 @@ class Launcher:
         self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
         signal.signal(signal.SIGINT, ignored)
         logs = [tmp_path / "logs" / f"rank_{rank}.log" for rank in range(2)]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while not all(path.exists() and "ready" in path.read_text() for path in logs):
             assert time.monotonic() < deadline and self.process.poll() is None
             time.sleep(0.01)
@@ -208,7 +210,7 @@ class Launcher:
         self.family += [pid for child in self.family for pid in children(child)]
 
     def end(self) -> tuple[int, str]:
-        _, err = self.process.communicate(timeout=10)
+        _, err = self.process.communicate(timeout=20)
         assert self.gone(self.family)
         return self.process.returncode, err
 
@@ -275,7 +277,7 @@ def test_ranks_that_agreed_to_stop_on_a_signal_may_finish(tmp_path, capfd):
     assert "interrupted by SIGTERM" in capfd.readouterr().err
 
 
-WITH_CHILD = "import subprocess; subprocess.Popen(['sleep', '60']); print('ready', flush=True); time.sleep(60)"
+WITH_CHILD = "import subprocess; subprocess.Popen(['sh', '-c', 'trap \"\" TERM; exec sleep 60'])\ntime.sleep(0.2); print('ready', flush=True); time.sleep(60)"
 
 
 @pytest.mark.parametrize("prepare", ["", "from lockstep.launch.child import die_with_launcher as d; d()\n"])

@@ -1,5 +1,6 @@
 """`spawn` with real processes."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from lockstep import ConfigError, RunError, World, spawn
 from lockstep.errors import PeerError
-from lockstep.launch import call, local
+from lockstep.launch import local
 
 
 def who(rank: int, word: str) -> tuple:
@@ -61,6 +62,11 @@ def slow_rank_0(rank: int) -> int:
     return rank
 
 
+def with_workers(rank: int) -> list[int]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.map(abs, [-rank])
+
+
 def sleeps(rank: int) -> None:
     time.sleep(60)
 
@@ -73,6 +79,10 @@ def test_results_come_in_rank_order(ranks, monkeypatch):
     assert spawn(who, ranks, ("hi",)) == [(rank, rank, ranks, "hi", threads, True) for rank in range(ranks)]
 
 
+def test_a_rank_may_start_processes_of_its_own():
+    assert spawn(with_workers, 2) == [[0], [1]]
+
+
 def test_large_arguments_and_results():
     payload = os.urandom(1 << 24)
     assert spawn(big, 2, (payload,)) == [b"\0" + payload, b"\1" + payload]
@@ -82,7 +92,7 @@ def test_a_rank_that_raises_ends_all_and_shows_where(tmp_path):
     start = time.monotonic()
     with pytest.raises(RunError, match=r"^rank 1: ValueError: boom$") as caught:
         spawn(one_raises, 2, (str(tmp_path / "pid"),))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert "in one_raises" in str(caught.value.__cause__)
     pid = tmp_path / "pid"
     assert not pid.exists() or not Path(f"/proc/{pid.read_text()}").exists()
@@ -193,11 +203,7 @@ def test_ranks_end_with_their_caller(number, tmp_path, gone):
     assert process.stdout is not None
     pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
     process.send_signal(number)
-    _, err = process.communicate(timeout=10)  # returns only when no rank holds the pipes any more
+    _, err = process.communicate(timeout=20)  # returns only when no rank holds the pipes any more
     assert process.returncode == -number
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     assert gone(pids)
-
-
-def test_the_session_guard_is_off_outside_ranks():
-    assert call._importing_main is False

@@ -8,11 +8,37 @@ from lockstep.record import summary as module
 from lockstep.record.summary import empty_summary, versions
 from lockstep.run import Run
 
-KEYS = """
-schema status error task algo ml_framework seed world_size num_shards backend devices env_steps updates episodes
-wall_time_s startup_s steps_per_second return_mean_100 eval_return_mean eval_return_std eval_episodes solved_at_step
-solved_at_s params_fingerprint phases_s ranks restarts resumed_from versions
-""".split()
+KEYS = [
+    "schema",
+    "status",
+    "error",
+    "task",
+    "algo",
+    "ml_framework",
+    "seed",
+    "world_size",
+    "num_shards",
+    "backend",
+    "devices",
+    "env_steps",
+    "updates",
+    "episodes",
+    "wall_time_s",
+    "startup_s",
+    "steps_per_second",
+    "return_mean_100",
+    "eval_return_mean",
+    "eval_return_std",
+    "eval_episodes",
+    "solved_at_step",
+    "solved_at_s",
+    "params_fingerprint",
+    "phases_s",
+    "ranks",
+    "restarts",
+    "resumed_from",
+    "versions",
+]
 
 
 def test_all_keys_in_order():
