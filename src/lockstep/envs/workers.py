@@ -56,7 +56,7 @@ class WorkerEnvs(AsyncVectorEnv[Any, Any]):
             self._kill()
             raise
         # At exit multiprocessing ends its children by SIGTERM, which ours ignore, and waits for them: come before it.
-        pass
+        self._at_exit = Finalize(None, _kill, (self.processes,), exitpriority=10)
 
     def obituary(self) -> str:
         """Which worker died, and how."""

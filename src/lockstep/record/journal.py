@@ -70,6 +70,11 @@ class Journal:
             run_dir = RunDir.join(answer["path"])
         return cls(run, world, run_dir)
 
+    @property
+    def logged_at(self) -> int:
+        """Step of the last log line, 0 before the first."""
+        return self._logged[0]
+
     def add_episodes(self, sums: np.ndarray) -> None:
         """Global number, returns and lengths of episodes that ended in a rollout."""
         self._sums += sums

@@ -18,6 +18,7 @@ from lockstep.progress import Progress
 from lockstep.record.timers import LEARN, OTHER
 from lockstep.rollout import Collector, Rollout
 from lockstep.run import Run
+from lockstep.torch.adam import Adam
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
@@ -64,7 +65,7 @@ class PPO:
         comm.broadcast_(policy)
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
-        self.optimizer = torch.optim.Adam([self.flat.values], lr=self.learning_rate, eps=config.adam_eps, fused=True)
+        self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
         self.observations = RunningMoments(policy.observation_size) if config.normalize_observation else None
         self.returns = RunningMoments(1) if config.normalize_return else None
         self._discounted = [DiscountedReturns(shard_envs, config.gamma) for _ in comm.world.shards]
@@ -218,8 +219,7 @@ class PPO:
     def shared_tensors(self) -> dict[str, Tensor]:
         """Everything that must be equal on all ranks."""
         named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
-        adam = self.optimizer.state.get(self.flat.values, {})
-        named |= {f"optimizer.{name}": tensor for name, tensor in adam.items()}
+        named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         for name, moments in (("observations", self.observations), ("returns", self.returns)):
             if moments is not None:
                 named |= {f"{name}.{key}": torch.from_numpy(value) for key, value in moments.state().items()}
@@ -260,3 +260,4 @@ def train(session: Session) -> None:
                 session.log(ppo.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
+        session.log_rest(ppo.metrics.read)

@@ -168,6 +168,11 @@ class Session:
         total = self.comm.sum_shards(spread.view(len(rows), -1), "log")
         self.journal.log(self.progress, metrics, total.view(self.world.num_shards, -1).numpy())
 
+    def log_rest(self, read: Callable[[], dict[str, float]]) -> None:
+        """Log what came after the last log line, if anything did."""
+        if self.journal.logged_at != self.progress.env_steps:
+            self.log(read())
+
     def evaluate(self) -> None:
         """Play the evaluation episodes; stop the run, on all ranks together, if they solve the task."""
         previous = self.timers.enter(EVALUATE)

@@ -111,5 +111,8 @@ def test_workers_end_with_their_rank(tmp_path, end, code):
         if code == -9:
             time.sleep(0.2)
             rank.kill()
-        assert rank.wait(timeout=10) == code
+        try:
+            assert rank.wait(timeout=10) == code
+        finally:
+            rank.kill()
     assert all(gone(pid) for pid in pids)

@@ -277,7 +277,11 @@ def test_ranks_that_agreed_to_stop_on_a_signal_may_finish(tmp_path, capfd):
     assert "interrupted by SIGTERM" in capfd.readouterr().err
 
 
-WITH_CHILD = "import subprocess; subprocess.Popen(['sh', '-c', 'trap \"\" TERM; exec sleep 60'])\ntime.sleep(0.2); print('ready', flush=True); time.sleep(60)"
+WITH_CHILD = """
+import subprocess
+subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 60"])
+time.sleep(0.2); print("ready", flush=True); time.sleep(60)
+"""
 
 
 @pytest.mark.parametrize("prepare", ["", "from lockstep.launch.child import die_with_launcher as d; d()\n"])
