@@ -151,7 +151,10 @@ class Collector:
             chosen = clip(chosen)
             timers.enter(ENV)
             for k, env in enumerate(envs):
-                obs, reward, terminated, truncated, last = env.step(chosen[k])
+                try:
+                    obs, reward, terminated, truncated, last = env.step(chosen[k])
+                except Exception as error:
+                    raise self._failed_in_step(k, error) from error
                 observation[k, t + 1] = obs
                 self._reward[k, t] = reward
                 self._terminated[k, t] = terminated
@@ -175,6 +178,15 @@ class Collector:
         self.episodes[k].update(self._reward[k], ended, weight)
         return Rollout(
             self._observation[k], self._action[k], self._reward[k], self._terminated[k], ended, weight, final
+        )
+
+    def _failed_in_step(self, k: int, error: Exception) -> RunError:
+        size = self._reward.shape[2]
+        first = self._world.shards[k] * size
+        what = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        return RunError(
+            f"rank {self._world.rank} failed in env.step of shard {self._world.shards[k]} "
+            f"(environments {first} to {first + size - 1}): {what}"
         )
 
     def _refuse_not_finite(self, k: int) -> None:

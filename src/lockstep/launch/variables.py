@@ -25,6 +25,8 @@ def variables(ranks: int, cores: int, environment: Mapping[str, str] | None = No
     inherited = {
         k: v for k, v in inherited.items() if not k.startswith("TORCHELASTIC_") and k != "LOCKSTEP_TERMINAL_FD"
     }
+    if "OMP_NUM_THREADS" in inherited:
+        inherited["LOCKSTEP_USER_THREADS"] = "1"  # a rank knows whose choice it finds, and may use fewer than ours
     common = {
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
         "PYTHONUNBUFFERED": "1",  # this and the next: a log of a killed rank that tells something

@@ -5,6 +5,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from lockstep.record.rank_log import Both
+
 _REDRAW_S = 0.1
 
 
@@ -28,6 +30,8 @@ class Console:
         """Show one line that stays."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            if isinstance(self._file, Both):
+                print(text, file=self._file.log)
         else:
             self._print(text)
 
@@ -57,7 +61,8 @@ class Console:
         from rich.text import Text
 
         if self._live is None:
-            console = RichConsole(file=self._file, soft_wrap=True)
+            terminal = self._file.terminal if isinstance(self._file, Both) else self._file  # no drawing in the log
+            console = RichConsole(file=terminal, soft_wrap=True)
             # No thread of its own: it would take the interpreter from the training loop.
             self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
             self._live.start()

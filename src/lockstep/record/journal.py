@@ -15,6 +15,7 @@ from lockstep.progress import Progress
 from lockstep.record.console import Console
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
 from lockstep.record.failure import read_failure, record_failure
+from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RunDir, mark_failed
 from lockstep.record.summary import empty_summary
 from lockstep.record.timers import PHASES
@@ -34,12 +35,13 @@ class Journal:
         evaluated_at: step of the last evaluation, -1 before the first.
     """
 
-    def __init__(self, run: Run, world: World, run_dir: RunDir) -> None:
+    def __init__(self, run: Run, world: World, run_dir: RunDir, *, joined: bool) -> None:
         self.path, self.summary = run_dir.path, empty_summary(run)
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at = -1
         self.local_episodes = 0
         self._world, self._run, self._run_dir = world, run, run_dir
+        self._log = None if joined else RankLog(run_dir.path, world.rank)
         self._console = Console() if world.rank == 0 else None
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._sums = np.zeros(3)
@@ -53,7 +55,7 @@ class Journal:
         """Make the run directory on rank 0, or refuse on every rank; collective. `joined`: the launcher made it."""
         if joined:
             assert path is not None
-            return cls(run, world, RunDir.join(path))
+            return cls(run, world, RunDir.join(path), joined=True)
         answer: dict[str, str] = {}
         run_dir: RunDir | None = None
         if world.rank == 0:
@@ -68,7 +70,7 @@ class Journal:
         if run_dir is None:
             Path(answer["path"]).mkdir(parents=True, exist_ok=True)  # a host that does not share rank 0's disk
             run_dir = RunDir.join(answer["path"])
-        return cls(run, world, run_dir)
+        return cls(run, world, run_dir, joined=False)
 
     @property
     def logged_at(self) -> int:
@@ -153,6 +155,11 @@ class Journal:
             self._run_dir.write_summary(self.summary)
             self._prove(ranks)
 
+    def warn(self, text: str) -> None:
+        """Tell the user once, from rank 0."""
+        if self._console is not None:
+            self._console.line(f"warning: {text}")
+
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
         """The end of a run by an error; the first failure of any rank is the one that is told."""
         record_failure(self.path, rank=rank, message=message, code=1)
@@ -172,6 +179,8 @@ class Journal:
         """Close files and console."""
         if self._console is not None:
             self._console.close()
+        if self._log is not None:
+            self._log.close()
         self._run_dir.close()
 
     def _count(self, progress: Progress, elapsed: float) -> None:

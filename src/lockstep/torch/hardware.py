@@ -1,4 +1,4 @@
-"""Threads and arithmetic modes of this process, fixed before the first step because they change bits."""
+"""Threads and arithmetic modes of this process."""
 
 import os
 
@@ -9,20 +9,39 @@ from lockstep.cores import usable_cores
 from lockstep.run import Run
 from lockstep.world import World
 
+_WORTH_A_SECOND_THREAD = 100_000_000
+"""Rows times parameters of a gradient step, from which handing work to more threads pays (about 2 ms of arithmetic).
 
-def prepare(run: Run, world: World) -> None:
-    """Set what a pinned run pins; otherwise share the cores of the host among its ranks."""
-    if world.pinned:
-        torch.set_num_threads(run.shard_threads)
-        threadpool_limits(run.shard_threads)  # numpy's matrix products
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, usable_cores() // world.local_size))
-    if world.pinned and torch.cuda.is_available() and run.device != "cpu":
+Below it threads cost more than they bring, and on a machine with other work they wait for each other: 20 times slower was
+measured for a small network with two threads on two busy cores.
+"""
+
+
+def pin(run: Run, world: World) -> None:
+    """Fix what changes bits, before the first number is computed; does nothing for a run that is not pinned."""
+    if not world.pinned:
+        return
+    torch.set_num_threads(run.shard_threads)
+    threadpool_limits(run.shard_threads)  # numpy's matrix products
+    if torch.cuda.is_available() and run.device != "cpu":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
+
+
+def share_cores(world: World, work: int) -> None:
+    """Give this rank its part of the host's cores, if a gradient step is `work` enough for more than one.
+
+    Leaves alone what the user (OMP_NUM_THREADS) or `shard_threads` decided.
+    """
+    ours = os.environ.get("LOCKSTEP_LAUNCHER") == "lockstep" and "LOCKSTEP_USER_THREADS" not in os.environ
+    if world.pinned or ("OMP_NUM_THREADS" in os.environ and not ours):
+        return
+    threads = max(1, usable_cores() // world.local_size) if work >= _WORTH_A_SECOND_THREAD else 1
+    torch.set_num_threads(threads)
+    threadpool_limits(threads)
 
 
 def describe(device: torch.device) -> str:

@@ -28,11 +28,12 @@ from lockstep.signals import WATCHED, StopSignals
 from lockstep.torch.comm import Comm
 from lockstep.torch.evaluation import Evaluation
 from lockstep.torch.export import BEST_POLICY_FILE, POLICY_FILE, save_policy, start_from
-from lockstep.torch.hardware import describe, prepare
+from lockstep.torch.hardware import describe, pin, share_cores
 from lockstep.torch.networks import Policy
 from lockstep.watch import Observed, Watch
 from lockstep.world import World
 
+MIN_EXACT_ENVS = 4
 PEER_DELAY_S = 1.5
 """How long a rank that fails only because another one did waits before it leaves, so that the other is seen first."""
 
@@ -57,7 +58,7 @@ class Session:
         self._init_from = init_from
         self._signals, self._stack = StopSignals(), contextlib.ExitStack()
         self._stop_return = run.stop_return if run.stop_return is not None else self.spec.reward_threshold
-        prepare(run, self.world)
+        pin(run, self.world)
         self.comm = Comm(
             self.world,
             device=run.device,
@@ -105,6 +106,15 @@ class Session:
     def make_envs(self, num_envs: int) -> list[VectorEnv]:
         """The vector environment of each local shard; closed with the session."""
         size = self.world.shard_size(num_envs, "num_envs")
+        if self.world.pinned and size < MIN_EXACT_ENVS:
+            self.journal.warn(
+                f"{size} environments in a shard: kernels for fewer than {MIN_EXACT_ENVS} rows may give other bits in another "
+                f"version of a library; use num_envs >= {MIN_EXACT_ENVS * self.world.num_shards} or fewer shards"
+            )
+        if self.world.num_shards % self.world.size:
+            self.journal.warn(
+                f"{self.world.num_shards} shards do not divide among {self.world.size} ranks: some ranks do more work than others"
+            )
         envs = [make_vector_env(self.run.task, self.run.env, size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)
@@ -114,6 +124,8 @@ class Session:
         self, policy: Policy, observations: RunningMoments | None, shared_tensors: Callable[[], dict[str, Tensor]]
     ) -> None:
         """Say what is trained; starts it from `--init-from`, equal on all ranks."""
+        rows = self.run.num_envs * self.run.algorithm.num_steps // self.run.algorithm.num_minibatches
+        share_cores(self.world, rows // self.world.size * sum(p.numel() for p in policy.parameters()))
         self._policy, self._observations, self._shared_tensors = policy, observations, shared_tensors
         if self._init_from is not None:
             start_from(self._init_from, policy, observations)

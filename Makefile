@@ -1,0 +1,77 @@
+# One word per job. `make train` and `make test` set everything up by themselves, in .venv, from a clean clone.
+
+PYTHON ?= python3
+RANKS ?= 2
+JOBS ?= 2
+TORCH_INDEX ?=
+
+BIN := .venv/bin
+PIP_FLAGS := --disable-pip-version-check
+# Suites that start processes and watch clocks: alone, one test after another.
+SERIAL := $(wildcard tests/ranks tests/unit/launch)
+
+.PHONY: help setup train test test-planted test-learning test-slow test-gpu check format clean
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
+
+setup: .venv/.installed  ## Make .venv with everything pinned; quick when nothing changed. TORCH_INDEX=URL: where torch comes from.
+	@$(BIN)/python -c 'from lockstep.doctor import cpu_only_torch as ask; w = ask(); w and print("WARNING:", w)' >&2
+
+train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
+	@run=runs/cartpole-$$(date +%Y%m%d-%H%M%S); \
+	$(BIN)/lockstep train cartpole --ranks $(RANKS) --run-dir $$run && \
+	$(BIN)/python -c 'import json, sys; s = json.load(open(sys.argv[1]))["status"]; sys.exit(s != "solved" and f"make train: the run ended {s}, not solved")' $$run/summary.json && \
+	printf '\nNext:\n  . .venv/bin/activate\n  lockstep evaluate %s --episodes 100\n  tensorboard --logdir runs\n' $$run
+
+test: setup .venv-jax/.installed  ## Run all quick suites, then the JAX ones in an environment without torch.
+	@code=0; \
+	$(BIN)/python -m pytest -n $(JOBS) $(SERIAL:%=--ignore=%) || code=1; \
+	$(BIN)/python -m pytest $(SERIAL) || code=1; \
+	.venv-jax/bin/python -m pytest tests/golden/test_jax_returns.py || code=1; \
+	exit $$code
+
+test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
+	$(BIN)/python -m pytest -m planted
+
+test-learning: setup  ## Train until solved, many seeds.
+	$(BIN)/python -m pytest -m learning
+
+test-slow: setup  ## The tests that take minutes.
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: setup  ## The tests that need a GPU; they skip without one.
+	$(BIN)/python -m pytest -m gpu
+
+check: setup .venv-jax/.installed  ## Format, lint and types.
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath .venv-jax/bin/python src/lockstep/jax
+
+format: setup  ## Format the code and mend what the linter can mend.
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## Remove environments, caches and builds; runs/ stays.
+	rm -rf .venv .venv-jax build dist .pytest_cache .ruff_cache src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A system without the venv module's own pip gets it from the pip that it has.
+define new_venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
+	@test -x $(1)/bin/pip || $(PYTHON) -m venv $(1) || { $(PYTHON) -m venv --without-pip $(1) && $(PYTHON) -m pip --python $(1)/bin/python install pip; }
+endef
+
+.venv/.installed: requirements.lock pyproject.toml
+	@echo 'Setting up .venv; the first time torch is downloaded, which takes a while.'
+	$(call new_venv,.venv)
+	$(BIN)/pip install $(PIP_FLAGS) -r requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	$(BIN)/pip install $(PIP_FLAGS) --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-jax/.installed: requirements-jax.lock pyproject.toml
+	$(call new_venv,.venv-jax)
+	.venv-jax/bin/pip install $(PIP_FLAGS) -r requirements-jax.lock
+	.venv-jax/bin/pip install $(PIP_FLAGS) --quiet --no-deps --no-build-isolation -e .
+	@touch $@

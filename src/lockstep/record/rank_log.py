@@ -1,0 +1,42 @@
+"""One log per rank, also where no launcher of ours sends each rank's output to a file."""
+
+import sys
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+
+class RankLog:
+    """Until closed, what this process prints goes to its log as well as to where it went before."""
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        path = run_dir / "logs" / f"rank_{rank}.log"
+        path.parent.mkdir(exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = (cast(TextIO, Both(stream, self._file)) for stream in self._before)
+
+    def close(self) -> None:
+        """Give the streams back."""
+        sys.stdout, sys.stderr = self._before
+        self._file.close()
+
+
+class Both:
+    """A stream that writes to two; everything else is the first one's.
+
+    Attributes:
+        terminal: where the user looks.
+        log: the copy.
+    """
+
+    def __init__(self, terminal: TextIO, log: TextIO) -> None:
+        self.terminal, self.log = terminal, log
+
+    def write(self, text: str) -> int:
+        """Write to both; the log may be closed already."""
+        if not self.log.closed:
+            self.log.write(text)
+        return self.terminal.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.terminal, name)

@@ -1,0 +1,162 @@
+"""Functions that the tests of this folder call inside ranks: whole training runs, one after another in the same processes."""
+
+import dataclasses
+import json
+import os
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import World, spawn
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.launch.variables import free_port
+from lockstep.run import NetworkConfig, Run, override
+
+
+def small(task: str, **changes: Any) -> Run:
+    """20 updates of a small network, a few seconds on one core."""
+    run = Run(
+        task=task,
+        num_envs=16,
+        total_steps=20 * 16 * 8,
+        algorithm=PPOConfig(num_steps=8, num_epochs=2, num_minibatches=2, learning_rate=1e-3),
+        network=NetworkConfig(hidden=(16, 16)),
+        log_every=16 * 8 * 5,
+        evaluate_every=None,
+        evaluate_episodes=8,
+        stop_when_solved=False,
+        timeout_s=30.0,
+        startup_timeout_s=60.0,
+    )
+    return override(run, changes)
+
+
+@dataclasses.dataclass
+class Job:
+    """One training run to be made inside ranks."""
+
+    run: Run
+    folder: str
+    port: int = dataclasses.field(default_factory=free_port)
+    shared_memory: bool = True
+    init_from: tuple[str, ...] = ()
+    """A policy file for each rank."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What one rank saw of a run."""
+
+    summary: dict[str, Any]
+    error: str
+    counts: Counter[str]
+    messages: Counter[str]
+    env_seeds: list[int]
+    moved: bool
+
+
+def job(run: Run, tmp_path: Path, name: str, **kwargs: Any) -> Job:
+    return Job(run, str(tmp_path / name), **kwargs)
+
+
+def train_all(ranks: int, jobs: dict[str, Job]) -> dict[str, list[Outcome]]:
+    """Every job on `ranks` ranks, in the same processes; for each what its ranks saw."""
+    told = spawn(train_each, ranks, (jobs,), timeout_s=600)
+    return {name: [outcomes[name] for outcomes in told] for name in jobs}
+
+
+def train_each(rank: int, jobs: dict[str, Job]) -> dict[str, Outcome]:
+    return {name: train_one(rank, one) for name, one in jobs.items()}
+
+
+def train_one(rank: int, one: Job) -> Outcome:
+    """Train, counting what really happens in this process: steps of environments, rows acted on, rows differentiated."""
+    from unittest import mock
+
+    from lockstep.torch import ppo, session
+    from lockstep.torch.comm import Comm
+    from lockstep.torch.networks import Policy
+    from lockstep.train import train
+
+    size = int(os.environ["WORLD_SIZE"])
+    world = World(rank=rank, size=size, address="127.0.0.1", port=one.port)
+    counts: Counter[str] = Counter()
+    seeds: list[int] = []
+    kept: dict[str, Any] = {}
+
+    def counted_env(*args: Any, **kwargs: Any) -> Any:
+        env = make_env(*args, **kwargs)
+        step, reset = env.step, env.reset
+
+        def counted_step(action: np.ndarray) -> Any:
+            counts["steps"] += len(action)
+            return step(action)
+
+        def counted_reset(given: list[int]) -> Any:
+            seeds.extend(given)
+            return reset(given)
+
+        env.step, env.reset = counted_step, counted_reset
+        return env
+
+    def counted_actor(*args: Any) -> Any:
+        actor = actor_of(*args)
+
+        def act(observation: np.ndarray) -> np.ndarray:
+            counts["acted"] += int(np.prod(observation.shape[:-1]))
+            return actor(observation)
+
+        return act
+
+    class CountedPolicy(Policy):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            kept["before"] = {name: p.detach().clone() for name, p in self.named_parameters()}
+            kept["policy"] = self
+
+        def forward(self, observation: Any) -> Any:
+            parameters, value = super().forward(observation)
+            if value.requires_grad and not run_compiles:
+                value.register_hook(lambda gradient: counts.update(differentiated=len(gradient)))
+            return parameters, value
+
+    def keep_comm(*args: Any, **kwargs: Any) -> Comm:
+        kept["comm"] = Comm(*args, **kwargs, shared_memory=one.shared_memory)
+        return kept["comm"]
+
+    make_env, actor_of, run_compiles = session.make_vector_env, ppo.actor_of, one.run.compile
+    summary, error = {}, ""
+    with (
+        mock.patch.object(session, "make_vector_env", counted_env),
+        mock.patch.object(ppo, "actor_of", counted_actor),
+        mock.patch.object(ppo, "Policy", CountedPolicy),
+        mock.patch.object(session, "Comm", keep_comm),
+    ):
+        try:
+            init_from = one.init_from[rank] if one.init_from else None
+            summary = train(one.run, run_dir=one.folder, world=world, init_from=init_from)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+            traceback.print_exc()
+    before, policy = kept.get("before", {}), kept.get("policy")
+    moved = policy is not None and all(bool((before[n] != p).any()) for n, p in policy.named_parameters())
+    comm = kept.get("comm")
+    return Outcome(summary, error, counts, Counter(comm.num_messages if comm else {}), seeds, moved)
+
+
+def lines(folder: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """A JSON-lines file of a run directory."""
+    return [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]
+
+
+def timeless(folder: str) -> list[dict[str, Any]]:
+    """The metrics of a run without what clocks said."""
+    return [
+        {key: value for key, value in line.items() if key != "time_s" and not key.startswith("time/")}
+        for line in lines(folder)
+    ]
+
+
