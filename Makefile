@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
 # Suites that start processes and watch clocks: alone, one test after another.
-SERIAL := $(wildcard tests/ranks tests/unit/launch)
+SERIAL := $(wildcard tests/ranks tests/house tests/unit/launch)
 
 .PHONY: help setup train test test-planted test-learning test-slow test-gpu check format clean
 
@@ -46,7 +46,7 @@ test-gpu: setup  ## The tests that need a GPU; they skip without one.
 check: setup .venv-jax/.installed  ## Format, lint and types.
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pyright --pythonpath .venv-jax/bin/python src/lockstep/jax
 
 format: setup  ## Format the code and mend what the linter can mend.

@@ -31,7 +31,11 @@ def quota(episodes: int, world: World, shard: int) -> tuple[int, int]:
 
 
 def play(
-    env: VectorEnv, choose: Callable[[np.ndarray], np.ndarray], episodes: int, seeds: list[int], beat: Callable[[], object]
+    env: VectorEnv,
+    choose: Callable[[np.ndarray], np.ndarray],
+    episodes: int,
+    seeds: list[int],
+    beat: Callable[[], object],
 ) -> Episodes:
     """Play `episodes` episodes on the environments of `env`, each environment its fixed share of them.
 

@@ -2,9 +2,10 @@
 
 import json
 import struct
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 _ARRAY = "__array__"
 
@@ -14,12 +15,15 @@ def encode(value: Any) -> bytes:
     blobs: list[bytes] = []
 
     def replace(item: Any) -> Any:
+        kind = type(item).__name__
         if isinstance(item, np.generic):
-            return item.item()
-        if isinstance(item, np.ndarray) and item.dtype.kind in "biuf":
-            blobs.append(item.tobytes())
-            return {_ARRAY: [item.dtype.str, list(item.shape), len(blobs[-1])]}
-        raise TypeError(f"{type(item).__name__} cannot be sent between ranks; send numbers, text, lists, dicts or arrays")
+            return cast(Any, item).item()
+        if isinstance(item, np.ndarray):
+            array = cast(NDArray[Any], item)
+            if array.dtype.kind in "biuf":
+                blobs.append(array.tobytes())
+                return {_ARRAY: [array.dtype.str, list(array.shape), len(blobs[-1])]}
+        raise TypeError(f"{kind} cannot be sent between ranks; send numbers, text, lists, dicts or arrays")
 
     text = json.dumps(value, default=replace).encode()
     return struct.pack("<q", len(text)) + text + b"".join(blobs)

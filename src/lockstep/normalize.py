@@ -1,4 +1,4 @@
-"""Running moments of observations and returns: frozen while a rollout is collected, updated once from all shards' sums."""
+"""Running moments of observations and returns: frozen during a rollout, updated once from all shards' sums."""
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class RunningMoments:
         return np.clip(scaled, -_LIMIT, _LIMIT, out=scaled)
 
     def scale(self, rows: np.ndarray) -> np.ndarray:
-        """x / deviation as float32, within 10; for rewards, whose sign must stay."""
+        """`x / deviation` as float32, within 10; for rewards, whose sign must stay."""
         if self.count == 0:
             return rows
         return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + _EPS)), -_LIMIT, _LIMIT)

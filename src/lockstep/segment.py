@@ -1,8 +1,8 @@
 """Memory that the ranks of one host share: the board of who does what, and slots to exchange numbers through.
 
 The memory is anonymous (memfd): other ranks open it through /proc while its creator lives, so nothing is ever left in
-/dev/shm, whoever is killed and when. Each rank holds a file lock on its own byte as long as it lives: a lock that can be
-taken belongs to a dead process, also where process ids are not visible.
+/dev/shm, whoever is killed and when. Each rank holds a file lock on its own byte as long as it lives: a lock that can
+be taken belongs to a dead process, also where process ids are not visible.
 
 Plain stores are seen by other processors in program order on x86 only (total store order). Elsewhere `supported()` is
 false and callers use their network backend.
@@ -113,7 +113,7 @@ class Segment:
         self._words[base + _SEQUENCE] = self._sequence  # last: whoever sees this number sees all of the above
 
     def wait(self, on_wait: Callable[[int], None]) -> None:
-        """Wait until every rank has arrived; `on_wait(index)` is asked now and then and raises when waiting is in vain."""
+        """Wait until every rank has arrived; `on_wait(index)` is asked now and then; raises if in vain."""
         words, sequence = self._words, self._sequence
         for index in range(self.count):
             place = index * _LINE + _SEQUENCE

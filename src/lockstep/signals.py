@@ -26,7 +26,9 @@ class StopSignals:
             self._before = {number: signal.signal(number, self._on_signal) for number in WATCHED}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Give the signals back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

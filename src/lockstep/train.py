@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import ConfigError, RunError
+from lockstep.errors import ConfigError
 from lockstep.run import Run, override
 from lockstep.world import World
 

@@ -1,7 +1,8 @@
 """Nothing hangs in silence: a thread in every rank looks at what all ranks of the host are doing.
 
-A rank that stays in one phase beyond its bound, and is not merely waiting for others, is stuck. The first watcher to see
-it writes one report that names the rank, the phase, for how long, and what the others wait in; then every rank leaves.
+A rank that stays in one phase beyond its bound, and is not merely waiting for others, is stuck. The first watcher to
+see it writes one report that names the rank, the phase, for how long, and what the others wait in; then every rank
+leaves.
 """
 
 import os
@@ -66,7 +67,7 @@ class Watch:
 
     Args:
         observe: what the ranks of this host do now.
-        on_stall: called in the watching thread with the stuck rank and the report; afterwards the process leaves with 1.
+        on_stall: called in the watching thread with the stuck rank and the report; then the process leaves with 1.
         signalled: when a signal asked this process to stop (monotonic seconds) and which one; None while none did.
         timeout_s: bound on any phase after the first update.
         startup_timeout_s: bound before it.

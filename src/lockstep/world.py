@@ -13,11 +13,16 @@ import numpy as np
 
 from lockstep.errors import ConfigError
 
-# (global rank, world size, local rank, local size), first launcher whose rank variable is present wins. The order matters:
-# a torchrun started by srun inherits SLURM's variables, so the inner launcher must be asked first.
+# (global rank, world size, local rank, local size); the first launcher whose rank variable is present wins. The order
+# matters: a torchrun started by srun inherits SLURM's variables, so the inner launcher must be asked first.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
     "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
 }
 
@@ -75,8 +80,8 @@ class World:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
         """The world a launcher described in environment variables; a world of one without a launcher.
 
-        Understands torchrun's variables (ours are the same), Open MPI's and SLURM's. The global rank always comes from the
-        global variable, the device from the local one.
+        Understands torchrun's variables (ours are the same), Open MPI's and SLURM's. The global rank always comes from
+        the global variable, the device from the local one.
         """
         for launcher, (rank, size, local_rank, local_size) in _LAUNCHERS.items():
             if rank not in environment or size not in environment:
@@ -124,7 +129,7 @@ class World:
 
 
 def block(total: int, parts: int, index: int) -> range:
-    """The `index`-th of `parts` contiguous blocks of `range(total)`, the first ones longer by one when it does not divide."""
+    """The `index`-th of `parts` contiguous blocks of `range(total)`; the first are longer by one if need be."""
     size, rest = divmod(total, parts)
     start = index * size + min(index, rest)
     return range(start, start + size + (index < rest))
@@ -133,8 +138,8 @@ def block(total: int, parts: int, index: int) -> range:
 def stream(seed: int, name: str, index: int = 0) -> np.random.Generator:
     """An independent random stream, keyed by what it is for and never by rank.
 
-    Counter-based (Philox; Salmon et al., 2011): streams of different `(seed, name, index)` do not overlap, and a stream is
-    the same wherever its shard lives. `index` is a shard, or the global index of an environment.
+    Counter-based (Philox; Salmon et al., 2011): streams of different `(seed, name, index)` do not overlap, and a stream
+    is the same wherever its shard lives. `index` is a shard, or the global index of an environment.
     """
     digest = hashlib.blake2b(f"{seed}/{name}/{index}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

@@ -32,7 +32,7 @@ class PPOConfig:
     learning_rate_schedule: Literal["constant", "linear", "adaptive"] = "linear"
     """`linear` falls to 0 at `total_steps`; `adaptive` follows the global KL: see `desired_kl`."""
     desired_kl: float = 0.01
-    """`adaptive` only: divide the rate by 1.5 when an epoch's global KL exceeds twice this, multiply below half of it."""
+    """`adaptive` only: divide the rate by 1.5 when an epoch's global KL exceeds twice this, multiply it below half."""
     gamma: float = 0.99
     """Discount per step."""
     gae_lambda: float = 0.95
@@ -58,7 +58,7 @@ class PPOConfig:
     adam_eps: float = 1e-5
     """Adam's epsilon."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901  # one check after another
         """Refuse values that cannot train."""
         for name in ("num_steps", "num_epochs", "num_minibatches"):
             if getattr(self, name) < 1:

@@ -44,6 +44,8 @@ def agree(seen: Failure, ended: list[Rank], run_dir: Path) -> Failure:
         return Failure((lines or [message])[-1], code, rank)
     if rank == seen.rank and code > 128:
         message = seen.message  # whoever wrote saw a connection close; we know why
+    elif any(other.index == rank and other.exit_code == 0 for other in ended):
+        message = f"rank {rank} left early with code 0 while others were still running"
     if f"rank {rank}" not in message:
         message = f"rank {rank}: {message}"
     if phase and phase not in message:

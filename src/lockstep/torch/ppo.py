@@ -117,8 +117,7 @@ class PPO:
         """One gradient step on every shard's part [N] of a minibatch. Returns global sums, weight first, and the norm."""
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
-            with self._precision:
-                loss, sums = self._loss(part)
+            loss, sums = self._loss(part)
             loss.backward()
             self.flat.keep(k, sums)
         sums = self.comm.average_gradients_(self.flat)
@@ -136,7 +135,8 @@ class PPO:
         L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
         """
         c, weight = self.config, batch.weight
-        parameters, value = self.policy(batch.observation)
+        with self._precision:
+            parameters, value = (x.float() for x in self.policy(batch.observation))
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         ratio = log_ratio.exp()
@@ -163,17 +163,21 @@ class PPO:
         rows: list[np.ndarray] = []
         for k, (rollout, observation) in enumerate(zip(rollouts, observations, strict=True)):
             batch = self._batch(rollout, observation)
-            weight, advantage = batch.weight.double(), batch.advantage.double()
-            moments = torch.stack([weight.sum(), weight @ advantage, weight @ advantage.square()])
+            columns = torch.stack([torch.ones_like(batch.target), batch.advantage, batch.target]).double()
+            weight = batch.weight.double()
+            moments = torch.cat([columns @ weight, columns[1:].square() @ weight])
             rows.append(np.concatenate([moments.cpu().numpy(), *self._normalizer_sums(k, rollout), also[k]]))
             batches.append(batch)
         total = self.comm.sum_shards(torch.from_numpy(np.stack(rows)), "moments").numpy()
-        mean, square = total[1] / total[0], total[2] / total[0]
+        mean, target_mean, square, target_square = total[1:5] / total[0]
+        target_variance = max(target_square - target_mean**2, 1e-8)
+        explained = torch.tensor([1.0 - square / target_variance])  # the advantage is what the value left unexplained
+        self.metrics.add(("value/explained_variance",), explained.to(self.comm.device), 1.0)
         if self.config.normalize_advantage:
             scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
             for batch in batches:
                 batch.advantage = (batch.advantage - mean) * scale
-        place = 3
+        place = 5
         for moments in filter(None, (self.observations, self.returns)):
             moments.update(total[place : place + moments.num_sums])
             place += moments.num_sums

@@ -130,6 +130,8 @@ class Session:
         if self._init_from is not None:
             start_from(self._init_from, policy, observations)
             self.comm.broadcast_(policy)
+            if observations is not None:
+                observations.restore(self.comm.broadcast_object(observations.state()))
         self._evaluation = Evaluation(self.run, self.comm, self.spec, policy, observations)
         self._stack.callback(self._evaluation.close)
 

@@ -1,0 +1,132 @@
+"""An algorithm of your own on Lockstep's parts: advantage actor-critic (A2C; Mnih et al., 2016, arXiv:1602.01783).
+
+    python examples/my_algorithm.py                                     one rank
+    python examples/my_algorithm.py --ranks 2                           two; the same learning curve up to rounding
+    python examples/my_algorithm.py --ranks 2 --num-shards 2            pinned: the same *bits* as with --ranks 1
+
+The parts know about ranks, this file does not: it loops over the shards this process holds, and `comm` and `session`
+make sums and decisions global. Shapes: K shards of this rank, T steps, B environments of a shard, O observation.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep import Run, World, spawn
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.progress import Progress
+from lockstep.record.timers import LEARN, OTHER
+from lockstep.rollout import Collector, Rollout
+from lockstep.torch.comm import Comm
+from lockstep.torch.flat import FlatParameters
+from lockstep.torch.metrics import Metrics
+from lockstep.torch.networks import Policy, actor_of
+from lockstep.torch.returns import gae
+from lockstep.torch.session import Session
+from lockstep.world import stream_seed
+
+METRICS = ("loss/policy", "loss/value", "policy/entropy")
+
+
+class A2C:
+    """One gradient step per rollout, with everything that crosses ranks in two messages."""
+
+    def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
+        self.config, self.policy, self.comm = run.algorithm, policy, comm
+        comm.broadcast_(policy)
+        self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(METRICS))
+        self.optimizer = torch.optim.Adam([self.flat.values], lr=self.config.learning_rate)
+        self.metrics = Metrics(METRICS, comm.device)
+
+    def update(self, rollouts: list[Rollout], facts: np.ndarray) -> np.ndarray:
+        """Learn from one rollout of each local shard; returns `facts` [K, M] summed over all shards [M]. Collective."""
+        for k, rollout in enumerate(rollouts):
+            self.flat.zero_gradient_()  # not zero_grad(): gradients are views of one buffer
+            loss, sums = self.loss(rollout)
+            loss.backward()
+            self.flat.keep(k, sums)
+        sums = self.comm.average_gradients_(self.flat)  # divides by the weight of all ranks, so clip after it
+        gradient = self.flat.gradient
+        gradient.mul_((0.5 / (gradient.norm() + 1e-6)).clamp_(max=1.0))
+        self.optimizer.step()
+        self.metrics.add(METRICS, sums[1:], sums[0])
+        return self.comm.sum_shards(torch.from_numpy(facts), "facts").numpy()
+
+    def loss(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """-A log pi(a|s) + c_v (V(s) - target)^2 / 2 - c_e H, *summed* over rows; and the sums to tell, weight first."""
+        c, device, (steps, size) = self.config, self.comm.device, rollout.reward.shape
+        parameters, values = self.policy(torch.from_numpy(rollout.observation).to(device).flatten(0, 1))
+        value, next_value = values.view(steps + 1, size)[:-1], values.view(steps + 1, size)[1:].detach().clone()
+        with torch.no_grad():
+            for t, envs, final in rollout.final:  # truncated: the row after is the next episode's, use the true one
+                next_value[t, torch.from_numpy(envs)] = self.policy(torch.from_numpy(final).to(device))[1]
+            facts = (rollout.reward, rollout.terminated, rollout.ended)
+            reward, terminated, ended = (torch.from_numpy(x).to(device, torch.float32) for x in facts)
+            advantage = gae(
+                reward, value.detach(), next_value, terminated, ended, gamma=c.gamma, gae_lambda=c.gae_lambda
+            )
+        action = torch.from_numpy(rollout.action).to(device).flatten(0, 1)
+        log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters[: steps * size], action)
+        weight = torch.from_numpy(rollout.weight).to(device).flatten()  # 0 where an environment only reset itself
+        policy_loss = -advantage.flatten() * log_prob
+        value_loss = 0.5 * (value - (value.detach() + advantage)).square().flatten()
+        total = weight @ (policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy)
+        return total, torch.stack([torch.ones_like(weight), policy_loss, value_loss, entropy]).detach() @ weight
+
+
+def train(session: Session) -> None:
+    """The loop. `session` brings environments, logs, evaluation, the proof at the end, and tells when it is over."""
+    run, comm, timers = session.run, session.comm, session.timers
+    policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
+    a2c = A2C(run, policy, comm)
+    session.begin(policy, None, lambda: dict(policy.state_dict()))
+    envs, actor, num_steps = session.make_envs(run.num_envs), actor_of(policy, comm.device), run.algorithm.num_steps
+    collector = Collector(
+        comm.world, envs, actor, policy.distribution, num_steps=num_steps, seed=run.seed, timers=timers
+    )
+    progress, batch_size = Progress(run.total_steps), run.num_envs * num_steps
+    with session.training(progress, collector):
+        while not session.over:
+            rollouts = collector.collect()
+            timers.enter(LEARN)
+            told = a2c.update(rollouts, session.local_facts())
+            timers.enter(OTHER)
+            session.advance(batch_size, told)
+            if progress.due(run.log_every, batch_size):
+                session.log(a2c.metrics.read())
+            if progress.due(run.evaluate_every, batch_size):
+                session.evaluate()
+
+
+def rank(_: int, run: Run, run_dir: Path | None = None) -> dict:
+    """One rank from start to end; returns the summary."""
+    with Session(run, World.from_environment(), run_dir=run_dir, init_from=None, joined=False) as session:
+        train(session)
+    return session.summary
+
+
+def main() -> None:
+    """Settings, then ranks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--num-shards", type=int)
+    parser.add_argument("--total-steps", type=int, default=300_000)
+    args = parser.parse_args()
+    run = Run(
+        task="CartPole-v1",
+        num_envs=16,
+        num_shards=args.num_shards,
+        total_steps=args.total_steps,
+        algorithm=PPOConfig(num_steps=8, learning_rate=2e-3, gae_lambda=0.95),  # A2C's settings are among PPO's
+    )
+    if args.ranks > 1:
+        spawn(rank, args.ranks, (run,))
+    else:
+        rank(0, run)
+
+
+if __name__ == "__main__":
+    main()

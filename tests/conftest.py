@@ -1,0 +1,69 @@
+"""For all tests: GPU tests skip without a GPU, and no process outlives the tests that started it."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+# Children inherit it, and theirs too; this process's own environment, as /proc shows it, is from before.
+_MARK = "LOCKSTEP_TEST_SESSION"
+_GRACE_S = 5.0
+# Python's own helper of shared memory and semaphores ends with the process that it serves.
+_ALLOWED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_reported: list[str] = []
+
+
+def pytest_configure() -> None:
+    os.environ[_MARK] = uuid4().hex
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any("gpu" in item.keywords for item in items) and not Path("/dev/nvidia0").exists():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist tells the controller what its tests left."""
+    _reported.extend(getattr(node, "workeroutput", {}).get(_MARK, []))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    left = _reported if session.config.getoption("numprocesses", None) else _end_what_is_left()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_MARK] = left
+    elif left:
+        print("\nleft behind by the tests, now killed:", *left, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _end_what_is_left() -> list[str]:
+    deadline = time.monotonic() + _GRACE_S
+    while (left := dict(_left_behind())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return [f"process {pid}: {command}" for pid, command in left.items()]
+
+
+def _left_behind() -> Iterator[tuple[int, str]]:
+    """Living processes that this session's tests started, directly or not."""
+    mark = f"{_MARK}={os.environ[_MARK]}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
+        except OSError:  # it ended meanwhile, or is somebody else's
+            continue
+        if mark in environment.split(b"\0"):
+            words = command.replace(b"\0", b" ").decode(errors="replace").strip()
+            if not any(allowed in words for allowed in _ALLOWED):
+                yield int(entry.name), words

@@ -1,0 +1,63 @@
+"""What README and guides tell people to type is typed, in order, in an empty directory; only the steps are fewer."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import CHINESE, PAGES, ROOT, blocks, commands, name
+
+# These set up an environment, or are what runs this test.
+NOT_TYPED = ("make ", "pip ", "git ", ". .venv/bin/activate", "pre-commit ", "pytest ", ".venv-jax/", "python -m build")
+NOT_TYPED += (".ci/", "$EDITOR", "tensorboard ")
+SHORTER = {"lockstep train": "--set total_steps=4096", "-m lockstep.train": "--set total_steps=4096"}
+SHORTER |= {"my_cartpole.py": "--set total_steps=4096", "examples/my_loop.py": "--updates 2"}
+
+
+def typed(page: Path) -> list[str]:
+    return [command for command in commands(page) if not command.startswith(NOT_TYPED)]
+
+
+def shorter(command: str) -> str:
+    """The same command with less to do; the flag goes behind the last of several commands."""
+    last = command.rpartition("&&")[2]
+    return f"{command} {next((flag for part, flag in SHORTER.items() if part in last), '')}".strip()
+
+
+def run(command: str, folder: Path) -> str:
+    environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    runs = sorted((folder / "runs").glob("*/summary.json"))
+    if runs:
+        command = command.replace("runs/NAME", f"runs/{runs[0].parent.name}")
+    done = subprocess.run(
+        ["bash", "-c", shorter(command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if typed(page) and CHINESE not in page.name], ids=name)
+def test_commands_run(page, tmp_path):
+    for folder in ("examples", "benchmarks"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    for block in blocks(page):
+        if block.file:
+            (tmp_path / block.file).write_text(block.body)
+    for command in typed(page):
+        if "runs/NAME" in command and not (tmp_path / "runs").exists():
+            run("lockstep train cartpole", tmp_path)
+        told = run(command, tmp_path)
+        if command.startswith("grep -h params_fingerprint"):
+            assert len(set(re.findall(r"[0-9a-f]{32}", told))) == 1, told
+        if command.startswith("lockstep train") and "--ranks 2" in command:
+            assert "parameters equal on all 2 ranks" in told
+            assert "data different on all 2 ranks" in told
+
+
+def test_shorter_reaches_what_trains():
+    assert shorter("lockstep train cartpole").endswith("--set total_steps=4096")
+    assert shorter("lockstep recipe cartpole > my.py && lockstep train my.py:recipe").endswith("total_steps=4096")
+    assert shorter("lockstep doctor") == "lockstep doctor"

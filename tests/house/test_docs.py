@@ -1,0 +1,139 @@
+"""Pages say what is so: links lead somewhere, tables match the code, translations hold the same commands."""
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from pages import CHINESE, PAGES, ROOT, blocks, commands, name, prose, tables
+
+from lockstep import settings
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.record.summary import empty_summary
+from lockstep.run import EnvConfig, NetworkConfig, Run
+
+TRANSLATED = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/guides/*.md") if not p.name.endswith(CHINESE))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def in_chinese(page: Path) -> Path:
+    return page.with_name(page.name.removesuffix(".md") + CHINESE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_pages_are_found():
+    assert len(PAGES) > 20
+    assert all(len(commands(page)) > 0 for page in TRANSLATED)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    broken = []
+    for link in LINK.findall(page.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=name)
+def test_the_translation_holds_the_same_commands(page):
+    assert blocks(in_chinese(page)) == blocks(page)
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=name)
+def test_the_translation_has_the_same_shape(page):
+    """As many headings, rows, points and pictures: nothing was left out, nothing added to one side alone."""
+
+    def shape(text: str) -> list[int]:
+        kinds = (r"^#+ ", r"^\|", r"^- ", r"!\[", r"^    \S")
+        return [len(re.findall(kind, text, re.MULTILINE)) for kind in kinds]
+
+    assert shape(prose(in_chinese(page))) == shape(prose(page))
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=name)
+def test_the_translation_is_chinese(page):
+    text = prose(in_chinese(page))
+    chinese, words = len(re.findall(r"[\u4e00-\u9fff]", text)), len(re.findall(r"[A-Za-z]{2,}", re.sub(LINK, "", text)))
+    assert chinese > 3 * words
+
+
+@pytest.mark.parametrize(
+    ("page", "config"),
+    [
+        ("docs/algorithms/ppo.md", PPOConfig()),
+        ("docs/algorithms/ppo.md", NetworkConfig()),
+        ("docs/settings.md", Run(task="any")),
+        ("docs/settings.md", EnvConfig()),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_every_setting_is_documented_with_its_default(page, config):
+    documented = {row[0].strip("`"): row[1:] for row in tables((ROOT / page).read_text(), "setting")}
+    nested = {"algorithm", "network", "env"} if isinstance(config, Run) else set()
+    for field in fields(config):
+        if field.name in nested:
+            continue
+        default, meaning = documented.pop(field.name)
+        assert meaning, field.name
+        if field.name != "task":
+            assert yaml.safe_load(default.strip("`")) == settings.plain(config)[field.name], field.name
+
+
+def test_no_setting_is_documented_that_does_not_exist():
+    known = {field.name for config in (PPOConfig, NetworkConfig, EnvConfig, Run) for field in fields(config)}
+    for page in ("docs/algorithms/ppo.md", "docs/settings.md"):
+        assert {row[0].strip("`") for row in tables((ROOT / page).read_text(), "setting")} <= known
+
+
+def test_equations_stand_in_the_code():
+    rows = tables((ROOT / "docs/algorithms/ppo.md").read_text(), "equation")
+    assert len(rows) > 10
+    for _, line, file in rows:
+        assert line.strip("`") in (ROOT / "src/lockstep" / file.strip("`")).read_text(), line
+
+
+def test_every_key_of_the_summary_is_documented():
+    rows = tables((ROOT / "docs/metrics.md").read_text(), "key")
+    assert {key for row in rows for key in re.findall(r"`(\w+)`", row[0])} == set(empty_summary())
+
+
+def test_the_guide_shows_the_example_as_it_is():
+    """Code of the guide, line by line and in this order, is code of `examples/my_loop.py`."""
+    source = [line.partition("  #")[0].strip() for line in (ROOT / "examples/my_loop.py").read_text().splitlines()]
+    for block in blocks(ROOT / "docs/guides/your-own-script-in-six-changes.md"):
+        if block.language == "python":
+            lines = [line.strip() for line in block.body.splitlines()]
+            assert any(source[i : i + len(lines)] == lines for i in range(len(source))), block.body
+
+
+def test_decisions_are_listed():
+    folder = ROOT / "docs/decisions"
+    linked = LINK.findall((folder / "README.md").read_text())
+    assert linked == sorted(path.name for path in folder.glob("0*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_number_is_missing(page):
+    assert "MEASURE" not in page.read_text()
+
+
+@pytest.mark.parametrize("given", [["--help"], ["train", "--help"], ["recipe"], ["recipe", "cartpole"]], ids=" ".join)
+def test_cheap_commands_run(given):
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.cli", *given], capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cartpole" in done.stdout.lower() or "--ranks" in done.stdout

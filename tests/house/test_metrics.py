@@ -1,0 +1,52 @@
+"""docs/metrics.md names exactly the metrics that the code emits."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.algorithms.ppo import METRICS
+from lockstep.record.timers import PHASES
+
+ROOT = Path(__file__).parents[2]
+# A metric by its whole name between backticks, such as `loss/policy`; paths and commands have a dot, a space or more.
+NAME = re.compile(r"`([a-z]+/[a-z0-9_]+)`")
+
+
+def documented(text: str) -> set[str]:
+    return set(NAME.findall(text))
+
+
+def emitted() -> set[str]:
+    """Names of the algorithm's table, and the keys written in record/: `metrics["..."] = `, the phases' filled in."""
+    names = set(METRICS)
+    for path in (ROOT / "src/lockstep/record").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    names |= keys(target)
+    return names
+
+
+def keys(target: ast.expr) -> set[str]:
+    if not (isinstance(target, ast.Subscript) and ast.unparse(target.value) == "metrics"):
+        return set()
+    if isinstance(target.slice, ast.Constant):
+        return {target.slice.value}
+    assert isinstance(target.slice, ast.JoinedStr), f"a metric's name that this test cannot read: {ast.unparse(target)}"
+    template = ast.unparse(target.slice)
+    return {eval(template, {"name": phase}) for phase in PHASES}
+
+
+def test_docs_name_what_the_code_emits():
+    assert documented((ROOT / "docs/metrics.md").read_text()) == emitted()
+
+
+def test_emitted_sees_all_kinds():
+    assert {"loss/policy", "episode/return_mean", "time/env_s", "time/env_s_max", "progress/updates"} <= emitted()
+
+
+@pytest.mark.parametrize("text", ["| `loss/policy` | clipped |", "### `loss/policy`\n"])
+def test_documented_reads_tables_and_headings(text):
+    assert documented(text + "see `docs/x.md`, `make test`, `runs/`") == {"loss/policy"}

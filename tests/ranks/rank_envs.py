@@ -1,0 +1,75 @@
+"""Environments that know their rank: what a test needs to make one rank's data unlike the other's."""
+
+import os
+import signal
+import time
+
+import numpy as np
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+
+
+class Ticking:
+    """Episodes of a length and a reward per step that depend on the rank; observations are noise.
+
+    `signal_at`: the last rank sends itself SIGUSR1 in this step. `slow_s`: every step of it takes this long.
+    """
+
+    def __init__(self, num_envs, lengths=(4, 4), rewards=(1.0, 1.0), signal_at=None, slow_s=0.0):
+        self.rank, self.ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.spec = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", True)
+        self.num_envs = num_envs
+        self.length, self.reward = lengths[self.rank], rewards[self.rank]
+        self.signal_at, self.slow_s, self.steps = signal_at, slow_s, 0
+
+    def reset(self, seeds):
+        self.generators = [np.random.default_rng(seed) for seed in seeds]
+        self.step_in_episode = np.zeros(self.num_envs, int)
+        return self.observe()
+
+    def observe(self):
+        return np.stack([g.standard_normal(3, dtype=np.float32) for g in self.generators])
+
+    def step(self, action):
+        self.steps += 1
+        if self.rank == self.ranks - 1:
+            time.sleep(self.slow_s)
+            if self.steps == self.signal_at:
+                os.kill(os.getpid(), signal.SIGUSR1)
+        self.step_in_episode += 1
+        ended = self.step_in_episode >= self.length
+        self.step_in_episode[ended] = 0
+        observation = self.observe()
+        reward = np.full(self.num_envs, self.reward, np.float32)
+        return observation, reward, ended, np.zeros(self.num_envs, bool), observation
+
+    def close(self):
+        pass
+
+
+class Faulty(Ticking):
+    """Does what `fault` says in step `at` of the rank `on`."""
+
+    def __init__(self, num_envs, fault="", at=20, on=1, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.fault, self.at, self.on = fault, at, on
+
+    def step(self, action):
+        observation, reward, ended, truncated, final = super().step(action)
+        if self.rank == self.on and self.steps == self.at:
+            match self.fault:
+                case "raise":
+                    raise ValueError("the motor is hot")
+                case "sleep":
+                    time.sleep(600)
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "nan":
+                    reward[2] = np.nan
+                case "stop all":  # as if a person pressed Ctrl-C: once it trains, whatever the machine's speed
+                    os.kill(os.getppid(), signal.SIGINT)
+                case "":
+                    pass
+                case _:
+                    os._exit(int(self.fault))
+        return observation, reward, ended, truncated, final
