@@ -101,7 +101,7 @@ def train(session: Session) -> None:
                 session.evaluate()
 
 
-def rank(_: int, run: Run, run_dir: Path | None = None) -> dict:
+def one_rank(rank: int, run: Run, run_dir: Path | None = None) -> dict:
     """One rank from start to end; returns the summary."""
     with Session(run, World.from_environment(), run_dir=run_dir, init_from=None, joined=False) as session:
         train(session)
@@ -123,9 +123,9 @@ def main() -> None:
         algorithm=PPOConfig(num_steps=8, learning_rate=2e-3, gae_lambda=0.95),  # A2C's settings are among PPO's
     )
     if args.ranks > 1:
-        spawn(rank, args.ranks, (run,))
+        spawn(one_rank, args.ranks, (run,))
     else:
-        rank(0, run)
+        one_rank(0, run)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """An environment of your own, twice: as a `gymnasium.Env`, and vectorized in numpy. Both train as they are.
 
-    lockstep train examples/my_env.py:MyEnv --ranks 2 --set total_steps=60_000
-    lockstep train examples/my_env.py:MyVectorEnv --ranks 2 --set total_steps=60_000 --set env.kwargs.width=9
+    lockstep train examples/my_env.py:MyEnv --ranks 2 --set learning_rate=1e-3 --set stop_return=0.99
+    lockstep train examples/my_env.py:MyVectorEnv --ranks 2 --set learning_rate=1e-3 --set env.kwargs.width=9
 
 The game: a ball falls down a board, straight, and a paddle at the bottom moves left, stays or moves right. Catching
 the ball pays 1, missing it -1, and either ends the episode.
@@ -21,7 +21,7 @@ class MyEnv(gymnasium.Env[np.ndarray, int]):
 
     def __init__(self, width: int = 5, height: int = 6) -> None:
         self.width, self.height = width, height
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(3)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
@@ -38,8 +38,7 @@ class MyEnv(gymnasium.Env[np.ndarray, int]):
         return self._observe(), reward, landed, False, {}
 
     def _observe(self) -> np.ndarray:
-        side = self.width - 1
-        return np.array([self.ball / side, self.paddle / side, self.row / (self.height - 1)], np.float32)
+        return np.array([(self.ball - self.paddle) / self.width, self.row / self.height], np.float32)
 
 
 class MyVectorEnv:
@@ -48,7 +47,7 @@ class MyVectorEnv:
     def __init__(self, num_envs: int, width: int = 5, height: int = 6) -> None:
         self.num_envs, self.width, self.height = num_envs, width, height
         self.spec = EnvSpec(
-            observation_size=3,
+            observation_size=2,
             action=ActionSpec("discrete", (3,)),
             autoreset="same_step",  # the step that ends an episode returns the first observation of the next
             separately_seedable=False,  # one generator for all boards: `reset` uses the first seed only
@@ -78,5 +77,4 @@ class MyVectorEnv:
         self.paddle[boards], self.row[boards] = self.width // 2, 0
 
     def _observe(self) -> np.ndarray:
-        side = self.width - 1
-        return np.stack([self.ball / side, self.paddle / side, self.row / (self.height - 1)], 1).astype(np.float32)
+        return np.stack([(self.ball - self.paddle) / self.width, self.row / self.height], 1).astype(np.float32)

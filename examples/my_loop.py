@@ -96,6 +96,7 @@ def train(world: World, args: argparse.Namespace) -> list[dict]:
         ranks = comm.gather_object({"rank": world.rank, "params": parameters, "first_data": first_data})
         if record:
             record.write_summary({"env_steps": steps, "updates": update, "return_mean": length, "ranks": ranks})
+            torch.save(policy.state_dict(), record.path / "policy.pt")
             print(f"{update} updates, {steps} steps, mean return {length:.0f}: {record.path}")
             print("\n".join("rank {rank}: parameters {params}, first data {first_data}".format(**r) for r in ranks))
     return ranks

@@ -4,7 +4,7 @@ import jax
 from jax import Array
 
 
-def gae(  # noqa: PLR0913  # the recursion honestly has five inputs and two constants
+def gae(  # the recursion honestly has five inputs and two constants
     reward: Array,
     value: Array,
     next_value: Array,

@@ -22,7 +22,13 @@ class Adam:
     """
 
     def __init__(
-        self, values: Tensor, gradient: Tensor, learning_rate: Tensor, *, eps: float, betas: tuple[float, float] = (0.9, 0.999)
+        self,
+        values: Tensor,
+        gradient: Tensor,
+        learning_rate: Tensor,
+        *,
+        eps: float,
+        betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         self._values, self._gradient, self._learning_rate = values.detach(), gradient, learning_rate
         self._eps, self._betas = eps, betas

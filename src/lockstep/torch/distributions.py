@@ -34,7 +34,7 @@ class Categorical(nn.Module):
         return parameters.argmax(-1)
 
     def log_prob_and_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi(a) = logit_a - log sum exp(logits), and H = -sum p log p; both [N]."""
+        """Log pi(a) = logit_a - log sum exp(logits), and H = -sum p log p; both [N]."""
         log_p = parameters.log_softmax(-1)
         return -F.nll_loss(log_p, action, reduction="none"), -(log_p.exp() * log_p).sum(-1)
 
@@ -87,7 +87,7 @@ class DiagonalGaussian(nn.Module):
         return generator.standard_normal((*shape, self.num_parameters), dtype=np.float32)
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """mean + deviation * noise."""
+        """Mean + deviation * noise."""
         return parameters + np.exp(self.log_std.detach().cpu().numpy()) * noise
 
     def mode(self, parameters: np.ndarray) -> np.ndarray:

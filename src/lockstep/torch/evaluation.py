@@ -56,4 +56,6 @@ class Evaluation:
         parameters = self._actor(observation)
         if self._run.evaluate_greedy:
             return self._clip(self._distribution.mode(parameters))
-        return self._clip(self._distribution.sample(parameters, self._distribution.draw_noise(noise, parameters.shape[:-1])))
+        return self._clip(
+            self._distribution.sample(parameters, self._distribution.draw_noise(noise, parameters.shape[:-1]))
+        )

@@ -36,7 +36,9 @@ def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:
     if path.is_dir():
         path = path / POLICY_FILE
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist; a run writes its policy when it ends, or when an evaluation is its best")
+        raise ConfigError(
+            f"{path} does not exist; a run writes its policy when it ends, or when an evaluation is its best"
+        )
     try:
         with safe_open(path, "pt") as file:  # pyright: ignore[reportUnknownVariableType]
             about = json.loads((file.metadata() or {})["lockstep"])
@@ -46,7 +48,11 @@ def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:
     spec = EnvSpec.from_dict(about["spec"])
     network = updated(NetworkConfig(), about["network"])
     policy = Policy(spec, network)
-    moments = {name.removeprefix(_NORMALIZER): tensors.pop(name).numpy() for name in list(tensors) if name.startswith(_NORMALIZER)}
+    moments = {
+        name.removeprefix(_NORMALIZER): tensors.pop(name).numpy()
+        for name in list(tensors)
+        if name.startswith(_NORMALIZER)
+    }
     policy.load_state_dict(tensors)
     observations = None
     if moments:
@@ -59,11 +65,17 @@ def start_from(path: Path, policy: Policy, observations: RunningMoments | None) 
     """Copy the parameters and the normalizer of a policy file into a fresh policy of the same shape."""
     source, moments, _ = load_policy(path)
     mine, theirs = policy.state_dict(), source.state_dict()
-    different = [n for n in sorted({*mine, *theirs}) if n not in mine or n not in theirs or mine[n].shape != theirs[n].shape]
+    different = [
+        n for n in sorted({*mine, *theirs}) if n not in mine or n not in theirs or mine[n].shape != theirs[n].shape
+    ]
     if different:
-        raise ConfigError(f"--init-from {path}: its network differs from this run's in {different[0]}; use the same network")
+        raise ConfigError(
+            f"--init-from {path}: its network differs from this run's in {different[0]}; use the same network"
+        )
     if (moments is None) != (observations is None):
-        raise ConfigError(f"--init-from {path}: one of the two runs normalizes observations; set normalize_observation alike")
+        raise ConfigError(
+            f"--init-from {path}: one of the two runs normalizes observations; set normalize_observation alike"
+        )
     policy.load_state_dict(theirs)
     if moments is not None and observations is not None:
         observations.restore(moments.state())

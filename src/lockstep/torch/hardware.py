@@ -1,4 +1,4 @@
-"""Threads and arithmetic modes of this process."""
+"""Device, threads and arithmetic modes of this process."""
 
 import os
 
@@ -6,6 +6,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from lockstep.cores import usable_cores
+from lockstep.errors import ConfigError
 from lockstep.run import Run
 from lockstep.world import World
 
@@ -42,6 +43,28 @@ def share_cores(world: World, work: int) -> None:
     threads = max(1, usable_cores() // world.local_size) if work >= _WORTH_A_SECOND_THREAD else 1
     torch.set_num_threads(threads)
     threadpool_limits(threads)
+
+
+def device_of(world: World, device: str) -> torch.device:
+    """The device of this rank. Raises `ConfigError` on *every* rank of a host with more ranks than GPUs."""
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise ConfigError("device=cuda, but torch sees no GPU; use --set device=cpu, or `lockstep doctor` to see why")
+    if world.local_size > count:
+        raise ConfigError(
+            f"{world.local_size} processes on a machine where torch sees {count} GPU(s); "
+            f"use --nproc_per_node={count} (--ranks {count}), or --set device=cpu"
+        )
+    return torch.device("cuda", world.local_rank)
+
+
+def backend_of(device: torch.device, backend: str) -> str:
+    """The collectives for a device: nccl between GPUs, gloo between CPUs, unless asked otherwise."""
+    if backend == "nccl" and device.type == "cpu":
+        raise ConfigError("backend=nccl needs GPUs, but this rank computes on the CPU; use --set backend=gloo")
+    return backend if backend != "auto" else "nccl" if device.type == "cuda" else "gloo"
 
 
 def describe(device: torch.device) -> str:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.envs.load import load_object
 from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import distribution_of
 
@@ -30,7 +30,9 @@ _NUMPY = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0), "elu": _elu}  # p
 class Mlp(nn.Module):
     """Linear layers with an activation between them, and after the last one if `activate_last`."""
 
-    def __init__(self, sizes: tuple[int, ...], activation: str, *, last_gain: float, activate_last: bool = False) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...], activation: str, *, last_gain: float, activate_last: bool = False
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
         self.activation, self.last_gain, self.activate_last = activation, last_gain, activate_last

@@ -92,8 +92,10 @@ class PPO:
         observations = [self._seen(rollout) for rollout in rollouts]
         batches, told = self._prepare(rollouts, observations, also)
         for _ in range(c.num_epochs):
-            orders = [torch.from_numpy(s.permutation(len(b.target))).to(self.comm.device) for s, b in
-                      zip(self._streams, batches, strict=True)]
+            orders = [
+                torch.from_numpy(s.permutation(len(b.target))).to(self.comm.device)
+                for s, b in zip(self._streams, batches, strict=True)
+            ]
             shuffled = [batch[order] for batch, order in zip(batches, orders, strict=True)]
             sums = torch.zeros(1 + len(_SUMS), device=self.comm.device)
             norms = torch.zeros(1, device=self.comm.device)
@@ -205,8 +207,13 @@ class PPO:
         action = torch.from_numpy(rollout.action).to(device).flatten(0, 1)
         log_prob, _ = self.policy.distribution.log_prob_and_entropy(parameters.float()[: steps * size], action)
         return Batch(
-            observation[:-1].flatten(0, 1), action, log_prob, value.flatten(), advantage.flatten(),
-            (advantage + value).flatten(), torch.from_numpy(rollout.weight).to(device).flatten(),
+            observation[:-1].flatten(0, 1),
+            action,
+            log_prob,
+            value.flatten(),
+            advantage.flatten(),
+            (advantage + value).flatten(),
+            torch.from_numpy(rollout.weight).to(device).flatten(),
         )
 
     def _normalizer_sums(self, k: int, rollout: Rollout) -> list[np.ndarray]:

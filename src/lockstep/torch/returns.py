@@ -1,10 +1,9 @@
 """Returns and advantages. Shapes: T steps, B environments."""
 
-import torch
 from torch import Tensor
 
 
-def gae(  # noqa: PLR0913  # the recursion honestly has five inputs and two constants
+def gae(  # the recursion honestly has five inputs and two constants
     reward: Tensor,
     value: Tensor,
     next_value: Tensor,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -90,10 +90,16 @@ class Session:
             stack.callback(watch.close)
             self._stack = stack.pop_all()
         self.summary = self.journal.summary
-        self.summary |= {"world_size": self.world.size, "num_shards": self.world.num_shards, "backend": self.comm.backend}
+        self.summary |= {
+            "world_size": self.world.size,
+            "num_shards": self.world.num_shards,
+            "backend": self.comm.backend,
+        }
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Tell what happened, then close everything."""
         try:
             if error is not None:
@@ -174,7 +180,9 @@ class Session:
         """Write one line of metrics; one message."""
         bad = [name for name, value in metrics.items() if not np.isfinite(value)]
         if bad:
-            raise RunError(f"{bad[0]} is no longer finite at step {self.progress.env_steps}; a smaller learning_rate may help")
+            raise RunError(
+                f"{bad[0]} is no longer finite at step {self.progress.env_steps}; a smaller learning_rate may help"
+            )
         rows = torch.from_numpy(self.journal.rows(self.timers.read(), time.monotonic() - self._started))
         spread = rows.new_zeros(len(rows), self.world.num_shards, rows.shape[1])
         for k, shard in enumerate(self.world.shards):
@@ -257,7 +265,9 @@ class Session:
         every = self.comm.gather_object(mine, "config")
         odd = [rank for rank, theirs in enumerate(every) if theirs != every[0]]
         if odd:
-            raise ConfigError(f"rank {odd[0]} was started with another config than rank 0; start all ranks with the same command")
+            raise ConfigError(
+                f"rank {odd[0]} was started with another config than rank 0; start all ranks with the same command"
+            )
 
 
 def seconds_since_process_start() -> float:

@@ -24,7 +24,7 @@ class Slots:
         timers: told while this rank waits.
     """
 
-    def __init__(  # noqa: PLR0913  # a slot table has these six neighbours and no default for any of them
+    def __init__(  # a slot table has these six neighbours and no default for any of them
         self,
         segment: Segment,
         nodes: Sequence[Sequence[Node]],
@@ -92,7 +92,9 @@ class Slots:
     def _make_views(self, turn: int, length: int, kind: torch.dtype) -> dict[Node, Tensor]:
         first = turn * len(self._all)
         return {
-            node: torch.frombuffer(self._segment.slots, dtype=kind, count=length, offset=(first + number) * self._capacity)
+            node: torch.frombuffer(
+                self._segment.slots, dtype=kind, count=length, offset=(first + number) * self._capacity
+            )
             for number, node in enumerate(self._all)
         }
 

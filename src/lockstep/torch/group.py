@@ -1,0 +1,129 @@
+"""The process group between ranks: the only file that names `torch.distributed`.
+
+Messages are numbered and tagged, and a broken connection is told as the rank that ended, not as a TCP port.
+"""
+
+import datetime
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.errors import PeerError, RunError
+from lockstep.record.timers import WAIT, Timers
+from lockstep.segment import Segment
+from lockstep.world import World
+
+_DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which process ended
+_LOOK_EVERY = 100  # on a GPU, comparing marks waits for the device: do it for one message in so many
+_MARKS = 251  # small enough that a mark fits in a byte and sums of its squares are exact in float32
+
+
+class Group:
+    """All ranks of a world, connected.
+
+    Attributes:
+        segment: the memory shared with the ranks of this host, once there is one; tells which of them live.
+        num_messages: how many messages this rank has sent, by tag.
+        tag: the last message's.
+    """
+
+    def __init__(self, world: World, backend: str, timers: Timers, timeout_s: float, startup_timeout_s: float) -> None:
+        self.segment: Segment | None = None
+        self.num_messages: Counter[str] = Counter()
+        self.tag = ""
+        self._world, self._backend, self._timers = world, backend, timers
+        self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
+        self._number = 0
+
+    def open(self) -> None:
+        """Meet the other ranks."""
+        world, startup = self._world, datetime.timedelta(seconds=self._startup_timeout_s)
+        url = "env://" if world.launcher != "none" else f"tcp://{world.address}:{world.port}"
+        try:
+            store, _, _ = next(dist.rendezvous(url, rank=world.rank, world_size=world.size, timeout=startup))
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self._backend == "nccl" else "gloo",
+                store=dist.PrefixStore("lockstep", store),
+                rank=world.rank,
+                world_size=world.size,
+                timeout=datetime.timedelta(seconds=self._timeout_s),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise PeerError(
+                f"rank {world.rank} could not meet the other {world.size - 1} ranks at {world.address}:{world.port} "
+                f"within startup_timeout_s={self._startup_timeout_s:g}: {str(error).splitlines()[0]}"
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the others."""
+        if self.segment is not None:
+            self.segment.close()
+            self.segment = None
+        if self._world.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def gather(self, flat: Tensor, tag: str) -> Tensor:
+        """The tensors [n] of all ranks, [size, n]."""
+        marked = torch.cat([flat, flat.new_tensor([self._mark(tag)])])
+        every = marked.new_empty(self._world.size, marked.numel())
+        self._send(tag, lambda: dist.all_gather(list(every.unbind()), marked))
+        if self._may_look(flat):
+            marks = every[:, -1].tolist()
+            odd = [rank for rank, mark in enumerate(marks) if mark != marks[self._world.rank]]
+            if odd:
+                raise RunError(
+                    f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number}), "
+                    f"rank {', '.join(map(str, odd))} in another"
+                )
+        return every[:, :-1]
+
+    def sum(self, flat: Tensor, tag: str) -> Tensor:
+        """The backend's own sum of [n] over ranks; the order of additions is its own."""
+        mark = self._mark(tag)
+        # Some rank sees a mean of marks, or of their squares, that is not its own unless all marks are equal.
+        marked = torch.cat([flat, flat.new_tensor([mark, mark * mark])])
+        self._send(tag, lambda: dist.all_reduce(marked))
+        if self._may_look(flat) and (marked[-2:] / self._world.size).tolist() != [mark, mark * mark]:
+            raise RunError(
+                f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number})"
+            )
+        return marked[:-2]
+
+    def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
+        """Give every rank the tensor of rank `source`."""
+        self._send(tag, lambda: dist.broadcast(flat, src=source))
+
+    def _mark(self, tag: str) -> int:
+        self._number += 1
+        return (self._number * 31 + zlib.crc32(tag.encode())) % _MARKS
+
+    def _may_look(self, flat: Tensor) -> bool:
+        return flat.device.type == "cpu" or self._number % _LOOK_EVERY == 0
+
+    def _send(self, tag: str, collective: Callable[[], object]) -> None:
+        self.num_messages[tag] += 1
+        self.tag = tag
+        previous = self._timers.enter(WAIT)
+        try:
+            collective()
+        except RuntimeError as error:
+            raise self._lost(tag, error) from error
+        self._timers.enter(previous)
+
+    def _lost(self, tag: str, error: RuntimeError) -> PeerError:
+        """Who ended, as far as this host can tell."""
+        rank = self._world.rank
+        if "imed out" in str(error):
+            return PeerError(f"rank {rank} got no answer in {tag} within timeout_s={self._timeout_s:g}")
+        until = time.monotonic() + _DEATH_NOTICE_S
+        while self.segment is not None and time.monotonic() < until:
+            dead = [index for index in range(self.segment.count) if not self.segment.alive(index)]
+            if dead:
+                return PeerError(f"rank {dead[0]} has ended while rank {rank} waited in {tag}", dead[0])
+            time.sleep(0.02)
+        return PeerError(f"another rank ended while rank {rank} waited in {tag} ({str(error).splitlines()[0]})")
