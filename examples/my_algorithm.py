@@ -56,7 +56,7 @@ class A2C:
         return self.comm.sum_shards(torch.from_numpy(facts), "facts").numpy()
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """-A log pi(a|s) + c_v (V(s) - target)^2 / 2 - c_e H, *summed* over rows; and the sums to tell, weight first."""
+        """-A log pi(a|s) + c_v (V(s) - target)^2 / 2 - c_e H, *summed* over rows; and sums to tell, weight first."""
         c, device, (steps, size) = self.config, self.comm.device, rollout.reward.shape
         parameters, values = self.policy(torch.from_numpy(rollout.observation).to(device).flatten(0, 1))
         value, next_value = values.view(steps + 1, size)[:-1], values.view(steps + 1, size)[1:].detach().clone()

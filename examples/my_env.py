@@ -25,11 +25,13 @@ class MyEnv(gymnasium.Env[np.ndarray, int]):
         self.action_space = gymnasium.spaces.Discrete(3)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """A new game."""
         super().reset(seed=seed)  # makes self.np_random: draw from nothing else, or ranks may play the same games
         self.ball, self.paddle, self.row = int(self.np_random.integers(self.width)), self.width // 2, 0
         return self._observe(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Move the paddle, let the ball fall by one row."""
         self.paddle = min(max(self.paddle + int(action) - 1, 0), self.width - 1)
         self.row += 1
         landed = self.row == self.height - 1
@@ -56,11 +58,13 @@ class MyVectorEnv:
         self.ball, self.paddle, self.row = np.zeros((3, num_envs), np.int64)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """New games everywhere."""
         self.generator = np.random.default_rng(seeds[0])
         self._begin(np.full(self.num_envs, True))
         return self._observe()
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step every board; where a game ends, the next begins at once."""
         self.paddle = np.clip(self.paddle + action - 1, 0, self.width - 1)
         self.row = self.row + 1
         landed = self.row == self.height - 1
@@ -70,7 +74,7 @@ class MyVectorEnv:
         return self._observe(), reward, landed, np.zeros(self.num_envs, bool), final
 
     def close(self) -> None:
-        pass
+        """Nothing to free."""
 
     def _begin(self, boards: np.ndarray) -> None:
         self.ball[boards] = self.generator.integers(self.width, size=boards.sum())

@@ -122,8 +122,8 @@ def violations(imports: list[Import]) -> list[str]:
                 broken.append(f"{found}; the backends know nothing of each other")
         if here == 3 and needs and not found.lazy:
             broken.append(f"{found} at its top; import it where a command needs it")
-        if within(found.target, "torch.distributed") and found.module not in ("lockstep.torch.comm", "lockstep.doctor"):
-            broken.append(f"{found}; only torch/comm.py talks to torch.distributed (the doctor asks it what it offers)")
+        if within(found.target, "torch.distributed") and found.module not in ("lockstep.torch.group", "lockstep.doctor"):
+            broken.append(f"{found}; only torch/group.py talks to torch.distributed (the doctor asks it what it offers)")
     return broken
 
 
@@ -136,7 +136,7 @@ def test_everything_has_a_layer():
         layer(module_name(path))
 
 
-def test_only_comm_names_torch_distributed():
+def test_only_group_names_torch_distributed():
     """Also not as an attribute, `torch.distributed.all_reduce(...)`; strings and comments do not count."""
     named = {
         str(path.relative_to(SOURCE / "lockstep"))
@@ -144,7 +144,7 @@ def test_only_comm_names_torch_distributed():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.distributed")
     }
-    assert named <= {"torch/comm.py"}
+    assert named <= {"torch/group.py"}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_only_comm_names_torch_distributed():
     ],
 )
 def test_a_broken_rule_is_seen(module, source, word):
-    found = imports_of(ast.parse(source), module, "planted.py", {"lockstep.torch.comm"})
+    found = imports_of(ast.parse(source), module, "planted.py", {"lockstep.torch.comm", "lockstep.torch.group"})
     assert any(word in line for line in violations(list(found)))
 
 
@@ -174,7 +174,7 @@ def test_a_broken_rule_is_seen(module, source, word):
     [
         ("lockstep.cli", "def f():\n    from lockstep.torch.ppo import PPO"),
         ("lockstep.torch.ppo", "from lockstep.world import World\nimport torch.nn.functional as F"),
-        ("lockstep.torch.comm", "import torch.distributed as dist"),
+        ("lockstep.torch.group", "import torch.distributed as dist"),
         ("lockstep.world", "from lockstep.errors import ConfigError\nimport os"),
     ],
 )

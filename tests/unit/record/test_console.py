@@ -62,8 +62,10 @@ def test_a_reader_that_left_does_not_end_the_run(monkeypatch):
 
 def test_a_terminal_gets_a_live_line_that_goes_and_lines_that_stay():
     code = """
+from lockstep.record import console as module
 from lockstep.record.console import Console
 import sys
+module.time.monotonic = lambda: 1000.0  # no time passes between two redraws
 console = Console()
 assert "rich" not in sys.modules
 console.progress(steps=1, total_steps=10, steps_per_second=1.0, return_mean=None)
