@@ -11,6 +11,8 @@ jax = pytest.importorskip("jax")
 
 from lockstep.jax.returns import gae  # noqa: E402  # not where JAX is missing
 
+jitted = jax.jit(gae, static_argnames=("gamma", "gae_lambda"))
+
 
 @pytest.fixture(autouse=True)
 def _strict():
@@ -19,7 +21,7 @@ def _strict():
 
 
 def advantage(arrays, **constants):
-    return np.asarray(gae(*map(jax.numpy.asarray, arrays), **constants))
+    return np.asarray(jitted(*map(jax.numpy.asarray, arrays), **constants))
 
 
 def test_torch_is_not_needed():
@@ -41,11 +43,10 @@ def test_equals_the_recursion(steps):
     np.testing.assert_allclose(advantage(arrays, gamma=0.99, gae_lambda=0.95), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_inside_jit_and_grad():
-    arrays = [jax.numpy.asarray(array) for array in gae_cases.random_inputs(8, num_envs=4)]
-    jitted = jax.jit(gae, static_argnames=("gamma", "gae_lambda"))
+def test_outside_jit_and_inside_grad():
+    arrays = [jax.numpy.asarray(array) for array in gae_cases.random_inputs(3, num_envs=4)]
     plain = gae(*arrays, gamma=0.99, gae_lambda=0.95)
     np.testing.assert_allclose(jitted(*arrays, gamma=0.99, gae_lambda=0.95), plain, rtol=1e-5, atol=1e-6)
     slope = jax.grad(lambda reward: gae(reward, *arrays[1:], gamma=0.99, gae_lambda=0.95)[-1].sum())(arrays[0])
     np.testing.assert_array_equal(slope[-1], np.ones(4))
-    np.testing.assert_array_equal(slope[:-1], np.zeros((7, 4)))
+    np.testing.assert_array_equal(slope[:-1], np.zeros((2, 4)))

@@ -12,8 +12,10 @@ from pages import CHINESE, PAGES, ROOT, blocks, commands, name
 # These set up an environment, or are what runs this test.
 NOT_TYPED = ("make ", "pip ", "git ", ". .venv/bin/activate", "pre-commit ", "pytest ", ".venv-jax/", "python -m build")
 NOT_TYPED += (".ci/", "$EDITOR", "tensorboard ")
-SHORTER = {"lockstep train": "--set total_steps=4096", "-m lockstep.train": "--set total_steps=4096"}
-SHORTER |= {"my_cartpole.py": "--set total_steps=4096", "examples/my_loop.py": "--updates 2"}
+SHORTER = {
+    r"^lockstep train |-m lockstep\.train |^python .*my_cartpole\.py": "--set total_steps=4096",
+    r"^python .*examples/my_loop\.py": "--updates 2",
+}
 
 
 def typed(page: Path) -> list[str]:
@@ -22,8 +24,8 @@ def typed(page: Path) -> list[str]:
 
 def shorter(command: str) -> str:
     """The same command with less to do; the flag goes behind the last of several commands."""
-    last = command.rpartition("&&")[2]
-    return f"{command} {next((flag for part, flag in SHORTER.items() if part in last), '')}".strip()
+    last = command.rpartition("&&")[2].strip()
+    return " ".join([command, *(flag for kind, flag in SHORTER.items() if re.search(kind, last))])
 
 
 def run(command: str, folder: Path) -> str:
@@ -60,4 +62,5 @@ def test_commands_run(page, tmp_path):
 def test_shorter_reaches_what_trains():
     assert shorter("lockstep train cartpole").endswith("--set total_steps=4096")
     assert shorter("lockstep recipe cartpole > my.py && lockstep train my.py:recipe").endswith("total_steps=4096")
-    assert shorter("lockstep doctor") == "lockstep doctor"
+    for command in ("lockstep doctor", "lockstep recipe cartpole > my_cartpole.py"):
+        assert shorter(command) == command

@@ -125,6 +125,12 @@ def test_decisions_are_listed():
     assert linked == sorted(path.name for path in folder.glob("0*.md"))
 
 
+def test_named_tests_exist():
+    tests = {found for path in ROOT.glob("tests/**/*.py") for found in re.findall(r"def (test_\w+)", path.read_text())}
+    named = {found for page in PAGES for found in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert named and named <= tests
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_number_is_missing(page):
     assert "MEASURE" not in page.read_text()

@@ -1,4 +1,4 @@
-"""The layers of docs/house.md, read from the imports themselves: they go down only, and frameworks stay where they belong."""
+"""The layers of docs/house.md, read from the imports: they go down only, and frameworks stay where they belong."""
 
 import ast
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(tree: ast.Module, module: str, path: str, modules: set[str]) -> Iterator[Import]:
-    """All imports of a file. `lazy`: inside a function or for type checkers only, so it does not run with the module."""
+    """All imports of a file. `lazy`: in a function or for type checkers only."""
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -122,8 +122,13 @@ def violations(imports: list[Import]) -> list[str]:
                 broken.append(f"{found}; the backends know nothing of each other")
         if here == 3 and needs and not found.lazy:
             broken.append(f"{found} at its top; import it where a command needs it")
-        if within(found.target, "torch.distributed") and found.module not in ("lockstep.torch.group", "lockstep.doctor"):
-            broken.append(f"{found}; only torch/group.py talks to torch.distributed (the doctor asks it what it offers)")
+        if within(found.target, "torch.distributed") and found.module not in (
+            "lockstep.torch.group",
+            "lockstep.doctor",
+        ):
+            broken.append(
+                f"{found}; only torch/group.py talks to torch.distributed (the doctor asks it what it offers)"
+            )
     return broken
 
 

@@ -84,11 +84,11 @@ class Network(Protocol):
 
 
 class Policy(nn.Module):
-    """A network and the distribution it parameterises. Attributes: `network`, `distribution`."""
+    """A network and the distribution it parameterises. Attributes: `spec`, `network`, `distribution`."""
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
         super().__init__()
-        self.observation_size = spec.observation_size
+        self.spec = spec
         self.distribution = distribution_of(spec.action, config.initial_log_std)
         parameters = self.distribution.num_parameters
         if config.module is None:

@@ -66,7 +66,7 @@ class PPO:
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
-        self.observations = RunningMoments(policy.observation_size) if config.normalize_observation else None
+        self.observations = RunningMoments(policy.spec.observation_size) if config.normalize_observation else None
         self.returns = RunningMoments(1) if config.normalize_return else None
         self._discounted = [DiscountedReturns(shard_envs, config.gamma) for _ in comm.world.shards]
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
@@ -114,6 +114,19 @@ class PPO:
                 break
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return told
+
+    def warm_up(self) -> None:
+        """Run the loss once on rows that weigh nothing: what is compiled is compiled before the clocks start."""
+        action, device = self.policy.spec.action, self.comm.device
+        shape = (self._rows,) if action.kind == "discrete" else (self._rows, action.width)
+        kind = torch.float32 if action.kind == "continuous" else torch.int64
+        columns = [
+            torch.zeros(self._rows, device=device) for _ in range(5)
+        ]  # apart: one tensor five times compiles otherwise
+        observation = torch.zeros(self._rows, self.policy.spec.observation_size, device=device)
+        loss, _ = self._loss(Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns))
+        loss.backward()
+        self.flat.zero_gradient_()
 
     def _step(self, parts: list[Batch]) -> tuple[Tensor, Tensor]:
         """One gradient step on every shard's part [N] of a minibatch. Returns global sums, weight first, and the norm."""
@@ -259,6 +272,7 @@ def train(session: Session) -> None:
         timers=timers,
         observation_moments=ppo.observations,
     )
+    ppo.warm_up()
     progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
         while not session.over:
