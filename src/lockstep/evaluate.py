@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.envs.vector import VectorEnv
+from lockstep.errors import RunError
 from lockstep.world import World, block
 
 MAX_ENVS = 64
 """Environments of one shard stepped at once; more episodes than these are played one after another."""
+MAX_STEPS = 100_000
+"""Longest episode of a task that names no limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,18 @@ def play(
     next_step = env.spec.autoreset == "next_step"
     observation = env.reset(seeds).copy()
     left = int(share.sum())
+    longest = env.spec.max_episode_steps or MAX_STEPS
     while left:
         beat()
         observation, reward, terminated, truncated, _ = env.step(choose(observation))
         ended = terminated | truncated
         total += np.where(resetting, 0.0, reward)
         length += ~resetting
+        if length.max() > longest + 1 and not ended[length.argmax()]:
+            raise RunError(
+                f"environment {length.argmax()} of an evaluation has not ended its episode after {longest} steps; "
+                "set env.max_episode_steps"
+            )
         for i in np.flatnonzero(ended):
             if len(played[i]) < share[i]:
                 played[i].append((float(total[i]), int(length[i])))
