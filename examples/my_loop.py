@@ -6,7 +6,7 @@
     python examples/my_loop.py --ranks 2 --ddp        gradients averaged by DistributedDataParallel
     python examples/my_loop.py --ranks 2 --mp-spawn   ranks started by torch.multiprocessing.spawn
 
-All of them play the same episodes and take the same steps, up to the rounding of sums.
+All of them play the same episodes and take the same steps, up to the rounding of sums. Results go to runs/my_loop-TIME.
 """
 
 import argparse
@@ -121,6 +121,7 @@ def spawned(rank: int, args: argparse.Namespace) -> list[dict]:
 
 def mp_spawned(rank: int, args: argparse.Namespace) -> None:
     """A rank that torch.multiprocessing.spawn started: nothing in the environment, so everything is said here."""
+    torch.set_num_threads(1)  # lockstep.spawn and torchrun divide the cores among ranks; nobody else does
     train(World(rank=rank, size=args.ranks, address="127.0.0.1", port=args.port), args)
 
 

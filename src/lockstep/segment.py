@@ -46,6 +46,7 @@ class Segment:
         self._words = self._bytes.cast("q")
         self._spin_ns = _SPIN_NS if spin else 0
         self._slots: mmap.mmap | None = None
+        self._door = -1
         self._sequence = 0
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, index)
         if not spin:
@@ -73,12 +74,17 @@ class Segment:
         return self._words[index * _LINE : index * _LINE + ROW]
 
     def create_slots(self, size: int) -> str:
-        """Make `size` bytes for exchange; returns their address. The previous ones are dropped."""
-        descriptor = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, size)
-        self._slots = mmap.mmap(descriptor, size)
-        self._slots_descriptor = descriptor
-        return f"/proc/{os.getpid()}/fd/{descriptor}"
+        """Make `size` bytes for exchange; returns their address, good until `slots_attached`. The previous ones are dropped."""
+        self._door = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
+        os.ftruncate(self._door, size)
+        self._slots = mmap.mmap(self._door, size)
+        return f"/proc/{os.getpid()}/fd/{self._door}"
+
+    def slots_attached(self) -> None:
+        """All ranks have the slots open: their address is needed no longer."""
+        if self._door >= 0:
+            os.close(self._door)
+            self._door = -1
 
     def attach_slots(self, address: str, size: int) -> None:
         """Use the slots another rank made."""

@@ -53,6 +53,13 @@ def result(ranks):
     return summary["env_steps"], torch.load(run / "policy.pt", weights_only=True)
 
 
+def free_port():
+    """A port for launchers that want to be told one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def assert_same(two, one):
     """Same episodes, and the same parameters up to the order of sums."""
     assert two[0] == one[0]
@@ -67,16 +74,13 @@ def test_ranks_2(alone, examples, python):
 
 
 def test_torchrun(alone, examples, python):
-    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0")
+    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     python(*torchrun, examples / "my_loop.py", "--updates", UPDATES)
     assert_same(result(2), alone)
 
 
 def test_mp_spawn(alone, examples, python):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    python(examples / "my_loop.py", "--ranks", 2, "--mp-spawn", "--port", port, "--updates", UPDATES)
+    python(examples / "my_loop.py", "--ranks", 2, "--mp-spawn", "--port", free_port(), "--updates", UPDATES)
     assert_same(result(2), alone)
 
 

@@ -88,6 +88,7 @@ class Slots:
         else:
             self._segment.attach_slots(self._broadcast(""), total)
         self._barrier()
+        self._segment.slots_attached()
 
     def _make_views(self, turn: int, length: int, kind: torch.dtype) -> dict[Node, Tensor]:
         first = turn * len(self._all)
