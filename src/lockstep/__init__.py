@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from lockstep.errors import ConfigError, RunError
     from lockstep.launch.local import spawn
     from lockstep.run import Run
-    from lockstep.world import World, stream
+    from lockstep.world import World, stream, stream_seed
 
-__all__ = ["ConfigError", "Run", "RunError", "World", "spawn", "stream"]
+__all__ = ["ConfigError", "Run", "RunError", "World", "spawn", "stream", "stream_seed"]
 
 # Imported on first use: `lockstep --help` needs none of it, and a rank sets itself up before anything heavy.
 # `train` is missing on purpose: `lockstep.train` is the module, `from lockstep.train import train` the function.
@@ -20,6 +20,7 @@ _HOMES = {
     "World": "lockstep.world",
     "spawn": "lockstep.launch.local",
     "stream": "lockstep.world",
+    "stream_seed": "lockstep.world",
 }
 
 

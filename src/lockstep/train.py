@@ -39,7 +39,7 @@ def train(
 
     session = Session(
         run,
-        world or World.from_environment(),
+        world,
         run_dir=Path(run_dir) if run_dir else None,
         init_from=Path(init_from) if init_from else None,
         joined=joined,

@@ -64,16 +64,19 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool) -> Vector
 
 
 def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, render: bool) -> VectorEnv | None:
-    """The vector environment of a user's Gymnasium class; `None` if it is neither an `Env` nor a `VectorEnv`."""
+    """The vector environment of a user's Gymnasium class; `None` if it is neither an `Env` nor a `VectorEnv`.
+
+    A class attribute `reward_threshold` says at which mean return the task counts as solved.
+    """
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
-    limit = config.max_episode_steps
+    limit, threshold = config.max_episode_steps, _number(getattr(cls, "reward_threshold", None))
     create_one: Callable[..., Any] = cls
     if issubclass(cls, GymnasiumVectorEnv):
         if config.wrappers or config.vectorization not in ("auto", "entry_point"):
             raise ConfigError(f"task={task} is vectorized itself: remove env.wrappers and env.vectorization")
         limits = {} if limit is None else {"max_episode_steps": limit}
         refuse_unknown_kwargs(cls, dict(config.kwargs) | limits, task)
-        made = _adapt_vector(partial(create_one, **kwargs, **limits), task, num_envs, None, limit)
+        made = _adapt_vector(partial(create_one, **kwargs, **limits), task, num_envs, threshold, limit)
         if isinstance(made, str):
             raise ConfigError(f"task={task} cannot be used: {made}")
         return made
@@ -87,7 +90,7 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
         env: Env = create_one(**kwargs)
         return env if limit is None else TimeLimit(env, limit)
 
-    return SingleEnvs(_vectorize(create, task, config, num_envs), None, limit, task)
+    return SingleEnvs(_vectorize(create, task, config, num_envs), threshold, limit, task)
 
 
 def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> str | None:

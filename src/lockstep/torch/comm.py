@@ -240,6 +240,16 @@ class Comm:
                     "something changed it outside the collectives, or a rank skipped one"
                 )
 
+    def check_different(self, fingerprint: str, tag: str = "check_different") -> None:
+        """Stop with a `RunError` if two ranks have the same fingerprint of what must differ: their data. *Collective.*"""
+        every = self.gather_object(fingerprint, tag)
+        if len(set(every)) < len(every):
+            twins = [rank for rank, one in enumerate(every) if every.count(one) > 1]
+            raise RunError(
+                f"ranks {', '.join(map(str, twins))} collected the same data; their environments ignore the seed they are "
+                "given, or a wrapper seeds them alike"
+            )
+
     def observe(self) -> list[Observed]:
         """What the ranks of this host do at this moment; not collective."""
         segment = self._group.segment

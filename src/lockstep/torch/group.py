@@ -11,9 +11,13 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+
+# Whoever imports this module later, torch's optimizers among them, binds the open group to default arguments of functions:
+# it would never be freed, and its threads abort a process that ends well.
+import torch.distributed.nn.functional  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
 
-from lockstep.errors import PeerError, RunError
+from lockstep.errors import ConfigError, PeerError, RunError
 from lockstep.record.timers import WAIT, Timers
 from lockstep.segment import Segment
 from lockstep.world import World
@@ -42,6 +46,11 @@ class Group:
 
     def open(self) -> None:
         """Meet the other ranks."""
+        if self._world.port == 0:
+            raise ConfigError(
+                f"port=0: a world of {self._world.size} ranks meets at a port of rank 0's host; "
+                "give all ranks the same, World(port=29500), or set MASTER_PORT"
+            )
         world, startup = self._world, datetime.timedelta(seconds=self._startup_timeout_s)
         url = "env://" if world.launcher != "none" else f"tcp://{world.address}:{world.port}"
         try:

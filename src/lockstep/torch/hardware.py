@@ -51,11 +51,11 @@ def device_of(world: World, device: str) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count == 0:
-        raise ConfigError("device=cuda, but torch sees no GPU; use --set device=cpu, or `lockstep doctor` to see why")
+        raise ConfigError("device=cuda, but torch sees no GPU; use device=cpu, or `lockstep doctor` to see why")
     if world.local_size > count:
         raise ConfigError(
             f"{world.local_size} processes on a machine where torch sees {count} GPU(s); "
-            f"use --nproc_per_node={count} (--ranks {count}), or --set device=cpu"
+            f"use --nproc_per_node={count} (--ranks {count}), or device=cpu"
         )
     return torch.device("cuda", world.local_rank)
 
@@ -63,7 +63,7 @@ def device_of(world: World, device: str) -> torch.device:
 def backend_of(device: torch.device, backend: str) -> str:
     """The collectives for a device: nccl between GPUs, gloo between CPUs, unless asked otherwise."""
     if backend == "nccl" and device.type == "cpu":
-        raise ConfigError("backend=nccl needs GPUs, but this rank computes on the CPU; use --set backend=gloo")
+        raise ConfigError("backend=nccl needs GPUs, but this rank computes on the CPU; use backend=gloo")
     return backend if backend != "auto" else "nccl" if device.type == "cuda" else "gloo"
 
 

@@ -41,6 +41,13 @@ PEER_DELAY_S = 1.5
 class Session:
     """One run on this rank, as a context manager. Collective throughout.
 
+    Args:
+        run: the config.
+        world: who takes part; default: what a launcher's variables say.
+        run_dir: where to write; default: a new directory below `runs/`.
+        init_from: a run directory or policy file to start from.
+        joined: the run directory was made by the launcher.
+
     Attributes:
         run: the config.
         comm: collectives.
@@ -50,8 +57,16 @@ class Session:
         progress: global counters, once `training` began.
     """
 
-    def __init__(self, run: Run, world: World, *, run_dir: Path | None, init_from: Path | None, joined: bool) -> None:
-        self.run, self.world = run, world.with_shards(run.num_shards)
+    def __init__(
+        self,
+        run: Run,
+        world: World | None = None,
+        *,
+        run_dir: Path | None = None,
+        init_from: Path | None = None,
+        joined: bool = False,
+    ) -> None:
+        self.run, self.world = run, (world or World.from_environment()).with_shards(run.num_shards)
         self.timers = Timers()
         self.spec = env_spec(run.task, run.env)
         self.progress = Progress(run.total_steps)
@@ -174,7 +189,7 @@ class Session:
         self.timers.updated(self.progress.updates)
         if self.progress.updates == 1:
             self.summary["startup_s"] = seconds_since_process_start()
-            self._different_data()
+            self.comm.check_different(self._collector.fingerprint(), "first_rollout")
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write one line of metrics; one message."""
@@ -249,16 +264,6 @@ class Session:
 
     def _on_stall(self, culprit: Observed, report: str) -> None:
         self.journal.stalled(culprit.rank, report, str(culprit), self.progress)
-
-    def _different_data(self) -> None:
-        """Ranks that collected the same first rollout share a random stream they must not share."""
-        seen = self.comm.gather_object(self._collector.fingerprint(), "first_rollout")
-        if len(set(seen)) < len(seen):
-            twins = [rank for rank, one in enumerate(seen) if seen.count(one) > 1]
-            raise RunError(
-                f"ranks {twins} collected the same first rollout; their environments ignore the seed they are given, "
-                "or a wrapper seeds them alike"
-            )
 
     def _same_config(self) -> None:
         mine = digest(np.frombuffer(dump(self.run).encode(), np.uint8))
