@@ -3,8 +3,8 @@
     python benchmarks/cartpole_ppo.py                  # eager
     python benchmarks/cartpole_ppo.py --compile        # and compiled
 
-The same work for both: 8 environments x 128 steps, 4 epochs x 4 minibatches, two networks of 2x64 tanh, one process, one
-thread, one core. Each repetition is a fresh process; only its steady state counts. Stable-Baselines3 lives in an
+The same work for both: 8 environments x 128 steps, 4 epochs x 4 minibatches, two networks of 2x64 tanh, one process,
+one thread, one core. Each repetition is a fresh process; only its steady state counts. Stable-Baselines3 lives in an
 environment of its own, `.venv-bench-sb3`, made on first use with the torch version that Lockstep runs on.
 """
 
@@ -41,7 +41,8 @@ torch.set_num_threads(1)
 clock = Clock()
 model = PPO(
     "MlpPolicy", make_vec_env("CartPole-v1", n_envs=8, seed=0), n_steps=128, batch_size={ROLLOUT // 4}, n_epochs=4,
-    learning_rate=lambda left: 2.5e-4 * left, ent_coef=0.01, policy_kwargs=dict(net_arch=[64, 64]), device="cpu", seed=0,
+    learning_rate=lambda left: 2.5e-4 * left, ent_coef=0.01, policy_kwargs=dict(net_arch=[64, 64]), device="cpu",
+    seed=0,
 )
 model.learn({WARM_UP + MEASURED}, callback=clock)
 print({MEASURED} / (clock.times[{WARM_UP + MEASURED}] - clock.times[{WARM_UP}]))

@@ -1,7 +1,7 @@
 """Does it learn? Each recipe on several seeds and numbers of ranks; prints a markdown table.
 
-    python benchmarks/learning.py cartpole --seeds 10 --ranks 1 2
-    python benchmarks/learning.py pendulum --seeds 5 --ranks 1 --set num_envs=16
+python benchmarks/learning.py cartpole --seeds 10 --ranks 1 2
+python benchmarks/learning.py pendulum --seeds 5 --ranks 1 --set num_envs=16
 """
 
 import argparse
@@ -30,7 +30,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
-    print("| recipe | ranks | seeds | solved | evaluation return, lowest - median | steps, median - most | seconds, median |")
+    print("| recipe | ranks | seeds | solved | evaluation return, lowest - median ", end="")
+    print("| steps, median - most | seconds, median |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for ranks in args.ranks:
         runs = [train(args.recipe, ranks, seed, args.set) for seed in range(args.seeds)]

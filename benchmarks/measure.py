@@ -80,7 +80,8 @@ def machine() -> str:
     """One line on what was measured, and on what."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "gymnasium")]
     cores = f"{len(os.sched_getaffinity(0))} cores ({_processor()})"
-    return ", ".join([cores, f"{platform.system()} {platform.machine()}", f"Python {platform.python_version()}", *versions])
+    system = f"{platform.system()} {platform.machine()}"
+    return ", ".join([cores, system, f"Python {platform.python_version()}", *versions])
 
 
 def _processor() -> str:

@@ -2,9 +2,9 @@
 
     python benchmarks/messages.py
 
-`Comm.average_gradients_` on flat parameters, nothing between two calls: shared memory in shard order, which is what ranks
-of one host use, against gloo, which they use where they cannot share memory. Pinned gloo gathers and adds in shard
-order; unpinned gloo leaves the order to the backend's all-reduce.
+`Comm.average_gradients_` on flat parameters, nothing between two calls: shared memory in shard order, which is what
+ranks of one host use, against gloo, which they use where they cannot share memory. Pinned gloo gathers and adds in
+shard order; unpinned gloo leaves the order to the backend's all-reduce.
 """
 
 import argparse
@@ -12,10 +12,10 @@ import os
 import time
 from statistics import median
 
+import measure
 import torch
 
 import lockstep
-import measure
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.world import World
@@ -55,15 +55,12 @@ def main() -> None:
     rows = []
     for ranks in (2, 4):
         for size, number in SIZES.items():
-            calls = 2000 if number < 1e5 else 500 if number < 1e6 else 50
-            arms = {
-                scheme: lambda s=scheme, n=number, c=calls, r=ranks: max(lockstep.spawn(synchronise, ranks=r, args=(n, s, c)))
-                for scheme in SCHEMES
-            }
+            calls = 1000 if number < 1e5 else 300 if number < 1e6 else 30
+            work = {scheme: (number, scheme, calls) for scheme in SCHEMES}
+            arms = {s: lambda a=a, r=ranks: max(lockstep.spawn(synchronise, ranks=r, args=a)) for s, a in work.items()}
             times = measure.in_turn(arms, args.repetitions)
-            best = times["shared memory"]
-            cells = [f"{median(t):.0f}" for t in times.values()]
-            rows.append([ranks, size, *cells, measure.ratio(times["gloo, pinned"], best), measure.ratio(times["gloo"], best)])
+            ratios = [measure.ratio(times[scheme], times["shared memory"]) for scheme in ("gloo, pinned", "gloo")]
+            rows.append([ranks, size, *(f"{median(t):.0f}" for t in times.values()), *ratios])
     print(f"{measure.machine()}; {args.repetitions} repetitions; microseconds per call, median\n")
     ratios = [f"{scheme} / shared memory, median (range)" for scheme in ("gloo, pinned", "gloo")]
     print(measure.table(["ranks", "parameters", *SCHEMES, *ratios], rows))

@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py
 
-From the start of the process to the end of its first update (one rollout of 8 x 128 steps, 16 gradient steps): one rank,
-eager, by the `lockstep` command. The yardstick is the whole of `python -c "import torch"` on the same machine.
+From the start of the process to the end of its first update (one rollout of 8 x 128 steps, 16 gradient steps): one
+rank, eager, by the `lockstep` command. The yardstick is the whole of `python -c "import torch"` on the same machine.
 """
 
 import argparse

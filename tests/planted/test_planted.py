@@ -1,7 +1,7 @@
 """A test that cannot fail is a defect: each patch here is a bug, and the test it names has to catch it.
 
-A patch begins with why it is a bug, then says `test:` (which test) and `fails with:` (a regular expression for what that
-test then says), then comes a unified diff. It is applied to a copy; nothing in `src` knows of it.
+A patch begins with why it is a bug, then says `test:` (which test) and `fails with:` (a regular expression for what
+that test then says), then comes a unified diff. It is applied to a copy; nothing in `src` knows of it.
 """
 
 import os

@@ -1,5 +1,6 @@
 """Functions called inside ranks by `test_collectives.py`: each opens a Comm and does something to it."""
 
+import atexit
 import os
 import signal
 import time
@@ -18,6 +19,11 @@ from lockstep.torch.flat import FlatParameters
 
 def here(rank: int, port: int, **kwargs: Any) -> World:
     return World(rank=rank, size=int(os.environ["WORLD_SIZE"]), address="127.0.0.1", port=port, **kwargs)
+
+
+def leave_at_once() -> None:
+    """Have this process end without tearing torch down: with a broken group that aborts now and then."""
+    atexit.register(os._exit, 0)
 
 
 def all_collectives(rank: int, ports: dict[str, int]) -> dict[str, Any]:
@@ -99,7 +105,8 @@ def unequal(rank: int, port: int) -> list[str]:
     """One bit of one tensor differs on rank 1; a second one is a negative zero there."""
     found: list[str] = []
     with Comm(here(rank, port), device="cpu", timeout_s=20) as comm:
-        tensors = {"policy.weight": torch.ones(3), "optimizer.exp_avg": torch.zeros(2), "learning_rate": torch.tensor(1.0)}
+        tensors = {"policy.weight": torch.ones(3), "optimizer.exp_avg": torch.zeros(2)}
+        tensors["learning_rate"] = torch.tensor(1.0)
         comm.check_equal(tensors)
         for name in ("policy.weight", "optimizer.exp_avg"):
             changed = {key: value.clone() for key, value in tensors.items()}
@@ -115,7 +122,8 @@ def unequal(rank: int, port: int) -> list[str]:
 
 def peer_dies(rank: int, port: int, folder: str, how: str) -> None:
     """Rank 1 is killed while rank 0 waits for it; rank 0 writes down what it learned and after how long."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher stops the others at once; here they are to find out alone
+    # The launcher would stop the others at once; here they are to find out alone.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with Comm(here(rank, port).with_shards(2), device="cpu", timeout_s=30, shared_memory=how == "memory") as comm:
         comm.sum_shards(torch.ones(1, 2), "moments")
         if rank == 1:
@@ -134,6 +142,7 @@ def peer_dies(rank: int, port: int, folder: str, how: str) -> None:
 
 def peer_stalls(rank: int, port: int, way: str) -> tuple[float, str]:
     """Rank 1 does not come to the collective within the timeout."""
+    leave_at_once()
     start = 0.0
     try:
         with Comm(here(rank, port).with_shards(2), device="cpu", timeout_s=1, shared_memory=way == "memory") as comm:
@@ -191,4 +200,5 @@ def start_unequal(rank: int, port: int, folder: str) -> str:
 
 def one_after_another(rank: int, calls: list[tuple[str, tuple[Any, ...]]]) -> dict[str, Any]:
     """Several of the above in the same processes: starting them costs more than what they do."""
+    leave_at_once()
     return {name: globals()[name](rank, *args) for name, args in calls}

@@ -36,7 +36,8 @@ def config(**changes: Any) -> Run:
     """One update on hand-made rollouts; one gradient step of the whole batch unless told otherwise."""
     base = {
         "num_envs": 2 * ENVS, "num_steps": STEPS, "num_epochs": 1, "num_minibatches": 1, "entropy_coef": 0.01,
-        "learning_rate": 1e-3, "learning_rate_schedule": "constant", "max_grad_norm": None, "normalize_advantage": False,
+        "learning_rate": 1e-3, "learning_rate_schedule": "constant", "max_grad_norm": None,
+        "normalize_advantage": False,
     }  # fmt: skip
     return override(small("lockstep/Corridor-v0"), {**base, **changes})
 
@@ -113,7 +114,9 @@ def initialized_from(world: World, folder: str) -> dict[str, Any]:
     moments.update(np.array([10.0, *[10.0 * (1 + world.rank)] * 3, *[1000.0] * 3]))
     home = Path(folder).parent
     spec = dataclasses.replace(SPEC, action=ActionSpec("discrete", (2,)))
-    save_policy(home / f"policy_{world.rank}.safetensors", Policy(spec, run.network, seed=world.rank), moments, run, spec)
+    save_policy(
+        home / f"policy_{world.rank}.safetensors", Policy(spec, run.network, seed=world.rank), moments, run, spec
+    )
     names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
     outcome = train_one(world.rank, Job(run, folder, world.port, init_from=names))
     return {"error": outcome.error, "fingerprint": outcome.summary.get("params_fingerprint")}

@@ -1,4 +1,4 @@
-"""Nothing hangs in silence: whatever one rank does, the run ends within a bound, names it, and leaves nothing behind."""
+"""Nothing hangs in silence: whatever a rank does, the run ends within a bound, names it, and leaves nothing behind."""
 
 import contextlib
 import json
@@ -17,7 +17,8 @@ from lockstep.run import dump
 
 ENVS = Path(__file__).with_name("rank_envs.py")
 KEYS = [
-    "schema", "status", "error", "task", "algo", "ml_framework", "seed", "world_size", "num_shards", "backend", "devices",
+    "schema", "status", "error", "task", "algo", "ml_framework", "seed", "world_size", "num_shards", "backend",
+    "devices",
     "env_steps", "updates", "episodes", "wall_time_s", "startup_s", "steps_per_second", "return_mean_100",
     "eval_return_mean", "eval_return_std", "eval_episodes", "solved_at_step", "solved_at_s", "params_fingerprint",
     "phases_s", "ranks", "restarts", "resumed_from", "versions",
@@ -35,12 +36,19 @@ class Run:
         self.run_dir = Path(tmp_path, run_dir)
         command = ["lockstep.cli", "train"]
         if launcher == "torchrun":
-            command = ["torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}", f"--master_port={free_port()}"]
+            command = [
+                "torch.distributed.run",
+                "--nnodes=1",
+                f"--nproc_per_node={ranks}",
+                f"--master_port={free_port()}",
+            ]
             command += ["-m", "lockstep.train"]
         command += ["fault.yaml", "--run-dir", str(self.run_dir)]
         command += [f"--ranks={ranks}"] if launcher == "lockstep" else []
         self.out, self.err = tmp_path / "out", tmp_path / "err"
-        environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+        environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
+            "OMP_NUM_THREADS": "1"
+        }
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *command], cwd=tmp_path, env=environment, stdout=out, stderr=err

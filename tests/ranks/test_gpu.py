@@ -11,7 +11,16 @@ pytestmark = pytest.mark.gpu
 
 
 def train(folder, *words):
-    command = [sys.executable, "-m", "lockstep.train", "cartpole", "--run-dir", str(folder), "--set", "total_steps=20480"]
+    command = [
+        sys.executable,
+        "-m",
+        "lockstep.train",
+        "cartpole",
+        "--run-dir",
+        str(folder),
+        "--set",
+        "total_steps=20480",
+    ]
     done = subprocess.run([*command, "--set", "device=cuda", *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "summary.json").read_text())

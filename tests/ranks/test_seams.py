@@ -1,5 +1,7 @@
 """The ten seams of data parallelism, on 2 ranks: each test fails when its seam is cut (see tests/planted)."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,9 @@ TOTAL = 6 * 128
 @pytest.fixture(scope="module")
 def seam(request, tmp_path_factory):
     """What both ranks saw of each seam that a selected test asks for."""
-    selected = {item.originalname.removeprefix("test_") for item in request.session.items if item.module is request.module}
+    selected = {
+        item.originalname.removeprefix("test_") for item in request.session.items if item.module is request.module
+    }
     names = {"metrics_are_sums" if name == "counters" else name for name in selected}  # one run tells both
     ports = {name: free_port() for name in sorted(names)}
     return Judged(spawn(run_seams, 2, (ports, str(tmp_path_factory.mktemp("seams"))), timeout_s=300))
@@ -56,7 +60,12 @@ def plain_gradient(run) -> np.ndarray:
         with torch.no_grad():
             value = policy(torch.from_numpy(r.observation).flatten(0, 1))[1].view(STEPS + 1, ENVS).double().numpy()
         advantage = plain_gae(r.reward.astype(float), value, r.terminated, r.ended, c.gamma, c.gae_lambda)
-        flat = (r.observation[:-1].reshape(-1, SIZE), r.action.ravel(), advantage.ravel(), (advantage + value[:-1]).ravel())
+        flat = (
+            r.observation[:-1].reshape(-1, SIZE),
+            r.action.ravel(),
+            advantage.ravel(),
+            (advantage + value[:-1]).ravel(),
+        )
         for column, part in zip(columns, flat, strict=True):
             column.append(part[r.weight.ravel() > 0])  # rows of weight 0 are no data
     observation, action, advantage, target = (np.concatenate(column) for column in columns)
@@ -94,7 +103,9 @@ def test_initialized_from(seam):
 def test_gradient_mean(seam):
     expected = plain_gradient(config(max_grad_norm=0.5))
     for rank in seam["gradient_mean"]:
-        assert np.allclose(rank["gradient"], expected, rtol=1e-4, atol=1e-6), "not the clipped mean over the global batch"
+        assert np.allclose(rank["gradient"], expected, rtol=1e-4, atol=1e-6), (
+            "not the clipped mean over the global batch"
+        )
 
 
 def test_statistics_in_the_loss(seam):
@@ -152,7 +163,9 @@ def test_adaptive_rate(seam):
             value = min(value * (1 / 1.5 if kl > 0.02 else 1.5 if kl < 0.005 else 1.0), 1e-2)
         return value
 
-    assert not np.isclose(rate(alone[0]), rate(alone[1])), "both ranks alone would have decided alike; nothing is proved"
+    assert not np.isclose(rate(alone[0]), rate(alone[1])), (
+        "both ranks alone would have decided alike; nothing is proved"
+    )
     for rank in ranks:
         assert rank["learning_rate"] == pytest.approx(rate(together)), "the rate does not follow the global KL"
 
@@ -212,7 +225,7 @@ def test_seeds(seam):
     assert len(set().union(*streams)) == 4 * 2000, "random streams of ranks or purposes overlap"
     assert len(first["env"]) == len(second["env"]) == 8
     numbers = sorted(first["env"] + second["env"])
-    assert min(b - a for a, b in zip(numbers, numbers[1:], strict=False)) > 100, "seeds of environments collide"
+    assert min(b - a for a, b in pairwise(numbers)) > 100, "seeds of environments collide"
 
 
 def test_files(seam):

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.normalize import DiscountedReturns, RunningMoments
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 1000),
     sizes=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=5),

@@ -1,6 +1,6 @@
 """The fixed tree: whoever holds which leaves, the sum is the same expression."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.tree import owned_nodes, tree_sum
@@ -19,6 +19,7 @@ def add(a: str, b: str) -> str:
     return f"({a}+{b})"
 
 
+@settings(deadline=None)
 @given(ranks=st.integers(1, 16), more=st.integers(0, 20))
 def test_any_deal_of_the_shards_gives_the_same_expression(ranks, more):
     shards = ranks + more

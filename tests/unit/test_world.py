@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import ConfigError
@@ -93,11 +93,12 @@ def test_a_count_that_does_not_divide_names_its_neighbours():
     world = World(size=8)
     with pytest.raises(ConfigError, match="num_envs=100 does not divide among 8 shards; use 96 or 104"):
         world.shard_size(100, "num_envs")
-    with pytest.raises(ConfigError, match="num_envs=3 does not divide among 8 shards; use 8$"):
+    with pytest.raises(ConfigError, match=r"num_envs=3 does not divide among 8 shards; use 8$"):
         world.shard_size(3, "num_envs")
     assert world.shard_size(96, "num_envs") == 12
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 12), more=st.integers(0, 12), each=st.integers(1, 5))
 def test_shards_are_dealt_once_in_order_and_evenly(size, more, each):
     shards = size + more
@@ -107,6 +108,7 @@ def test_shards_are_dealt_once_in_order_and_evenly(size, more, each):
     assert sum(world.share(each * shards) for world in worlds) == each * shards
 
 
+@settings(deadline=None)
 @given(total=st.integers(0, 50), parts=st.integers(1, 12))
 def test_blocks_cover_a_range(total, parts):
     assert [i for part in range(parts) for i in block(total, parts, part)] == list(range(total))

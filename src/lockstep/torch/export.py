@@ -53,7 +53,10 @@ def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:
         for name in list(tensors)
         if name.startswith(_NORMALIZER)
     }
-    policy.load_state_dict(tensors)
+    try:
+        policy.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ConfigError(f"{path} does not hold the network that it describes, or is damaged") from error
     observations = None
     if moments:
         observations = RunningMoments(spec.observation_size)

@@ -105,6 +105,7 @@ class Group:
 
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
         """Give every rank the tensor of rank `source`."""
+        self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks of its own, and is rare
         self._send(tag, lambda: dist.broadcast(flat, src=source))
 
     def _mark(self, tag: str) -> int:

@@ -1,0 +1,130 @@
+"""The collectives in a world of one: the identity, and nothing opened. Several ranks: tests/ranks."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lockstep import World
+from lockstep.errors import ConfigError, PeerError
+from lockstep.torch.comm import Comm
+from lockstep.torch.flat import FlatParameters
+
+
+@pytest.fixture
+def comm():
+    with Comm(World(), device="cpu") as opened:
+        yield opened
+
+
+def test_a_world_of_one_opens_nothing(comm):
+    assert not dist.is_initialized()
+    assert threading.active_count() == 1
+    assert (comm.backend, comm.device.type) == ("gloo", "cpu")
+    (seen,) = comm.observe()
+    assert (seen.rank, seen.alive) == (0, True)
+
+
+def test_every_collective_is_the_identity(comm):
+    value = torch.tensor([1.0, -2.0])
+    assert comm.sum(value) is value
+    assert comm.mean(value) is value
+    assert comm.max(value) is value
+    assert (comm.any(True), comm.any(False)) == (True, False)
+    assert comm.gather_object({"a": [1, "x"]}) == [{"a": [1, "x"]}]
+    assert comm.broadcast_object("x") == "x"
+    comm.broadcast_([value])
+    comm.barrier()
+    comm.check_equal({"value": value})
+    assert sum(comm.num_messages.values()) == 0
+
+
+def test_what_could_not_be_sent_among_many_is_refused_by_one_too(comm):
+    with pytest.raises(TypeError, match="cannot be sent"):
+        comm.gather_object(object())
+
+
+def test_moments_are_weighted(comm):
+    rows = torch.randn(9, 2, 3) * 5 + 100
+    weight = torch.tensor([1.0, 0, 1, 1, 0, 1, 1, 1, 1])
+    count, mean, variance = comm.moments(rows, weight)
+    kept = rows[weight > 0].double()
+    assert count == 7
+    assert (mean.shape, variance.shape) == ((2, 3), (2, 3))
+    torch.testing.assert_close(mean.double(), kept.mean(0), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(variance.double(), kept.var(0, unbiased=False), rtol=1e-5, atol=1e-5)
+
+
+def test_shards_of_one_rank_are_summed_along_the_tree():
+    values = torch.tensor([[1.0], [1e8], [-1e8], [3e-9]], dtype=torch.float32)
+    with Comm(World(num_shards=4, pinned=True), device="cpu") as comm:
+        expected = (values[0] + values[1]) + (values[2] + values[3])
+        assert torch.equal(comm.sum_shards(values), expected)
+        assert not torch.equal(expected, ((values[0] + values[1]) + values[2]) + values[3])
+
+
+def test_the_gradient_of_an_ordinary_module_stays_its_mean(comm):
+    module = nn.Linear(2, 1)
+    module(torch.ones(4, 2)).mean().backward()
+    before = module.weight.grad.clone()
+    assert comm.average_gradients_(module.parameters(), weight=4.0).tolist() == [4.0]
+    assert torch.equal(module.weight.grad, before)
+
+
+def test_the_gradient_of_flat_parameters_is_divided_by_the_weight(comm):
+    flat = FlatParameters(module := nn.Linear(2, 1), 1, num_sums=2)
+    (3 * module(torch.ones(4, 2))).sum().backward()
+    flat.keep(0, torch.tensor([4.0, 7.0]))
+    assert comm.average_gradients_(flat).tolist() == [4.0, 7.0]
+    assert flat.gradient.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_backends_and_devices_that_cannot_be_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="backend=nccl needs GPUs"):
+        Comm(World(), device="cpu", backend="nccl")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="device=cuda, but torch sees no GPU"):
+        Comm(World(), device="cuda")
+
+
+def test_the_device_is_that_of_the_local_rank(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    comm = Comm(World(rank=5, size=8, local_rank=1, local_size=2))
+    assert (str(comm.device), comm.backend) == ("cuda:1", "nccl")
+    with pytest.raises(ConfigError, match=r"3 processes .* 2 GPU.*--nproc_per_node=2"):
+        Comm(World(rank=0, size=3))
+
+
+def test_ranks_that_do_not_come_are_given_up(monkeypatch):
+    from lockstep.launch.variables import free_port
+
+    world = World(rank=1, size=2, port=free_port())
+    with (
+        pytest.raises(PeerError, match="rank 1 could not meet the other 1 ranks"),
+        Comm(world, device="cpu", startup_timeout_s=0.5, timeout_s=0.5),
+    ):
+        pass
+
+
+def test_an_error_inside_passes():
+    with pytest.raises(KeyError), Comm(World(), device="cpu"):
+        raise KeyError
+
+
+def test_tags_of_the_library_have_different_marks():
+    """Two tags with one mark would pass for the same collective."""
+    import zlib
+
+    from lockstep.torch.group import _MARKS
+
+    tags = [
+        "sum_shards", "sum", "mean", "max", "any", "moments", "average_gradients", "broadcast_object", "gather_object",
+        "barrier", "check_equal", "close", "config", "first_rollout", "log", "evaluate", "summary",
+    ]  # fmt: skip
+    marks = [zlib.crc32(tag.encode()) % _MARKS for tag in tags]
+    assert len(set(marks)) == len(tags), sorted(zip(marks, tags, strict=True))
+    assert np.iinfo(np.uint8).max >= _MARKS

@@ -1,0 +1,112 @@
+"""Against torch.distributions and against the frequencies of draws."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Independent, Normal
+
+from lockstep.envs.spec import ActionSpec
+from lockstep.torch.distributions import Categorical, DiagonalGaussian, MultiCategorical, distribution_of, gumbel
+
+DISCRETE, MULTI = ActionSpec("discrete", (5,)), ActionSpec("multi_discrete", (2, 4, 3))
+CONTINUOUS = ActionSpec("continuous", (3,), (-1.0,) * 3, (1.0,) * 3)
+
+
+def test_each_kind_of_action_has_its_distribution():
+    kinds = {DISCRETE: (Categorical, 5), MULTI: (MultiCategorical, 9), CONTINUOUS: (DiagonalGaussian, 3)}
+    for action, (kind, parameters) in kinds.items():
+        made = distribution_of(action)
+        assert type(made) is kind
+        assert made.num_parameters == parameters == action.num_parameters
+    assert distribution_of(CONTINUOUS, -1.5).log_std.tolist() == [-1.5] * 3
+
+
+def test_categorical_is_torchs():
+    logits, action = 3 * torch.randn(50, 5), torch.randint(5, (50,))
+    log_prob, entropy = Categorical(DISCRETE).log_prob_and_entropy(logits, action)
+    reference = TorchCategorical(logits=logits)
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+
+
+def test_multi_categorical_is_the_sum_of_torchs():
+    logits = 2 * torch.randn(50, 9)
+    action = torch.stack([torch.randint(n, (50,)) for n in MULTI.sizes], -1)
+    log_prob, entropy = MultiCategorical(MULTI).log_prob_and_entropy(logits, action)
+    references = [TorchCategorical(logits=part) for part in logits.split(list(MULTI.sizes), -1)]
+    torch.testing.assert_close(log_prob, sum(r.log_prob(action[:, i]) for i, r in enumerate(references)))
+    torch.testing.assert_close(entropy, sum(r.entropy() for r in references))
+
+
+def test_gaussian_is_torchs():
+    gaussian = DiagonalGaussian(CONTINUOUS)
+    gaussian.log_std.data = torch.tensor([-2.0, 0.0, 1.0])
+    mean, action = torch.randn(50, 3), 2 * torch.randn(50, 3)
+    log_prob, entropy = gaussian.log_prob_and_entropy(mean, action)
+    reference = Independent(Normal(mean, gaussian.log_std.exp()), 1)
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+    log_prob.sum().backward()
+    assert gaussian.log_std.grad is not None
+
+
+def test_extreme_logits_stay_finite():
+    logits = torch.tensor([[1e4, -1e4, 0.0, 0.0, 0.0]])
+    log_prob, entropy = Categorical(DISCRETE).log_prob_and_entropy(logits, torch.tensor([0]))
+    assert log_prob.tolist() == [0.0]
+    assert entropy.tolist() == [0.0]
+
+
+def test_draws_have_the_frequencies_of_the_softmax():
+    generator, categorical = np.random.default_rng(0), Categorical(DISCRETE)
+    logits = np.array([0.0, 1.0, -1.0, 2.0, -30.0], np.float32)
+    noise = categorical.draw_noise(generator, (20, 1000))
+    assert noise.shape == (20, 1000, 5)
+    drawn = categorical.sample(np.broadcast_to(logits, noise.shape), noise)
+    assert drawn.dtype == np.int64
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=5) / 20_000, expected, atol=0.015)
+
+
+def test_each_choice_has_its_own_frequencies():
+    generator, multi = np.random.default_rng(0), MultiCategorical(MULTI)
+    logits = np.array([0, 1, 0, 0, 0, 2, 1, 0, -1], np.float32)
+    noise = multi.draw_noise(generator, (20_000,))
+    drawn = multi.sample(np.broadcast_to(logits, noise.shape), noise)
+    assert drawn.shape == (20_000, 3)
+    for column, part in zip(drawn.T, np.split(logits, [2, 6]), strict=True):
+        expected = np.exp(part) / np.exp(part).sum()
+        np.testing.assert_allclose(np.bincount(column, minlength=len(part)) / 20_000, expected, atol=0.015)
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.03
+
+
+def test_gaussian_draws_have_its_mean_and_deviation():
+    gaussian = DiagonalGaussian(CONTINUOUS)
+    gaussian.log_std.data = torch.tensor([-1.0, 0.0, 0.5])
+    noise = gaussian.draw_noise(np.random.default_rng(0), (20_000,))
+    drawn = gaussian.sample(np.array([[1.0, -2.0, 0.0]], np.float32), noise)
+    assert drawn.dtype == np.float32
+    np.testing.assert_allclose(drawn.mean(0), [1, -2, 0], atol=0.04)
+    np.testing.assert_allclose(drawn.std(0), np.exp([-1, 0, 0.5]), rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("action", "parameters", "mode"),
+    [
+        (DISCRETE, [[0, 3, 1, 2, -1]], [1]),
+        (MULTI, [[0, 1, 0, 5, 1, 2, 7, 0, 0]], [[1, 1, 0]]),
+        (CONTINUOUS, [[0.5, -3.0, 0.0]], [[0.5, -3.0, 0.0]]),
+    ],
+)
+def test_the_mode_is_the_most_likely_action(action, parameters, mode):
+    assert distribution_of(action).mode(np.array(parameters, np.float32)).tolist() == mode
+
+
+def test_gumbel_noise_is_always_finite():
+    class Zero:
+        def standard_exponential(self, shape, dtype):
+            return np.zeros(shape, dtype)
+
+    assert np.isfinite(gumbel(Zero(), (3,))).all()
+    assert gumbel(np.random.default_rng(0), (2, 3)).dtype == np.float32

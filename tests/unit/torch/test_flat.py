@@ -1,0 +1,71 @@
+import pytest
+import torch
+from torch import nn
+
+from lockstep.torch.flat import FlatParameters, named_tensors
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_parameters_and_gradients_are_views(shards):
+    module, plain = network(), network()
+    flat = FlatParameters(module, shards, num_sums=2)
+    assert flat.num_parameters == sum(p.numel() for p in plain.parameters())
+    x = torch.randn(5, 3)
+    assert torch.equal(module(x), plain(x)), "flattening changed the network"
+    for _ in range(2):  # the second pass: views must still be views after the first
+        flat.zero_gradient_()
+        plain.zero_grad()
+        module(x).square().sum().backward()
+        plain(x).square().sum().backward()
+        assert torch.equal(flat.gradient, torch.cat([p.grad.flatten() for p in plain.parameters()]))
+    flat.values.data.fill_(0.5)
+    assert all((p == 0.5).all() for p in module.parameters())
+    module[0].weight.data.fill_(2.0)
+    assert (flat.values[:12] == 2.0).all()
+
+
+def test_backward_adds_until_it_is_told_to_forget():
+    flat = FlatParameters(module := nn.Linear(1, 1))
+    for _ in range(3):
+        module(torch.ones(1, 1)).sum().backward()
+    assert flat.gradient.tolist() == [3.0, 3.0]
+    flat.zero_gradient_()
+    assert flat.gradient.tolist() == [0.0, 0.0]
+
+
+def test_every_shard_keeps_its_gradient_and_its_sums():
+    flat = FlatParameters(module := nn.Linear(1, 1), 3, num_sums=2)
+    for shard in range(3):
+        flat.zero_gradient_()
+        (module(torch.ones(1, 1)) * (shard + 1)).sum().backward()
+        flat.keep(shard, torch.tensor([10.0 * shard, -1.0]))
+    assert flat.rows.tolist() == [[1, 1, 0, -1], [2, 2, 10, -1], [3, 3, 20, -1]]
+
+
+def test_one_shard_sends_its_gradient_from_where_it_is_made():
+    flat = FlatParameters(module := nn.Linear(1, 1), 1, num_sums=1)
+    module(torch.ones(1, 1)).sum().backward()
+    flat.keep(0, torch.tensor([4.0]))
+    assert flat.rows.tolist() == [[1, 1, 4]]
+    assert flat.gradient.data_ptr() == flat.rows.data_ptr()
+
+
+def test_frozen_parameters_are_left_alone_and_mixed_types_refused():
+    module = network()
+    module[0].weight.requires_grad_(False)
+    assert FlatParameters(module).num_parameters == 4 + 8 + 2
+    module[2].double()
+    with pytest.raises(ValueError, match="one type"):
+        FlatParameters(module)
+
+
+def test_named_tensors_are_parameters_and_buffers_in_name_order():
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    names = [name for name, _ in named_tensors(module)]
+    assert names == sorted(names)
+    assert {"0.running_mean", "0.num_batches_tracked", "1.weight"} <= set(names)
