@@ -50,7 +50,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=200_000, help="of each run, all ranks together; at least 20 updates")
+    parser.add_argument("--steps", type=int, default=200_000, help="of each run; at least 20 updates")
     parser.add_argument("--only", default="", help="comparisons whose name contains this")
     args = parser.parse_args()
 
