@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
 # Suites that start processes and watch clocks: alone, one test after another.
-SERIAL := $(wildcard tests/ranks tests/house tests/unit/launch)
+SERIAL := $(wildcard tests/ranks tests/examples tests/house tests/unit/launch)
 
 .PHONY: help setup train test test-planted test-learning test-slow test-gpu check format clean
 

@@ -17,6 +17,8 @@ RUNS: dict[str, Run] = {
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2),
     "early stop": small("lockstep/Corridor-v0", num_shards=4, total_steps=128 * 100, learning_rate=3e-3, **STOP),
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=20 * 96, log_every=96 * 5),
+    # Some shards play no episode of an evaluation, and nothing is logged before the end.
+    "sparse": small("CartPole-v1", num_shards=5, num_envs=20, total_steps=5 * 160, evaluate_episodes=3, log_every=None),
 }
 COUNTED = ("discrete", "continuous", "toy")
 WORLDS = (1, 2, 4)
@@ -67,6 +69,8 @@ def test_any_number_of_ranks_writes_the_same_metrics(trained, name):
 
 def test_shards_dealt_unevenly_give_the_same_bits(trained):
     assert len(set(fingerprints(trained, "uneven", (1, 2)))) == 1
+    assert len(set(fingerprints(trained, "sparse"))) == 1
+    assert len({o.summary["eval_return_mean"] for ranks in WORLDS for o in trained["sparse", ranks][1]}) == 1
     assert [o.counts["steps"] for o in trained["uneven", 2][1]] == [20 * 96 * 2 // 3, 20 * 96 // 3]
 
 
@@ -130,7 +134,13 @@ def test_one_update_sends_one_message_and_one_per_gradient_step(trained):
         for outcome in trained[name, 2][1]:
             # Objects need two messages: their sizes first.
             assert {key: outcome.messages[key] for key in expected} == expected
-            assert set(outcome.messages) - set(expected) <= {"broadcast", "broadcast_object", "gather_object", "barrier", "close"}
+            assert set(outcome.messages) - set(expected) <= {
+                "broadcast",
+                "broadcast_object",
+                "gather_object",
+                "barrier",
+                "close",
+            }
 
 
 @pytest.mark.slow

@@ -129,6 +129,13 @@ def test_a_rank_that_fails_ends_the_run_and_is_named(tmp_path, fault, code, word
         assert "Traceback" not in said.split("rank 1 |")[0]
 
 
+def test_the_one_who_writes_the_summary_is_killed(tmp_path):
+    run = Run(tmp_path, "kill", env={"on": 0})
+    run.wait(START_S)
+    run.check(137, "failed", "rank 0 was killed by SIGKILL")
+    assert "rank 0 was killed by SIGKILL" in run.text
+
+
 def test_a_rank_that_sleeps_in_env_step_is_named_with_its_phase(tmp_path):
     run = Run(tmp_path, "sleep")
     run.wait(START_S)

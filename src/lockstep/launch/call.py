@@ -1,5 +1,6 @@
 """The function that `spawn` calls, packed by the caller and unpacked in a rank."""
 
+import atexit
 import os
 import pickle
 import sys
@@ -77,6 +78,10 @@ def run(call: int, result: int) -> None:
         _write(result, (True, value))
     except Exception as error:
         _leave(result, error)
+    # What `fn` registered runs; then the process ends here: threads of a group that lost a rank abort a normal exit, even
+    # when `fn` caught the error and went on.
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    _end(0)
 
 
 def unpack(rank: int, data: bytes) -> Any:
@@ -111,6 +116,10 @@ def _leave(result: int, error: Exception) -> NoReturn:
     _write(result, (False, {"message": message, "traceback": text, "config": config}))
     if isinstance(error, PeerError):
         time.sleep(PEER_DELAY_S)
+    _end(ConfigError.exit_code if config else RunError.exit_code)
+
+
+def _end(code: int) -> NoReturn:
     for file in (sys.stdout, sys.stderr):
         file.flush()
-    os._exit(ConfigError.exit_code if config else RunError.exit_code)
+    os._exit(code)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-# Whoever imports this module later, torch's optimizers among them, binds the open group to default arguments of functions:
-# it would never be freed, and its threads abort a process that ends well.
-import torch.distributed.nn.functional  # noqa: F401  # pyright: ignore[reportUnusedImport]
+# Imported before a group opens: whoever imports this module later, torch's optimizers among them, binds the open group to
+# default arguments of functions. It would never be freed, and its threads abort a process that ends well.
+import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
 
 from lockstep.errors import ConfigError, PeerError, RunError
@@ -24,7 +24,7 @@ from lockstep.world import World
 
 _DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which process ended
 _LOOK_EVERY = 100  # on a GPU, comparing marks waits for the device: do it for one message in so many
-_MARKS = 251  # small enough that a mark fits in a byte and sums of its squares are exact in float32
+_MARKS = 250  # fits in a byte, its squares add up exactly in float32, and the library's own tags all differ by it
 
 
 class Group:
