@@ -147,7 +147,10 @@ def _what_is_known(run_dir: Path) -> dict[str, Any]:
 def _name(config: Mapping[str, Any] | None) -> str:
     """Task and algorithm; of one's own environment, `path/to/file.py:Class`, the class."""
     words = [str(config[key]).rpartition(":")[2] for key in ("task", "algo") if key in config] if config else []
-    return "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in "-".join(words)).strip("-.") or "run"
+    return (
+        "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in "-".join(words)).strip("-.")
+        or "run"
+    )
 
 
 def _new(path: Path, made: list[Path]) -> Path:

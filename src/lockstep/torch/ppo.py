@@ -5,8 +5,8 @@ minibatch, O observation, P parameters of the action distribution.
 """
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Self
 
 import numpy as np
 import torch
@@ -45,10 +45,15 @@ class Batch:
     weight: Tensor
     """0 for rows in which an environment only reset itself, 1 otherwise."""
 
-    def __getitem__(self, index: Tensor | slice) -> Self:
-        """The rows at `index`, in that order."""
-        pick = (lambda x: x[index]) if isinstance(index, slice) else (lambda x: x.index_select(0, index))
-        return type(self)(*(pick(getattr(self, field.name)) for field in fields(self)))
+    def shuffled(self, order: Tensor) -> "Batch":
+        """The rows at `order`, in that order."""
+        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
+        return Batch(*(column.index_select(0, order) for column in columns))
+
+    def split(self, rows: int) -> "list[Batch]":
+        """Parts of `rows` consecutive rows."""
+        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
+        return [Batch(*part) for part in zip(*(column.split(rows) for column in columns), strict=True)]
 
 
 class PPO:
@@ -96,12 +101,11 @@ class PPO:
                 torch.from_numpy(s.permutation(len(b.target))).to(self.comm.device)
                 for s, b in zip(self._streams, batches, strict=True)
             ]
-            shuffled = [batch[order] for batch, order in zip(batches, orders, strict=True)]
+            minibatches = [b.shuffled(order).split(self._rows) for b, order in zip(batches, orders, strict=True)]
             sums = torch.zeros(1 + len(_SUMS), device=self.comm.device)
             norms = torch.zeros(1, device=self.comm.device)
-            for i in range(c.num_minibatches):
-                part = slice(i * self._rows, (i + 1) * self._rows)
-                step_sums, norm = self._step([batch[part] for batch in shuffled])
+            for parts in zip(*minibatches, strict=True):
+                step_sums, norm = self._step(parts)
                 sums += step_sums
                 norms += norm
             self.metrics.add(_SUMS, sums[1:], sums[0])
@@ -122,13 +126,13 @@ class PPO:
         kind = torch.float32 if action.kind == "continuous" else torch.int64
         columns = [
             torch.zeros(self._rows, device=device) for _ in range(5)
-        ]  # apart: one tensor five times compiles otherwise
+        ]  # five: one used five times compiles otherwise
         observation = torch.zeros(self._rows, self.policy.spec.observation_size, device=device)
         loss, _ = self._loss(Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns))
         loss.backward()
         self.flat.zero_gradient_()
 
-    def _step(self, parts: list[Batch]) -> tuple[Tensor, Tensor]:
+    def _step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """One gradient step on every shard's part [N] of a minibatch. Returns global sums, weight first, and the norm."""
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
@@ -137,7 +141,7 @@ class PPO:
             self.flat.keep(k, sums)
         sums = self.comm.average_gradients_(self.flat)
         gradient = self.flat.gradient
-        norm = gradient.norm()
+        norm = torch.linalg.vector_norm(gradient)
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.optimizer.step()

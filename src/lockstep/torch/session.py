@@ -6,7 +6,7 @@ An algorithm's `train(session)` drives; nothing here calls back into it.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -157,7 +157,7 @@ class Session:
         self._stack.callback(self._evaluation.close)
 
     @contextlib.contextmanager
-    def training(self, progress: Progress, collector: Collector) -> Iterator[None]:
+    def training(self, progress: Progress, collector: Collector) -> Generator[None]:
         """The training loop runs inside: clocks start before, the result is found after."""
         self.progress, self._collector = progress, collector
         self.timers.restart()
