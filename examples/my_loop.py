@@ -91,6 +91,7 @@ def train(world: World, args: argparse.Namespace) -> list[dict]:
                 if comm.broadcast_object(score) >= SOLVED:
                     break
 
+        del model  # DDP goes before the process group that it works on
         comm.check_equal(policy)
         parameters = fingerprint({name: p.detach().cpu().numpy() for name, p in policy.named_parameters()})
         ranks = comm.gather_object({"rank": world.rank, "params": parameters, "first_data": first_data})

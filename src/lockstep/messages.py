@@ -11,7 +11,7 @@ _ARRAY = "__array__"
 
 
 def encode(value: Any) -> bytes:
-    """Bytes of a JSON-able value that may hold numpy arrays and bytes. Raises TypeError for anything else."""
+    """Bytes of a JSON-able value that may hold numpy arrays. Raises TypeError for anything else."""
     blobs: list[bytes] = []
 
     def replace(item: Any) -> Any:

@@ -196,7 +196,8 @@ class Collector:
                 index = self._world.shards[k] * self._reward.shape[2] + b
                 raise RunError(
                     f"environment {index} gave a {name} that is not finite, in step {t} of this rollout "
-                    f"(rank {self._world.rank}, shard {self._world.shards[k]}); look for a division or a diverging simulation"
+                    f"(rank {self._world.rank}, shard {self._world.shards[k]}); "
+                    "look for a division by 0 or a diverging simulation"
                 )
 
     def fingerprint(self) -> str:

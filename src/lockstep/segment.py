@@ -74,7 +74,7 @@ class Segment:
         return self._words[index * _LINE : index * _LINE + ROW]
 
     def create_slots(self, size: int) -> str:
-        """Make `size` bytes for exchange; returns their address, good until `slots_attached`. The previous ones are dropped."""
+        """Make `size` bytes for exchange; returns their address, good until `slots_attached`. Drops the previous."""
         self._door = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
         os.ftruncate(self._door, size)
         self._slots = mmap.mmap(self._door, size)

@@ -1,5 +1,6 @@
 """Train a run: `python -m lockstep.train ...` is `lockstep train ...`; `train(run)` is for Python callers."""
 
+import atexit
 import os
 import signal
 import sys
@@ -68,8 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     sys.stdout.flush()
     sys.stderr.flush()
-    if code:
-        os._exit(code)  # nothing that another rank still holds may keep a failed one from ending
-    sys.exit(code)
+    os._exit(code)  # threads of a group that lost a rank may neither keep this one from ending nor abort it

@@ -131,6 +131,15 @@ def test_named_tests_exist():
     assert named and named <= tests
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", in_chinese(ROOT / "README.md")], ids=name)
+def test_ratios_are_those_of_the_results_page(page):
+    """Measured anew? Then the tables of both READMEs follow."""
+    ratios = re.findall(r"\d+\.\d+ \(\d+\.\d+-\d+\.\d+\)", page.read_text())
+    assert ratios
+    measured = (ROOT / "docs/results/speed.md").read_text()
+    assert [ratio for ratio in ratios if ratio not in measured] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_number_is_missing(page):
     assert "MEASURE" not in page.read_text()

@@ -78,8 +78,8 @@ def run(call: int, result: int) -> None:
         _write(result, (True, value))
     except Exception as error:
         _leave(result, error)
-    # What `fn` registered runs; then the process ends here: threads of a group that lost a rank abort a normal exit, even
-    # when `fn` caught the error and went on.
+    # What `fn` registered runs; then the process ends here: threads of a group that lost a rank abort a normal exit,
+    # even when `fn` caught the error and went on.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     _end(0)
 

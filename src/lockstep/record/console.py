@@ -79,7 +79,7 @@ class Console:
 
 def describe(steps: int, total_steps: int, steps_per_second: float, return_mean: float | None) -> str:
     """One line of progress: `40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  ETA 9 s`."""
-    parts = [f"{_grouped(steps)} / {_grouped(total_steps)} steps ({100 * steps / total_steps:.0f} %)"]
+    parts = [f"{_grouped(steps)} / {_grouped(total_steps)} steps ({min(100 * steps / total_steps, 100):.0f} %)"]
     parts.append(f"{_grouped(round(steps_per_second))} steps/s")
     if return_mean is not None and return_mean == return_mean:
         parts.append(f"return {return_mean:.1f}")

@@ -82,7 +82,7 @@ class Journal:
         self._sums += sums
 
     def rows(self, phases: dict[str, float], elapsed: float) -> np.ndarray:
-        """`[K, ...]` what each local shard tells all others for a log line; this rank's clocks ride on its first shard."""
+        """`[K, ...]` what each local shard tells all others for a log line; this rank's clocks ride on the first."""
         rows = np.zeros((len(self.episodes), WIDTH + 2 + len(PHASES)))
         for row, episodes in zip(rows, self.episodes, strict=True):
             row[:WIDTH] = episodes.row()

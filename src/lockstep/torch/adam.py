@@ -1,7 +1,8 @@
 """Adam on one flat tensor, by torch's own fused kernel.
 
-`torch.optim.Adam(fused=True)` ends in the same call and the same bits. Its constructor imports torch's compiler, though,
-which nearly doubles the time to the first update, and its `step` costs several times the kernel for a small network.
+`torch.optim.Adam(fused=True)` ends in the same call and the same bits. Its constructor imports torch's compiler,
+though, which nearly doubles the time to the first update, and its `step` costs several times the kernel for a small
+network.
 """
 
 import torch
@@ -39,7 +40,7 @@ class Adam:
     def step(self) -> None:
         """Change the values once."""
         self.steps += 1
-        torch._fused_adam_(  # pyright: ignore[reportPrivateUsage]
+        torch._fused_adam_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             [self._values], [self._gradient], [self.moment], [self.square], [], [self.steps],
             lr=self._learning_rate, beta1=self._betas[0], beta2=self._betas[1], eps=self._eps,
             weight_decay=0.0, amsgrad=False, maximize=False,

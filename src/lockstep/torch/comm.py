@@ -1,8 +1,8 @@
 """What crosses ranks in PyTorch.
 
 Every sum over shards is taken along the tree of `lockstep.tree`. CPU ranks of one host reduce through shared memory;
-otherwise each rank sends the sums it can take alone and everyone finishes the tree. In a world of one every collective is
-the identity, and no process group, server or thread exists.
+otherwise each rank sends the sums it can take alone and everyone finishes the tree. In a world of one every collective
+is the identity, and no process group, server or thread exists.
 """
 
 from collections import Counter
@@ -31,8 +31,8 @@ from lockstep.world import World
 class Comm:
     """The collectives of a world, as a context manager.
 
-    Every method marked *collective* must be called by all ranks in the same order. Collectives are numbered and tagged: two
-    ranks in different ones are told apart even when their sizes agree.
+    Every method marked *collective* must be called by all ranks in the same order. Collectives are numbered and tagged:
+    two ranks in different ones are told apart even when their sizes agree.
 
     Args:
         world: who takes part.
@@ -123,7 +123,7 @@ class Comm:
         return self.sum_shards(rows, tag).view(value.shape)
 
     def mean(self, value: Tensor, weight: Tensor | float = 1.0, tag: str = "mean") -> Tensor:
-        """The mean over ranks, each weighing `weight`; a rank of weight 0 has no say. *Collective.*"""
+        """The mean over ranks, each weighing `weight`; a rank of weight 0 has no say; *collective*."""
         if self.world.size == 1:
             return value
         weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
@@ -140,7 +140,7 @@ class Comm:
         return torch.stack([parts[nodes[0]] for nodes in self._nodes]).amax(0).view(value.shape)
 
     def any(self, flag: bool, tag: str = "any") -> bool:
-        """Whether any rank says so: how a local fact (a clock, a signal) becomes a common decision. *Collective.*"""
+        """Whether any rank says so: how a local fact (a clock, a signal) becomes a common decision; *collective*."""
         if self.world.size == 1:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=self.device), tag) > 0)
@@ -153,6 +153,7 @@ class Comm:
         Args:
             value: this rank's rows.
             weight: [N], how much each row counts; default 1.
+            tag: what the moments are of; for messages about ranks that are elsewhere.
         """
         wide = value.double().reshape(len(value), -1)
         weights = (
@@ -168,11 +169,11 @@ class Comm:
     def average_gradients_(
         self, parameters: FlatParameters | Iterable[nn.Parameter], weight: float = 1.0, tag: str = "average_gradients"
     ) -> Tensor:
-        """Give every rank the mean gradient of the global batch; *collective*, one message. Clip afterwards, not before.
+        """Give every rank the mean gradient of the global batch; *collective*, one message. Clip afterwards.
 
-        With `FlatParameters`, every local shard has been `keep`-ed: its gradient *sum* and its sums, the weight first; the
-        total gradient is divided by the total weight, and all total sums are returned. With the parameters of an ordinary
-        module, `.grad` holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say).
+        With `FlatParameters`, every local shard has been `keep`-ed: its gradient *sum* and its sums, the weight first;
+        the total gradient is divided by the total weight, and all total sums are returned. With the parameters of an
+        ordinary module, `.grad` holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say).
         """
         if isinstance(parameters, FlatParameters):
             total = self.sum_shards(parameters.rows, tag)
@@ -184,7 +185,7 @@ class Comm:
         if self.world.size > 1:
             flat = torch.cat([g.reshape(-1) for g in gradients]).mul_(weight)
             total = self.sum(torch.cat([flat, flat.new_full((1,), weight)]), tag)
-            means = (total[:-1] / total[-1]).split([g.numel() for g in gradients])
+            means = torch.split(total[:-1] / total[-1], [g.numel() for g in gradients])
             for owner, mean in zip(owners, means, strict=True):
                 owner.grad = mean.view_as(owner)
             weight = float(total[-1])
@@ -193,7 +194,7 @@ class Comm:
     # -- equal on all ranks --------------------------------------------------------------------------------------------
 
     def broadcast_(self, tensors: nn.Module | Iterable[Tensor], source: int = 0) -> None:
-        """Give every rank the tensors (of a module: parameters and buffers) of rank `source`, in place; *collective*."""
+        """Give every rank the tensors (of a module: parameters, buffers) of rank `source`, in place; *collective*."""
         if self.world.size == 1:
             return
         listed = [t for _, t in named_tensors(tensors)] if isinstance(tensors, nn.Module) else list(tensors)
@@ -203,7 +204,7 @@ class Comm:
         for group in by_kind.values():
             flat = torch.cat([t.reshape(-1) for t in group])
             self._group.broadcast_(flat, source, "broadcast")
-            for tensor, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            for tensor, part in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
     def broadcast_object(self, value: Any = None, source: int = 0, tag: str = "broadcast_object") -> Any:
@@ -241,13 +242,13 @@ class Comm:
                 )
 
     def check_different(self, fingerprint: str, tag: str = "check_different") -> None:
-        """Stop with a `RunError` if two ranks have the same fingerprint of what must differ: their data. *Collective.*"""
+        """Stop with a `RunError` if two ranks have one fingerprint of what must differ, their data; *collective*."""
         every = self.gather_object(fingerprint, tag)
         if len(set(every)) < len(every):
             twins = [rank for rank, one in enumerate(every) if every.count(one) > 1]
             raise RunError(
-                f"ranks {', '.join(map(str, twins))} collected the same data; their environments ignore the seed they are "
-                "given, or a wrapper seeds them alike"
+                f"ranks {', '.join(map(str, twins))} collected the same data; their environments ignore the seed "
+                "they are given, or a wrapper seeds them alike"
             )
 
     def observe(self) -> list[Observed]:

@@ -63,7 +63,7 @@ class MultiCategorical(nn.Module):
     def log_prob_and_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over the independent choices; both [N]."""
         log_prob, entropy = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters[:, 0])
-        for part, chosen in zip(parameters.split(self.sizes, -1), action.unbind(-1), strict=True):
+        for part, chosen in zip(torch.split(parameters, self.sizes, -1), action.unbind(-1), strict=True):
             log_p = part.log_softmax(-1)
             log_prob = log_prob - F.nll_loss(log_p, chosen, reduction="none")
             entropy = entropy - (log_p.exp() * log_p).sum(-1)
@@ -73,8 +73,8 @@ class MultiCategorical(nn.Module):
 class DiagonalGaussian(nn.Module):
     """D independent normal distributions: P = D means; the log deviations are parameters of their own.
 
-    Actions are float32 [N, D], not clipped: what the environment clips is not what was drawn, and the log-probability is
-    that of what was drawn.
+    Actions are float32 [N, D], not clipped: what the environment clips is not what was drawn, and the log-probability
+    is that of what was drawn.
     """
 
     def __init__(self, action: ActionSpec, initial_log_std: float = 0.0) -> None:

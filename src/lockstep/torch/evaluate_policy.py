@@ -15,7 +15,7 @@ from lockstep.world import World
 
 
 def evaluate_run(path: Path, *, episodes: int, greedy: bool = True, seed: int | None = None) -> dict[str, Any]:
-    """Play the final policy of a run directory. Returns the keys `task`, `eval_return_mean`, `..._std`, `eval_episodes`."""
+    """Play the final policy of a run directory. Returns `task`, `eval_return_mean`, `..._std`, `eval_episodes`."""
     if not (path / "run.yaml").is_file():
         raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
     run = load(path / "run.yaml")

@@ -3,10 +3,12 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -41,8 +43,10 @@ def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:
         )
     try:
         with safe_open(path, "pt") as file:  # pyright: ignore[reportUnknownVariableType]
-            about = json.loads((file.metadata() or {})["lockstep"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # safe_open is no dict
+            metadata = cast("dict[str, str] | None", file.metadata()) or {}
+            about = json.loads(metadata["lockstep"])
+            names = cast("list[str]", file.keys())
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(f"{path} is not a Lockstep policy file, or is damaged ({error})") from error
     spec = EnvSpec.from_dict(about["spec"])

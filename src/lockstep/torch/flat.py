@@ -44,7 +44,7 @@ class FlatParameters:
         self.gradient.zero_()
 
     def keep(self, shard: int, sums: Tensor) -> None:
-        """After `backward()`: set aside what local shard number `shard` adds to this step, with its `sums` [num_sums]."""
+        """After `backward()`: set aside what local shard `shard` adds to this step, and its `sums` [num_sums]."""
         row = self.rows[shard]
         if len(self.rows) > 1:
             row[: self.num_parameters] = self.gradient

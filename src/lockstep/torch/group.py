@@ -8,14 +8,19 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
-# Imported before a group opens: whoever imports this module later, torch's optimizers among them, binds the open group to
-# default arguments of functions. It would never be freed, and its threads abort a process that ends well.
+# Imported before a group opens: whoever imports this module later, torch's optimizers among them, binds the open group
+# to default arguments of functions. It would never be freed, and its threads abort a process that ends well.
 import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    rendezvous,  # pyright: ignore[reportPrivateImportUsage, reportUnknownVariableType]
+)
 
 from lockstep.errors import ConfigError, PeerError, RunError
 from lockstep.record.timers import WAIT, Timers
@@ -54,10 +59,10 @@ class Group:
         world, startup = self._world, datetime.timedelta(seconds=self._startup_timeout_s)
         url = "env://" if world.launcher != "none" else f"tcp://{world.address}:{world.port}"
         try:
-            store, _, _ = next(dist.rendezvous(url, rank=world.rank, world_size=world.size, timeout=startup))
+            store, _, _ = next(rendezvous(url, rank=world.rank, world_size=world.size, timeout=startup))
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._backend == "nccl" else "gloo",
-                store=dist.PrefixStore("lockstep", store),
+                store=PrefixStore("lockstep", store),
                 rank=world.rank,
                 world_size=world.size,
                 timeout=datetime.timedelta(seconds=self._timeout_s),
@@ -80,9 +85,9 @@ class Group:
         """The tensors [n] of all ranks, [size, n]."""
         marked = torch.cat([flat, flat.new_tensor([self._mark(tag)])])
         every = marked.new_empty(self._world.size, marked.numel())
-        self._send(tag, lambda: dist.all_gather(list(every.unbind()), marked))
+        self._send(tag, lambda: dist.all_gather(list(every.unbind()), marked))  # pyright: ignore[reportUnknownLambdaType]
         if self._may_look(flat):
-            marks = every[:, -1].tolist()
+            marks = cast("list[float]", every[:, -1].tolist())
             odd = [rank for rank, mark in enumerate(marks) if mark != marks[self._world.rank]]
             if odd:
                 raise RunError(
@@ -96,7 +101,7 @@ class Group:
         mark = self._mark(tag)
         # Some rank sees a mean of marks, or of their squares, that is not its own unless all marks are equal.
         marked = torch.cat([flat, flat.new_tensor([mark, mark * mark])])
-        self._send(tag, lambda: dist.all_reduce(marked))
+        self._send(tag, lambda: dist.all_reduce(marked))  # pyright: ignore[reportUnknownLambdaType]
         if self._may_look(flat) and (marked[-2:] / self._world.size).tolist() != [mark, mark * mark]:
             raise RunError(
                 f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number})"
@@ -106,7 +111,7 @@ class Group:
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
         """Give every rank the tensor of rank `source`."""
         self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks of its own, and is rare
-        self._send(tag, lambda: dist.broadcast(flat, src=source))
+        self._send(tag, lambda: dist.broadcast(flat, src=source))  # pyright: ignore[reportUnknownLambdaType]
 
     def _mark(self, tag: str) -> int:
         self._number += 1

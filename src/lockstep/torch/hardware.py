@@ -3,7 +3,7 @@
 import os
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
 from lockstep.cores import usable_cores
 from lockstep.errors import ConfigError
@@ -13,8 +13,8 @@ from lockstep.world import World
 _WORTH_A_SECOND_THREAD = 100_000_000
 """Rows times parameters of a gradient step, from which handing work to more threads pays (about 2 ms of arithmetic).
 
-Below it threads cost more than they bring, and on a machine with other work they wait for each other: 20 times slower was
-measured for a small network with two threads on two busy cores.
+Below it threads cost more than they bring, and on a machine with other work they wait for each other: 20 times slower
+was measured for a small network with two threads on two busy cores.
 """
 
 

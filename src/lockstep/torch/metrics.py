@@ -1,13 +1,14 @@
 """A table of sums and weights on the device: adding costs no host sync, reading costs one transfer."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 
 class Metrics:
-    """Weighted means of a fixed set of names. What is added is already summed over all ranks, so all ranks read the same."""
+    """Weighted means of a fixed set of names. What is added is summed over all ranks before, so all read the same."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self._column = {name: i for i, name in enumerate(names)}
@@ -23,6 +24,6 @@ class Metrics:
 
     def read(self) -> dict[str, float]:
         """Means of what was added since the last read; a name of weight 0 is absent. Starts afresh."""
-        sums, weights = self._table.tolist()
+        table = cast("list[list[float]]", self._table.tolist())
         self._table.zero_()
-        return {name: s / w for name, s, w in zip(self._names, sums, weights, strict=True) if w > 0}
+        return {name: s / w for name, s, w in zip(self._names, *table, strict=True) if w > 0}

@@ -4,7 +4,9 @@ Shapes: N rows, O observation, P parameters of the action distribution.
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -20,11 +22,15 @@ from lockstep.torch.distributions import distribution_of
 _TORCH = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu}
 
 
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
 def _elu(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
 
 
-_NUMPY = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0), "elu": _elu}  # pyright: ignore[reportUnknownLambdaType]
+_NUMPY: dict[str, Callable[[np.ndarray], np.ndarray]] = {"tanh": np.tanh, "relu": _relu, "elu": _elu}
 
 
 class Mlp(nn.Module):
@@ -34,7 +40,8 @@ class Mlp(nn.Module):
         self, sizes: tuple[int, ...], activation: str, *, last_gain: float, activate_last: bool = False
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.layers = cast("Sequence[nn.Linear]", layers)  # torch types its items as any module
         self.activation, self.last_gain, self.activate_last = activation, last_gain, activate_last
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -110,8 +117,8 @@ class Policy(nn.Module):
 class NumpyActor:
     """Distribution parameters by numpy, for networks of linear layers on a CPU: a third of torch's time for few rows.
 
-    Reads the parameters where they lie, so it always acts with the newest. A leading axis of shards is not mixed into the
-    matrix product: each shard's rows are multiplied by a kernel of the shard's own shape, whatever rank holds them.
+    Reads the parameters where they lie, so it always acts with the newest. A leading axis of shards is not mixed into
+    the matrix product: each shard's rows are multiplied by a kernel of the shard's own shape, whatever rank holds them.
     """
 
     def __init__(self, network: ActorCritic) -> None:
@@ -138,7 +145,7 @@ class TorchActor:
         self._policy, self._device = policy, device
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[..., N, O] to [..., N, P]; one call for each shard on the leading axis, so that kernels keep the shard's shape."""
+        """[..., N, O] to [..., N, P]; one call for each shard of the leading axis, so kernels keep its shape."""
         if observation.ndim > 2:
             return np.stack([self(part) for part in observation])
         with torch.inference_mode():

@@ -7,6 +7,7 @@ minibatch, O observation, P parameters of the action distribution.
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import cast
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ class Batch:
     def split(self, rows: int) -> "list[Batch]":
         """Parts of `rows` consecutive rows."""
         columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
-        return [Batch(*part) for part in zip(*(column.split(rows) for column in columns), strict=True)]
+        return [Batch(*part) for part in zip(*(torch.split(column, rows) for column in columns), strict=True)]
 
 
 class PPO:
@@ -133,7 +134,7 @@ class PPO:
         self.flat.zero_gradient_()
 
     def _step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """One gradient step on every shard's part [N] of a minibatch. Returns global sums, weight first, and the norm."""
+        """One gradient step on every shard's part [N] of a minibatch. Returns global sums, weight first, and norm."""
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
             loss, sums = self._loss(part)
@@ -141,14 +142,14 @@ class PPO:
             self.flat.keep(k, sums)
         sums = self.comm.average_gradients_(self.flat)
         gradient = self.flat.gradient
-        norm = torch.linalg.vector_norm(gradient)
+        norm = cast(Tensor, torch.linalg.vector_norm(gradient))
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.optimizer.step()
         return sums, norm
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, the weight first.
+        """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, weight first.
 
         rho = pi(a|s) / pi_old(a|s)
         L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
@@ -276,7 +277,8 @@ def train(session: Session) -> None:
         timers=timers,
         observation_moments=ppo.observations,
     )
-    ppo.warm_up()
+    if run.compile:
+        ppo.warm_up()
     progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
         while not session.over:

@@ -129,12 +129,14 @@ class Session:
         size = self.world.shard_size(num_envs, "num_envs")
         if self.world.pinned and size < MIN_EXACT_ENVS:
             self.journal.warn(
-                f"{size} environments in a shard: kernels for fewer than {MIN_EXACT_ENVS} rows may give other bits in another "
-                f"version of a library; use num_envs >= {MIN_EXACT_ENVS * self.world.num_shards} or fewer shards"
+                f"{size} environments in a shard: kernels for fewer than {MIN_EXACT_ENVS} rows may give other bits "
+                f"in another version of a library; use num_envs >= {MIN_EXACT_ENVS * self.world.num_shards} "
+                "or fewer shards"
             )
         if self.world.num_shards % self.world.size:
             self.journal.warn(
-                f"{self.world.num_shards} shards do not divide among {self.world.size} ranks: some ranks do more work than others"
+                f"{self.world.num_shards} shards do not divide among {self.world.size} ranks: "
+                "some ranks do more work than others"
             )
         envs = [make_vector_env(self.run.task, self.run.env, size) for _ in self.world.shards]
         for env in envs:
@@ -171,11 +173,12 @@ class Session:
         return self.progress.finished or self.solved or self.stopped_by != 0
 
     def local_facts(self) -> np.ndarray:
-        """What all ranks must know of this one after a rollout: `[K, ...]` episodes, their returns and lengths, signals."""
+        """What all ranks must know of this one after a rollout: `[K, ...]` episodes, returns and lengths, signals."""
         facts = np.zeros((len(self.world.shards), 3 + len(WATCHED)))
         for k, episodes in enumerate(self._collector.episodes):
             facts[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)
+        self.journal.local_episodes += self._collector.num_episodes
         facts[0, 3:] = self._signals.flags()
         return facts
 

@@ -122,8 +122,9 @@ def test_tags_of_the_library_have_different_marks():
     from lockstep.torch.group import _MARKS
 
     tags = [
-        "sum_shards", "sum", "mean", "max", "any", "broadcast", "moments", "average_gradients", "broadcast_object", "gather_object",
-        "barrier", "check_equal", "close", "config", "first_rollout", "log", "evaluate", "summary",
+        "sum_shards", "sum", "mean", "max", "any", "broadcast", "moments", "average_gradients",
+        "broadcast_object", "gather_object", "barrier", "check_equal", "close",
+        "config", "first_rollout", "log", "evaluate", "summary",
     ]  # fmt: skip
     marks = [zlib.crc32(tag.encode()) % _MARKS for tag in tags]
     assert len(set(marks)) == len(tags), sorted(zip(marks, tags, strict=True))
