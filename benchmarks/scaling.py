@@ -17,6 +17,8 @@ SIDES = {
     "1 rank, 8 envs": {"ranks": 1, "num_envs": 8},
     "2 ranks, 16 envs": {"ranks": 2, "num_envs": 16},
     "4 ranks, 16 envs": {"ranks": 4, "num_envs": 16},
+    "2 ranks, 1024 envs": {"ranks": 2, "num_envs": 1024},
+    "4 ranks, 1024 envs": {"ranks": 4, "num_envs": 1024},
     "2 ranks, 256 envs": {"ranks": 2, "num_envs": 256},
     "4 ranks, 256 envs": {"ranks": 4, "num_envs": 256},
     "2 ranks, 16 envs, num_shards=2": {"ranks": 2, "num_envs": 16, "num_shards": 2},
@@ -27,8 +29,9 @@ SIDES = {
 # What is compared, side A, side B, the least A/B that we promise.
 COMPARISONS = [
     ("weak scaling", "2 ranks, 16 envs", "1 rank, 8 envs", 1.7),
-    ("more ranks than cores", "4 ranks, 256 envs", "2 ranks, 256 envs", 0.8),
-    ("more ranks than cores, tiny work", "4 ranks, 16 envs", "2 ranks, 16 envs", "-"),
+    ("more ranks than cores", "4 ranks, 1024 envs", "2 ranks, 1024 envs", 0.8),
+    ("more ranks than cores, less work", "4 ranks, 256 envs", "2 ranks, 256 envs", 0.8),
+    ("more ranks than cores, tiny work", "4 ranks, 16 envs", "2 ranks, 16 envs", 0.8),
     ("pinned, shards == ranks", "2 ranks, 16 envs, num_shards=2", "2 ranks, 16 envs", 0.95),
     ("pinned, 4 shards on a rank", "1 rank, 8 envs, num_shards=4", "1 rank, 8 envs", 0.35),
     ("pinned, 4 shards on a rank", "1 rank, 64 envs, num_shards=4", "1 rank, 64 envs", 0.6),
