@@ -125,9 +125,8 @@ class PPO:
         action, device = self.policy.spec.action, self.comm.device
         shape = (self._rows,) if action.kind == "discrete" else (self._rows, action.width)
         kind = torch.float32 if action.kind == "continuous" else torch.int64
-        columns = [
-            torch.zeros(self._rows, device=device) for _ in range(5)
-        ]  # five: one used five times compiles otherwise
+        # Five, since one tensor used five times would be compiled otherwise than five.
+        columns = [torch.zeros(self._rows, device=device) for _ in range(5)]
         observation = torch.zeros(self._rows, self.policy.spec.observation_size, device=device)
         loss, _ = self._loss(Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns))
         loss.backward()
