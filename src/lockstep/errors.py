@@ -1,5 +1,8 @@
 """The two ways Lockstep says no, each with its exit code."""
 
+PEER_DELAY_S = 1.5
+"""How long a rank that fails only because another one did waits before it leaves: the other must be seen first."""
+
 
 class ConfigError(ValueError):
     """The user asked for something that cannot be: exit code 2, one line, before anything starts.

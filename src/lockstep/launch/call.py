@@ -10,8 +10,8 @@ from collections.abc import Callable
 from multiprocessing.spawn import prepare
 from typing import Any, NoReturn
 
-from lockstep.errors import ConfigError, PeerError, RunError
-from lockstep.launch.child import PEER_DELAY_S, die_with_launcher
+from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
+from lockstep.launch.child import die_with_launcher
 
 _importing_main = False  # while a rank imports the caller's script; `spawn` then would start ranks without end
 

@@ -4,9 +4,6 @@ import ctypes
 import os
 import signal
 
-PEER_DELAY_S = 1.5
-"""How long a rank that fails only because another one did waits before it leaves: the other must be seen first."""
-
 _PR_SET_PDEATHSIG = 1
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from lockstep.record.timers import PHASES
 from lockstep.run import Run, to_dict
 
 SCHEMA = 1
-PHASES = ("env", "act", "learn", "sync", "wait", "evaluate", "checkpoint", "other")
 
 _REPORTED = {"lockstep": "lockstep-rl", "torch": "torch", "jax": "jax", "numpy": "numpy", "gymnasium": "gymnasium"}
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.envs.vector import VectorEnv, env_spec, make_vector_env
-from lockstep.errors import ConfigError, PeerError, RunError
+from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
 from lockstep.fingerprint import digest, fingerprint
 from lockstep.normalize import RunningMoments
 from lockstep.progress import Progress
@@ -34,8 +34,6 @@ from lockstep.watch import Observed, Watch
 from lockstep.world import World
 
 MIN_EXACT_ENVS = 4
-PEER_DELAY_S = 1.5
-"""How long a rank that fails only because another one did waits before it leaves, so that the other is seen first."""
 
 
 class Session:
