@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import SyncVectorEnv
 
+from lockstep.envs import layers
 from lockstep.envs.spaces import action_spec, flatten_observation, observation_size, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.workers import WorkerEnvs, become_worker
@@ -36,7 +37,8 @@ class VectorizedTask:
         self._step = env.step
         self._next_step = spec.autoreset == "next_step"
         self._flat = len(env.single_observation_space.shape or ()) == 1
-        self._restore = restore_action(env.single_action_space, (env.num_envs,))
+        self._restore_action = restore_action(env.single_action_space, (env.num_envs,))
+        self.savable = layers.savable(env)
         # Tasks assert that each batch of actions is valid, a seventh of CartPole's step; ours are drawn from the space.
         trusted: Any = copy.copy(env.unwrapped.action_space)
         trusted.contains = lambda _: True  # pyright: ignore[reportUnknownLambdaType]
@@ -53,8 +55,8 @@ class VectorizedTask:
 
     def step(self, action: np.ndarray) -> VectorStep:
         """Step every environment once."""
-        if self._restore is not None:
-            action = self._restore(action)
+        if self._restore_action is not None:
+            action = self._restore_action(action)
         try:
             observation, reward, terminated, truncated, info = self._step(action)
         except Exception as error:
@@ -69,6 +71,16 @@ class VectorizedTask:
             np.asarray(truncated, np.bool_),
             None if self._next_step else _final(observation, terminated, truncated, info),
         )
+
+    def state(self) -> dict[str, Any]:
+        """See `SavableEnv`; `RunError` where the task cannot be saved."""
+        with _named(self._task, "state"):
+            return layers.save(self._env)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See `SavableEnv`; `RunError` where the state does not fit."""
+        with _named(self._task, "restore"):
+            layers.restore(self._env, state)
 
     def render(self) -> Any:
         """The frames of all environments, if made with `render=True`."""
@@ -95,6 +107,7 @@ class SingleEnvs:
         )
         self.num_envs = env.num_envs
         self._env = env
+        self.savable = all(self._each("savable", [()] * self.num_envs))
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Begin new episodes everywhere, each with its own seed."""
@@ -112,6 +125,20 @@ class SingleEnvs:
         final = _final(observation, terminated, truncated, info)
         return observation, reward.astype(np.float32), terminated, truncated, final
 
+    def state(self) -> dict[str, Any]:
+        """See `SavableEnv`; `RunError` where an environment cannot be saved.
+
+        With same-step autoreset Gymnasium's vector environments keep nothing of their own from step to step.
+        """
+        return {"environments": self._each("state", [()] * self.num_envs)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See `SavableEnv`; `RunError` where the state does not fit."""
+        saved = state["environments"]
+        if len(saved) != self.num_envs:
+            raise RunError(f"the saved state is of {len(saved)} environments per shard, here are {self.num_envs}")
+        self._each("restore", [(one,) for one in saved])
+
     def render(self) -> Any:
         """The frames of all environments, if made with `render=True`."""
         return self._env.render()
@@ -119,6 +146,15 @@ class SingleEnvs:
     def close(self) -> None:
         """Close every environment and end the workers."""
         self._env.close()
+
+    def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What a method of each `FlatEnv` returns, given its own arguments."""
+        if isinstance(self._env, WorkerEnvs):
+            try:
+                return self._env.each(method, arguments)
+            except (EOFError, OSError) as error:
+                raise self._death(error) from error
+        return [getattr(env, method)(*own) for env, own in zip(self._env.envs, arguments, strict=True)]
 
     def _death(self, error: Exception) -> RunError:
         return RunError(self._env.obituary() if isinstance(self._env, WorkerEnvs) else describe(error))
@@ -140,7 +176,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         else:
             self.action_space = spaces.MultiDiscrete(list(action.sizes))
         self._flatten = flatten_observation(env.observation_space)
-        self._restore = restore_action(env.action_space)
+        self._restore_action = restore_action(env.action_space)
         self._name = f"environment {index}"
 
     def reset(
@@ -156,11 +192,25 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Step once."""
         try:
-            raw = action if self._restore is None else self._restore(action)
+            raw = action if self._restore_action is None else self._restore_action(action)
             observation, reward, terminated, truncated, _ = self.env.step(raw)
             return self._flatten(observation), float(reward), terminated, truncated, {}
         except Exception as error:
             raise RunError(f"{self._name} failed in step: {describe(error)}") from error
+
+    def savable(self) -> bool:
+        """Whether it can be saved; never raises."""
+        return layers.savable(self.env)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides what comes next."""
+        with _named(self._name, "state"):
+            return layers.save(self.env)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`."""
+        with _named(self._name, "restore"):
+            layers.restore(self.env, state)
 
     def render(self) -> Any:
         """The current frame."""
@@ -215,6 +265,15 @@ def describe(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+@contextmanager
+def _named(what: str, where: str) -> Generator[None]:
+    """Say in one line which environment failed, and where. Not for `step`: a context manager takes its time."""
+    try:
+        yield
+    except Exception as error:
+        raise RunError(f"{what} failed in {where}: {describe(error)}") from error
 
 
 def _final(observation: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any]) -> np.ndarray:

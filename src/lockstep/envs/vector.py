@@ -29,6 +29,9 @@ class VectorEnv(Protocol):
     """The environments of one shard, stepped together.
 
     Follow it in a class of your own, made by `Class(num_envs=..., **kwargs)`, and name it as task: `module:Class`.
+
+    Two more methods are optional, `state` and `restore` (`lockstep.envs.state.SavableEnv`): with them a run that was
+    stopped and resumed ends with the same bits as one that never stopped; without them it begins new episodes.
     """
 
     spec: EnvSpec

@@ -71,6 +71,14 @@ class WorkerEnvs(AsyncVectorEnv[Any, Any]):
             time.sleep(0.001)
         return "a worker of an environment closed its pipe"
 
+    def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What a method of every environment returns, given its own arguments, one tuple per environment."""
+        for pipe, own in zip(self.parent_pipes, arguments, strict=True):
+            pipe.send(("_call", (method, own, {})))
+        results = [pipe.recv() for pipe in self.parent_pipes]
+        self._raise_if_errors([success for _, success in results])
+        return [result for result, _ in results]
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask workers to close their environments, then make sure."""
         deadline = time.monotonic() + (0 if terminate else _GRACE_S)

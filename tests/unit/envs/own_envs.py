@@ -7,6 +7,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
 
@@ -113,3 +114,80 @@ class Half:
 
 
 function = print
+
+
+class Remembering(Counter):
+    """Can be saved; ends at random, by Gymnasium's generator and one of its own."""
+
+    def reset(self, *, seed=None, options=None):
+        first = super().reset(seed=seed)
+        if seed is not None:
+            self.own = np.random.Generator(np.random.Philox(seed))
+        return first
+
+    def step(self, action):
+        self.array[0] = self.own.normal()
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, bool(self.np_random.random() < 0.2), truncated, info
+
+    def state(self):
+        return {"array": self.array, "own": self.own.bit_generator.state}
+
+    def restore(self, state):
+        self.array[:] = state["array"]
+        self.own.bit_generator.state = state["own"]
+
+
+class Odometer(gymnasium.RewardWrapper):
+    """A wrapper that can be saved: rewards grow."""
+
+    total = 0
+
+    def reward(self, reward):
+        self.total += 1
+        return reward + self.total
+
+    def state(self):
+        return {"total": self.total}
+
+    def restore(self, state):
+        self.total = state["total"]
+
+
+class Shy(Remembering):
+    """An attribute hides the method, as `state` would in a subclass of Gymnasium's tasks."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = None
+
+
+class Heavier(CartPoleEnv):
+    """Nobody knows what a subclass keeps."""
+
+
+class RememberingVector(Vector):
+    """Can be saved, or so it says."""
+
+    savable = True
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+class Unwilling(RememberingVector):
+    savable = False
+
+
+def clipped(env):
+    wrappers = gymnasium.wrappers
+    env = wrappers.ClipReward(wrappers.ClipAction(wrappers.RescaleAction(env, -1.0, 1.0)), -5.0, -1.0)
+    env = wrappers.FlattenObservation(wrappers.ReshapeObservation(env, (3, 1)))
+    return wrappers.DtypeObservation(wrappers.RescaleObservation(env, -1.0, 1.0), np.float32)
+
+
+def negated(env):
+    return gymnasium.wrappers.TransformReward(env, lambda reward: -reward)
