@@ -8,9 +8,9 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
 # Suites that start processes and watch clocks: alone, one test after another.
-SERIAL := $(wildcard tests/ranks tests/examples tests/house tests/unit/launch)
+SERIAL := $(wildcard tests/ranks tests/chaos tests/examples tests/house tests/unit/launch)
 
-.PHONY: help setup train test test-planted test-learning test-slow test-gpu check format clean
+.PHONY: help setup train test test-planted test-chaos test-learning test-slow test-gpu check format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ test: setup .venv-jax/.installed  ## Run all quick suites, then the JAX ones in 
 
 test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
 	$(BIN)/python -m pytest -m planted
+
+test-chaos: setup  ## Kill, stop and starve real runs, and see that nothing is lost and nothing hangs.
+	$(BIN)/python -m pytest -m chaos
 
 test-learning: setup  ## Train until solved, many seeds.
 	$(BIN)/python -m pytest -m learning

@@ -20,6 +20,7 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.progress import Progress
 from lockstep.record.timers import LEARN, OTHER
 from lockstep.rollout import Collector, Rollout
+from lockstep.torch.adam import Adam
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
@@ -38,7 +39,8 @@ class A2C:
         self.config, self.policy, self.comm = run.algorithm, policy, comm
         comm.broadcast_(policy)
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(METRICS))
-        self.optimizer = torch.optim.Adam([self.flat.values], lr=self.config.learning_rate)
+        rate = torch.tensor(self.config.learning_rate, device=comm.device)
+        self.optimizer = Adam(self.flat.values, self.flat.gradient, rate, eps=self.config.adam_eps)
         self.metrics = Metrics(METRICS, comm.device)
 
     def update(self, rollouts: list[Rollout], facts: np.ndarray) -> np.ndarray:
@@ -54,6 +56,18 @@ class A2C:
         self.optimizer.step()
         self.metrics.add(METRICS, sums[1:], sums[0])
         return self.comm.sum_shards(torch.from_numpy(facts), "facts").numpy()
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """What all ranks hold alike: it is compared while training, and kept in checkpoints."""
+        optimizer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        return self.policy.state_dict() | optimizer | {"metrics": self.metrics.table}
+
+    def shard_state(self, k: int) -> dict:
+        """What belongs to a shard alone; here nothing that its environments do not keep themselves."""
+        return {}
+
+    def restore_shard(self, k: int, state: dict) -> None:
+        """Go on from `shard_state`."""
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """-A log pi(a|s) + c_v (V(s) - target)^2 / 2 - c_e H, *summed* over rows; and sums to tell, weight first."""
@@ -82,7 +96,7 @@ def train(session: Session) -> None:
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
     a2c = A2C(run, policy, comm)
-    session.begin(policy, None, lambda: dict(policy.state_dict()))
+    session.begin(policy, None, a2c)
     envs, actor, num_steps = session.make_envs(run.num_envs), actor_of(policy, comm.device), run.algorithm.num_steps
     collector = Collector(
         comm.world, envs, actor, policy.distribution, num_steps=num_steps, seed=run.seed, timers=timers
@@ -99,6 +113,8 @@ def train(session: Session) -> None:
                 session.log(a2c.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
+            session.keep(batch_size)
+        session.keep_last(a2c.metrics.read)
 
 
 def one_rank(rank: int, run: Run, run_dir: Path | None = None) -> dict:

@@ -7,11 +7,12 @@ from typing import NoReturn
 
 from lockstep.errors import ConfigError
 
-_LATER = {"--resume": "resuming a run", "--video": "recording videos"}
+_LATER = {"--video": "recording videos"}
 _EXAMPLES = """\
 examples:
   lockstep train cartpole --ranks 2
   lockstep train CartPole-v1 --algo ppo --ranks 4 --seed 3 --set num_envs=64 --set learning_rate=1e-3
+  lockstep train --resume runs/NAME
   lockstep recipe cartpole > my_cartpole.py && lockstep train my_cartpole.py:recipe
   python -m torch.distributed.run --nproc_per_node=2 -m lockstep.train --task=CartPole-v1 --distributed
 """
@@ -36,6 +37,10 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     evaluate.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
     evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
     evaluate.set_defaults(call=commands["evaluate"])
+    chaos = chosen.add_parser("chaos", help="put faults into a run of yours, and see what survives", allow_abbrev=False)
+    _add_run_arguments(chaos)
+    chaos.add_argument("--faults", metavar="KIND,KIND...", help="which, such as kill,stall,raise (default: all)")
+    chaos.set_defaults(call=commands["chaos"])
     recipe = chosen.add_parser("recipe", help="list the recipes, or print one to edit", allow_abbrev=False)
     recipe.add_argument("name", metavar="NAME", nargs="?", help="which; none lists them")
     recipe.set_defaults(call=commands["recipe"])
@@ -81,16 +86,16 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to train, and where."""
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
     add("--task", metavar="ID", help="the task, as users of robot-learning suites name it")
     add("--algo", help="algorithm (default: ppo)")
     add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
-    add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1)")
+    add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
     add("--seed", metavar="S", help="same seed, same parameters")
     add("--run-dir", metavar="DIR", help="where results go (default: runs/TASK-ALGO-TIME)")
-    add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
     add(
         "--set",
         metavar="KEY=VALUE",
@@ -102,7 +107,20 @@ def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-iterations", metavar="N", help="train for N rollouts")
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
     add("--headless", action="store_true", help="do not render; nothing renders unless asked to")
-    add("--distributed", action="store_true", help="insist on having been started by a launcher, or on --ranks")
     add("--debug", action="store_true", help="show tracebacks")
+
+
+def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_run_arguments(parser)
+    add = parser.add_argument
+    add("--resume", metavar="DIR", help="go on with a run, or from its checkpoints/step_N; --ranks: as before")
+    add(
+        "--max-restarts",
+        metavar="N",
+        default="0",
+        help="start all ranks anew, from the newest checkpoint, up to N times after one failed (default: 0)",
+    )
+    add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
+    add("--distributed", action="store_true", help="insist on having been started by a launcher, or on --ranks")
     add("--local-rank", help=argparse.SUPPRESS)  # torch.distributed.launch puts it first; the environment says the same
     add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher made the run directory

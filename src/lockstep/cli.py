@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.arguments import did_you_mean, hyphenated, parser, unknown_argument
 from lockstep.errors import ConfigError, RunError
+from lockstep.request import checked, number, policy_source, requested_run, resumption, says_how_long
 
 if TYPE_CHECKING:
     from lockstep.run import Run
@@ -40,6 +41,7 @@ def _run(given: list[str]) -> int:
         "train": train_command,
         "evaluate": evaluate_command,
         "recipe": recipe_command,
+        "chaos": chaos_command,
         "doctor": doctor_command,
     }
     top = parser(commands)
@@ -61,30 +63,51 @@ def _run(given: list[str]) -> int:
 
 def train_command(args: argparse.Namespace) -> int:
     """`lockstep train`: arguments to a run, checked before a process starts or a byte is written."""
-    from lockstep.world import World
-
-    run = _checked(args, _requested_run(args))
-    world = World.from_environment()
-    if world.launcher == "none":
-        if args.distributed and args.ranks is None:
-            raise ConfigError(
-                "--distributed, but no launcher started this process; start it with `python -m torch.distributed.run "
-                "--nproc_per_node=2 -m lockstep.train ...`, or let Lockstep start its own ranks with --ranks 2"
-            )
-        world = World(size=_ranks(args.ranks))
-    elif args.ranks not in (None, "auto", str(world.size)):
-        raise ConfigError(
-            f"--ranks {args.ranks}, but {world.launcher} started {world.size} processes; leave --ranks out"
-        )
+    if args.resume is not None:
+        return _resume(args)
+    run = checked(args, requested_run(args))
+    world = _world(args, default_ranks=1)
     _check_world(run, world)
     run_dir = Path(args.run_dir) if args.run_dir else None
-    init_from = _policy_source(args.init_from)
-    if world.launcher == "none" and world.size > 1:
-        return _launch(run, world.size, run_dir, init_from, debug=args.debug)
+    init_from = policy_source(args.init_from)
+    max_restarts = _max_restarts(args, world)
+    if world.launcher == "none" and (world.size > 1 or max_restarts):
+        from lockstep.launch.training import launch_training
+        from lockstep.record.run_dir import RunDir
+
+        path = RunDir.create(run_dir, run).path
+        return launch_training(path, world.size, init_from=init_from, debug=args.debug, max_restarts=max_restarts)
 
     from lockstep.train import exit_code, train
 
     return exit_code(train(run, run_dir=run_dir, init_from=init_from, joined=args.joined))
+
+
+def _resume(args: argparse.Namespace) -> int:
+    """`lockstep train --resume`: go on with a run, on as many ranks as before unless told otherwise."""
+    going_on = resumption(args)
+    run, run_dir = checked(args, going_on.run), going_on.run_dir
+    world = _world(args, default_ranks=going_on.world_size)
+    if going_on.num_shards is not None and world.size > going_on.num_shards:
+        raise ConfigError(
+            f"--ranks {world.size} is more than num_shards={going_on.num_shards} of the checkpoint; "
+            f"use at most --ranks {going_on.num_shards}"
+        )
+    _check_world(run, world, going_on.num_shards)
+    max_restarts = _max_restarts(args, world)
+    if world.rank == 0 and not args.joined:
+        for note in going_on.notes:
+            print(f"lockstep: note: {note}", file=sys.stderr)
+    if world.launcher == "none" and (world.size > 1 or max_restarts):
+        from lockstep.launch.training import launch_training
+
+        return launch_training(
+            run_dir, world.size, config=run, resume=Path(args.resume), debug=args.debug, max_restarts=max_restarts
+        )
+
+    from lockstep.train import exit_code, train
+
+    return exit_code(train(run, run_dir=run_dir, resume=Path(args.resume), joined=args.joined))
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
@@ -120,81 +143,63 @@ def recipe_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def chaos_command(args: argparse.Namespace) -> int:
+    """`lockstep chaos`: faults put into a run of the user's, and a table of what survived."""
+    from lockstep.chaos import chaos, chosen_faults
+    from lockstep.world import World
+
+    faults = chosen_faults(args.faults)
+    launcher = World.from_environment().launcher
+    if launcher != "none":
+        raise ConfigError(f"lockstep chaos starts its own ranks, and {launcher} started this process; run it by itself")
+    run, ranks = checked(args, requested_run(args)), _ranks(args.ranks, 2)
+    _check_world(run, World(size=ranks))
+    run_dir = Path(args.run_dir) if args.run_dir else None
+    return chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=says_how_long(args))
+
+
 def doctor_command(args: argparse.Namespace) -> int:
     """`lockstep doctor`: what this machine can do."""
     from lockstep import doctor
 
-    return doctor.examine(_number(args.ranks, "--ranks"))
+    return doctor.examine(number(args.ranks, "--ranks"))
 
 
-def _requested_run(args: argparse.Namespace) -> "Run":
-    """The run that target and flags describe."""
-    from lockstep.run import override
+def _world(args: argparse.Namespace, default_ranks: int) -> "World":
+    """Who takes part: the ranks that a launcher started, else as many as asked for."""
+    from lockstep.world import World
 
-    target = args.target or args.task
-    if target is None:
-        raise ConfigError("nothing to train; name a task, a recipe or a config: lockstep train cartpole")
-    run = _from_target(target)
-    if args.task not in (None, run.task) and run.task == target:
-        raise ConfigError(f"two tasks, {target} and --task={args.task}; give one")
-    flags: dict[str, str | None] = {
-        "algo": args.algo,
-        "ml_framework": args.ml_framework,
-        "seed": args.seed,
-        "num_envs": args.num_envs,
-    }
-    flags |= {"device": args.device, "task": args.task if args.target else None}
-    changes = {name: value for name, value in flags.items() if value is not None}
-    for pair in args.set:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair} has no value; write --set {name}=VALUE")
-        changes[name.strip().replace("-", "_")] = value
-    if "total_steps" in changes and args.max_iterations is not None:
-        raise ConfigError("--max-iterations and --set total_steps both say how long to train; give one")
-    run = override(run, changes)
-    if args.max_iterations is not None:
-        rollout = run.num_envs * run.algorithm.num_steps
-        run = override(run, {"total_steps": _number(args.max_iterations, "--max-iterations") * rollout})
-    return run
+    world = World.from_environment()
+    if world.launcher == "none":
+        if args.distributed and args.ranks is None:
+            raise ConfigError(
+                "--distributed, but no launcher started this process; start it with `python -m torch.distributed.run "
+                "--nproc_per_node=2 -m lockstep.train ...`, or let Lockstep start its own ranks with --ranks 2"
+            )
+        return World(size=_ranks(args.ranks, default_ranks))
+    if args.ranks not in (None, "auto", str(world.size)):
+        raise ConfigError(
+            f"--ranks {args.ranks}, but {world.launcher} started {world.size} processes; leave --ranks out"
+        )
+    return world
 
 
-def _from_target(target: str) -> "Run":
-    """A recipe's name wins over a config file, a file's function, and a task, in this order."""
-    from lockstep import recipes
-    from lockstep.run import Run, load
-
-    if target.replace("-", "_") in recipes.names():
-        return recipes.load(target.replace("-", "_"))
-    if Path(target).suffix in (".yaml", ".yml", ".json"):
-        return load(Path(target))
-    if Path(target).is_dir() and (Path(target) / "run.yaml").exists():
-        return load(Path(target) / "run.yaml")
-    if target.endswith(".py") or ".py:" in target:
-        return recipes.load_file(target)
-    return Run(task=target)
+def _max_restarts(args: argparse.Namespace, world: "World") -> int:
+    """How often our own launcher may start all ranks anew."""
+    restarts = number(args.max_restarts, "--max-restarts", least=0)
+    if restarts and world.launcher == "torchrun":
+        raise ConfigError(f"--max-restarts {restarts}: torchrun restarts its own ranks: use its --max-restarts")
+    if restarts and world.launcher != "none":
+        raise ConfigError(
+            f"--max-restarts {restarts}: {world.launcher} started these ranks and only it can restart them; "
+            "leave --max-restarts out"
+        )
+    return restarts
 
 
-def _checked(args: argparse.Namespace, run: "Run") -> "Run":
-    """Refuse a framework that does not exist yet and a task that cannot be made."""
-    if run.ml_framework == "jax":
-        raise ConfigError("ml_framework=jax: training on JAX is not there yet; use --ml-framework torch")
-    from lockstep import recipes
-    from lockstep.envs.vector import env_spec
-
-    try:
-        env_spec(run.task, run.env)
-    except ConfigError as error:
-        near: list[str] = difflib.get_close_matches(run.task.lower().replace("-", "_"), recipes.names(), 2, 0.7)
-        if run.task != (args.target or args.task) or not near:
-            raise
-        raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
-    return run
-
-
-def _check_world(run: "Run", world: "World") -> None:
-    """Refuse counts that do not divide among ranks and more ranks than GPUs."""
-    shards = world.with_shards(run.num_shards)
+def _check_world(run: "Run", world: "World", num_shards: int | None = None) -> None:
+    """Refuse counts that do not divide among shards (a checkpoint's, if any) and more ranks than GPUs."""
+    shards = world.with_shards(run.num_shards or num_shards)
     run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"))
     if run.device == "cpu" or world.launcher != "none":
         return  # under a launcher every rank asks for its own device
@@ -209,44 +214,12 @@ def _check_world(run: "Run", world: "World") -> None:
         raise ConfigError(f"--ranks {world.size} is more than the {gpus} GPUs; use --ranks {gpus} or --set device=cpu")
 
 
-def _launch(run: "Run", ranks: int, run_dir: Path | None, init_from: Path | None, *, debug: bool) -> int:
-    """Start one process per rank; each reads the same `run.yaml`."""
-    from lockstep.launch.local import launch
-    from lockstep.record.run_dir import RunDir
-
-    path = RunDir.create(run_dir, run).path
-    command = [sys.executable, "-m", "lockstep.train", str(path / "run.yaml"), "--run-dir", str(path), "--joined"]
-    command += ["--init-from", str(init_from)] if init_from else []
-    command += ["--debug"] if debug else []
-    # The ranks import what this process could: modules beside a recipe script, and in the working directory.
-    search = dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry), *_python_path()])
-    return launch(command, ranks=ranks, run_dir=path, environment=os.environ | {"PYTHONPATH": os.pathsep.join(search)})
-
-
-def _python_path() -> list[str]:
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-
-
-def _ranks(requested: str | None) -> int:
+def _ranks(requested: str | None, default: int) -> int:
     if requested == "auto":
         from lockstep.doctor import visible_gpus
 
         return max(visible_gpus(), 1)
-    return _number(requested or "1", "--ranks", "a number or auto")
-
-
-def _number(text: str, flag: str, expected: str = "a number") -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{flag} {text} must be {expected}, at least 1")
-    return int(text)
-
-
-def _policy_source(given: str | None) -> Path | None:
-    if given is None:
-        return None
-    if not Path(given).exists():
-        raise ConfigError(f"--init-from {given} does not exist; give a run directory or a policy file")
-    return Path(given)
+    return default if requested is None else number(requested, "--ranks", "a number or auto")
 
 
 if __name__ == "__main__":

@@ -10,14 +10,18 @@ class RunningMoments:
     """Mean and variance of everything seen so far, over all ranks (float64).
 
     Attributes:
-        count: total weight seen.
         mean: [F].
         variance: [F].
     """
 
     def __init__(self, size: int) -> None:
-        self.count = 0.0
+        self._count = np.zeros(1)
         self.mean, self.variance = np.zeros(size), np.ones(size)
+
+    @property
+    def count(self) -> float:
+        """Total weight seen."""
+        return float(self._count[0])
 
     @property
     def num_sums(self) -> int:
@@ -36,11 +40,12 @@ class RunningMoments:
         """Merge the sums of all shards (Chan, Golub and LeVeque, 1979)."""
         size = len(self.mean)
         weight, shift, square = sums[0], sums[1 : 1 + size] / sums[0], sums[1 + size :] / sums[0]
-        total = self.count + weight
-        self.variance = (self.count * self.variance + weight * (square - shift**2)) / total
-        self.variance += self.count * weight * shift**2 / total**2
-        self.mean = self.mean + shift * weight / total
-        self.count = total
+        count = self.count
+        total = count + weight
+        self.variance[:] = (count * self.variance + weight * (square - shift**2)) / total
+        self.variance += count * weight * shift**2 / total**2
+        self.mean += shift * weight / total
+        self._count[0] = total
 
     def normalize(self, rows: np.ndarray) -> np.ndarray:
         """(x - mean) / deviation as float32, within 10 deviations. Nothing changes before the first update."""
@@ -57,26 +62,30 @@ class RunningMoments:
         return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + _EPS)), -_LIMIT, _LIMIT)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything, as arrays."""
-        return {"count": np.array([self.count]), "mean": self.mean, "variance": self.variance}
+        """Everything, as the arrays themselves."""
+        return {"count": self._count, "mean": self.mean, "variance": self.variance}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Continue from what `state` returned."""
-        self.count = float(state["count"][0])
-        self.mean, self.variance = state["mean"].copy(), state["variance"].copy()
+        for name, array in self.state().items():
+            array[:] = state[name]
 
 
 class DiscountedReturns:
-    """G_t = r_t + gamma G_{t-1} within an episode: what the scale of rewards is measured by."""
+    """G_t = r_t + gamma G_{t-1} within an episode: what the scale of rewards is measured by.
+
+    Attributes:
+        value: [B] G of the last step, 0 where the episode ended with it.
+    """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
-        self._gamma, self._value = gamma, np.zeros(num_envs)
+        self._gamma, self.value = gamma, np.zeros(num_envs)
 
     def update(self, reward: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """G of every step of a rollout [T, B]; an episode starts at 0."""
-        discounted = np.empty(reward.shape)
+        """G of every step of a rollout [T, B]; an episode starts at 0. A reward that is not finite counts 0."""
+        reward, discounted = np.where(np.isfinite(reward), reward, 0), np.empty(reward.shape)
         for t in range(len(reward)):
-            self._value = self._gamma * self._value + reward[t]
-            discounted[t] = self._value
-            self._value = np.where(ended[t], 0.0, self._value)
+            self.value = self._gamma * self.value + reward[t]
+            discounted[t] = self.value
+            self.value = np.where(ended[t], 0.0, self.value)
         return discounted

@@ -5,11 +5,12 @@ Shapes: K shards of this rank, T steps, B environments of a shard, O observation
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from lockstep.envs.spec import ActionSpec
+from lockstep.envs.state import can_save
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import RunError
 from lockstep.fingerprint import combine, digest
@@ -36,6 +37,22 @@ class Sampler(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A number from an environment that is not finite."""
+
+    step: int
+    """Of the rollout; -1 for an observation from before it."""
+    env: int
+    """Global index of the environment."""
+    what: str
+    """`a reward` or `an observation`."""
+    value: float
+
+    def __str__(self) -> str:
+        return f"environment {self.env} gave {self.what} that is not finite ({self.value})"
+
+
 @dataclass(slots=True)
 class Rollout:
     """One shard's consecutive steps, time-major. Arrays are reused by the next rollout."""
@@ -54,6 +71,8 @@ class Rollout:
     """[T, B] float32: 0 for the rows in which an environment only resets itself, 1 otherwise."""
     final: list[tuple[int, np.ndarray, np.ndarray]]
     """`(t, b, observation)` of truncated episodes where `observation[t + 1]` already belongs to the next episode."""
+    fault: Fault | None = None
+    """The first number from an environment that is not finite; None if all are."""
 
 
 class EpisodeStats:
@@ -64,8 +83,11 @@ class EpisodeStats:
         self.returns, self.lengths = np.zeros(0), np.zeros(0)
 
     def update(self, reward: np.ndarray, ended: np.ndarray, weight: np.ndarray) -> None:
-        """Take in a rollout [T, B]; `returns` and `lengths` [episodes] are those that ended in it."""
-        summed = np.cumsum(reward, 0, dtype=np.float64) + self._return
+        """Take in a rollout [T, B]; `returns` and `lengths` [episodes] are those that ended in it.
+
+        A reward that is not finite counts 0, or no later episode of its environment would have a return.
+        """
+        summed = np.cumsum(np.where(np.isfinite(reward), reward, 0), 0, dtype=np.float64) + self._return
         counted = np.cumsum(weight, 0, dtype=np.float64) + self._length
         env, step = np.nonzero(ended.T)  # by environment, then in time: an episode starts where the previous one ended
         self.returns, self.lengths = summed[step, env], counted[step, env]
@@ -78,6 +100,14 @@ class EpisodeStats:
             self.returns[follows] - self.returns[follows - 1],
             self.lengths[follows] - self.lengths[follows - 1],
         )
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the episodes that have not ended have come to."""
+        return {"return": self._return, "length": self._length}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Continue from what `state` told."""
+        self._return, self._length = state["return"], state["length"]
 
 
 class Collector:
@@ -92,6 +122,8 @@ class Collector:
         seed: of the run.
         timers: told whether the time goes to acting or to environments.
         observation_moments: normalizer of what the actor sees; None shows observations as they are.
+        tell_faults: whether a number that is not finite is told in `Rollout.fault`, for an algorithm that asks all
+            ranks what to do about it; otherwise it ends this rank.
     """
 
     def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
@@ -105,9 +137,10 @@ class Collector:
         seed: int,
         timers: Timers,
         observation_moments: RunningMoments | None = None,
+        tell_faults: bool = False,
     ) -> None:
         self._world, self._envs, self._actor, self._sampler = world, envs, actor, sampler
-        self._timers, self._moments = timers, observation_moments
+        self._timers, self._moments, self._tell_faults = timers, observation_moments, tell_faults
         spec, count, size = envs[0].spec, len(envs), envs[0].num_envs
         self._noise_streams = [stream(seed, "action", shard) for shard in world.shards]
         self._action_spec = spec.action
@@ -123,15 +156,15 @@ class Collector:
         self.episodes = [EpisodeStats(size) for _ in envs]
         self.fingerprints: list[str] = []
         """Of each shard's first rollout: what it saw, did and drew."""
-        for k, (env, shard) in enumerate(zip(envs, world.shards, strict=True)):
-            first = shard * size
-            seeds = [stream_seed(seed, "env", first + i) for i in range(size)]
-            self._observation[k, -1] = env.reset(seeds)
+        self._seed = seed
+        for k in range(count):
+            self._reset(k, "env")
 
-    @property
-    def num_episodes(self) -> int:
-        """Episodes of this rank that ended in the last rollout."""
-        return sum(len(episodes.returns) for episodes in self.episodes)
+    def _reset(self, k: int, name: str) -> None:
+        """Begin new episodes in local shard number `k`, each environment from the seed of its global index."""
+        size = self._envs[k].num_envs
+        first = self._world.shards[k] * size
+        self._observation[k, -1] = self._envs[k].reset([stream_seed(self._seed, name, first + i) for i in range(size)])
 
     def collect(self) -> list[Rollout]:
         """Step every environment T times; one rollout for each local shard."""
@@ -145,8 +178,9 @@ class Collector:
         clip = clipper(self._action_spec)
         for t in range(steps):
             timers.enter(ACT)
-            seen = observation[:, t] if self._moments is None else self._moments.normalize(observation[:, t])
-            chosen = sampler.sample(actor(seen), noise[t])
+            with np.errstate(over="ignore", invalid="ignore"):  # `_fault` tells of these numbers, with a name
+                seen = observation[:, t] if self._moments is None else self._moments.normalize(observation[:, t])
+                chosen = sampler.sample(actor(seen), noise[t])
             action[:, t] = chosen
             chosen = clip(chosen)
             timers.enter(ENV)
@@ -174,10 +208,15 @@ class Collector:
         """What can be found once per rollout instead of once per step."""
         ended = self._ended[k, 1:]
         weight = np.ones_like(self._reward[k]) if self._same_step else 1.0 - self._ended[k, :-1].astype(np.float32)
-        self._refuse_not_finite(k)
+        fault = self._fault(k, final)
+        if fault is not None and not self._tell_faults:
+            raise RunError(
+                f"{fault}, in step {fault.step} of this rollout (rank {self._world.rank}, "
+                f"shard {self._world.shards[k]}); look for a division by 0 or a diverging simulation"
+            )
         self.episodes[k].update(self._reward[k], ended, weight)
         return Rollout(
-            self._observation[k], self._action[k], self._reward[k], self._terminated[k], ended, weight, final
+            self._observation[k], self._action[k], self._reward[k], self._terminated[k], ended, weight, final, fault
         )
 
     def _failed_in_step(self, k: int, error: Exception) -> RunError:
@@ -189,16 +228,47 @@ class Collector:
             f"(environments {first} to {first + size - 1}): {what}"
         )
 
-    def _refuse_not_finite(self, k: int) -> None:
-        for name, array in (("reward", self._reward[k]), ("observation", self._observation[k, 1:])):
+    def _fault(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> Fault | None:
+        """The first number of local shard number `k` that is not finite; looked for once per rollout."""
+        # Row 0 is looked at again: what the last rollout left there is learned from in this one.
+        parts = [(0, None, "a reward", self._reward[k]), (-1, None, "an observation", self._observation[k])]
+        parts += [(t, rows, "an observation", last[None]) for t, rows, last in final]
+        first, found = self._world.shards[k] * self._reward.shape[2], list[Fault]()
+        for start, rows, what, array in parts:
             if not np.isfinite(array).all():
-                t, b = np.argwhere(~np.isfinite(array))[0][:2]
-                index = self._world.shards[k] * self._reward.shape[2] + b
-                raise RunError(
-                    f"environment {index} gave a {name} that is not finite, in step {t} of this rollout "
-                    f"(rank {self._world.rank}, shard {self._world.shards[k]}); "
-                    "look for a division by 0 or a diverging simulation"
-                )
+                place = tuple(np.argwhere(~np.isfinite(array))[0])
+                env = int(place[1] if rows is None else rows[place[1]])
+                found.append(Fault(int(place[0]) + start, first + env, what, float(array[place])))
+        return min(found, key=lambda fault: (fault.step, fault.env), default=None)
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """Where local shard number `k` stands between two rollouts; its environments only if they can be saved."""
+        env, episodes = self._envs[k], self.episodes[k]
+        return {
+            "environments": env.state() if can_save(env) else None,
+            "observation": self._observation[k, -1],
+            "ended": self._ended[k, -1],
+            "noise": self._noise_streams[k].bit_generator.state,
+            "episodes": episodes.state(),
+            "fingerprint": self.fingerprints[k] if self.fingerprints else None,
+        }
+
+    def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
+        """Continue local shard number `k` from what `shard_state` told at `step` of the run.
+
+        Returns:
+            Whether its environments continue too; those that cannot be saved begin new episodes, with new seeds.
+        """
+        self._noise_streams[k].bit_generator.state = state["noise"]
+        self.fingerprints[k : k + 1] = [state["fingerprint"]] if state["fingerprint"] is not None else []
+        env = self._envs[k]
+        if state["environments"] is None or not can_save(env):
+            self._reset(k, f"env from {step}")
+            return False
+        env.restore(state["environments"])
+        self._observation[k, -1], self._ended[k, -1] = state["observation"], state["ended"]
+        self.episodes[k].restore(state["episodes"])
+        return True
 
     def fingerprint(self) -> str:
         """What this rank's first rollout looked like; different on every rank, or they collect the same data."""
@@ -211,8 +281,13 @@ class Collector:
 
 
 def clipper(action: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
-    """Box actions are clipped for the environment only; what was drawn is what is learned from."""
-    if action.kind != "continuous" or not np.isfinite([*action.low, *action.high]).any():
+    """Box actions are clipped for the environment only; what was drawn is what is learned from.
+
+    A policy that saw a NaN draws NaN. No environment is sent that: it gets 0, or the bound nearest to 0.
+    """
+    if action.kind != "continuous":
         return lambda chosen: chosen
+    if not np.isfinite([*action.low, *action.high]).any():
+        return lambda chosen: np.where(np.isfinite(chosen), chosen, 0)
     low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
-    return lambda chosen: np.minimum(np.maximum(chosen, low), high)
+    return lambda chosen: np.minimum(np.maximum(np.where(np.isfinite(chosen), chosen, 0), low), high)

@@ -84,6 +84,14 @@ class Run:
     """Episodes of one evaluation, over all ranks."""
     evaluate_greedy: bool = True
     """Evaluate the most likely action instead of a sampled one."""
+    checkpoint_every: int | None = 100_000
+    """Environment steps between checkpoints; `null`: only at the end, and when a signal stops the run."""
+    num_checkpoints: int = 3
+    """Newest checkpoints to keep; that of the best evaluation is kept too."""
+    check_every: int = 10
+    """Updates between two proofs that all ranks hold the same bits."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A NaN or an infinity in loss, gradient, reward or observation: `stop` the run, or `skip` that step or update."""
     stop_return: float | None = None
     """Stop, solved, once an evaluation's mean return reaches this. `null`: the task's own threshold, if it has one."""
     stop_when_solved: bool = True
@@ -95,10 +103,10 @@ class Run:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot run."""
-        for name in ("num_envs", "total_steps", "shard_threads", "evaluate_episodes"):
+        for name in ("num_envs", "total_steps", "shard_threads", "evaluate_episodes", "num_checkpoints", "check_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("num_shards", "log_every", "evaluate_every"):
+        for name in ("num_shards", "log_every", "evaluate_every", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1, or null")

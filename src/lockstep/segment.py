@@ -4,13 +4,14 @@ The memory is anonymous (memfd): other ranks open it through /proc while its cre
 /dev/shm, whoever is killed and when. Each rank holds a file lock on its own byte as long as it lives: a lock that can
 be taken belongs to a dead process, also where process ids are not visible.
 
-Plain stores are seen by other processors in program order on x86 only (total store order). Elsewhere `supported()` is
-false and callers use their network backend.
+Plain stores are seen by other processors in program order on x86 only (total store order). Elsewhere `ordered()` is
+false: the board still tells who does what, and numbers are exchanged through the network backend.
 """
 
 import contextlib
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import platform
@@ -25,14 +26,21 @@ _SEQUENCE = ROW  # how many collectives this rank has arrived at
 _TAGS = ROW + 8  # two (tag, bytes) pairs, used in turn
 _TEXT = 8 * (ROW + 16)  # two tag texts in turn, as bytes
 _TEXT_SIZE = 64
+_ENTERED = ROW + 1  # how many collectives this rank has entered, whichever way they go
+_DOING = _TEXT + 2 * _TEXT_SIZE  # the tag of the last one, as bytes
 _SPIN_NS = 200_000
 _SLEEP_S = 50e-6
 _LOOK_NS = 100_000_000  # how often a waiting rank looks whether the others live
 
 
 def supported() -> bool:
-    """Whether this machine orders memory as the segment needs and offers anonymous shared memory."""
-    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "memfd_create")
+    """Whether this machine offers anonymous shared memory: enough for the board."""
+    return hasattr(os, "memfd_create")
+
+
+def ordered() -> bool:
+    """Whether this machine orders memory as `arrive` and `wait` need."""
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 class Segment:
@@ -106,12 +114,23 @@ class Segment:
         """
         return (self._sequence + 1) & 1
 
+    def enter(self, tag: str) -> None:
+        """Tell the board which collective this rank enters, through the slots or any other way."""
+        base = self.index * _LINE
+        start = base * 8 + _DOING
+        self._bytes[start : start + _TEXT_SIZE] = _text(tag)
+        self._words[base + _ENTERED] += 1
+
+    def entered(self, index: int) -> int:
+        """How many collectives rank `index` has entered."""
+        return self._words[index * _LINE + _ENTERED]
+
     def arrive(self, tag: str, size: int) -> None:
         """Say that this rank's part of the next collective is written."""
         turn = self.turn()
         self._sequence += 1
         base = self.index * _LINE
-        text = tag.encode("ascii", "replace")[:_TEXT_SIZE].ljust(_TEXT_SIZE)
+        text = _text(tag)
         start = base * 8 + _TEXT + turn * _TEXT_SIZE
         self._bytes[start : start + _TEXT_SIZE] = text
         self._words[base + _TAGS + 2 * turn] = zlib.crc32(text)
@@ -154,10 +173,8 @@ class Segment:
         ]
 
     def tag(self, index: int, turn: int | None = None) -> str:
-        """The collective that rank `index` arrived at last."""
-        if turn is None:
-            turn = self._words[index * _LINE + _SEQUENCE] & 1
-        start = index * _LINE * 8 + _TEXT + turn * _TEXT_SIZE
+        """The collective that rank `index` entered last, or the one it arrived at in a turn."""
+        start = index * _LINE * 8 + (_DOING if turn is None else _TEXT + turn * _TEXT_SIZE)
         return bytes(self._bytes[start : start + _TEXT_SIZE]).decode("ascii").strip("\0 ")
 
     def alive(self, index: int) -> bool:
@@ -177,6 +194,12 @@ class Segment:
         """Let go of the memory; it disappears with its last user. Views still held elsewhere keep it mapped."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
+
+
+@functools.cache
+def _text(tag: str) -> bytes:
+    """A tag as it stands in its place on the board."""
+    return tag.encode("ascii", "replace")[:_TEXT_SIZE].ljust(_TEXT_SIZE)
 
 
 def _short_sleeps() -> None:

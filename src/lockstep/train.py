@@ -17,6 +17,7 @@ def train(
     *,
     run_dir: Path | str | None = None,
     init_from: Path | str | None = None,
+    resume: Path | str | None = None,
     world: World | None = None,
     joined: bool = False,
     **overrides: Any,
@@ -27,6 +28,8 @@ def train(
         run: the complete config.
         run_dir: where to write; default: a new directory below `runs/`.
         init_from: a run directory or policy file whose parameters to start from.
+        resume: a run directory or one of its checkpoints to go on from; `run` is then what
+            `lockstep.resume.prepare(resume, changes).run` gives.
         world: who takes part; default: what a launcher's variables say, else this process alone.
         joined: the run directory was made by the launcher.
         overrides: settings to change, by name: `train(run, seed=3, total_steps=3_000_000)`.
@@ -43,6 +46,7 @@ def train(
         world,
         run_dir=Path(run_dir) if run_dir else None,
         init_from=Path(init_from) if init_from else None,
+        resume=Path(resume) if resume else None,
         joined=joined,
     )
     with session:

@@ -26,6 +26,8 @@ _LAUNCHERS = {
     "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
 }
 
+_MIN_EXACT_ENVS = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
@@ -122,6 +124,21 @@ class World:
             use = f"{below} or {above}" if below else str(max(above, self.num_shards))
             raise ConfigError(f"{name}={total} does not divide among {self.num_shards} shards; use {use}")
         return total // self.num_shards
+
+    def doubts(self, shard_envs: int) -> list[str]:
+        """What a user should know of a run cut like this, `shard_envs` environments in a shard; one line each."""
+        found: list[str] = []
+        if self.pinned and shard_envs < _MIN_EXACT_ENVS:
+            found.append(
+                f"{shard_envs} environments in a shard: kernels for fewer than {_MIN_EXACT_ENVS} rows may give other "
+                f"bits in another version of a library; use num_envs >= {_MIN_EXACT_ENVS * self.num_shards} or fewer "
+                "shards"
+            )
+        if self.num_shards % self.size:
+            found.append(
+                f"{self.num_shards} shards do not divide among {self.size} ranks: some ranks do more work than others"
+            )
+        return found
 
     def share(self, total: int, name: str = "total") -> int:
         """What this rank gets of a global count: its shards' parts together."""

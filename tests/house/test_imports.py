@@ -31,6 +31,8 @@ LAYERS = {
     "lockstep.cores": 1,
     "lockstep.normalize": 1,
     "lockstep.rollout": 1,
+    "lockstep.resume": 1,
+    "lockstep.stacks": 1,
     "lockstep.torch": 2,
     "lockstep.jax": 2,
     "lockstep.train": 3,
@@ -39,6 +41,10 @@ LAYERS = {
     "lockstep.cli": 3,
     "lockstep.arguments": 3,
     "lockstep.doctor": 3,
+    "lockstep.request": 3,
+    "lockstep.faults": 3,
+    "lockstep.chaos": 3,
+    "lockstep.trial": 3,
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lockstep import World
-from lockstep.errors import PeerError
+from lockstep.errors import MismatchError, PeerError
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 
@@ -101,22 +101,77 @@ def objects_differ(rank: int, port: int) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def unequal(rank: int, port: int) -> list[str]:
-    """One bit of one tensor differs on rank 1; a second one is a negative zero there."""
-    found: list[str] = []
-    with Comm(here(rank, port), device="cpu", timeout_s=20) as comm:
-        tensors = {"policy.weight": torch.ones(3), "optimizer.exp_avg": torch.zeros(2)}
-        tensors["learning_rate"] = torch.tensor(1.0)
-        comm.check_equal(tensors)
-        for name in ("policy.weight", "optimizer.exp_avg"):
-            changed = {key: value.clone() for key, value in tensors.items()}
-            if rank == 1:
-                changed[name][1] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)) if name[0] == "p" else -0.0
-            try:
-                comm.check_equal(changed)
-                found.append("nothing")
-            except Exception as error:
-                found.append(f"{type(error).__name__}: {error}")
+def held() -> dict[str, torch.Tensor]:
+    return {
+        "policy.weight": torch.ones(3),
+        "policy.bias": torch.zeros(2, dtype=torch.bfloat16),
+        "optimizer.exp_avg": torch.zeros(2),
+        "observations.count": torch.tensor(7, dtype=torch.int64),
+        "learning_rate": torch.tensor(1.0),
+    }
+
+
+def spoil(tensors: dict[str, torch.Tensor], case: str, rank: int) -> None:
+    """What went wrong on this rank."""
+    last = int(os.environ["WORLD_SIZE"]) - 1
+    if case == "one bit" and rank == last:
+        tensors["policy.weight"][1] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+    elif case == "negative zero" and rank == last:
+        tensors["optimizer.exp_avg"][1] = -0.0
+    elif case == "several" and rank == last:
+        for name in ("policy.bias", "learning_rate", "observations.count"):
+            tensors[name].add_(1)
+    elif case == "missing" and rank == last:
+        del tensors["observations.count"]
+    elif case == "shape" and rank == last:
+        tensors["policy.weight"] = torch.ones(1, 3)
+    elif case == "type" and rank == last:
+        tensors["learning_rate"] = tensors["learning_rate"].double()
+    elif case == "halves" and rank % 2:
+        tensors["policy.weight"][0] = 2
+    elif case == "all":
+        tensors["policy.weight"][0] = rank
+
+
+UNEQUAL = ("one bit", "negative zero", "several", "missing", "shape", "type", "halves", "all")
+
+
+def unequal(rank: int, ports: dict[str, int]) -> dict[str, Any]:
+    """What each rank learns when tensors differ; and that the collectives go on working after it."""
+    found: dict[str, Any] = {}
+    for name, port in ports.items():
+        world = here(rank, port).with_shards(None if name == "plain" else 5)
+        with Comm(world, device="cpu", timeout_s=20, shared_memory=name == "memory") as comm:
+            comm.check_equal(held())
+            found[f"{name} messages"] = dict(comm.num_messages)
+            for case in UNEQUAL:
+                tensors = held()
+                spoil(tensors, case, rank)
+                try:
+                    comm.check_equal(tensors)
+                    found[f"{name} {case}"] = "nothing"
+                except MismatchError as error:
+                    found[f"{name} {case}"] = [str(error), error.ranks, error.tensors]
+            found[f"{name} after"] = float(comm.sum(torch.ones(1)))
+    return found
+
+
+def one_port(rank: int, port: int) -> list[Any]:
+    """Five Comms one after another, where the second ends with an error on one rank while the other waits for it."""
+    found: list[Any] = []
+    for time_ in range(5):
+        try:
+            world = here(rank, port).with_shards(2)
+            with Comm(world, device="cpu", timeout_s=20, startup_timeout_s=20, shared_memory=time_ % 2 == 0) as comm:
+                if time_ == 1 and rank == 1:
+                    raise KeyError("mine")
+                try:
+                    found.append(float(comm.sum(torch.tensor([rank + time_ + 1.0]))))
+                except PeerError:
+                    time.sleep(1.0)  # rank 1 is in a hurry to meet again, while this one still has the last group open
+                    raise
+        except Exception as error:
+            found.append(type(error).__name__)
     return found
 
 
@@ -149,7 +204,7 @@ def peer_stalls(rank: int, port: int, way: str) -> tuple[float, str]:
             comm.sum_shards(torch.ones(1, 2), "moments")
             start = time.monotonic()
             if rank == 1:
-                time.sleep(3.5)
+                time.sleep(6.0)
             comm.sum_shards(torch.ones(1, 2), "average_gradients")
     except Exception as error:
         return time.monotonic() - start, f"{type(error).__name__}: {error}"

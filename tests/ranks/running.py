@@ -44,6 +44,10 @@ class Job:
     shared_memory: bool = True
     init_from: tuple[str, ...] = ()
     """A policy file for each rank."""
+    resume: str | None = None
+    """A run directory to go on with."""
+    fails_at: int | None = None
+    """Raise when this many rollouts were collected."""
 
 
 @dataclasses.dataclass
@@ -76,6 +80,8 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
     """Train, counting what happens in this process: steps of environments, rows acted on, rows differentiated."""
     from unittest import mock
 
+    from lockstep.errors import RunError
+    from lockstep.rollout import Rollout
     from lockstep.torch import ppo, session
     from lockstep.torch.comm import Comm
     from lockstep.torch.networks import Policy
@@ -127,6 +133,13 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
         kept["comm"] = Comm(*args, **kwargs, shared_memory=one.shared_memory)
         return kept["comm"]
 
+    class FailingCollector(ppo.Collector):
+        def collect(self) -> list[Rollout]:
+            counts["rollouts"] += 1
+            if counts["rollouts"] - 1 == one.fails_at:
+                raise RunError("the test ends this run")
+            return super().collect()
+
     make_env, actor_of, run_compiles = session.make_vector_env, ppo.actor_of, one.run.compile
     summary, error = {}, ""
     with (
@@ -134,10 +147,12 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
         mock.patch.object(ppo, "actor_of", counted_actor),
         mock.patch.object(ppo, "Policy", CountedPolicy),
         mock.patch.object(session, "Comm", keep_comm),
+        mock.patch.object(ppo, "Collector", FailingCollector),
     ):
         try:
             init_from = one.init_from[rank] if one.init_from else None
-            summary = train(one.run, run_dir=one.folder, world=world, init_from=init_from)
+            where = {"resume": one.resume} if one.resume else {"run_dir": one.folder, "init_from": init_from}
+            summary = train(one.run, world=world, **where)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
             traceback.print_exc()

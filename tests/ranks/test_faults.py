@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from running import small
+from running import small, timeless
 
+from lockstep.faults import Fault
 from lockstep.launch.variables import free_port
 from lockstep.run import dump
 
@@ -29,12 +30,14 @@ START_S = 40.0  # to start two ranks on a machine that is busy with other things
 class Run:
     """One command that ended, or was ended: its code, what it said and what it left."""
 
-    def __init__(self, tmp_path, fault="", *, launcher="lockstep", ranks=2, run_dir="run", **changes):
-        kwargs = {"fault": fault, **changes.pop("env", {})}
+    def __init__(self, tmp_path, fault="", *, launcher="lockstep", ranks=2, run_dir="run", more=(), **changes):
+        planted = fault if isinstance(fault, Fault) else None  # from outside, else by the environment itself
+        kwargs = {} if planted else {"env.kwargs": {"fault": fault, **changes.pop("env", {})}}
         changes = {"total_steps": 100_000_000, "timeout_s": 4.0, **changes}
-        (tmp_path / "fault.yaml").write_text(dump(small(f"{ENVS}:Faulty", **changes, **{"env.kwargs": kwargs})))
+        task = "CartPole-v1" if planted else f"{ENVS}:Faulty"
+        (tmp_path / "fault.yaml").write_text(dump(small(task, **changes, **kwargs)))
         self.run_dir = Path(tmp_path, run_dir)
-        command = ["lockstep.cli", "train"]
+        command = ["lockstep.faults", planted.to_json(), "train"] if planted else ["lockstep.cli", "train"]
         if launcher == "torchrun":
             command = [
                 "torch.distributed.run",
@@ -44,7 +47,7 @@ class Run:
             ]
             command += ["-m", "lockstep.train"]
         command += ["fault.yaml", "--run-dir", str(self.run_dir)]
-        command += [f"--ranks={ranks}"] if launcher == "lockstep" else []
+        command += [f"--ranks={ranks}", *more] if launcher == "lockstep" else []
         self.out, self.err = tmp_path / "out", tmp_path / "err"
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
             "OMP_NUM_THREADS": "1"
@@ -106,6 +109,7 @@ class Run:
         assert list(summary) == KEYS, "summary.json lacks keys"
         assert summary["status"] == status
         assert summary["world_size"] == 2
+        assert [str(path) for path in self.run_dir.rglob(".*")] == [], "half-written files were left"
         for word in words:
             assert word in summary["error"], (word, summary["error"])
 
@@ -143,6 +147,29 @@ def test_a_rank_that_sleeps_in_env_step_is_named_with_its_phase(tmp_path):
     assert "rank 1 has been in env.step" in run.text
     waited = float(run.summary["error"].partition(" for ")[2].split()[0])
     assert 4 <= waited < 9, "the stall was seen too late"
+
+
+def test_a_stopped_rank_is_told_from_a_dead_one(tmp_path):
+    run = Run(tmp_path, Fault("stop", 1, 2))
+    run.wait(START_S)
+    run.check(1, "failed", "rank 1 is stopped (SIGSTOP) in env.step, update 3", "kill -CONT", "rank 0 waits in")
+    assert "rank 1 is stopped (SIGSTOP) in env.step" in run.text
+
+
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_nothing_else(tmp_path):
+    """4 pinned shards: the run that never stopped may have had any number of ranks, here one."""
+    changes = {"num_shards": 4, "total_steps": 12 * 128, "log_every": 128, "checkpoint_every": 4 * 128}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    steady = Run(tmp_path / "one", ranks=1, fault=Fault("kill", 7, 0), **changes)
+    steady.wait(START_S)
+    run = Run(tmp_path / "two", Fault("kill", 1, 7, saved=True), more=["--max-restarts", "1"], **changes)
+    run.wait(2 * START_S)
+    run.check(0, "finished")
+    assert run.summary["restarts"] == 1
+    assert "lockstep: rank 1 was killed by SIGKILL (signal 9); restart 1 of 1 from step " in run.text
+    assert run.summary["params_fingerprint"] == steady.summary["params_fingerprint"]
+    assert timeless(str(run.run_dir)) == timeless(str(steady.run_dir))
 
 
 def test_a_rank_that_stalls_under_torchrun_is_named_too(tmp_path):

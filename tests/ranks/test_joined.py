@@ -1,5 +1,6 @@
 """Ranks that somebody else started (torchrun, mpirun, srun): refusals reach every rank, each with its exit code."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,14 +9,19 @@ import pytest
 from running import lines, small
 
 from lockstep.launch.variables import free_port
-from lockstep.run import dump
+from lockstep.run import dump, load
 
 BOUND_S = 60
 
 
-def start(tmp_path, *arguments, per_rank=((), ()), **variables):
-    """`(code, stderr)` of 2 ranks of `lockstep train`, started as torchrun starts them."""
+def start(tmp_path, *arguments, **options):
+    """`(code, stderr)` of 2 ranks of `lockstep train` with a small run."""
     (tmp_path / "run.yaml").write_text(dump(small("lockstep/Corridor-v0", total_steps=256)))
+    return start_again(tmp_path, "run.yaml", *arguments, **options)
+
+
+def start_again(tmp_path, *arguments, per_rank=((), ()), **variables):
+    """`(code, stderr)` of 2 ranks of `lockstep train`, started as torchrun starts them."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_LAUNCHER", "TORCHELASTIC"))}
     common = clean | {
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
@@ -23,7 +29,7 @@ def start(tmp_path, *arguments, per_rank=((), ()), **variables):
     }  # fmt: skip
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "lockstep.train", "run.yaml", *arguments, *per_rank[rank]],
+            [sys.executable, "-m", "lockstep.train", *arguments, *per_rank[rank]],
             env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             cwd=tmp_path,
             stdout=subprocess.PIPE,
@@ -84,3 +90,18 @@ def test_unequal_commands_are_refused_by_all_and_leave_nothing(tmp_path):
 def test_what_cannot_be_is_refused_by_all(tmp_path, arguments, words):
     one_line(start(tmp_path, *arguments), *words)
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_all_ranks_go_on_with_a_run(tmp_path):
+    assert [code for code, _ in start(tmp_path, "--run-dir=out", "--set=checkpoint_every=128")] == [0, 0]
+    ends = [line["step"] for line in lines(tmp_path / "out", "evaluations.jsonl")]
+    said = start_again(tmp_path, "--resume=out", "--set=total_steps=512", "--distributed")
+    assert [code for code, _ in said] == [0, 0], said
+    assert sum("note: total_steps is 512" in text for _, text in said) == 1
+    assert load(tmp_path / "out" / "run.yaml").total_steps == 512
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (ends, summary["env_steps"], summary["resumed_from"]) == ([256], 512, "checkpoints/step_256")
+    one_line(start_again(tmp_path, "--resume=out", "--max-restarts=3"), "torchrun restarts its own ranks")
+    one_line(start_again(tmp_path, "--resume=out", "--set=seed=5"), "seed=5")
+    one_line(start_again(tmp_path, "--resume=out", per_rank=((), ("--set=log_every=9",))), "rank 1", "another config")
+    assert load(tmp_path / "out" / "run.yaml").log_every != 9

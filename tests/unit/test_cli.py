@@ -10,7 +10,7 @@ import types
 import pytest
 
 from lockstep import cli, doctor, recipes
-from lockstep.launch import local
+from lockstep.launch import training
 from lockstep.run import Run, load, override
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -49,7 +49,7 @@ def launched(monkeypatch):
         calls.append(types.SimpleNamespace(command=command, **kwargs))
         return 7
 
-    monkeypatch.setattr(local, "launch", launch)
+    monkeypatch.setattr(training, "launch", launch)
     return calls
 
 
@@ -196,8 +196,9 @@ def test_several_ranks_get_one_run_directory_and_one_command(launched, trained, 
     assert call.ranks == 2
     assert load(call.run_dir / "run.yaml") == override(recipes.load("cartpole"), {"seed": 5})
     file, folder = str(call.run_dir / "run.yaml"), str(call.run_dir)
-    assert call.command[1:8] == ["-m", "lockstep.train", file, "--run-dir", folder, "--joined", "--init-from"]
-    assert call.command[-1] == "--debug"
+    assert call.command[1:7] == ["-m", "lockstep.train", file, "--run-dir", folder, "--joined"]
+    assert call.command[7:] == ["--debug", "--init-from", str(here)]
+    assert call.restarts.maximum == 0
     search = call.environment["PYTHONPATH"].split(":")
     assert {str(here), str(here / "beside"), "/mine"} <= set(search)
 
@@ -265,7 +266,8 @@ def test_exit_codes(status, error, code, monkeypatch):
         ("cartpole --distributed", ["--distributed", "torch.distributed.run", "--ranks 2"]),
         ("cartpole --device cuda", ["device=cuda", "lockstep doctor"]),
         ("cartpole --ranks 2 --set backend=nccl", ["backend=nccl", "lockstep doctor"]),
-        ("cartpole --resume runs/a", ["--resume", "not there yet"]),
+        ("cartpole --max-restarts -1", ["--max-restarts -1", "at least 0"]),
+        ("cartpole --max-restarts many", ["--max-restarts many", "a number"]),
         ("cartpole --video", ["--video", "not there yet"]),
         ("cartpole --init-from nowhere", ["--init-from nowhere", "does not exist"]),
         ("cartpole --ranks 2 --run-dir /proc/nowhere/a", ["run_dir=/proc/nowhere/a", "--run-dir"]),

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import RunError
-from lockstep.normalize import RunningMoments
+from lockstep.normalize import DiscountedReturns, RunningMoments
 from lockstep.record.timers import Timers
-from lockstep.rollout import Collector, EpisodeStats, clipper
+from lockstep.rollout import Collector, EpisodeStats, Fault, clipper
 from lockstep.world import World, stream_seed
 
 
@@ -140,7 +140,7 @@ def test_next_step_environments_weigh_their_reset_rows_nothing_also_over_the_edg
     assert np.concatenate(weights)[:, 0].tolist() == [1, 1, 0] * 4
     assert np.concatenate(weights)[:, 1].tolist() == [1, 1, 1, 0] * 3
     assert sorted(np.concatenate(lengths).tolist()) == [2.0] * 4 + [3.0] * 3 + [4.0] * 2
-    assert collected.num_episodes == len(lengths[-1])
+    assert len(collected.episodes[0].returns) == len(lengths[-1])
 
 
 def test_a_rollout_begins_where_the_last_one_stopped():
@@ -189,24 +189,67 @@ def test_box_actions_are_clipped_for_the_environment_only():
     assert (given == np.clip(rollout.action, [-1, -np.inf], [0.5, 2])).all()
     assert given.dtype == np.float32
     free = ActionSpec("continuous", (1,), (-np.inf,), (np.inf,))
-    assert clipper(free)(rollout.action) is rollout.action
+    assert (clipper(free)(rollout.action) == rollout.action).all()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("what", ["reward", "observation"])
-def test_numbers_that_are_not_finite_name_their_environment(value, what):
+def faulty(value, what, at=5, row=2):
+    """An environment that gives `value` once; a rollout of 6 steps."""
     env = Scripted(3)
     step = env.step
 
-    def faulty(action):
-        observation, reward, *rest = step(action)
-        if len(env.given) == 5:
-            (reward if what == "reward" else observation[:, 0])[2] = value
-        return observation, reward, *rest
+    def faulty_step(action):
+        observation, reward, terminated, truncated, final = step(action)
+        if len(env.given) == at:
+            {"reward": reward, "observation": observation[:, 0], "final": final[:, 0]}[what][row] = value
+        return observation, reward, terminated, truncated, final
 
-    env.step = faulty
-    with pytest.raises(RunError, match=f"environment 5 gave a {what} that is not finite, in step 4 .*rank 1, shard 1"):
-        collector([env], World(rank=1, size=2)).collect()
+    env.step = faulty_step
+    return env
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("what", "words"), [("reward", "a reward"), ("observation", "an observation")])
+def test_numbers_that_are_not_finite_name_their_environment(value, what, words):
+    message = f"environment 5 gave {words} that is not finite .{value}., in step 4 .*rank 1, shard 1"
+    with pytest.raises(RunError, match=message):
+        collector([faulty(value, what)], World(rank=1, size=2)).collect()
+
+
+@pytest.mark.parametrize(
+    ("what", "at", "row", "step"),
+    [("reward", 1, 1, 0), ("observation", 5, 2, 4), ("final", 4, 2, 3), ("reward", 99, 0, None)],
+)
+def test_an_algorithm_that_asks_is_told_of_the_first_number_that_is_not_finite(what, at, row, step):
+    (rollout,) = collector([faulty(np.inf, what, at, row)], tell_faults=True).collect()
+    name = "a reward" if what == "reward" else "an observation"
+    assert rollout.fault == (None if step is None else Fault(step, row, name, np.inf))
+
+
+def test_an_observation_at_the_end_of_a_rollout_spoils_the_next_one_too():
+    collected = collector([faulty(np.nan, "observation", at=4, row=1)], steps=4, tell_faults=True)
+    faults = [collected.collect()[0].fault for _ in range(3)]
+    assert [fault and (fault.step, fault.env) for fault in faults] == [(3, 1), (-1, 1), None]
+
+
+def test_rewards_that_are_not_finite_count_nothing_and_leave_later_episodes_alone():
+    stats, reward, ended = EpisodeStats(2), np.ones((6, 2), np.float32), np.zeros((6, 2), bool)
+    reward[1], ended[[2, 5]] = [np.nan, -np.inf], True
+    stats.update(reward, ended, np.ones((6, 2), np.float32))
+    assert stats.returns.tolist() == [2.0, 3.0] * 2
+    assert stats.lengths.tolist() == [3.0] * 4
+    discounted = DiscountedReturns(2, 0.5).update(reward, ended)
+    assert discounted[:, 0].tolist() == [1.0, 0.5, 1.25, 1.0, 1.5, 1.75]
+
+
+def test_no_environment_is_sent_what_is_not_finite():
+    drawn = np.array([[np.nan, 0.1], [0.2, np.inf], [-np.inf, np.nan]], np.float32)
+    for low, high, expected in [
+        ((-np.inf, -np.inf), (np.inf, np.inf), [[0, 0.1], [0.2, 0], [0, 0]]),
+        ((-1.0, 0.5), (1.0, 2.0), [[0, 0.5], [0.2, 0.5], [0, 0.5]]),
+    ]:
+        sent = clipper(ActionSpec("continuous", (2,), low, high))(drawn)
+        assert sent.dtype == np.float32
+        np.testing.assert_allclose(sent, expected)
 
 
 def test_an_environment_that_raises_is_named():

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from lockstep.record.timers import ENV, PHASE, PHASES, SINCE_NS, UPDATES, Timers
-from lockstep.segment import Segment, supported
+from lockstep.record.timers import ENV, PHASE, PHASES, PID, SINCE_NS, UPDATES, Timers
+from lockstep.segment import Segment, ordered, supported
 
-pytestmark = pytest.mark.skipif(not supported(), reason="no ordered shared memory here")
+pytestmark = pytest.mark.skipif(not (supported() and ordered()), reason="no ordered shared memory here")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_both_see_what_either_writes(pair):
     timers.enter(ENV)
     timers.updated(7)
     seen = first.row(1)
-    assert (PHASES[seen[PHASE]], seen[UPDATES]) == ("env", 7)
+    assert (PHASES[seen[PHASE]], seen[UPDATES], seen[PID]) == ("env", 7, os.getpid())
     assert 0 <= time.monotonic_ns() - seen[SINCE_NS] < 1e9
 
 
@@ -77,7 +77,18 @@ def test_another_tag_or_size_is_told(pair, tag, size):
     second.arrive(tag, size)
     assert first.others() == [(1, tag, size)]
     assert second.others() == [(0, "moments", 64)]
-    assert second.tag(1) == tag
+
+
+def test_the_board_tells_which_collective_a_rank_entered(pair):
+    """Also before it arrives there, and where numbers go another way than through the slots."""
+    first, second = pair
+    assert (first.tag(1), first.entered(1)) == ("", 0)
+    for number, tag in enumerate(["moments", "average_gradients", "é" * 100], 1):
+        second.enter(tag)
+        assert (first.tag(1), first.entered(1)) == (tag.replace("é", "?")[:64], number)
+        second.arrive("moments", 8)
+    assert (first.tag(0), first.entered(0)) == ("", 0)
+    assert second.row(1)[0] == 0, "the phase was written over"
 
 
 def test_tags_longer_than_their_place_or_not_ascii_do_no_harm(pair):

@@ -12,6 +12,7 @@ METRICS = (
     "policy/kl",
     "policy/clip_fraction",
     "optim/grad_norm",
+    "optim/skipped",
     "optim/learning_rate",
     "value/explained_variance",
 )

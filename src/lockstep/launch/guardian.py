@@ -1,7 +1,8 @@
 """Ends the ranks' process groups when their launcher dies without being able to (SIGKILL, out of memory).
 
-Run by path as a process of its own. It reads from standard input, one per line, the process groups to guard, `-N` for
-one that is gone. The launcher's end closes that pipe, whether it came to end the ranks itself or not.
+Run by path as a process of its own: `guardian.py LAUNCHER_PID [RUN_DIR]`. It reads from standard input, one per line,
+the process groups to guard, `-N` for one that is gone. The launcher's end closes that pipe, whether it came to end the
+ranks itself or not. What they left half-written goes once they are gone.
 """
 
 import os
@@ -9,28 +10,44 @@ import select
 import signal
 import sys
 import time
+from pathlib import Path
+
+_GONE_S = 5.0  # how long killed processes may take to be gone; one in a disk's queue takes its time
 
 
 def main() -> None:
     """Wait for the launcher's end, then end what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    launcher = int(sys.argv[1])
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # now, while the source is the one that the launcher has
+    from lockstep.launch.rank import any_alive
+    from lockstep.record.leftovers import remove_half_written
+
+    groups = _guarded(int(sys.argv[1]))
+    _signal(groups, signal.SIGTERM)
+    if groups:
+        time.sleep(0.5)  # for multiprocessing's resource trackers: they ignore SIGTERM and remove leaked shared memory
+    _signal(groups, signal.SIGKILL)
+    until = time.monotonic() + _GONE_S
+    while groups and any_alive(groups) and time.monotonic() < until:
+        time.sleep(0.02)
+    if len(sys.argv) > 2:
+        remove_half_written(Path(sys.argv[2]))
+
+
+def _guarded(launcher: int) -> set[int]:
+    """The groups that are left when the launcher ends."""
     groups: set[int] = set()
     while True:
         # The timeout is for a pipe that a fork of the launcher still holds open.
         if select.select([0], [], [], 1.0)[0]:
             data = os.read(0, 1 << 16)
             if not data:
-                break
+                return groups
             for group in map(int, data.split()):
                 (groups.add if group > 0 else groups.discard)(abs(group))
         elif os.getppid() != launcher:
-            break
-    _signal(groups, signal.SIGTERM)
-    if groups:
-        time.sleep(0.5)  # for multiprocessing's resource trackers: they ignore SIGTERM and remove leaked shared memory
-    _signal(groups, signal.SIGKILL)
+            return groups
 
 
 def _signal(groups: set[int], number: int) -> None:

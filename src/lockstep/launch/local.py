@@ -2,24 +2,39 @@
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.cores import usable_cores
-from lockstep.errors import RunError
+from lockstep.errors import ConfigError, RunError
 from lockstep.launch.call import pack, unpack
 from lockstep.launch.signals import caught_signals
-from lockstep.launch.supervise import Bounds, RankGroup
+from lockstep.launch.start import Start
+from lockstep.launch.supervise import Bounds, RankGroup, interruption
 from lockstep.launch.variables import variables
-from lockstep.launch.verdict import agree, log_path, mark, report, say
-from lockstep.record.failure import forget_failure
+from lockstep.launch.verdict import mark, report, say, summary_written_at
 
 _T = TypeVar("_T")
 _BOUNDS = Bounds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """How often all ranks may start anew after one of them failed, and with what."""
+
+    maximum: int = 0
+    """How often."""
+    again: Callable[[], tuple[list[str], str]] | None = None
+    """Asked before each restart for the command and for where it goes on, in words: "from step 51200". A `ConfigError`
+    means that there is nothing to go on from. Default: the same command, "from the start"."""
+
+
+_NO_RESTARTS = Restarts()
 
 
 def launch(
@@ -30,45 +45,63 @@ def launch(
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
     bounds: Bounds = _BOUNDS,
+    restarts: Restarts = _NO_RESTARTS,
 ) -> int:
     """Run `command` once per rank until all succeeded or one failed.
 
-    The first failure ends all and is told on stderr with the last lines of that rank's log. SIGINT, SIGTERM, SIGUSR1
-    and SIGHUP are forwarded once; a second SIGINT kills.
+    The first failure ends all and is told on stderr with the last lines of that rank's log. With `restarts` all ranks
+    then start anew, with a fresh rendezvous and `LOCKSTEP_RESTARTS` one higher; not after the user's mistake (code 2).
+    SIGINT, SIGTERM, SIGUSR1 and SIGHUP are forwarded once and end the run; a second SIGINT kills.
 
     Args:
         command: program and arguments, the same for all ranks; they differ by the variables that torchrun sets too.
         ranks: how many.
-        run_dir: where `logs/rank_R.log` go. None: ranks print where this process prints.
-        timeout_s: bound on the whole run, if any.
+        run_dir: where `logs/rank_R.log` go; what killed ranks leave half-written there is removed. None: ranks print
+            where this process prints.
+        timeout_s: bound on the whole run, if any, restarts included.
         environment: variables that go before this process's own.
         bounds: how long ranks may take to end.
+        restarts: whether and how to start anew after a failure.
 
     Returns:
         The exit code: 0, the first failing rank's (128 + n if signal n killed it), or 128 + n if signal n came.
     """
-    environments = variables(ranks, _cores(ranks), environment)
-    if run_dir is not None:
-        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        forget_failure(run_dir)
+    start = Start(
+        command=command, ranks=ranks, cores=_cores(ranks), run_dir=run_dir, environment=dict(environment or {})
+    )
+    began, before = time.monotonic(), None if run_dir is None else summary_written_at(run_dir)
     # Handlers first: ranks then start with default ones even where a shell had us ignore SIGINT (`command &`).
-    with caught_signals() as caught, RankGroup(bounds) as group:
-        for rank in range(ranks):
-            _start(group, command, environments[rank], run_dir)
-        failure = group.wait(timeout_s=timeout_s, caught=caught)
-        if failure is None:
-            return 0
+    with caught_signals() as caught:
+        while True:
+            failure, late = start.run(caught, bounds, timeout_s=timeout_s, since=began)
+            if failure is None:
+                return 0
+            if start.restarts == restarts.maximum or not failure.restartable:
+                break
+            restart = f"restart {start.restarts + 1} of {restarts.maximum}"
+            following = None if caught else _following(start, restart, restarts)
+            if caught:  # who asks for the end wants no restart
+                say(f"lockstep: {failure.headline}")
+                failure = interruption(caught[0], f" before {restart}")
+                break
+            if following is None:
+                break
+            say(f"lockstep: {failure.headline}; {following.title}")
+            start = following
+        report(failure, ranks, late, run_dir, restarts=start.restarts)
         if run_dir is not None:
-            failure = agree(failure, group.ended, run_dir)
-        if failure.interrupted is None:
-            group.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
-            late: list[int] = []  # being killed is no news after a failure
-        else:
-            late = group.stop(failure.interrupted, bounds.interrupt_s, lambda: signal.SIGINT in caught[1:])
-        report(failure, ranks, late, run_dir)
-        if run_dir is not None:
-            mark(failure, ranks, run_dir)
+            mark(failure, ranks, run_dir, before, restarts=start.restarts)
     return failure.code
+
+
+def _following(start: Start, restart: str, restarts: Restarts) -> Start | None:
+    """The next start; None, and the reason said, if it cannot be."""
+    try:
+        command, where = restarts.again() if restarts.again is not None else (start.command, "from the start")
+    except ConfigError as error:
+        say(f"lockstep: no {restart}: {error}")
+        return None
+    return replace(start, command=command, restarts=start.restarts + 1, title=f"{restart} {where}")
 
 
 def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float | None = None) -> list[_T]:
@@ -123,19 +156,3 @@ def _cores(ranks: int) -> int:
     if ranks > cores:
         say(f"lockstep: {ranks} ranks share {cores} usable core{'s' * (cores > 1)} and will take turns")
     return cores
-
-
-def _start(group: RankGroup, command: list[str], environment: dict[str, str], run_dir: Path | None) -> None:
-    if run_dir is None:
-        group.start(command, environment, output=None)
-        return
-    rank = int(environment["RANK"])
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context(open(log_path(run_dir, rank), "ab"))
-        terminal: list[int] = []
-        if rank == 0:
-            with contextlib.suppress(OSError):  # our own stdout is closed
-                terminal.append(os.dup(1))
-                stack.callback(os.close, terminal[0])
-                environment = {**environment, "LOCKSTEP_TERMINAL_FD": str(terminal[0])}
-        group.start(command, environment, output=log.fileno(), pass_fds=terminal)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.rank import Rank, any_alive
 from lockstep.launch.signals import signal_name
 
 _TICK_S = 0.05  # the longest sleep: bounds how late a signal or a deadline is noticed
@@ -29,8 +30,8 @@ class Bounds:
     """Between SIGTERM and SIGKILL, after a failure."""
     early_s: float = 10.0
     """Between the first rank that leaves with code 0 and the last."""
-    interrupt_s: float = 10.0
-    """Between a forwarded signal and SIGKILL."""
+    interrupt_s: float = 30.0
+    """Between a forwarded signal and SIGKILL. Ranks leave within 8 s by themselves unless they write a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Failure:
     """Why the ranks did not all succeed."""
 
     message: str
-    """One line that names the rank."""
+    """Names the rank in its first line."""
     code: int
     """What a launcher exits with."""
     rank: int | None = None
@@ -46,64 +47,33 @@ class Failure:
     interrupted: int | None = None
     """The signal, when the end was asked for."""
 
-
-@dataclass(slots=True)
-class Rank:
-    """One process, leader of its own session and process group."""
-
-    index: int
-    process: subprocess.Popen[bytes]
-    pidfd: int | None
-    group_gone: bool = False
+    @property
+    def headline(self) -> str:
+        """The message's first line; a stall report has more."""
+        return self.message.partition("\n")[0]
 
     @property
-    def code(self) -> int | None:
-        """Exit code, minus the signal that killed it, or None while it runs."""
-        return self.process.returncode
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code as a shell has it: 128 + n for signal n."""
-        code = self.code or 0
-        return 128 - code if code < 0 else code
-
-    def describe(self) -> str:
-        """How it ended, in words."""
-        code = self.code or 0
-        if code < 0:
-            return f"rank {self.index} was killed by {signal_name(-code)}"
-        return f"rank {self.index} exited with code {code}"
-
-    def signal_group(self, number: int) -> bool:
-        """Signal all processes of the group; 0 only asks. Returns whether there were any.
-
-        A group once found empty is never signalled again: its number may belong to somebody else by then.
-        """
-        if not self.group_gone:
-            try:
-                os.killpg(self.process.pid, number)
-            except ProcessLookupError:
-                self.group_gone = True
-            except PermissionError:
-                pass
-        return not self.group_gone
+    def restartable(self) -> bool:
+        """Whether another start may end otherwise: not after a mistake or a signal of the user, or the run's bound."""
+        return self.rank is not None and self.interrupted is None and self.code != ConfigError.exit_code
 
 
 class RankGroup:
     """Ranks of which the first failure ends all. A context manager: no process outlives it.
 
-    If this process itself is killed, a guardian process ends the ranks and their children.
+    If this process itself is killed, a guardian process ends the ranks and their children, and removes what they left
+    half-written in `run_dir`.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    def __init__(self, bounds: Bounds, run_dir: Path | None = None) -> None:
+        self.bounds, self.run_dir = bounds, run_dir
         self.ranks: list[Rank] = []
         self.ended: list[Rank] = []  # in the order in which they were seen to end
 
     def __enter__(self) -> "RankGroup":
-        script = str(Path(__file__).with_name("guardian.py"))
+        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), str(os.getpid())]
         self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", script, str(os.getpid())],
+            command + ([str(self.run_dir.absolute())] if self.run_dir is not None else []),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -155,6 +125,7 @@ class RankGroup:
         self,
         *,
         timeout_s: float | None = None,
+        since: float | None = None,
         caught: Sequence[int] = (),
         may_leave: Callable[[int], bool] = lambda _: False,
     ) -> Failure | None:
@@ -162,18 +133,19 @@ class RankGroup:
 
         Args:
             timeout_s: bound on the whole run, if any.
+            since: when the run began (monotonic seconds); default: now.
             caught: signals that this process received, filled by `caught_signals` meanwhile.
             may_leave: whether a rank that left with code 0 is known to have done its work; others must follow soon.
         """
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        deadline = (time.monotonic() if since is None else since) + (math.inf if timeout_s is None else timeout_s)
         left_at = math.inf  # when the first rank left with code 0
         while running := self._running():
             now = time.monotonic()
             if caught:
-                return _interruption(caught[0])
+                return interruption(caught[0])
             if any(rank.code for rank in self.ended):
                 self._sleep_until(now + _SETTLE_S)
-                return _interruption(caught[0]) if caught else self._failure()
+                return interruption(caught[0]) if caught else self._failure()
             left = [rank.index for rank in self.ended if not may_leave(rank.index)]
             if left:
                 left_at = min(left_at, now)
@@ -196,6 +168,7 @@ class RankGroup:
         try:
             for rank in self._running():
                 rank.process.send_signal(number)
+                rank.signal_group(signal.SIGCONT)  # a stopped process hears of it only when it goes on
             self._sleep_until(time.monotonic() + grace_s, hurry)
         finally:
             late = [rank.index for rank in self._running()]
@@ -222,7 +195,7 @@ class RankGroup:
         killed = [rank for rank in failed if rank.code == -signal.SIGKILL]
         first = (killed or failed)[0]
         if first.code in _INTERRUPTED:  # a signal reached the ranks only, and they agreed to stop
-            return _interruption(_INTERRUPTED[first.code])
+            return interruption(_INTERRUPTED[first.code])
         before = [rank for rank in self.ended[: self.ended.index(first)] if rank.code == 0]
         after = f" after rank {before[0].index} had left early with code 0" if before else ""
         return Failure(first.describe() + after, first.exit_code, first.index)
@@ -246,7 +219,7 @@ class RankGroup:
         while time.monotonic() < deadline:
             self._running()
             groups = {rank.process.pid for rank in self.ranks if rank.signal_group(0)}
-            if not groups or not _any_alive(groups):
+            if not groups or not any_alive(groups):
                 for rank in self.ranks:
                     rank.group_gone = True
                 return
@@ -269,22 +242,9 @@ class RankGroup:
             self._guardian.stdin.write(f"{group}\n".encode())
 
 
-def _any_alive(groups: set[int]) -> bool:
-    """Whether a process of these groups still runs.
-
-    A group also exists while it only holds zombies, and in containers nobody may reap orphans for long.
-    """
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                state, _parent, group = file.read().rpartition(b")")[2].split()[:3]
-                if int(group) in groups and state not in (b"Z", b"X"):
-                    return True
-    return False
-
-
-def _interruption(number: int) -> Failure:
-    return Failure(f"interrupted by {signal_name(number)}", 128 + number, interrupted=number)
+def interruption(number: int, when: str = "") -> Failure:
+    """The end that signal `number` asked for."""
+    return Failure(f"interrupted by {signal_name(number)}{when}", 128 + number, interrupted=number)
 
 
 def _names(ranks: Sequence[Rank]) -> str:

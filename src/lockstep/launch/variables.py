@@ -10,13 +10,16 @@ from pathlib import Path
 from lockstep.errors import ConfigError, RunError
 
 
-def variables(ranks: int, cores: int, environment: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+def variables(
+    ranks: int, cores: int, environment: Mapping[str, str] | None = None, *, restarts: int = 0
+) -> list[dict[str, str]]:
     """The whole environment of each of `ranks` ranks on this machine.
 
     Args:
         ranks: how many.
         cores: usable ones, shared among them as threads unless the user has set OMP_NUM_THREADS.
         environment: variables that go before this process's own.
+        restarts: how often the ranks were started before.
     """
     if ranks < 1:
         raise ConfigError(f"ranks={ranks} must be at least 1")
@@ -39,6 +42,7 @@ def variables(ranks: int, cores: int, environment: Mapping[str, str] | None = No
         "MASTER_PORT": str(free_port()),
         "LOCKSTEP_LAUNCHER": "lockstep",
         "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),
+        "LOCKSTEP_RESTARTS": str(restarts),
     }
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import ConfigError
-from lockstep.launch.supervise import Failure, Rank
+from lockstep.launch.rank import Rank
+from lockstep.launch.supervise import Failure
 from lockstep.record.failure import read_failure, record_failure
 
+MARK = "--- lockstep: "
+"""How the line begins that separates the starts in a log."""
 _TAIL_LINES = 15
 
 
@@ -49,11 +52,12 @@ def agree(seen: Failure, ended: list[Rank], run_dir: Path) -> Failure:
     if f"rank {rank}" not in message:
         message = f"rank {rank}: {message}"
     if phase and phase not in message:
-        message += f" (in {phase})"
+        headline, newline, rest = message.partition("\n")  # a stack may follow
+        message = f"{headline} (in {phase}){newline}{rest}"
     return Failure(message, code, rank)
 
 
-def report(failure: Failure, ranks: int, late: list[int], run_dir: Path | None) -> None:
+def report(failure: Failure, ranks: int, late: list[int], run_dir: Path | None, *, restarts: int = 0) -> None:
     """Tell the user on stderr: one clear line, then the last lines of the log of the rank at fault.
 
     Args:
@@ -61,41 +65,62 @@ def report(failure: Failure, ranks: int, late: list[int], run_dir: Path | None) 
         ranks: how many there were.
         late: the ranks that had to be killed.
         run_dir: where the logs are, if ranks have any.
+        restarts: how many there were before.
     """
     if run_dir is not None and failure.code == ConfigError.exit_code:
         say(failure.message)
         return
-    text = f"lockstep: {failure.message}"
+    text = f"lockstep: {failure.headline}"
     if failure.rank is None:
         text += "; all ranks were stopped"
     elif ranks > 1:
         text += "; the other ranks were stopped"
     if late:
         text += f", rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} with SIGKILL"
-    if run_dir is None:
-        say(text)
-    elif failure.rank is None:
-        say(f"{text}; logs: {run_dir / 'logs'}")
-    else:
-        log = log_path(run_dir, failure.rank)
-        say(f"{text}; log: {log}")
-        for line in _tail(log):
-            say(f"rank {failure.rank} | {line}")
+    if restarts:
+        text += f"; this was start {restarts + 1}"
+    log = None if run_dir is None or failure.rank is None else log_path(run_dir, failure.rank)
+    if run_dir is not None:
+        text += f"; log: {log}" if log is not None else f"; logs: {run_dir / 'logs'}"
+    say(text)
+    tail = [] if log is None else _tail(log)
+    for line in failure.message.splitlines()[1:]:
+        if not any(line in told for told in tail):  # the rank may have told its own stack
+            say(line)
+    for line in tail:
+        say(f"rank {failure.rank} | {line}")
 
 
-def mark(failure: Failure, ranks: int, run_dir: Path) -> None:
-    """Make `summary.json` say what happened, unless rank 0 came to say it."""
+def summary_written_at(run_dir: Path) -> int | None:
+    """When `summary.json` was written last, None if never; tells an earlier start's summary from this one's."""
+    try:
+        return (run_dir / "summary.json").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def mark(failure: Failure, ranks: int, run_dir: Path, before: int | None, *, restarts: int) -> None:
+    """Make `summary.json` say what happened, unless rank 0 came to say it.
+
+    Args:
+        failure: the verdict.
+        ranks: how many there were.
+        run_dir: the run's directory.
+        before: `summary_written_at` before the ranks were started.
+        restarts: how often they were started again.
+    """
     if not (run_dir / "run.yaml").exists():
         return  # not a training run, or one that never began
-    try:
-        status = json.loads((run_dir / "summary.json").read_text())["status"]
-    except (OSError, ValueError, KeyError):
-        status = None
+    status = None
+    if summary_written_at(run_dir) != before:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            status = json.loads((run_dir / "summary.json").read_text())["status"]
     if failure.interrupted is not None and status in ("interrupted", "finished", "solved"):
         return
     from lockstep.record.run_dir import mark_failed
 
-    mark_failed(run_dir, failure.message, "failed" if failure.interrupted is None else "interrupted", ranks)
+    status = "failed" if failure.interrupted is None else "interrupted"
+    mark_failed(run_dir, failure.message, status, ranks, restarts)
 
 
 def say(line: str) -> None:
@@ -104,8 +129,10 @@ def say(line: str) -> None:
 
 
 def _tail(log: Path) -> list[str]:
+    """The last lines of the last start."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 14)))
-        lines = file.read().decode(errors="replace").splitlines()
-        return [line for line in lines if line.strip()][-_TAIL_LINES:]
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        starts = [number for number, line in enumerate(lines) if line.startswith(MARK)]
+        return lines[starts[-1] + 1 if starts else 0 :][-_TAIL_LINES:]
     return []

@@ -1,6 +1,8 @@
 """The last hundred training episodes of a run, in an order that no number of ranks changes."""
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -9,13 +11,19 @@ WIDTH = 1 + 2 * KEPT
 
 
 class RecentEpisodes:
-    """Collects one shard's episodes between two logs, as a row of fixed length for one message."""
+    """Collects one shard's episodes between two logs, as a row of fixed length for one message.
+
+    Attributes:
+        count: episodes of the shard since the run began.
+    """
 
     def __init__(self) -> None:
+        self.count = 0
         self._new: deque[tuple[int, float]] = deque(maxlen=KEPT)
 
     def add(self, update: int, returns: np.ndarray) -> None:
         """Episodes that ended in a rollout."""
+        self.count += len(returns)
         self._new.extend((update, float(r)) for r in returns)
 
     def row(self) -> np.ndarray:
@@ -26,6 +34,15 @@ class RecentEpisodes:
             row[1 : 1 + 2 * len(self._new)] = np.array(self._new).ravel()
         self._new.clear()
         return row
+
+    def state(self) -> dict[str, Any]:
+        """What has not been told yet, and how many there were."""
+        return {"count": self.count, "new": [list(episode) for episode in self._new]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` told."""
+        self.count = state["count"]
+        self._new.extend((update, value) for update, value in state["new"])
 
 
 def merge(rows: np.ndarray) -> list[float]:

@@ -1,5 +1,6 @@
 """Who failed first: one small file that ranks and launcher agree on without talking to each other."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ _NAME = Path("logs", "failure.json")
 
 
 def record_failure(run_dir: Path, *, rank: int, message: str, code: int, phase: str | None = None) -> bool:
-    """Write down the first failure of a run; later ones are usually its consequences and change nothing.
+    """Write down the first failure of a start; later ones are usually its consequences and change nothing.
 
     Never raises: whoever fails has an error of its own to report.
 
@@ -47,6 +48,21 @@ def read_failure(run_dir: Path) -> dict[str, Any] | None:
         return None
 
 
-def forget_failure(run_dir: Path) -> None:
-    """Forget a failure of an earlier start in the same directory."""
-    (run_dir / _NAME).unlink(missing_ok=True)
+def keep_failure(run_dir: Path) -> Path | None:
+    """Set the failure of an earlier start aside, as `logs/failure_N.json`, so that the next one can be recorded.
+
+    Never raises. Call it before the ranks of the next start live.
+
+    Args:
+        run_dir: the run's directory.
+
+    Returns:
+        Where it went; N counts from 1. None if there was none.
+    """
+    path = run_dir / _NAME
+    kept = next(there for n in itertools.count(1) if not (there := path.with_name(f"{path.stem}_{n}.json")).exists())
+    try:
+        path.rename(kept)
+    except OSError:  # nothing to keep
+        return None
+    return kept

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,17 @@ from lockstep.evaluate import Episodes
 from lockstep.progress import Progress
 from lockstep.record.console import Console
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
-from lockstep.record.failure import read_failure, record_failure
+from lockstep.record.failure import keep_failure, read_failure, record_failure
+from lockstep.record.leftovers import remove_half_written
 from lockstep.record.rank_log import RankLog
-from lockstep.record.run_dir import RunDir, mark_failed
+from lockstep.record.run_dir import RunDir, hold, mark_failed, write_config
 from lockstep.record.summary import empty_summary
 from lockstep.record.timers import PHASES
 from lockstep.run import Run
+from lockstep.watch import Observed
 from lockstep.world import World
 
+_EVALUATED = ("eval_return_mean", "eval_return_std", "eval_episodes", "solved_at_step", "solved_at_s")
 _SIGNALS = {2: "SIGINT", 10: "SIGUSR1", 15: "SIGTERM"}
 
 
@@ -35,12 +38,11 @@ class Journal:
         evaluated_at: step of the last evaluation, -1 before the first.
     """
 
-    def __init__(self, run: Run, world: World, run_dir: RunDir, *, joined: bool) -> None:
+    def __init__(self, run: Run, world: World, run_dir: RunDir, *, joined: bool, held: int | None = None) -> None:
         self.path, self.summary = run_dir.path, empty_summary(run)
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at = -1
-        self.local_episodes = 0
-        self._world, self._run, self._run_dir = world, run, run_dir
+        self._world, self._run, self._run_dir, self._held = world, run, run_dir, held
         self._log = None if joined else RankLog(run_dir.path, world.rank)
         self._console = Console() if world.rank == 0 else None
         self._recent: deque[float] = deque(maxlen=KEPT)
@@ -50,19 +52,34 @@ class Journal:
 
     @classmethod
     def open(
-        cls, run: Run, world: World, broadcast: Callable[[Any], Any], path: Path | None, joined: bool
+        cls, run: Run, world: World, broadcast: Callable[[Any], Any], path: Path | None, *, joined: bool, exists: bool
     ) -> "Journal":
-        """Make the run directory on rank 0, or refuse on every rank; collective. `joined`: the launcher made it."""
+        """Make the run directory on rank 0, or refuse on every rank; collective.
+
+        Args:
+            run: the config.
+            world: who takes part.
+            broadcast: what rank 0 says, to all.
+            path: the directory; None: a new one below `runs/`.
+            joined: our launcher made or found the directory, put it in order, holds it, and keeps the logs of ranks.
+            exists: the run has been started before.
+        """
         if joined:
             assert path is not None
             return cls(run, world, RunDir.join(path), joined=True)
         answer: dict[str, str] = {}
         run_dir: RunDir | None = None
+        held: int | None = None
         if world.rank == 0:
             try:
-                run_dir = RunDir.create(path, run)
+                run_dir = RunDir.join(path) if exists and path else RunDir.create(path, run)
+                held = hold(run_dir.path)
+                if exists:
+                    keep_failure(run_dir.path)
+                    remove_half_written(run_dir.path)
+                    write_config(run_dir.path, run)
                 answer = {"path": str(run_dir.path.absolute())}
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 answer = {"error": str(error)}
         answer = broadcast(answer)
         if "error" in answer:
@@ -70,7 +87,7 @@ class Journal:
         if run_dir is None:
             Path(answer["path"]).mkdir(parents=True, exist_ok=True)  # a host that does not share rank 0's disk
             run_dir = RunDir.join(answer["path"])
-        return cls(run, world, run_dir, joined=False)
+        return cls(run, world, run_dir, joined=False, held=held)
 
     @property
     def logged_at(self) -> int:
@@ -134,7 +151,9 @@ class Journal:
                 f"evaluation at step {progress.env_steps}: return {mean:.1f} over {len(episodes.returns)} episodes"
                 + (f", solved (>= {stop_return:g})" if solved else "")
             )
-        best, self._best = mean > self._best, max(mean, self._best)
+        best = mean > self._best
+        if best:
+            self._best = mean
         return best
 
     def finish(self, progress: Progress, status: str, signal: int, elapsed: float, ranks: list[dict[str, Any]]) -> None:
@@ -155,10 +174,39 @@ class Journal:
             self._run_dir.write_summary(self.summary)
             self._prove(ranks)
 
-    def warn(self, text: str) -> None:
-        """Tell the user once, from rank 0."""
+    def state(self) -> dict[str, Any]:
+        """What all ranks hold alike and the next line needs."""
+        return {
+            "recent": list(self._recent),
+            "sums": self._sums,
+            "logged": list(self._logged),
+            "evaluated_at": self.evaluated_at,
+            "best": self._best if np.isfinite(self._best) else None,
+            "summary": {key: self.summary[key] for key in _EVALUATED},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` told; what was written after it is dropped."""
+        self._recent.extend(state["recent"])
+        self._sums[:] = state["sums"]
+        self._logged = (int(state["logged"][0]), float(state["logged"][1]))
+        self.evaluated_at = state["evaluated_at"]
+        self._best = -np.inf if state["best"] is None else state["best"]
+        self.summary |= state["summary"]
+
+    def rewind(self) -> None:
+        """Drop what an earlier start of the run wrote after the point from which this one continues."""
+        if self._world.rank == 0:
+            self._run_dir.rewind(self.logged_at, self.evaluated_at)
+
+    def say(self, text: str) -> None:
+        """Tell the user, from rank 0."""
         if self._console is not None:
-            self._console.line(f"warning: {text}")
+            self._console.line(text)
+
+    def warn(self, text: str) -> None:
+        """Tell the user of something that is not as it should be, from rank 0."""
+        self.say(f"warning: {text}")
 
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
         """The end of a run by an error; the first failure of any rank is the one that is told."""
@@ -169,11 +217,11 @@ class Journal:
         if self._world.rank == 0:
             self._run_dir.write_summary(self.summary)
 
-    def stalled(self, rank: int, message: str, phase: str, progress: Progress) -> None:
+    def stalled(self, culprit: Observed, report: str) -> None:
         """The end of a run by a rank that does not come back; called beside a main thread that may be that rank's."""
-        if record_failure(self.path, rank=rank, message=message, code=1, phase=phase):
-            print(f"lockstep: {message}", file=sys.stderr, flush=True)
-            mark_failed(self.path, message, world_size=self._world.size)
+        if record_failure(self.path, rank=culprit.rank, message=report, code=1, phase=str(culprit)):
+            print(f"lockstep: {report}", file=sys.stderr, flush=True)
+            mark_failed(self.path, report.partition("\n")[0], world_size=self._world.size)
 
     def close(self) -> None:
         """Close files and console."""
@@ -182,6 +230,9 @@ class Journal:
         if self._log is not None:
             self._log.close()
         self._run_dir.close()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def _count(self, progress: Progress, elapsed: float) -> None:
         self.summary |= {
@@ -205,4 +256,7 @@ class Journal:
             line(f"parameters equal on all {len(ranks)} ranks: {summary['params_fingerprint']}")
             firsts = ", ".join(f"rank {r['rank']} {r['first_rollout_fingerprint'][:8]}" for r in ranks)
             line(f"data different on all {len(ranks)} ranks, first rollouts: {firsts}")
-        line(f"run directory: {os.path.relpath(self.path)}")
+        where = os.path.relpath(self.path)
+        line(f"run directory: {where}")
+        if summary["status"] == "interrupted":
+            line(f"go on with: lockstep train --resume {where}")

@@ -1,5 +1,6 @@
 """The directory of one run. What is shared has one writer: rank 0."""
 
+import fcntl
 import json
 import os
 import time
@@ -13,6 +14,8 @@ from lockstep.errors import ConfigError
 from lockstep.record.sinks import JsonLines, TensorBoard, finite
 from lockstep.record.summary import empty_summary
 from lockstep.run import Run, to_dict
+
+_RELEASE_S = 3.0  # for processes that have been told to end
 
 RUN_FILE = "run.yaml"
 SUMMARY_FILE = "summary.json"
@@ -83,6 +86,13 @@ class RunDir:
         """Write `summary.json` as a whole: a reader sees the old one or the new one."""
         _write_json(self.path / SUMMARY_FILE, summary)
 
+    def rewind(self, step: int, evaluated_at: int) -> None:
+        """Set the directory back: no metrics after `step`, no evaluations after `evaluated_at`, no result."""
+        self._metrics.rewind(step)
+        self._evaluations.rewind(evaluated_at)
+        self._tensorboard.rewind(step)
+        (self.path / SUMMARY_FILE).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Flush and close what is open."""
         self._metrics.close()
@@ -96,7 +106,46 @@ class RunDir:
         self.close()
 
 
-def mark_failed(run_dir: Path, error: str, status: str = "failed", world_size: int | None = None) -> None:
+def hold(run_dir: Path) -> int:
+    """Keep other processes from going on with a run while this one does.
+
+    Returns:
+        A descriptor: the hold ends when it is closed, or with this process.
+
+    Raises:
+        ConfigError: another process holds the run.
+    """
+    descriptor = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC)
+    until = time.monotonic() + _RELEASE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise ConfigError(
+                    f"run_dir={run_dir} is in use: another process trains this run; wait for its end, or stop it"
+                ) from None
+            time.sleep(0.1)
+        except OSError:  # a file system without locks
+            return descriptor
+        else:
+            return descriptor
+
+
+def write_config(run_dir: Path, run: Run) -> None:
+    """Make `run.yaml` say what a resumed run goes on with."""
+    text = settings.to_yaml(to_dict(run))
+    try:
+        if (run_dir / RUN_FILE).read_text(encoding="utf-8") != text:
+            write_atomically(run_dir / RUN_FILE, text)
+    except OSError as error:
+        raise ConfigError(f"{run_dir / RUN_FILE} cannot be written ({error.strerror}); free its disk") from None
+
+
+def mark_failed(
+    run_dir: Path, error: str, status: str = "failed", world_size: int | None = None, restarts: int | None = None
+) -> None:
     """Make `summary.json` say how a run ended, when its ranks could not.
 
     Keeps what the ranks wrote. If they wrote nothing, the counters are those of the last line of `metrics.jsonl`.
@@ -106,8 +155,8 @@ def mark_failed(run_dir: Path, error: str, status: str = "failed", world_size: i
     except (OSError, ValueError):
         summary = _what_is_known(run_dir)
     summary |= {"status": status, "error": error}
-    if world_size is not None:
-        summary["world_size"] = world_size
+    known = {"world_size": world_size, "restarts": restarts}
+    summary |= {name: value for name, value in known.items() if value is not None}
     _write_json(run_dir / SUMMARY_FILE, summary)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 import warnings
@@ -25,6 +26,23 @@ class JsonLines:
         self._file.write(json.dumps(finite(entry), allow_nan=False) + "\n")
         self._file.flush()
 
+    def rewind(self, step: int) -> None:
+        """Drop what was written after `step`, and a last line that its writer did not finish."""
+        self.close()
+        if not self._path.exists():
+            return
+        keep = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                try:
+                    written_at = json.loads(line)["step"] if line.endswith(b"\n") else math.inf
+                except (ValueError, KeyError, TypeError):
+                    written_at = math.inf
+                if written_at > step:
+                    break
+                keep += len(line)
+        os.truncate(self._path, keep)
+
     def close(self) -> None:
         """Close the file; a later `write` opens it again."""
         if self._file is not None:
@@ -44,6 +62,11 @@ class TensorBoard:
         self._waiting: list[tuple[float, int, dict[str, float]]] = []
         self._flushed_s = time.monotonic()
         self._writer: Any = None
+        self._purge_after: int | None = None
+
+    def rewind(self, step: int) -> None:
+        """Tell TensorBoard to forget what earlier event files hold after `step`."""
+        self._purge_after = step
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add scalars at a step; what is not finite is left out."""
@@ -86,6 +109,11 @@ class TensorBoard:
                 )
                 return False
             self._writer = module.EventFileWriter(str(self._directory))
+            if self._purge_after is not None:
+                pb = import_module("tensorboard.compat.proto.event_pb2")
+                start = pb.SessionLog(status=pb.SessionLog.START)
+                self._writer.add_event(pb.Event(wall_time=time.time(), step=self._purge_after + 1, session_log=start))
+                self._purge_after = None
         return True
 
 

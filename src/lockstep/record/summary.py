@@ -1,6 +1,8 @@
 """The result of a run, `summary.json`: schema 1."""
 
+import os
 import platform
+import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -61,3 +63,10 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def seconds_since_process_start() -> float:
+    """How long this process exists, interpreter start and imports included."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

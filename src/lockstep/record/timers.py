@@ -1,12 +1,13 @@
 """Where the time goes: one running phase per rank, its clock, and a place where other processes can read it."""
 
+import os
 import time
 
 PHASES = ("env", "act", "learn", "sync", "wait", "evaluate", "checkpoint", "other")
 ENV, ACT, LEARN, SYNC, WAIT, EVALUATE, CHECKPOINT, OTHER = range(len(PHASES))
 
 # Fields of a rank's row on the board, in 8-byte integers; the rest of the row belongs to `lockstep.segment`.
-PHASE, SINCE_NS, UPDATES, PID = range(4)
+PHASE, SINCE_NS, UPDATES, PID, BEHIND = range(5)
 ROW = 8
 
 
@@ -19,12 +20,13 @@ class Timers:
 
     def __init__(self) -> None:
         self.row = memoryview(bytearray(8 * ROW)).cast("q")
+        self.row[PID] = os.getpid()
         self._totals_ns = [0] * len(PHASES)
         self._phase, self._since_ns = OTHER, time.monotonic_ns()
 
     def publish(self, row: memoryview) -> None:
         """From now on tell the phase in `row` (8-byte integers)."""
-        row[UPDATES] = self.row[UPDATES]
+        row[UPDATES], row[PID], row[BEHIND] = self.row[UPDATES], os.getpid(), self.row[BEHIND]
         self.row = row
         self.enter(self._phase)
 
@@ -36,6 +38,11 @@ class Timers:
         row = self.row
         row[PHASE], row[SINCE_NS] = phase, now
         return previous
+
+    def resumed(self, updates: int) -> None:
+        """Tell how many updates lie behind a run that goes on; its first one still ends a start-up."""
+        self.row[UPDATES] = self.row[BEHIND] = updates
+        self.enter(self._phase)
 
     def updated(self, updates: int) -> None:
         """Tell the number of updates done; the first one ends the start-up."""

@@ -5,8 +5,9 @@ otherwise each rank sends the sums it can take alone and everyone finishes the t
 is the identity, and no process group, server or thread exists.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,10 +16,9 @@ from torch import Tensor, nn
 
 from lockstep import messages
 from lockstep.cores import usable_cores
-from lockstep.errors import RunError
-from lockstep.fingerprint import digest
 from lockstep.record.timers import SYNC, Timers
-from lockstep.segment import Segment, supported
+from lockstep.segment import Segment, ordered, supported
+from lockstep.torch import agreement
 from lockstep.torch.flat import FlatParameters, named_tensors
 from lockstep.torch.group import Group
 from lockstep.torch.hardware import backend_of, device_of
@@ -41,7 +41,8 @@ class Comm:
         timeout_s: bound on every collective.
         startup_timeout_s: bound on waiting for the other ranks to start.
         timers: told when this rank synchronises and waits.
-        shared_memory: whether CPU ranks of one host may reduce through shared memory.
+        shared_memory: whether CPU ranks of one host may reduce through shared memory. Ranks of one host tell each
+            other what they do in any case, also those on GPUs.
 
     Attributes:
         device: where this rank's tensors live.
@@ -69,8 +70,10 @@ class Comm:
             owned_nodes(self.world.shards_of(rank), self.world.num_shards) for rank in range(self.world.size)
         ]
         self._root: Node = (0, self.world.num_shards)
-        self._shared_memory = shared_memory and self.device.type == "cpu" and self.world.local_size == self.world.size
+        self._one_host = self.world.local_size == self.world.size
+        self._shared_memory = shared_memory and self.device.type == "cpu" and self._one_host and ordered()
         self._slots: Slots | None = None
+        self._inside = False
 
     @property
     def num_messages(self) -> Counter[str]:
@@ -83,7 +86,7 @@ class Comm:
             torch.cuda.set_device(self.device)
         if self.world.size > 1:
             self._group.open()
-            if self._shared_memory:
+            if self._one_host:
                 self._open_segment()
         return self
 
@@ -111,7 +114,8 @@ class Comm:
         if self.world.size == 1:
             return mine[0]
         if self._slots is None and not self.world.pinned:
-            return self._group.sum(torch.stack(mine).sum(0), tag)
+            with self._entered(tag):
+                return self._group.sum(torch.stack(mine).sum(0), tag)
         return tree_sum(self._exchange(mine, tag), self._root, torch.add)
 
     def sum(self, value: Tensor, tag: str = "sum") -> Tensor:
@@ -203,7 +207,8 @@ class Comm:
             by_kind.setdefault(tensor.dtype, []).append(tensor.detach())
         for group in by_kind.values():
             flat = torch.cat([t.reshape(-1) for t in group])
-            self._group.broadcast_(flat, source, "broadcast")
+            with self._entered("broadcast"):
+                self._group.broadcast_(flat, source, "broadcast")
             for tensor, part in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
@@ -216,10 +221,11 @@ class Comm:
         if self.world.size == 1:
             return [messages.decode(messages.encode(value))]
         body = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
-        sizes = [int(size) for size in self._group.gather(torch.tensor([len(body)]), tag)]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(body)] = body
-        bodies = self._group.gather(padded, tag)
+        with self._entered(tag):
+            sizes = [int(size) for size in self._group.gather(torch.tensor([len(body)]), tag)]
+            padded = torch.zeros(max(sizes), dtype=torch.uint8)
+            padded[: len(body)] = body
+            bodies = self._group.gather(padded, tag)
         return [messages.decode(b[:size].numpy().tobytes()) for b, size in zip(bodies, sizes, strict=True)]
 
     def barrier(self, tag: str = "barrier") -> None:
@@ -227,56 +233,53 @@ class Comm:
         self.gather_object(None, tag)
 
     def check_equal(self, tensors: nn.Module | Mapping[str, Tensor], tag: str = "check_equal") -> None:
-        """Stop with a `RunError` that names rank and tensor unless all ranks hold the same bits; *collective*."""
+        """Raise `MismatchError`, naming ranks and tensors, unless all ranks hold the same bits; *collective*.
+
+        One message of four integers while they do.
+        """
         named = named_tensors(tensors) if isinstance(tensors, nn.Module) else sorted(tensors.items())
-        mine = {name: digest(t.detach().cpu().numpy(), name) for name, t in named}
-        every = self.gather_object(mine, tag)
-        for name in mine:
-            held = [theirs.get(name) for theirs in every]
-            common = max(held, key=held.count)
-            odd = [str(rank) for rank, theirs in enumerate(held) if theirs != common]
-            if odd:
-                raise RunError(
-                    f"ranks no longer hold the same {name}: rank {', '.join(odd)} differs from the others; "
-                    "something changed it outside the collectives, or a rank skipped one"
-                )
+        agreement.check_equal(self, list(named), tag)
 
     def check_different(self, fingerprint: str, tag: str = "check_different") -> None:
         """Stop with a `RunError` if two ranks have one fingerprint of what must differ, their data; *collective*."""
-        every = self.gather_object(fingerprint, tag)
-        if len(set(every)) < len(every):
-            twins = [rank for rank, one in enumerate(every) if every.count(one) > 1]
-            raise RunError(
-                f"ranks {', '.join(map(str, twins))} collected the same data; their environments ignore the seed "
-                "they are given, or a wrapper seeds them alike"
-            )
+        agreement.check_different(self, fingerprint, tag)
 
     def observe(self) -> list[Observed]:
         """What the ranks of this host do at this moment; not collective."""
         segment = self._group.segment
         if segment is None:
             return [observed(self.world.rank, self.timers.row, alive=True, tag=self._group.tag)]
-        first = self.world.rank - self.world.local_rank
-        return [
-            observed(first + index, segment.row(index), alive=segment.alive(index), tag=segment.tag(index))
-            for index in range(segment.count)
-        ]
+        s, ranks = segment, range(segment.count)  # there is one only where all ranks are of this host
+        return [observed(r, s.row(r), alive=s.alive(r), tag=s.tag(r), entered=s.entered(r)) for r in ranks]
 
     def _exchange(self, parts: list[Tensor], tag: str) -> Mapping[Node, Tensor]:
         """Every rank's tensors, one for each of its nodes."""
-        if self._slots is not None:
-            self.num_messages[tag] += 1
-            previous = self.timers.enter(SYNC)
-            nodes = self._slots.exchange(parts, tag)
-            self.timers.enter(previous)
-            return nodes
-        width = max(len(nodes) for nodes in self._nodes)  # a rank with fewer nodes than others sends zeros for the rest
-        padding = parts[0].new_zeros((width - len(parts)) * parts[0].numel())
-        every = self._group.gather(torch.cat([*parts, padding]), tag).view(self.world.size, width, -1)
-        return {node: every[rank, i] for rank, nodes in enumerate(self._nodes) for i, node in enumerate(nodes)}
+        with self._entered(tag):
+            if self._slots is not None:
+                self.num_messages[tag] += 1
+                return self._slots.exchange(parts, tag)
+            width = max(len(nodes) for nodes in self._nodes)  # a rank with fewer nodes than others pads with zeros
+            padding = parts[0].new_zeros((width - len(parts)) * parts[0].numel())
+            every = self._group.gather(torch.cat([*parts, padding]), tag).view(self.world.size, width, -1)
+            return {node: every[rank, i] for rank, nodes in enumerate(self._nodes) for i, node in enumerate(nodes)}
+
+    @contextlib.contextmanager
+    def _entered(self, tag: str) -> Generator[None]:
+        """Inside, this rank is in a collective: others can read which. One that needs others is the one that counts."""
+        if self._inside:
+            yield
+            return
+        self._inside = True
+        self._group.enter(tag)
+        previous = self.timers.enter(SYNC)
+        try:
+            yield
+        finally:
+            self._inside = False
+        self.timers.enter(previous)  # after an error the phase stays, for messages
 
     def _open_segment(self) -> None:
-        """Share memory with the other ranks; if one of them may not open it, none uses it."""
+        """Share memory with the other ranks; if one of them may not open it, none uses it. Slots only where wanted."""
         world = self.world
         spin = usable_cores() >= world.local_size
         made = Segment.create(0, world.size, spin=spin) if world.rank == 0 and supported() else None
@@ -293,4 +296,5 @@ class Comm:
         assert made is not None
         self.timers.publish(made.row(world.local_rank))
         self._group.segment = made
-        self._slots = Slots(made, self._nodes, self.broadcast_object, self.barrier, self._timeout_s, self.timers)
+        if self._shared_memory:
+            self._slots = Slots(made, self._nodes, self.broadcast_object, self.barrier, self._timeout_s, self.timers)

@@ -19,17 +19,22 @@ import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
 from torch.distributed import (
     PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
     rendezvous,  # pyright: ignore[reportPrivateImportUsage, reportUnknownVariableType]
 )
 
 from lockstep.errors import ConfigError, PeerError, RunError
 from lockstep.record.timers import WAIT, Timers
 from lockstep.segment import Segment
+from lockstep.watch import MARGIN_S
 from lockstep.world import World
 
 _DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which process ended
 _LOOK_EVERY = 100  # on a GPU, comparing marks waits for the device: do it for one message in so many
 _MARKS = 250  # fits in a byte, its squares add up exactly in float32, and the library's own tags all differ by it
+
+_stores: dict[tuple[str, int, int, int], tuple[Store, int]] = {}
+"""By address, port, size and rank: the store that ranks meet at, and how often they have."""
 
 
 class Group:
@@ -38,7 +43,7 @@ class Group:
     Attributes:
         segment: the memory shared with the ranks of this host, once there is one; tells which of them live.
         num_messages: how many messages this rank has sent, by tag.
-        tag: the last message's.
+        tag: of the collective entered last.
     """
 
     def __init__(self, world: World, backend: str, timers: Timers, timeout_s: float, startup_timeout_s: float) -> None:
@@ -57,15 +62,14 @@ class Group:
                 "give all ranks the same, World(port=29500), or set MASTER_PORT"
             )
         world, startup = self._world, datetime.timedelta(seconds=self._startup_timeout_s)
-        url = "env://" if world.launcher != "none" else f"tcp://{world.address}:{world.port}"
         try:
-            store, _, _ = next(rendezvous(url, rank=world.rank, world_size=world.size, timeout=startup))
+            store = _store(world, startup)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._backend == "nccl" else "gloo",
-                store=PrefixStore("lockstep", store),
+                store=store,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=datetime.timedelta(seconds=self._timeout_s),
+                timeout=datetime.timedelta(seconds=self._timeout_s + MARGIN_S),
             )
         except (RuntimeError, ValueError) as error:
             raise PeerError(
@@ -113,6 +117,12 @@ class Group:
         self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks of its own, and is rare
         self._send(tag, lambda: dist.broadcast(flat, src=source))  # pyright: ignore[reportUnknownLambdaType]
 
+    def enter(self, tag: str) -> None:
+        """Tell whoever watches which collective this rank enters."""
+        self.tag = tag
+        if self.segment is not None:
+            self.segment.enter(tag)
+
     def _mark(self, tag: str) -> int:
         self._number += 1
         return (self._number * 31 + zlib.crc32(tag.encode())) % _MARKS
@@ -122,7 +132,6 @@ class Group:
 
     def _send(self, tag: str, collective: Callable[[], object]) -> None:
         self.num_messages[tag] += 1
-        self.tag = tag
         previous = self._timers.enter(WAIT)
         try:
             collective()
@@ -142,3 +151,23 @@ class Group:
                 return PeerError(f"rank {dead[0]} has ended while rank {rank} waited in {tag}", dead[0])
             time.sleep(0.02)
         return PeerError(f"another rank ended while rank {rank} waited in {tag} ({str(error).splitlines()[0]})")
+
+
+def _store(world: World, timeout: datetime.timedelta) -> Store:
+    """Where the ranks of this world find each other, a new place each time.
+
+    There is one server as long as rank 0's process lives, and a new part of it for each time they meet: a rank in a
+    hurry could take the server of the time before for a second one on the same port, and wait there in vain.
+    """
+    key = (world.address, world.port, world.size, world.rank)
+    store, times = _stores.get(key, (None, 0))
+    if store is not None:
+        try:
+            store.num_keys()
+        except RuntimeError:  # the server's process has ended; whoever meets here now starts anew
+            store, times = None, 0
+    if store is None:
+        url = "env://" if world.launcher != "none" else f"tcp://{world.address}:{world.port}"
+        store, _, _ = next(rendezvous(url, rank=world.rank, world_size=world.size, timeout=timeout))
+    _stores[key] = (store, times + 1)
+    return PrefixStore(f"lockstep/{times}", store)

@@ -8,22 +8,26 @@ from torch import Tensor
 
 
 class Metrics:
-    """Weighted means of a fixed set of names. What is added is summed over all ranks before, so all read the same."""
+    """Weighted means of a fixed set of names. What is added is summed over all ranks before, so all read the same.
+
+    Attributes:
+        table: [2, names] sums and weights since the last read.
+    """
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self._column = {name: i for i, name in enumerate(names)}
         self._names = list(names)
-        self._table = torch.zeros(2, len(names), dtype=torch.float64, device=device)
+        self.table = torch.zeros(2, len(names), dtype=torch.float64, device=device)
 
     def add(self, names: Sequence[str], sums: Tensor, weight: Tensor | float) -> None:
         """Add `sums` [len(names)], each a sum over rows that together weigh `weight`. `names` lie side by side."""
         first = self._column[names[0]]
         part = slice(first, first + len(names))
-        self._table[0, part] += sums
-        self._table[1, part] += weight
+        self.table[0, part] += sums
+        self.table[1, part] += weight
 
     def read(self) -> dict[str, float]:
         """Means of what was added since the last read; a name of weight 0 is absent. Starts afresh."""
-        table = cast("list[list[float]]", self._table.tolist())
-        self._table.zero_()
+        table = cast("list[list[float]]", self.table.tolist())
+        self.table.zero_()
         return {name: s / w for name, s, w in zip(self._names, *table, strict=True) if w > 0}

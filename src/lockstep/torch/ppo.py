@@ -6,8 +6,7 @@ minibatch, O observation, P parameters of the action distribution.
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,41 +19,17 @@ from lockstep.record.timers import LEARN, OTHER
 from lockstep.rollout import Collector, Rollout
 from lockstep.run import Run
 from lockstep.torch.adam import Adam
+from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
+from lockstep.torch.non_finite import blame
 from lockstep.torch.returns import gae
 from lockstep.torch.session import Session
 from lockstep.world import stream, stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
-
-
-@dataclass(slots=True)
-class Batch:
-    """Transitions of one shard, [T * B] or a part [N] of them."""
-
-    observation: Tensor
-    action: Tensor
-    log_prob: Tensor
-    """log pi_old(a|s) of the policy that acted."""
-    value: Tensor
-    advantage: Tensor
-    target: Tensor
-    """What the value should have been: advantage + value."""
-    weight: Tensor
-    """0 for rows in which an environment only reset itself, 1 otherwise."""
-
-    def shuffled(self, order: Tensor) -> "Batch":
-        """The rows at `order`, in that order."""
-        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
-        return Batch(*(column.index_select(0, order) for column in columns))
-
-    def split(self, rows: int) -> "list[Batch]":
-        """Parts of `rows` consecutive rows."""
-        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
-        return [Batch(*part) for part in zip(*(torch.split(column, rows) for column in columns), strict=True)]
 
 
 class PPO:
@@ -77,63 +52,72 @@ class PPO:
         self._discounted = [DiscountedReturns(shard_envs, config.gamma) for _ in comm.world.shards]
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self.metrics = Metrics(METRICS, comm.device)
+        self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
+        self._left_out = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
         low = run.precision == "bfloat16"
         self._precision = torch.autocast(comm.device.type, torch.bfloat16) if low else contextlib.nullcontext()
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
-    def update(self, rollouts: list[Rollout], also: np.ndarray, *, fraction: float = 0.0) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Improve the policy on one rollout of every local shard; collective.
 
         Args:
             rollouts: one for each local shard.
             also: [K, M] numbers that the caller wants summed over all shards with the same message.
-            fraction: how much of the run is behind, for the schedule of the learning rate.
+            progress: how far the run is, for the schedule of the learning rate; default: at its start.
 
         Returns:
             The sums of `also` [M].
+
+        Raises:
+            NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        c = self.config
+        c, progress = self.config, progress or Progress(1)
         if c.learning_rate_schedule == "linear":
-            self.learning_rate.fill_(c.learning_rate * (1.0 - fraction))
-        observations = [self._seen(rollout) for rollout in rollouts]
-        batches, told = self._prepare(rollouts, observations, also)
+            self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
+        batches, finite, told = self._prepare(rollouts, also)
+        if not finite:
+            if self._stops:
+                raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self._rows)
+            steps = c.num_epochs * c.num_minibatches
+            self.metrics.add(("optim/skipped",), steps * self._left_out[-1:], steps)
+            return told
         for _ in range(c.num_epochs):
             orders = [
                 torch.from_numpy(s.permutation(len(b.target))).to(self.comm.device)
                 for s, b in zip(self._streams, batches, strict=True)
             ]
             minibatches = [b.shuffled(order).split(self._rows) for b, order in zip(batches, orders, strict=True)]
-            sums = torch.zeros(1 + len(_SUMS), device=self.comm.device)
-            norms = torch.zeros(1, device=self.comm.device)
+            sums = torch.zeros_like(self._left_out)
             for parts in zip(*minibatches, strict=True):
-                step_sums, norm = self._step(parts)
-                sums += step_sums
-                norms += norm
-            self.metrics.add(_SUMS, sums[1:], sums[0])
-            self.metrics.add(("optim/grad_norm",), norms, c.num_minibatches)
+                sums += self._step(parts)
+            self.metrics.add(_SUMS, sums[1:-2], sums[0])
+            self.metrics.add(("optim/grad_norm",), sums[-2:-1], c.num_minibatches - sums[-1])
+            self.metrics.add(("optim/skipped",), sums[-1:], c.num_minibatches)
             kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]
             if c.learning_rate_schedule == "adaptive":
                 self.learning_rate.copy_(adapted(self.learning_rate, kl, c.desired_kl))
             # `kl` is the same number on every rank: they leave together, or the rest would wait in average_gradients.
             if c.target_kl is not None and bool(kl > c.target_kl):
                 break
+        # The host reads this once per update; it would wait for the device anyway, when next it acts.
+        if self._stops and bool(self._halted):
+            raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self._rows)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return told
 
     def warm_up(self) -> None:
         """Run the loss once on rows that weigh nothing: what is compiled is compiled before the clocks start."""
-        action, device = self.policy.spec.action, self.comm.device
-        shape = (self._rows,) if action.kind == "discrete" else (self._rows, action.width)
-        kind = torch.float32 if action.kind == "continuous" else torch.int64
-        # Five, since one tensor used five times would be compiled otherwise than five.
-        columns = [torch.zeros(self._rows, device=device) for _ in range(5)]
-        observation = torch.zeros(self._rows, self.policy.spec.observation_size, device=device)
-        loss, _ = self._loss(Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns))
+        loss, _ = self._loss(Batch.blank(self.policy.spec, self._rows, self.comm.device))
         loss.backward()
         self.flat.zero_gradient_()
 
-    def _step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """One gradient step on every shard's part [N] of a minibatch. Returns global sums, weight first, and norm."""
+    def _step(self, parts: Sequence[Batch]) -> Tensor:
+        """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
+
+        Returns:
+            Weight, sums, norm, and whether the step was left out; of a step left out no more than that.
+        """
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
             loss, sums = self._loss(part)
@@ -144,8 +128,13 @@ class PPO:
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self.optimizer.step()
-        return sums, norm
+        told = torch.cat([sums, norm.reshape(1), self._left_out[:1]])
+        # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
+        left_out = (told - told).any()
+        if self._stops:  # no step after it either: the parameters stay those with which it happened
+            left_out = self._halted.logical_or_(left_out)
+        self.optimizer.step(left_out.float())
+        return torch.where(left_out, self._left_out, told)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, weight first.
@@ -174,20 +163,27 @@ class PPO:
             sums = rows @ weight
         return -torch.dot(weight, objective), sums
 
-    def _prepare(
-        self, rollouts: list[Rollout], observations: list[Tensor], also: np.ndarray
-    ) -> tuple[list[Batch], np.ndarray]:
-        """What an update needs once: values, advantages on one scale over all ranks, normalizers. One message."""
+    @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
+    def _prepare(self, rollouts: list[Rollout], also: np.ndarray) -> tuple[list[Batch], bool, np.ndarray]:
+        """What an update needs once: values, advantages on one scale over all ranks, normalizers. One message.
+
+        Returns:
+            The batches, whether all is finite on all ranks (if not, nothing was scaled or taken in), sums of `also`.
+        """
         batches: list[Batch] = []
         rows: list[np.ndarray] = []
-        for k, (rollout, observation) in enumerate(zip(rollouts, observations, strict=True)):
-            batch = self._batch(rollout, observation)
+        for k, rollout in enumerate(rollouts):
+            batch = self._batch(rollout, self._seen(rollout))
             columns = torch.stack([torch.ones_like(batch.target), batch.advantage, batch.target]).double()
             weight = batch.weight.double()
-            moments = torch.cat([columns @ weight, columns[1:].square() @ weight])
-            rows.append(np.concatenate([moments.cpu().numpy(), *self._normalizer_sums(k, rollout), also[k]]))
+            moments = torch.cat([columns @ weight, columns[1:].square() @ weight]).cpu().numpy()
+            fault = [float(rollout.fault is not None)]
+            rows.append(np.concatenate([moments, fault, *self._normalizer_sums(k, rollout), also[k]]))
             batches.append(batch)
         total = self.comm.sum_shards(torch.from_numpy(np.stack(rows)), "moments").numpy()
+        total, told = np.split(total, [len(total) - also.shape[1]])
+        if total[5] or not np.isfinite(total).all():
+            return batches, False, told
         mean, target_mean, square, target_square = total[1:5] / total[0]
         target_variance = max(target_square - target_mean**2, 1e-8)
         explained = torch.tensor([1.0 - square / target_variance])  # the advantage is what the value left unexplained
@@ -196,11 +192,11 @@ class PPO:
             scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
             for batch in batches:
                 batch.advantage = (batch.advantage - mean) * scale
-        place = 5
+        place = 6
         for moments in filter(None, (self.observations, self.returns)):
             moments.update(total[place : place + moments.num_sums])
             place += moments.num_sums
-        return batches, total[place:]
+        return batches, True, told
 
     def _seen(self, rollout: Rollout) -> Tensor:
         """Observations [T + 1, B, O] as the policy saw them, with the normalizer as it was."""
@@ -245,13 +241,22 @@ class PPO:
         return sums
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Everything that must be equal on all ranks."""
+        """Everything that must be equal on all ranks, in place: written into, it continues another run."""
         named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         for name, moments in (("observations", self.observations), ("returns", self.returns)):
             if moments is not None:
                 named |= {f"{name}.{key}": torch.from_numpy(value) for key, value in moments.state().items()}
-        return named | {"learning_rate": self.learning_rate}
+        return named | {"learning_rate": self.learning_rate, "metrics": self.metrics.table}
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """What belongs to local shard number `k` alone and outlives an update."""
+        return {"minibatches": self._streams[k].bit_generator.state, "discounted": self._discounted[k].value}
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Continue local shard number `k` from what `shard_state` told."""
+        self._streams[k].bit_generator.state = state["minibatches"]
+        self._discounted[k].value[:] = state["discounted"]
 
 
 def adapted(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
@@ -265,7 +270,7 @@ def train(session: Session) -> None:
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
     ppo = PPO(run, policy, comm)
-    session.begin(policy, ppo.observations, ppo.shared_tensors)
+    session.begin(policy, ppo.observations, ppo)
     collector = Collector(
         comm.world,
         session.make_envs(run.num_envs),
@@ -275,6 +280,7 @@ def train(session: Session) -> None:
         seed=run.seed,
         timers=timers,
         observation_moments=ppo.observations,
+        tell_faults=True,
     )
     if run.compile:
         ppo.warm_up()
@@ -283,11 +289,12 @@ def train(session: Session) -> None:
         while not session.over:
             rollouts = collector.collect()
             timers.enter(LEARN)
-            told = ppo.update(rollouts, session.local_facts(), fraction=progress.fraction)
+            told = ppo.update(rollouts, session.local_facts(), progress)
             timers.enter(OTHER)
             session.advance(batch_size, told)
             if progress.due(run.log_every, batch_size):
                 session.log(ppo.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
-        session.log_rest(ppo.metrics.read)
+            session.keep(batch_size)
+        session.keep_last(ppo.metrics.read)

@@ -1,4 +1,4 @@
-"""What surrounds an algorithm's loop: the comm, the run directory, evaluation, logs, and the end, good or bad.
+"""What surrounds an algorithm's loop: comm, run directory, evaluation, logs, checkpoints, and the end, good or bad.
 
 An algorithm's `train(session)` drives; nothing here calls back into it.
 """
@@ -7,33 +7,38 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from lockstep import stacks
 from lockstep.envs.vector import VectorEnv, env_spec, make_vector_env
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
-from lockstep.fingerprint import digest, fingerprint
+from lockstep.fingerprint import fingerprint
 from lockstep.normalize import RunningMoments
 from lockstep.progress import Progress
 from lockstep.record.journal import Journal
+from lockstep.record.summary import seconds_since_process_start
 from lockstep.record.timers import CHECKPOINT, EVALUATE, Timers
+from lockstep.resume import go_on
 from lockstep.rollout import Collector
 from lockstep.run import Run, dump
 from lockstep.signals import WATCHED, StopSignals
+from lockstep.torch.agreement import check_same_config
+from lockstep.torch.checkpoints import Checkpoints
 from lockstep.torch.comm import Comm
 from lockstep.torch.evaluation import Evaluation
+from lockstep.torch.evidence import save_evidence
 from lockstep.torch.export import BEST_POLICY_FILE, POLICY_FILE, save_policy, start_from
 from lockstep.torch.hardware import describe, pin, share_cores
 from lockstep.torch.networks import Policy
-from lockstep.watch import Observed, Watch
+from lockstep.torch.state import Learner, RunState
+from lockstep.watch import Watch
 from lockstep.world import World
-
-MIN_EXACT_ENVS = 4
 
 
 class Session:
@@ -44,6 +49,7 @@ class Session:
         world: who takes part; default: what a launcher's variables say.
         run_dir: where to write; default: a new directory below `runs/`.
         init_from: a run directory or policy file to start from.
+        resume: a run directory, or one checkpoint of it, to go on with; then `run_dir` and `init_from` have no say.
         joined: the run directory was made by the launcher.
 
     Attributes:
@@ -62,9 +68,14 @@ class Session:
         *,
         run_dir: Path | None = None,
         init_from: Path | None = None,
+        resume: Path | None = None,
         joined: bool = False,
     ) -> None:
         self.run, self.world = run, (world or World.from_environment()).with_shards(run.num_shards)
+        self._resumed = resumed = go_on(resume, run) if resume is not None else None
+        if resumed is not None:
+            run_dir, init_from = resumed.run_dir, None
+            self.world = replace(self.world, num_shards=resumed.num_shards or self.world.num_shards)
         self.timers = Timers()
         self.spec = env_spec(run.task, run.env)
         self.progress = Progress(run.total_steps)
@@ -80,7 +91,8 @@ class Session:
             startup_timeout_s=run.startup_timeout_s,
             timers=self.timers,
         )
-        self._journal_at = (run_dir, joined)
+        self._run_dir, self._joined = run_dir, joined
+        self._state: RunState | None = None
         self.solved = False
         self.stopped_by = 0
         """The signal all ranks agreed to stop for; 0 while none."""
@@ -90,15 +102,23 @@ class Session:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals)
             stack.enter_context(self.comm)
-            self._same_config()
-            self.journal = Journal.open(self.run, self.world, self.comm.broadcast_object, *self._journal_at)
+            check_same_config(self.comm, dump(self.run))
+            tell, place = self.comm.broadcast_object, {"joined": self._joined, "exists": self._resumed is not None}
+            self.journal = Journal.open(self.run, self.world, tell, self._run_dir, **place)
             stack.callback(self.journal.close)
+            self._checkpoints = Checkpoints(
+                self.run, self.comm, self.journal, resumed=self._resumed, initialized=self._init_from is not None
+            )
+            stack.callback(self._checkpoints.close)
+            logs = self.journal.path / "logs"
+            stack.enter_context(stacks.answering(logs, self.world.rank))
             watch = Watch(
                 self.comm.observe,
-                self._on_stall,
+                self.journal.stalled,
                 lambda: self._signals.received,
                 timeout_s=self.run.timeout_s,
                 startup_timeout_s=self.run.startup_timeout_s,
+                logs=logs,
             )
             stack.callback(watch.close)
             self._stack = stack.pop_all()
@@ -107,6 +127,7 @@ class Session:
             "world_size": self.world.size,
             "num_shards": self.world.num_shards,
             "backend": self.comm.backend,
+            "restarts": int(os.environ.get("LOCKSTEP_RESTARTS", "0")),
         }
         return self
 
@@ -125,29 +146,21 @@ class Session:
     def make_envs(self, num_envs: int) -> list[VectorEnv]:
         """The vector environment of each local shard; closed with the session."""
         size = self.world.shard_size(num_envs, "num_envs")
-        if self.world.pinned and size < MIN_EXACT_ENVS:
-            self.journal.warn(
-                f"{size} environments in a shard: kernels for fewer than {MIN_EXACT_ENVS} rows may give other bits "
-                f"in another version of a library; use num_envs >= {MIN_EXACT_ENVS * self.world.num_shards} "
-                "or fewer shards"
-            )
-        if self.world.num_shards % self.world.size:
-            self.journal.warn(
-                f"{self.world.num_shards} shards do not divide among {self.world.size} ranks: "
-                "some ranks do more work than others"
-            )
+        for doubt in self.world.doubts(size):
+            self.journal.warn(doubt)
         envs = [make_vector_env(self.run.task, self.run.env, size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)
         return envs
 
-    def begin(
-        self, policy: Policy, observations: RunningMoments | None, shared_tensors: Callable[[], dict[str, Tensor]]
-    ) -> None:
-        """Say what is trained; starts it from `--init-from`, equal on all ranks."""
+    def begin(self, policy: Policy, observations: RunningMoments | None, learner: Learner) -> None:
+        """Say what is trained: its policy, the normalizer of what the policy sees, and the algorithm's own state.
+
+        Starts it from `--init-from`, equal on all ranks.
+        """
         rows = self.run.num_envs * self.run.algorithm.num_steps // self.run.algorithm.num_minibatches
         share_cores(self.world, rows // self.world.size * sum(p.numel() for p in policy.parameters()))
-        self._policy, self._observations, self._shared_tensors = policy, observations, shared_tensors
+        self._policy, self._observations, self._learner = policy, observations, learner
         if self._init_from is not None:
             start_from(self._init_from, policy, observations)
             self.comm.broadcast_(policy)
@@ -158,10 +171,13 @@ class Session:
 
     @contextlib.contextmanager
     def training(self, progress: Progress, collector: Collector) -> Generator[None]:
-        """The training loop runs inside: clocks start before, the result is found after."""
+        """The training loop runs inside: what was resumed is there and clocks start before, the result comes after."""
         self.progress, self._collector = progress, collector
+        self._state = RunState(self.world, self._learner, collector, self.journal, progress)
+        behind_s = self._checkpoints.begin(self._state, progress)
+        self.solved = self._reached() and self.run.stop_when_solved
         self.timers.restart()
-        self._started = time.monotonic()
+        self._started, self._updated = time.monotonic() - behind_s, False
         yield
         self._finish()
 
@@ -172,12 +188,11 @@ class Session:
 
     def local_facts(self) -> np.ndarray:
         """What all ranks must know of this one after a rollout: `[K, ...]` episodes, returns and lengths, signals."""
-        facts = np.zeros((len(self.world.shards), 3 + len(WATCHED)))
+        facts = np.zeros((len(self.world.shards), 4 + len(WATCHED)))
         for k, episodes in enumerate(self._collector.episodes):
             facts[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)
-        self.journal.local_episodes += self._collector.num_episodes
-        facts[0, 3:] = self._signals.flags()
+        facts[0, 3:] = [self._checkpoints.busy, *self._signals.flags()]
         return facts
 
     def advance(self, num_steps: int, told: np.ndarray) -> None:
@@ -186,9 +201,11 @@ class Session:
         self.progress.updates += 1
         self.progress.episodes += int(told[0])
         self.journal.add_episodes(told[:3])
-        self.stopped_by = max((n for n, told_of in zip(WATCHED, told[3:], strict=True) if told_of), default=0)
+        self.stopped_by = max((n for n, told_of in zip(WATCHED, told[4:], strict=True) if told_of), default=0)
+        self._any_writes = bool(told[3] > 0)
         self.timers.updated(self.progress.updates)
-        if self.progress.updates == 1:
+        if not self._updated:
+            self._updated = True
             self.summary["startup_s"] = seconds_since_process_start()
             self.comm.check_different(self._collector.fingerprint(), "first_rollout")
 
@@ -199,29 +216,37 @@ class Session:
             raise RunError(
                 f"{bad[0]} is no longer finite at step {self.progress.env_steps}; a smaller learning_rate may help"
             )
-        rows = torch.from_numpy(self.journal.rows(self.timers.read(), time.monotonic() - self._started))
+        rows = torch.from_numpy(self.journal.rows(self.timers.read(), self._elapsed_s))
         spread = rows.new_zeros(len(rows), self.world.num_shards, rows.shape[1])
         for k, shard in enumerate(self.world.shards):
             spread[k, shard] = rows[k]
         total = self.comm.sum_shards(spread.view(len(rows), -1), "log")
         self.journal.log(self.progress, metrics, total.view(self.world.num_shards, -1).numpy())
 
-    def log_rest(self, read: Callable[[], dict[str, float]]) -> None:
-        """Log what came after the last log line, if anything did."""
-        if self.journal.logged_at != self.progress.env_steps:
-            self.log(read())
-
     def evaluate(self) -> None:
         """Play the evaluation episodes; stop the run, on all ranks together, if they solve the task."""
         previous = self.timers.enter(EVALUATE)
         episodes = self._evaluation.play(self.progress.env_steps, beat=lambda: self.timers.enter(EVALUATE))
-        best = self.journal.evaluated(self.progress, episodes, self._stop_return, time.monotonic() - self._started)
+        best = self.journal.evaluated(self.progress, episodes, self._stop_return, self._elapsed_s)
         self.timers.enter(CHECKPOINT)
         if best and self.world.rank == 0:
             self._save(BEST_POLICY_FILE)
         self.timers.enter(previous)
-        solved = self._stop_return is not None and self.summary["eval_return_mean"] >= self._stop_return
-        self.solved = solved and self.run.stop_when_solved
+        self.solved = self._reached() and self.run.stop_when_solved
+        if best:
+            self._checkpoints.wanted()
+
+    def keep(self, num_steps: int) -> None:
+        """After each iteration of `num_steps` global steps: prove that ranks agree and take a checkpoint, when due."""
+        if self.progress.updates % self.run.check_every == 0:
+            self._prove()
+        self._checkpoints.keep(num_steps, self._elapsed_s, any_busy=self._any_writes)
+
+    def keep_last(self, read: Callable[[], dict[str, float]]) -> None:
+        """After the loop: a checkpoint of its end, then a log line of what came after the last, if anything did."""
+        self._checkpoints.keep_last(self._elapsed_s)
+        if self.journal.logged_at != self.progress.env_steps:
+            self.log(read())
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -229,9 +254,8 @@ class Session:
         """After the last update: judge what was trained, prove that ranks agree, write everything."""
         if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
             self.evaluate()
-        wall = time.monotonic() - self._started
-        shared = self._shared_tensors()
-        self.comm.check_equal(shared)
+        wall = self._elapsed_s
+        self._prove()
         parameters = {n: p.detach().float().cpu().numpy() for n, p in self._policy.named_parameters()}
         mine = {
             "rank": self.world.rank,
@@ -240,17 +264,27 @@ class Session:
             "params_fingerprint": fingerprint(parameters),
             "first_rollout_fingerprint": self._collector.fingerprint(),
             "env_steps": self.progress.env_steps // self.world.num_shards * len(self.world.shards),
-            "episodes": self.journal.local_episodes,
+            "episodes": sum(episodes.count for episodes in self.journal.episodes),
             "phases_s": self.timers.read(),
         }
         ranks = self.comm.gather_object(mine, "summary")
-        status = "interrupted" if self.stopped_by else "solved" if self.solved or self._solved_once() else "finished"
+        ended = "finished" if self.summary["solved_at_step"] is None else "solved"
         if self.world.rank == 0:
             self._save(POLICY_FILE)
-        self.journal.finish(self.progress, status, self.stopped_by, wall, ranks)
+        self.journal.finish(self.progress, "interrupted" if self.stopped_by else ended, self.stopped_by, wall, ranks)
 
-    def _solved_once(self) -> bool:
-        return self.summary["solved_at_step"] is not None
+    @property
+    def _elapsed_s(self) -> float:
+        """Seconds of training, those before a resumed start included."""
+        return time.monotonic() - self._started
+
+    def _reached(self) -> bool:
+        mean: float | None = self.summary["eval_return_mean"]
+        return self._stop_return is not None and mean is not None and mean >= self._stop_return
+
+    def _prove(self) -> None:
+        assert self._state is not None
+        self.comm.check_equal(self._state.tensors())
 
     def _save(self, name: str) -> None:
         save_policy(self.journal.path / name, self._policy, self._observations, self.run, self.spec)
@@ -259,25 +293,8 @@ class Session:
         if isinstance(error, PeerError):
             time.sleep(PEER_DELAY_S)
         message = str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}"
-        culprit = error.rank if isinstance(error, PeerError) and error.rank is not None else self.world.rank
-        elapsed = time.monotonic() - self._started if hasattr(self, "_started") else 0.0
+        culprit: int | None = getattr(error, "rank", None)
+        culprit = self.world.rank if culprit is None else culprit
+        save_evidence(error, self.journal.path, self.world.rank, self._state.tensors() if self._state else {})
+        elapsed = self._elapsed_s if hasattr(self, "_started") else 0.0
         self.journal.fail(culprit, message, self.progress, elapsed)
-
-    def _on_stall(self, culprit: Observed, report: str) -> None:
-        self.journal.stalled(culprit.rank, report, str(culprit), self.progress)
-
-    def _same_config(self) -> None:
-        mine = digest(np.frombuffer(dump(self.run).encode(), np.uint8))
-        every = self.comm.gather_object(mine, "config")
-        odd = [rank for rank, theirs in enumerate(every) if theirs != every[0]]
-        if odd:
-            raise ConfigError(
-                f"rank {odd[0]} was started with another config than rank 0; start all ranks with the same command"
-            )
-
-
-def seconds_since_process_start() -> float:
-    """How long this process exists, interpreter start and imports included."""
-    with open("/proc/self/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

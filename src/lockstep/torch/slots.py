@@ -10,6 +10,9 @@ from lockstep.errors import PeerError, RunError
 from lockstep.record.timers import WAIT, Timers
 from lockstep.segment import Segment
 from lockstep.tree import Node
+from lockstep.watch import MARGIN_S
+
+_LONGEST_LOOK_S = 2.0
 
 
 class Slots:
@@ -20,7 +23,7 @@ class Slots:
         nodes: what each rank writes.
         broadcast: tells all ranks an address that rank 0 found; collective, ends when all have it.
         barrier: collective.
-        timeout_s: bound on one exchange.
+        timeout_s: bound on one exchange; given up `MARGIN_S` later, since the watch knows more about who is stuck.
         timers: told while this rank waits.
     """
 
@@ -59,7 +62,7 @@ class Slots:
         self._tag = tag
         self._segment.arrive(tag, size)
         previous = self._timers.enter(WAIT)
-        self._deadline = time.monotonic() + self._timeout_s
+        self._waited_s, self._looked_at = 0.0, time.monotonic()
         self._segment.wait(self._on_wait)
         self._timers.enter(previous)
         others = self._segment.others()
@@ -70,7 +73,11 @@ class Slots:
         dead = [rank for rank in range(self._segment.count) if not self._segment.alive(rank)]
         if dead:
             raise PeerError(f"rank {dead[0]} has ended while rank {self._segment.index} waited in {self._tag}", dead[0])
-        if time.monotonic() > self._deadline:
+        now = time.monotonic()
+        # Time in which this process itself was stopped (a suspended job) says nothing about the others.
+        self._waited_s += min(now - self._looked_at, _LONGEST_LOOK_S)
+        self._looked_at = now
+        if self._waited_s > self._timeout_s + MARGIN_S:
             where = self._segment.tag(index) or "its start"
             raise PeerError(
                 f"rank {index} did not come to {self._tag} within timeout_s={self._timeout_s:g}; "

@@ -115,6 +115,22 @@ def test_a_rank_that_wrote_down_the_failure_is_believed(tmp_path, capfd):
     assert first.endswith("rank_1.log")
 
 
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_report_of_several_lines_is_told_once(told, tmp_path, capfd):
+    code = "import json; open(os.environ['DIR'] + '/logs/failure.json', 'x').write(json.dumps(dict(\n"
+    code += "rank=1, code=1, message='rank 1 is stuck\\n  File a\\n  File b', phase='act')))\n"
+    code += (
+        f"if {told}: open(os.environ['DIR'] + '/logs/rank_1.log', 'a').write('lockstep: stuck\\n  File a\\n  File b')\n"
+    )
+    assert (
+        run("if rank == 1: time.sleep(60)\n" + code + "sys.exit(1)", tmp_path, environment={"DIR": str(tmp_path)}) == 1
+    )
+    first, *rest = capfd.readouterr().err.splitlines()
+    assert first.startswith("lockstep: rank 1 is stuck (in act); the other ranks were stopped; log: ")
+    told_by_rank = ["rank 1 | lockstep: stuck", "rank 1 |   File a", "rank 1 |   File b"]
+    assert rest == (told_by_rank if told else ["  File a", "  File b"])
+
+
 def test_a_failure_of_an_earlier_start_is_forgotten(tmp_path, capfd):
     (tmp_path / "logs").mkdir()
     record_failure(tmp_path, rank=0, message="old", code=1)

@@ -1,5 +1,6 @@
 """What ranks are told, and how failures are written down."""
 
+import json
 import os
 import random
 import socket
@@ -11,7 +12,7 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.launch import local
 from lockstep.launch.variables import free_port, variables
-from lockstep.record.failure import forget_failure, read_failure, record_failure
+from lockstep.record.failure import keep_failure, read_failure, record_failure
 from lockstep.world import World
 
 
@@ -76,9 +77,17 @@ def test_the_first_failure_stays(tmp_path):
     assert record_failure(tmp_path, rank=1, message="first", code=3, phase="act")
     assert not record_failure(tmp_path, rank=0, message="second", code=1)
     assert read_failure(tmp_path) == {"rank": 1, "code": 3, "message": "first", "phase": "act"}
-    forget_failure(tmp_path)
-    forget_failure(tmp_path)
-    assert read_failure(tmp_path) is None
+
+
+def test_a_failure_that_is_kept_makes_room_for_the_next(tmp_path):
+    assert keep_failure(tmp_path) is None
+    for number in (1, 2):
+        assert record_failure(tmp_path, rank=number, message="m", code=3)
+        kept = keep_failure(tmp_path)
+        assert kept == tmp_path / "logs" / f"failure_{number}.json"
+        assert json.loads(kept.read_text())["rank"] == number
+        assert read_failure(tmp_path) is None
+        assert keep_failure(tmp_path) is None
 
 
 def test_a_failure_that_cannot_be_written_is_no_second_failure(tmp_path):

@@ -168,3 +168,12 @@ assert not {{"torch", "jax", "tensorflow", "gymnasium", "rich"}} & set(sys.modul
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert any((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_a_run_that_another_process_trains_is_not_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_RELEASE_S", 0.2)
+    held = module.hold(tmp_path)
+    with pytest.raises(ConfigError, match="is in use: another process trains this run"):
+        module.hold(tmp_path)
+    os.close(held)
+    os.close(module.hold(tmp_path))

@@ -1,6 +1,9 @@
+import pytest
 import torch
 
 from lockstep.torch.adam import Adam
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def test_same_bits_as_torchs_fused_adam():
@@ -29,3 +32,22 @@ def test_learning_rate_may_change_between_steps():
     learning_rate.fill_(0.0)
     adam.step()
     torch.testing.assert_close(values, torch.full((3,), -0.1))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])])
+def test_a_step_that_is_left_out_never_was(device, poison):
+    values, gradient = torch.linspace(-1, 1, 1000, device=device), torch.linspace(0.5, 2, 1000, device=device)
+    plain, usual, rate = values.clone(), gradient.clone(), torch.tensor(0.1, device=device)
+    adam = Adam(values, gradient, rate, eps=1e-8)
+    reference = Adam(plain, usual, rate, eps=1e-8)
+    for poisoned in (True, False, True, False):
+        gradient.copy_(usual)
+        if poisoned:
+            gradient[[0, -1]] = poison
+        else:
+            reference.step()
+        adam.step(torch.tensor(float(poisoned), device=device))
+        assert torch.equal(values, plain)
+        assert all(torch.equal(adam.state()[name], tensor) for name, tensor in reference.state().items())
+    assert adam.steps == 2

@@ -1,5 +1,6 @@
 """The collectives in a world of one: the identity, and nothing opened. Several ranks: tests/ranks."""
 
+import os
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 from lockstep import World
 from lockstep.errors import ConfigError, PeerError
+from lockstep.torch.agreement import mismatch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 
@@ -25,7 +27,7 @@ def test_a_world_of_one_opens_nothing(comm):
     assert threading.active_count() == 1
     assert (comm.backend, comm.device.type) == ("gloo", "cpu")
     (seen,) = comm.observe()
-    assert (seen.rank, seen.alive) == (0, True)
+    assert (seen.rank, seen.state, seen.pid) == (0, "running", os.getpid())
 
 
 def test_every_collective_is_the_identity(comm):
@@ -113,6 +115,34 @@ def test_ranks_that_do_not_come_are_given_up(monkeypatch):
 def test_an_error_inside_passes():
     with pytest.raises(KeyError), Comm(World(), device="cpu"):
         raise KeyError
+
+
+def versions(*ranks):
+    """What each rank tells of its tensors, from `name=(kind, digest)`."""
+    return [{name: list(kind_and_digest) for name, kind_and_digest in rank.items()} for rank in ranks]
+
+
+def test_a_mismatch_names_those_who_differ_from_most():
+    a, b, c = ({"w": ("float32 [3]", digest), "z": ("float32 []", "0")} for digest in "abc")
+    error = mismatch(versions(a, b, a, a, c))
+    assert (error.ranks, error.tensors) == ([1, 4], ["w"])
+    assert str(error).startswith("ranks 1 and 4 differ from the other ranks in w; something changed it")
+    error = mismatch(versions(a, b, c))
+    assert (error.ranks, str(error).partition(";")[0]) == ([0, 1, 2], "ranks 0, 1 and 2 hold different w")
+
+
+def test_all_tensors_that_differ_count_for_who_is_odd():
+    a = {"w": ("float32 [3]", "a"), "z": ("float32 []", "a")}
+    error = mismatch(versions(a, a | {"z": ("float32 []", "b")}, a | {"w": ("float32 [3]", "b")}, a))
+    assert (error.ranks, error.tensors) == ([1, 2], ["w", "z"])
+    assert str(error).startswith("ranks 1 and 2 differ from the other ranks in w and 1 more;")
+
+
+def test_a_mismatch_of_checksums_alone_does_not_pass():
+    same = {"w": ("float32 [3]", "a")}
+    error = mismatch(versions(same, same))
+    assert (error.ranks, error.tensors) == ([0, 1], [])
+    assert "suspect the hardware" in str(error)
 
 
 def test_tags_of_the_library_have_different_marks():

@@ -10,6 +10,7 @@ from torch.distributions import Categorical
 from lockstep import World
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.progress import Progress
 from lockstep.rollout import Rollout
 from lockstep.run import NetworkConfig, Run
 from lockstep.torch.comm import Comm
@@ -138,7 +139,7 @@ def test_truncated_episodes_are_valued_at_their_true_last_observation():
 
 def test_an_update_tells_what_it_was_given_and_every_metric_once():
     ppo = learner()
-    told = ppo.update([make_rollout()], np.array([[3.0, -1.0]]), fraction=0.5)
+    told = ppo.update([make_rollout()], np.array([[3.0, -1.0]]), Progress(100, env_steps=50))
     assert told.tolist() == [3.0, -1.0]
     metrics = ppo.metrics.read()
     assert set(metrics) == set(METRICS)
@@ -148,9 +149,9 @@ def test_an_update_tells_what_it_was_given_and_every_metric_once():
 def test_a_linear_schedule_falls_to_0_at_the_end():
     ppo = learner(learning_rate_schedule="linear", learning_rate=0.01)
     before = ppo.flat.values.detach().clone()
-    ppo.update([make_rollout()], np.zeros((1, 1)), fraction=1.0)
+    ppo.update([make_rollout()], np.zeros((1, 1)), Progress(100, env_steps=100))
     assert torch.equal(ppo.flat.values.detach(), before)
-    ppo.update([make_rollout()], np.zeros((1, 1)), fraction=0.75)
+    ppo.update([make_rollout()], np.zeros((1, 1)), Progress(100, env_steps=75))
     assert ppo.learning_rate.item() == pytest.approx(0.0025)
     assert not torch.equal(ppo.flat.values.detach(), before)
 

@@ -1,0 +1,203 @@
+"""Taking checkpoints while training goes on, and finding the one to continue from."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import ConfigError
+from lockstep.record import checkpoint
+from lockstep.record.checkpoint import LEARNER, State, shard_file
+from lockstep.world import World
+
+Files = Mapping[str, Mapping[str, Any]]
+_BEAT_S = 0.5
+_GIVE_UP_S = 2.0  # for a thread that writes when its run fails: what it makes later nobody removes
+
+
+class Keeper:
+    """One rank's part in the checkpoints of a run.
+
+    `take` copies the state and returns; a thread writes the copy. When all ranks know that all have written, they
+    `conclude` together, and rank 0 makes the checkpoint appear. A disk that is full costs one warning; the checkpoint
+    before stays whole.
+
+    Args:
+        run_dir: the run's directory, seen by all ranks.
+        world: who takes part.
+        gather: JSON-able values of all ranks, in rank order; collective.
+        warn: tells the user.
+        num_kept: how many of the newest checkpoints stay.
+
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        world: World,
+        gather: Callable[[Any, str], list[Any]],
+        warn: Callable[[str], None],
+        num_kept: int,
+    ) -> None:
+        self._run_dir, self._world, self._gather, self._warn = run_dir, world, gather, warn
+        self._num_kept = num_kept
+        self._thread = ThreadPoolExecutor(1, "lockstep-checkpoint")
+        self._writing: Future[dict[str, Any]] | None = None
+        self._committing: Future[None] | None = None
+        self._manifest: dict[str, Any] = {}
+        self._copy: dict[str, State] = {}
+        self._bytes = 0
+        self._warned = False
+        self._whole_at = -1
+
+    @property
+    def _partial(self) -> Path:
+        return checkpoint.partial(self._run_dir, int(self._manifest["step"]))
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank's thread still works."""
+        return any(job is not None and not job.done() for job in (self._writing, self._committing))
+
+    @property
+    def open(self) -> bool:
+        """Whether a checkpoint was taken that the ranks have not concluded. The same on all ranks."""
+        return self._writing is not None
+
+    def take(self, manifest: Mapping[str, Any], learner: State, shards: Mapping[int, State]) -> None:
+        """Copy the state and start writing it.
+
+        Args:
+            manifest: what the checkpoint says of itself, files aside; `step` among it. The same on all ranks.
+            learner: what all ranks hold alike; written by rank 0.
+            shards: the state of each shard of this rank.
+        """
+        assert self._writing is None
+        self._manifest = dict(manifest)
+        states = {shard_file(shard): state for shard, state in shards.items()}
+        if self._world.rank == 0:
+            states[LEARNER] = learner
+        self._copy = checkpoint.snapshot(states, self._copy)
+        self._writing = self._thread.submit(self._write, self._partial, self._copy)
+
+    def conclude(self) -> None:
+        """Make the checkpoint appear, or say why it cannot; collective, once no rank is `busy`."""
+        assert self._writing is not None
+        job, self._writing = self._writing, None
+        error = job.exception()
+        mine = {"files": job.result()} if error is None else {"error": _reason(error)}
+        every = self._gather(mine, "checkpoint")
+        failed = [(rank, told["error"]) for rank, told in enumerate(every) if "error" in told]
+        if failed:
+            self._failed(f"rank {failed[0][0]}: {failed[0][1]}")
+        elif self._world.rank == 0:
+            files = {name: entry for told in every for name, entry in told["files"].items()}
+            self._committing = self._thread.submit(self._commit, self._manifest | {"files": files})
+
+    def finish(self, beat: Callable[[], object]) -> int:
+        """Wait until nothing is left to do; collective. `beat` is called while bytes reach the disk.
+
+        Returns:
+            The step of the newest checkpoint that this start of the run completed; -1 without one.
+        """
+        self._wait(beat)
+        if self._writing is not None:
+            self.conclude()
+            self._wait(beat)
+        return self._gather(self._whole_at, "checkpoint")[0]
+
+    def close(self) -> None:
+        """Give up what is not concluded."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._writing is not None:
+            wait_for([self._writing], timeout=_GIVE_UP_S)
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def load(self, exact: Path | None) -> tuple[dict[str, Any], dict[str, Any], dict[int, dict[str, Any]]] | None:
+        """Read the newest whole checkpoint, this rank's shards of it; collective.
+
+        Args:
+            exact: this one and no other.
+
+        Returns:
+            Manifest, learner and shards; None if the run has no checkpoint yet.
+
+        Raises:
+            ConfigError: there are checkpoints, and none is whole.
+        """
+        found = [exact] if exact is not None else checkpoint.find(self._run_dir)
+        names: list[str] = self._gather([path.name for path in found], "checkpoint")[0]
+        problem = ""
+        for name in names:
+            path, mine, problem = self._run_dir / checkpoint.FOLDER / name, None, ""
+            try:
+                mine = self._read(path)
+            except ConfigError as error:
+                problem = str(error)
+            problems: list[str] = self._gather(problem, "checkpoint")
+            problem = next(filter(None, problems), "")
+            if not problem and mine is not None:
+                if self._world.rank == 0:  # what lies after it belongs to steps that will be taken anew
+                    checkpoint.set_latest(self._run_dir, name)
+                return mine
+            self._warn(f"checkpoint {name} is damaged and left out: {problem}")
+        if names:
+            raise ConfigError(f"no whole checkpoint to resume from in {self._run_dir / checkpoint.FOLDER}: {problem}")
+        return None
+
+    def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[int, dict[str, Any]]]:
+        manifest = checkpoint.read_manifest(path)
+        files: Files = manifest["files"]
+        missing = [n for n in (LEARNER, *map(shard_file, range(self._world.num_shards))) if n not in files]
+        if missing or manifest["num_shards"] != self._world.num_shards:
+            raise checkpoint.DamagedError(f"{path} lacks {missing[0] if missing else 'shards'}")
+        learner = checkpoint.read_state(path / LEARNER, files[LEARNER])
+        shards = {
+            shard: checkpoint.read_state(path / shard_file(shard), files[shard_file(shard)])
+            for shard in self._world.shards
+        }
+        return manifest, learner, shards
+
+    def _write(self, directory: Path, states: Mapping[str, State]) -> dict[str, Any]:
+        directory.mkdir(parents=True, exist_ok=True)
+        return {name: checkpoint.write_state(directory / name, state, self._wrote) for name, state in states.items()}
+
+    def _commit(self, manifest: Mapping[str, Any]) -> None:
+        try:
+            checkpoint.commit(self._run_dir, manifest, self._num_kept)
+            self._whole_at, self._warned = int(manifest["step"]), False
+        except OSError as error:
+            self._failed(f"rank 0: {_reason(error)}")
+
+    def _failed(self, reason: str) -> None:
+        shutil.rmtree(self._partial, ignore_errors=True)
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                f"the checkpoint of step {self._manifest['step']} could not be written ({reason}); training goes on, "
+                "earlier checkpoints stay, and the next one is tried when it is due"
+            )
+
+    def _wrote(self, size: int) -> None:
+        self._bytes += size
+
+    def _wait(self, beat: Callable[[], object]) -> None:
+        """Until no rank's thread has anything to do; collective.
+
+        Ranks ask each other again and again, since one may write for longer than a message may take. A disk that takes
+        nothing any more does not beat: the watch reports it.
+        """
+        while any(self._gather(self.busy, "checkpoint")):
+            before = self._bytes
+            jobs: list[Future[Any]] = [job for job in (self._writing, self._committing) if job is not None]
+            wait_for(jobs, timeout=_BEAT_S)
+            if self._bytes != before:
+                beat()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,142 @@
+"""Going on with a run: which config, from which checkpoint, and what may have changed since."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep import settings
+from lockstep.errors import ConfigError
+from lockstep.record import checkpoint
+from lockstep.record.checkpoint import DamagedError
+from lockstep.record.run_dir import RUN_FILE
+from lockstep.run import Run, load, override, to_dict
+
+_FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
+"""Settings that the saved state was made with: another value would need another state."""
+_FIXED_PARTS = ("network.", "env.")
+_FIXED_ENDS = (".normalize_observation", ".normalize_return")
+_HARMLESS = (
+    *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
+    *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
+)
+"""Settings that decide when something happens or when the run ends, and change no gradient by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What `lockstep train --resume` goes on with."""
+
+    run: Run
+    """The config, changes included."""
+    run_dir: Path
+    world_size: int
+    """Ranks of the last start."""
+    num_shards: int | None
+    """Units of state the checkpoint is cut into; None without a checkpoint."""
+    step: int | None
+    """Environment steps behind; None: from the start, as there is no checkpoint."""
+    exact: Path | None
+    """The checkpoint that the user named; None: the newest whole one."""
+    notes: list[str] = field(default_factory=list[str])
+    """What the user should know, one line each."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether `run.yaml` says something else than `run`."""
+        return to_dict(load(self.run_dir / RUN_FILE)) != to_dict(self.run)
+
+
+def prepare(path: Path, changes: Mapping[str, Any]) -> Resumption:
+    """Find what to go on with, or refuse; reads little and writes nothing.
+
+    Args:
+        path: a run directory, or one checkpoint of it.
+        changes: settings to change, by name.
+
+    Raises:
+        ConfigError: there is no such run, no checkpoint of it is whole, or a setting changed that may not.
+    """
+    run_dir, _ = _place(path)
+    run = load(run_dir / RUN_FILE)
+    return go_on(path, override(run, changes) if changes else run)
+
+
+def go_on(path: Path, run: Run) -> Resumption:
+    """As `prepare`, with the whole config at hand."""
+    run_dir, exact = _place(path)
+    manifest, notes = _newest(run_dir, exact)
+    if manifest is None:
+        size = settings.value_of(_summary(run_dir), "world_size")
+        notes.append("there is no checkpoint yet: the run begins from its start")
+        return Resumption(run, run_dir, size or 1, None, None, None, notes)
+    notes += compare(manifest["run"], to_dict(run))
+    size, shards, step = manifest["world_size"], manifest["num_shards"], manifest["step"]
+    return Resumption(run, run_dir, size, shards, step, exact, notes)
+
+
+def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Notes on what changed since a checkpoint; raises `ConfigError` for what may not change."""
+    before, after = leaves(saved), leaves(now)
+    changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    for name in changed:
+        if name in _FIXED or name.startswith(_FIXED_PARTS) or name.endswith(_FIXED_ENDS):
+            raise ConfigError(
+                f"{name}={_shown(after.get(name))} differs from the {_shown(before.get(name))} that the checkpoint was "
+                "made with, and cannot change within a run; start a new one (--init-from takes over the policy)"
+            )
+    notes: list[str] = []
+    for name in changed:
+        effect = "" if name in _HARMLESS else "; the result will differ from that of a run without the change"
+        notes.append(f"{name} is {_shown(after.get(name))} from here on, was {_shown(before.get(name))}{effect}")
+    return notes
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a tree of mappings by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= leaves(value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]
+    return found
+
+
+def _place(path: Path) -> tuple[Path, Path | None]:
+    """The run directory, and the checkpoint if `path` names one."""
+    exact = path.absolute() if path.name.startswith("step_") and not (path / RUN_FILE).exists() else None
+    run_dir = path if exact is None else exact.parent.parent
+    if not (run_dir / RUN_FILE).is_file():
+        raise ConfigError(
+            f"--resume {path} is no run directory (it has no {RUN_FILE}) and no checkpoint of one; "
+            "give runs/NAME or runs/NAME/checkpoints/step_N"
+        )
+    if exact is not None and not exact.is_dir():
+        there = ", ".join(found.name for found in checkpoint.find(run_dir)) or "none"
+        raise ConfigError(f"--resume {path} does not exist; checkpoints of this run: {there}")
+    return run_dir, exact
+
+
+def _newest(run_dir: Path, exact: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
+    """The manifest to go by, and notes on those that cannot be read."""
+    found, notes = ([exact] if exact is not None else checkpoint.find(run_dir)), list[str]()
+    for path in found:
+        try:
+            return checkpoint.read_manifest(path), notes
+        except DamagedError as error:
+            if exact is not None or path == found[-1]:
+                raise
+            notes.append(f"checkpoint {path.name} is damaged and left out: {error}")
+    return None, notes
+
+
+def _summary(run_dir: Path) -> Any:
+    with suppress(OSError, ValueError):
+        return settings.parse((run_dir / "summary.json").read_text(encoding="utf-8"), "summary.json")
+    return {}
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

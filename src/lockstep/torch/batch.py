@@ -1,0 +1,48 @@
+"""What PPO learns from: transitions with what the policy that acted made of them.
+
+Shapes: T steps of a rollout, B environments of a shard, N transitions of a part of a minibatch.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from lockstep.envs.spec import EnvSpec
+
+
+@dataclass(slots=True)
+class Batch:
+    """Transitions of one shard, [T * B] or a part [N] of them."""
+
+    observation: Tensor
+    action: Tensor
+    log_prob: Tensor
+    """log pi_old(a|s) of the policy that acted."""
+    value: Tensor
+    advantage: Tensor
+    target: Tensor
+    """What the value should have been: advantage + value."""
+    weight: Tensor
+    """0 for rows in which an environment only reset itself, 1 otherwise."""
+
+    @staticmethod
+    def blank(spec: EnvSpec, rows: int, device: torch.device) -> "Batch":
+        """Rows of zeros, of weight 0."""
+        action = spec.action
+        shape = (rows,) if action.kind == "discrete" else (rows, action.width)
+        kind = torch.float32 if action.kind == "continuous" else torch.int64
+        # Five, since one tensor used five times would be compiled otherwise than five.
+        columns = [torch.zeros(rows, device=device) for _ in range(5)]
+        observation = torch.zeros(rows, spec.observation_size, device=device)
+        return Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns)
+
+    def shuffled(self, order: Tensor) -> "Batch":
+        """The rows at `order`, in that order."""
+        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
+        return Batch(*(column.index_select(0, order) for column in columns))
+
+    def split(self, rows: int) -> "list[Batch]":
+        """Parts of `rows` consecutive rows."""
+        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
+        return [Batch(*part) for part in zip(*(torch.split(column, rows) for column in columns), strict=True)]

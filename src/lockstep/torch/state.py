@@ -1,0 +1,101 @@
+"""What a checkpoint holds of a run, gathered from the parts that own it and given back to them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import ConfigError
+from lockstep.progress import Progress
+from lockstep.record.journal import Journal
+from lockstep.rollout import Collector
+from lockstep.world import World
+
+
+class Learner(Protocol):
+    """An algorithm, as far as what outlives an update is concerned."""
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Everything that is equal on all ranks, in place: what is written into these tensors is what it goes on with.
+
+        Parameters, optimizer, normalizers, learning rate, sums of metrics.
+        """
+        ...
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """What belongs to local shard number `k` alone: random streams, accumulators. Plain values and numpy arrays."""
+        ...
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Continue local shard number `k` from what `shard_state` told."""
+        ...
+
+
+class RunState:
+    """All that a run needs to go on.
+
+    Args:
+        world: whose shards.
+        learner: the algorithm.
+        collector: steps the environments.
+        journal: what has been written.
+        progress: global counters.
+    """
+
+    def __init__(
+        self, world: World, learner: Learner, collector: Collector, journal: Journal, progress: Progress
+    ) -> None:
+        self._world, self._learner, self._collector = world, learner, collector
+        self._journal, self._progress = journal, progress
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that must be equal on all ranks, counters included."""
+        progress = self._progress
+        counters = torch.tensor([progress.env_steps, progress.updates, progress.episodes])
+        return self._learner.shared_tensors() | {"progress": counters}
+
+    def shared(self) -> dict[str, Any]:
+        """What all ranks hold alike."""
+        tensors = {name: tensor.detach().cpu().numpy() for name, tensor in self._learner.shared_tensors().items()}
+        return {"tensors": tensors, "progress": asdict(self._progress), "journal": self._journal.state()}
+
+    def shards(self) -> dict[int, dict[str, Any]]:
+        """The state of each local shard."""
+        return {
+            shard: {
+                "learner": self._learner.shard_state(k),
+                "collector": self._collector.shard_state(k),
+                "episodes": self._journal.episodes[k].state(),
+            }
+            for k, shard in enumerate(self._world.shards)
+        }
+
+    @torch.no_grad()
+    def restore(self, shared: Mapping[str, Any], shards: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Go on from a checkpoint.
+
+        Returns:
+            Whether every environment continues; those that cannot be saved begin anew.
+        """
+        for name, tensor in self._learner.shared_tensors().items():
+            saved = shared["tensors"].get(name)
+            if saved is None or tuple(saved.shape) != tuple(tensor.shape):
+                held = "nothing" if saved is None else f"shape {list(saved.shape)}"
+                raise ConfigError(
+                    f"the checkpoint holds {held} for {name}, this run needs shape {list(tensor.shape)}; "
+                    "resume it with the config and the version it was made with"
+                )
+            tensor.copy_(torch.from_numpy(saved))
+        restored = replace(Progress(**shared["progress"]), total_steps=self._progress.total_steps)
+        for name, value in asdict(restored).items():
+            setattr(self._progress, name, value)
+        self._journal.restore(shared["journal"])
+        exact = True
+        for k, shard in enumerate(self._world.shards):
+            state = shards[shard]
+            self._learner.restore_shard(k, state["learner"])
+            self._journal.episodes[k].restore(state["episodes"])
+            exact &= self._collector.restore_shard(k, state["collector"], self._progress.env_steps)
+        return exact

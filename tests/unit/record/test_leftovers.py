@@ -1,0 +1,59 @@
+"""What a killed run leaves half-written goes; what is whole stays."""
+
+import os
+
+from lockstep.record.leftovers import remove_half_written, remove_results
+from lockstep.record.run_dir import write_atomically
+
+
+def files(path):
+    return sorted(str(found.relative_to(path)) for found in path.rglob("*"))
+
+
+def test_half_written_goes_and_whole_stays(tmp_path):
+    for name in ("checkpoints/step_10", "checkpoints/.step_20", "checkpoints/.step_20/deep", "logs"):
+        (tmp_path / name).mkdir(parents=True)
+    whole = ["run.yaml", ".mine", ".mine.yaml", "policy.safetensors", "checkpoints/LATEST", "checkpoints/step_10/a"]
+    half = [".summary.json.123", ".policy.safetensors", "checkpoints/.LATEST.9", "checkpoints/.step_20/deep/b"]
+    for name in whole + half:
+        (tmp_path / name).write_text("")
+    (tmp_path / ".mine.7").mkdir()
+    remove_half_written(tmp_path)
+    assert files(tmp_path) == sorted([*whole, "checkpoints", "checkpoints/step_10", "logs", ".mine.7"])
+
+
+def test_what_an_atomic_write_leaves_is_known_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: os.rename(tmp_path / left, tmp_path / "kept"))
+    left = f".summary.json.{os.getpid()}"
+    try:
+        write_atomically(tmp_path / "summary.json", "{}")
+    except FileNotFoundError:
+        (tmp_path / "kept").rename(tmp_path / left)
+    assert files(tmp_path) == [left]
+    remove_half_written(tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_what_a_link_points_to_stays(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".step_5").symlink_to(tmp_path / "elsewhere")
+    remove_half_written(tmp_path)
+    assert files(tmp_path) == ["checkpoints", "elsewhere", "elsewhere/file"]
+
+
+def test_nothing_there_is_no_error(tmp_path):
+    remove_half_written(tmp_path / "nowhere")
+    remove_results(tmp_path / "nowhere")
+    (tmp_path / "checkpoints").write_text("a file")
+    remove_half_written(tmp_path)
+    assert files(tmp_path) == ["checkpoints"]
+
+
+def test_results_of_a_start_go_and_its_config_stays(tmp_path):
+    (tmp_path / "tensorboard").mkdir()
+    for name in ("run.yaml", "metrics.jsonl", "evaluations.jsonl", "tensorboard/events", "summary.json"):
+        (tmp_path / name).write_text("")
+    remove_results(tmp_path)
+    assert files(tmp_path) == ["run.yaml"]
