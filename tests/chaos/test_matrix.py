@@ -62,7 +62,12 @@ def test_a_fault_ends_the_run_and_is_named(tmp_path, kind, ranks):
     summary = start.summary
     assert summary["status"] == "failed"
     assert summary["world_size"] == ranks
-    assert summary["error"] in start.errors
+    assert summary["error"].splitlines()[0] in start.errors
+    if kind in ("stall", "collective"):
+        report = (start.run_dir / "logs" / "stall.txt").read_text()
+        assert "innermost call first" in start.errors, "the report shows where the rank is"
+        assert "faults.py" in start.errors
+        assert start.failure()["message"] in report, "the report outlives the launcher"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

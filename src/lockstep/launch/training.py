@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,24 +47,9 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
     Returns:
         The exit code, as `launch` has it.
     """
-    always = ["--joined", *(["--debug"] if debug else [])]
-    first = [str(run_dir / "run.yaml"), "--run-dir", str(run_dir), *always]
-    first += ["--init-from", str(init_from)] if init_from is not None else []
-    if resume is not None:
-        first = ["--resume", str(resume), *always]
-    before = _latest_written_at(run_dir)
-
-    def again() -> tuple[list[str], str]:
-        from lockstep.resume import prepare
-
-        # The checkpoint that the user named need not be the newest, until this run has written one of its own.
-        path = resume if resume is not None and _latest_written_at(run_dir) == before else run_dir
-        step = prepare(path, {}).step
-        if step is None and resume is None:
-            remove_results(run_dir)
-            return [*program, *first], "from the start"
-        return [*program, "--resume", str(path), *always], "from the start" if step is None else f"from step {step}"
-
+    commands = _Commands(
+        program, run_dir, resume, init_from, ["--joined", *(["--debug"] if debug else [])], _latest_written_at(run_dir)
+    )
     # The ranks import what this process could: modules beside a recipe script, and in the working directory.
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     search = dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry), *inherited])
@@ -72,17 +58,53 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
         if config is not None:
             write_config(run_dir, config)
         code = launch(
-            [*program, *first],
+            commands.first(),
             ranks=ranks,
             run_dir=run_dir,
             environment={"PYTHONPATH": os.pathsep.join(search)},
-            restarts=Restarts(maximum=max_restarts, again=again),
+            restarts=Restarts(maximum=max_restarts, again=commands.again),
         )
     finally:
         os.close(held)
     if code not in _ENDS_THAT_SAY_ALL and _latest_written_at(run_dir) is not None:
         say(f"go on with: lockstep train --resume {run_dir}")
     return code
+
+
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """What each rank runs."""
+
+    program: Sequence[str]
+    run_dir: Path
+    resume: Path | None
+    init_from: Path | None
+    flags: list[str]
+    latest_before: int | None
+    """When `LATEST` was written, before the first start."""
+
+    def first(self) -> list[str]:
+        """At first."""
+        if self.resume is not None:
+            return [*self.program, "--resume", str(self.resume), *self.flags]
+        source = ["--init-from", str(self.init_from)] if self.init_from is not None else []
+        return [
+            *self.program, str(self.run_dir / "run.yaml"), "--run-dir", str(self.run_dir), *source, *self.flags
+        ]  # fmt: skip
+
+    def again(self) -> tuple[list[str], str]:
+        """After a failure, and from where, in words."""
+        from lockstep.resume import prepare
+
+        # The checkpoint that the user named need not be the newest, until this run has written one of its own.
+        untouched = _latest_written_at(self.run_dir) == self.latest_before
+        path = self.resume if self.resume is not None and untouched else self.run_dir
+        step = prepare(path, {}).step
+        if step is not None:
+            return [*self.program, "--resume", str(path), *self.flags], f"from step {step}"
+        if self.resume is None:
+            remove_results(self.run_dir)
+        return self.first(), "from the start"
 
 
 def _latest_written_at(run_dir: Path) -> int | None:

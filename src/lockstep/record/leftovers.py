@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 _BESIDE = re.compile(r"\..+\.(\d+|safetensors)")  # names of files until they are whole: .NAME.PID, .policy.safetensors
+_STACK = re.compile(r"rank_\d+\.stack")
 _HALF_CHECKPOINT = ".step_"
 
 
@@ -25,6 +26,9 @@ def remove_half_written(run_dir: Path) -> None:
     for entry in (*_entries(run_dir), *_entries(checkpoints)):
         if _BESIDE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
             _remove(entry)
+    for entry in _entries(run_dir / "logs"):
+        if _STACK.fullmatch(entry.name) and _lines(entry) <= 1:  # its header: nobody asked for a stack
+            _remove(entry)
 
 
 def remove_results(run_dir: Path) -> None:
@@ -32,6 +36,14 @@ def remove_results(run_dir: Path) -> None:
     for entry in _entries(run_dir):
         if entry.name in ("metrics.jsonl", "evaluations.jsonl", "tensorboard", "summary.json"):
             _remove(entry)
+
+
+def _lines(entry: os.DirEntry[str]) -> int:
+    try:
+        with open(entry.path, "rb") as file:
+            return file.read(1 << 12).count(b"\n")
+    except OSError:
+        return 0
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:

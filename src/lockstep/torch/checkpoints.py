@@ -60,6 +60,9 @@ class Checkpoints:
             behind_s, self._begun_at = float(shared["elapsed_s"]), progress.env_steps
             self._journal.summary["resumed_from"] = f"{FOLDER}/step_{manifest['step']}"
             self._journal.say(f"resumed from step {manifest['step']}, update {progress.updates}")
+            solved_here = self._journal.summary["solved_at_step"] == progress.env_steps
+            if progress.finished or (solved_here and self._run.stop_when_solved):
+                self._journal.say("nothing is left to do; raise total_steps or set stop_when_solved=false to go on")
             if not exact:
                 self._journal.warn(
                     f"environments of {self._run.task} cannot be saved: they begin new episodes, so that the result "

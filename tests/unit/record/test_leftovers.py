@@ -17,6 +17,9 @@ def test_half_written_goes_and_whole_stays(tmp_path):
     half = [".summary.json.123", ".policy.safetensors", "checkpoints/.LATEST.9", "checkpoints/.step_20/deep/b"]
     for name in whole + half:
         (tmp_path / name).write_text("")
+    (tmp_path / "logs" / "rank_0.stack").write_text("process 1, rank 0\n")
+    (tmp_path / "logs" / "rank_1.stack").write_text("process 1, rank 1\nThread 0x1\n  File\n")
+    whole.append("logs/rank_1.stack")
     (tmp_path / ".mine.7").mkdir()
     remove_half_written(tmp_path)
     assert files(tmp_path) == sorted([*whole, "checkpoints", "checkpoints/step_10", "logs", ".mine.7"])
