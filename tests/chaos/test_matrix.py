@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 from chaos_runs import BATCH, TIMEOUT_S, folder_for, resume, small, timeless, train
@@ -129,6 +130,10 @@ def test_a_fault_that_comes_again_uses_the_restarts_up(tmp_path):
 def test_ranks_end_with_a_launcher_that_is_killed_and_the_run_goes_on(undisturbed, tmp_path, ranks):
     start = train(folder_for(tmp_path, small()), ranks, fault=Fault("launcher", ranks - 1, AT))
     assert start.wait() == -9, start.said
+    deadline = time.monotonic() + TIMEOUT_S / 2
+    while start.ranks() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert start.ranks() == [], "the ranks end with their launcher, not for each other's silence"
     start.check_clean()
     again = resume(tmp_path, ranks)
     assert again.wait() == 0, again.said

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.evaluate import Episodes
 from lockstep.progress import Progress
 from lockstep.record.console import Console
@@ -208,6 +208,13 @@ class Journal:
         """Tell the user of something that is not as it should be, from rank 0."""
         self.say(f"warning: {text}")
 
+    def attempt(self, write: Callable[[], None]) -> None:
+        """Write what the run can do without: a disk that is full costs a warning."""
+        try:
+            write()
+        except RunError as full:
+            self.warn(str(full))
+
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
         """The end of a run by an error; the first failure of any rank is the one that is told."""
         record_failure(self.path, rank=rank, message=message, code=1)
@@ -215,7 +222,10 @@ class Journal:
         self.summary |= {"status": "failed", "error": first["message"]}
         self._count(progress, elapsed)
         if self._world.rank == 0:
-            self._run_dir.write_summary(self.summary)
+            try:
+                self._run_dir.write_summary(self.summary)
+            except OSError as full:  # the error itself is to be told
+                print(f"lockstep: summary.json could not be written ({full.strerror})", file=sys.stderr, flush=True)
 
     def stalled(self, culprit: Observed, report: str) -> None:
         """The end of a run by a rank that does not come back; called beside a main thread that may be that rank's."""

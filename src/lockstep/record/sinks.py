@@ -7,24 +7,49 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, BinaryIO, cast
 
 
 class JsonLines:
-    """One JSON object per line; a line is on its way to the disk when `write` returns."""
+    """One JSON object per line; a line is on its way to the disk when `write` returns.
+
+    On a disk that is full, lines wait in memory for the next `write` or `close`, so that none is missing or cut.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
+        self._waiting = b""
+        self._warned = False
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Append one object. Numbers that are not finite become `null`, as JSON has no word for them."""
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(finite(entry), allow_nan=False) + "\n")
-        self._file.flush()
+        self._waiting += json.dumps(finite(entry), allow_nan=False).encode() + b"\n"
+        self._append()
+
+    def _append(self) -> None:
+        size = None
+        try:
+            self._file = self._file or self._path.open("ab", buffering=0)
+            size = os.fstat(self._file.fileno()).st_size
+            written = 0
+            while written < len(self._waiting):
+                written += self._file.write(self._waiting[written:])
+            self._waiting = b""
+        except OSError as error:
+            if self._file is not None and size is not None:
+                with suppress(OSError):
+                    self._file.truncate(size)
+            if not self._warned:
+                self._warned = True
+                print(
+                    f"lockstep: warning: {self._path} cannot be written ({error.strerror}); its lines wait in memory",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def rewind(self, step: int) -> None:
         """Drop what was written after `step`, and a last line that its writer did not finish."""
@@ -45,6 +70,8 @@ class JsonLines:
 
     def close(self) -> None:
         """Close the file; a later `write` opens it again."""
+        if self._waiting:
+            self._append()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -84,17 +111,26 @@ class TensorBoard:
             return
         event = import_module("tensorboard.compat.proto.event_pb2").Event
         summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
-        for wall_time, step, scalars in waiting:
-            values = [summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-            self._writer.add_event(event(wall_time=wall_time, step=step, summary=summary(value=values)))
-        self._writer.flush()
+        try:
+            for wall_time, step, scalars in waiting:
+                values = [summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+                self._writer.add_event(event(wall_time=wall_time, step=step, summary=summary(value=values)))
+            self._writer.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Flush and close; a later `write` starts another event file."""
         self.flush()
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):
+                self._writer.close()
             self._writer = None
+
+    def _give_up(self, error: OSError) -> None:
+        """On a full disk: `metrics.jsonl` has the same numbers."""
+        self._flush_every_s, self._writer = math.inf, None
+        print(f"lockstep: warning: no more TensorBoard files ({error.strerror})", file=sys.stderr, flush=True)
 
     def _open(self) -> bool:
         if self._writer is None:
@@ -108,7 +144,11 @@ class TensorBoard:
                     "lockstep: no TensorBoard files; the package is missing: pip install tensorboard", file=sys.stderr
                 )
                 return False
-            self._writer = module.EventFileWriter(str(self._directory))
+            try:
+                self._writer = module.EventFileWriter(str(self._directory))
+            except OSError as error:
+                self._give_up(error)
+                return False
             if self._purge_after is not None:
                 pb = import_module("tensorboard.compat.proto.event_pb2")
                 start = pb.SessionLog(status=pb.SessionLog.START)

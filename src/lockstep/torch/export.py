@@ -11,7 +11,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
 from lockstep.settings import updated
@@ -23,14 +23,18 @@ _NORMALIZER = "normalizer."
 
 
 def save_policy(path: Path, policy: Policy, observations: RunningMoments | None, run: Run, spec: EnvSpec) -> None:
-    """Write a policy file, whole or not at all."""
+    """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
     if observations is not None:
         tensors |= {_NORMALIZER + name: torch.from_numpy(value).clone() for name, value in observations.state().items()}
     about = {"format": 1, "task": run.task, "network": asdict(run.network), "spec": spec.to_dict()}
     beside = path.with_name(f".{path.name}")
-    save_file(tensors, beside, metadata={"lockstep": json.dumps(about)})
-    beside.replace(path)
+    try:
+        save_file(tensors, beside, metadata={"lockstep": json.dumps(about)})
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        raise RunError(f"{path} could not be written: {error}") from error
 
 
 def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:

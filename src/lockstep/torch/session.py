@@ -230,7 +230,7 @@ class Session:
         best = self.journal.evaluated(self.progress, episodes, self._stop_return, self._elapsed_s)
         self.timers.enter(CHECKPOINT)
         if best and self.world.rank == 0:
-            self._save(BEST_POLICY_FILE)
+            self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))
         self.timers.enter(previous)
         self.solved = self._reached() and self.run.stop_when_solved
         if best:

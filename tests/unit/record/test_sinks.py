@@ -1,12 +1,15 @@
-"""TensorBoard files are read back by TensorBoard's own reader."""
+"""Lines survive a full disk and a resumed run; TensorBoard files are read back by TensorBoard's own reader."""
 
 import importlib
+import json
+import resource
+import signal
 import sys
 
 import pytest
 
 from lockstep.record import sinks
-from lockstep.record.sinks import TensorBoard
+from lockstep.record.sinks import JsonLines, TensorBoard
 
 
 def read(directory):
@@ -57,3 +60,67 @@ def test_a_missing_package_costs_one_line(tmp_path, monkeypatch, capsys):
     assert "pip install tensorboard" in said
     assert not (tmp_path / "tb").exists()
     assert "tensorflow" not in sys.modules
+
+
+@pytest.fixture
+def small_disk():
+    """Files of this process cannot grow beyond a limit: what fits of a write is written, as on a disk that fills up."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_on_a_full_disk_lines_wait_and_none_is_cut_or_missing(tmp_path, small_disk, capsys):
+    path = tmp_path / "lines.jsonl"
+    lines = JsonLines(path)
+    lines.write({"step": 1})
+    small_disk(path.stat().st_size + 5)
+    lines.write({"step": 2})
+    lines.write({"step": 3})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}]
+    assert capsys.readouterr().err.count("cannot be written") == 1
+    small_disk(10_000)
+    lines.write({"step": 4})
+    lines.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_a_file_is_set_back_to_a_step_and_loses_a_line_that_was_cut(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    lines = JsonLines(path)
+    for step in (1, 2, 3):
+        lines.write({"step": step})
+    with path.open("a") as file:
+        file.write('{"step": 2')
+    lines.rewind(2)
+    lines.write({"step": 5})
+    lines.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 5]
+    path.write_text('{"step": 1}\n{"step": 2')
+    JsonLines(path).rewind(9)
+    assert path.read_text() == '{"step": 1}\n'
+    JsonLines(path).rewind(-1)
+    assert path.read_text() == ""
+    JsonLines(tmp_path / "none.jsonl").rewind(3)
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_tensorboard_forgets_what_lies_after_the_step_of_a_resumed_run(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, steps in ((None, (10, 20, 30)), (20, (30, 40))):
+        board = TensorBoard(tmp_path)
+        if start is not None:
+            board.rewind(start)
+        for step in steps:
+            board.write(step, {"x": step + (0.5 if start else 0)})
+        board.close()
+    seen = EventAccumulator(str(tmp_path)).Reload().Scalars("x")
+    assert [(event.step, event.value) for event in seen] == [(10, 10), (20, 20), (30, 30.5), (40, 40.5)]
