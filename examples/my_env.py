@@ -39,6 +39,16 @@ class MyEnv(gymnasium.Env[np.ndarray, int]):
         # `terminated`: the game is over and nothing more could be won. `truncated` would be: we stop watching here.
         return self._observe(), reward, landed, False, {}
 
+    # The next two are optional: with them a resumed run goes on in mid-game, and ends as one that never stopped.
+
+    def state(self) -> dict[str, Any]:
+        """What decides how the game goes on; `np_random` is saved by Lockstep."""
+        return {"ball": self.ball, "paddle": self.paddle, "row": self.row}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.ball, self.paddle, self.row = state["ball"], state["paddle"], state["row"]
+
     def _observe(self) -> np.ndarray:
         return np.array([(self.ball - self.paddle) / self.width, self.row / self.height], np.float32)
 
@@ -72,6 +82,17 @@ class MyVectorEnv:
         final = self._observe()  # what each board looked like before any reset
         self._begin(landed)
         return self._observe(), reward, landed, np.zeros(self.num_envs, bool), final
+
+    def state(self) -> dict[str, Any]:
+        """What decides how the games go on; optional, as above."""
+        return {
+            "boards": np.stack([self.ball, self.paddle, self.row]), "generator": self.generator.bit_generator.state
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.ball, self.paddle, self.row = state["boards"].copy()
+        self.generator.bit_generator.state = state["generator"]
 
     def close(self) -> None:
         """Nothing to free."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import my_env
 import numpy as np
+import pytest
 from gymnasium.utils.env_checker import check_env
 
-from lockstep.run import EnvConfig, NetworkConfig, Run
+from lockstep.run import EnvConfig, NetworkConfig, Run, override
 from lockstep.train import train
 
 
@@ -59,3 +60,16 @@ def test_the_network_serves_continuous_actions(examples):
         evaluate_episodes=4,
     )
     assert train(run, run_dir="run")["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", ["MyEnv", "MyVectorEnv"])
+def test_a_resumed_run_goes_on_in_mid_game(name, examples, tmp_path):
+    task = f"{Path(my_env.__file__)}:{name}"
+    run = Run(task=task, num_envs=8, num_shards=2, total_steps=3 * 1024, evaluate_every=None, evaluate_episodes=4)
+    whole = train(run, run_dir=tmp_path / "whole", stop_when_solved=False, learning_rate_schedule="constant")
+    short = {"stop_when_solved": False, "learning_rate_schedule": "constant", "total_steps": 1024}
+    train(run, run_dir=tmp_path / "cut", **short)
+    resumed = override(run, {**short, "total_steps": 3 * 1024})
+    told = train(resumed, resume=tmp_path / "cut")
+    assert told["resumed_from"] == "checkpoints/step_1024"
+    assert told["params_fingerprint"] == whole["params_fingerprint"]
