@@ -53,10 +53,6 @@ class Keeper:
         self._whole_at = -1
 
     @property
-    def _partial(self) -> Path:
-        return checkpoint.partial(self._run_dir, int(self._manifest["step"]))
-
-    @property
     def busy(self) -> bool:
         """Whether this rank's thread still works."""
         return any(job is not None and not job.done() for job in (self._writing, self._committing))
@@ -80,7 +76,7 @@ class Keeper:
         if self._world.rank == 0:
             states[LEARNER] = learner
         self._copy = checkpoint.snapshot(states, self._copy)
-        self._writing = self._thread.submit(self._write, self._partial, self._copy)
+        self._writing = self._thread.submit(self._write, self._place(self._manifest), self._copy)
 
     def conclude(self) -> None:
         """Make the checkpoint appear, or say why it cannot; collective, once no rank is `busy`."""
@@ -91,7 +87,7 @@ class Keeper:
         every = self._gather(mine, "checkpoint")
         failed = [(rank, told["error"]) for rank, told in enumerate(every) if "error" in told]
         if failed:
-            self._failed(f"rank {failed[0][0]}: {failed[0][1]}")
+            self._failed(self._manifest, f"rank {failed[0][0]}: {failed[0][1]}")
         elif self._world.rank == 0:
             files = {name: entry for told in every for name, entry in told["files"].items()}
             self._committing = self._thread.submit(self._commit, self._manifest | {"files": files})
@@ -113,7 +109,7 @@ class Keeper:
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._writing is not None:
             wait_for([self._writing], timeout=_GIVE_UP_S)
-            shutil.rmtree(self._partial, ignore_errors=True)
+            shutil.rmtree(self._place(self._manifest), ignore_errors=True)
 
     def load(self, exact: Path | None) -> tuple[dict[str, Any], dict[str, Any], dict[int, dict[str, Any]]] | None:
         """Read the newest whole checkpoint, this rank's shards of it; collective.
@@ -165,20 +161,29 @@ class Keeper:
         return {name: checkpoint.write_state(directory / name, state, self._wrote) for name, state in states.items()}
 
     def _commit(self, manifest: Mapping[str, Any]) -> None:
+        unseen = [name for name in manifest["files"] if not (self._place(manifest) / name).exists()]
+        if unseen:
+            self._failed(
+                manifest, f"rank 0 does not see {unseen[0]}: ranks of several hosts need a run_dir that all see"
+            )
+            return
         try:
             checkpoint.commit(self._run_dir, manifest, self._num_kept)
             self._whole_at, self._warned = int(manifest["step"]), False
         except OSError as error:
-            self._failed(f"rank 0: {_reason(error)}")
+            self._failed(manifest, f"rank 0: {_reason(error)}")
 
-    def _failed(self, reason: str) -> None:
-        shutil.rmtree(self._partial, ignore_errors=True)
+    def _failed(self, manifest: Mapping[str, Any], reason: str) -> None:
+        shutil.rmtree(self._place(manifest), ignore_errors=True)
         if not self._warned:
             self._warned = True
             self._warn(
-                f"the checkpoint of step {self._manifest['step']} could not be written ({reason}); training goes on, "
+                f"the checkpoint of step {manifest['step']} could not be written ({reason}); training goes on, "
                 "earlier checkpoints stay, and the next one is tried when it is due"
             )
+
+    def _place(self, manifest: Mapping[str, Any]) -> Path:
+        return checkpoint.partial(self._run_dir, int(manifest["step"]))
 
     def _wrote(self, size: int) -> None:
         self._bytes += size

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -95,6 +96,42 @@ def test_a_disk_that_is_full_only_for_the_manifest(tmp_path, monkeypatch):
     assert keep(one, 10) == -1
     assert len(warnings) == 1
     assert names(tmp_path) == []
+
+
+def test_files_that_rank_0_does_not_see_make_no_checkpoint(tmp_path):
+    """The other rank's host has a directory of the same name, on a disk of its own."""
+    warnings, elsewhere = [], {"files": {"shard_1.safetensors": {"size": 1, "sha256": "0"}}}
+
+    def gather(value, tag):
+        return [value, elsewhere] if isinstance(value, dict) else [value, value]
+
+    one = Keeper(tmp_path, World(size=2), gather, warnings.append, 3)
+    one.take(manifest(10), {}, {0: {}})
+    assert one.finish(lambda: None) == -1
+    assert "rank 0 does not see shard_1.safetensors" in warnings[0]
+    assert names(tmp_path) == []
+
+
+def test_a_commit_that_fails_late_does_not_take_the_next_checkpoint_with_it(tmp_path, monkeypatch):
+    warnings, begun = [], threading.Event()
+    one, commit = keeper(tmp_path, warnings), checkpoint.commit
+
+    def slow(run_dir, told, num_kept):
+        if told["step"] == 10:
+            begun.wait(10)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        commit(run_dir, told, num_kept)
+
+    monkeypatch.setattr(checkpoint, "commit", slow)
+    one.take(manifest(10), {"v": np.zeros(3)}, {0: {}, 1: {}})
+    while one.busy:
+        time.sleep(0.01)
+    one.conclude()
+    one.take(manifest(20), {"v": np.ones(3)}, {0: {}, 1: {}})
+    begun.set()
+    assert one.finish(lambda: None) == 20
+    assert "step 10 could not be written" in warnings[0]
+    assert names(tmp_path) == ["LATEST", "step_20"]
 
 
 def test_one_rank_that_cannot_write_is_named_and_nobody_commits(tmp_path):
