@@ -44,6 +44,7 @@ class Keeper:
         self._run_dir, self._world, self._gather, self._warn = run_dir, world, gather, warn
         self._num_kept = num_kept
         self._thread = ThreadPoolExecutor(1, "lockstep-checkpoint")
+        self._preparing: Future[None] | None = None
         self._writing: Future[dict[str, Any]] | None = None
         self._committing: Future[None] | None = None
         self._manifest: dict[str, Any] = {}
@@ -55,12 +56,19 @@ class Keeper:
     @property
     def busy(self) -> bool:
         """Whether this rank's thread still works."""
-        return any(job is not None and not job.done() for job in (self._writing, self._committing))
+        return any(not job.done() for job in self._jobs)
 
     @property
     def open(self) -> bool:
         """Whether a checkpoint was taken that the ranks have not concluded. The same on all ranks."""
         return self._writing is not None
+
+    def prepare(self, learner: State, shards: Mapping[int, State]) -> None:
+        """Let the thread make room for a copy of such a state.
+
+        The first write to fresh memory takes many times longer than any later one, and training waits for copies.
+        """
+        self._preparing = self._thread.submit(self._make_room, self._by_file(learner, shards))
 
     def take(self, manifest: Mapping[str, Any], learner: State, shards: Mapping[int, State]) -> None:
         """Copy the state and start writing it.
@@ -72,10 +80,7 @@ class Keeper:
         """
         assert self._writing is None
         self._manifest = dict(manifest)
-        states = {shard_file(shard): state for shard, state in shards.items()}
-        if self._world.rank == 0:
-            states[LEARNER] = learner
-        self._copy = checkpoint.snapshot(states, self._copy)
+        self._copy = checkpoint.snapshot(self._by_file(learner, shards), self._copy)
         self._writing = self._thread.submit(self._write, self._place(self._manifest), self._copy)
 
     def conclude(self) -> None:
@@ -182,6 +187,18 @@ class Keeper:
                 "earlier checkpoints stay, and the next one is tried when it is due"
             )
 
+    @property
+    def _jobs(self) -> list[Future[Any]]:
+        return [job for job in (self._preparing, self._writing, self._committing) if job is not None]
+
+    def _by_file(self, learner: State, shards: Mapping[int, State]) -> dict[str, State]:
+        """What this rank writes, by the name of the file."""
+        states = {shard_file(shard): state for shard, state in shards.items()}
+        return states | ({LEARNER: learner} if self._world.rank == 0 else {})
+
+    def _make_room(self, states: Mapping[str, State]) -> None:
+        self._copy = checkpoint.snapshot(states)
+
     def _place(self, manifest: Mapping[str, Any]) -> Path:
         return checkpoint.partial(self._run_dir, int(manifest["step"]))
 
@@ -196,8 +213,7 @@ class Keeper:
         """
         while any(self._gather(self.busy, "checkpoint")):
             before = self._bytes
-            jobs: list[Future[Any]] = [job for job in (self._writing, self._committing) if job is not None]
-            wait_for(jobs, timeout=_BEAT_S)
+            wait_for(self._jobs, timeout=_BEAT_S)
             if self._bytes != before:
                 beat()
 

@@ -49,6 +49,8 @@ class Checkpoints:
         if self._resumed is None:
             if self._initialized:  # the seed alone does not lead back to where the run began
                 self._take(0.0)
+            else:
+                self._keeper.prepare(state.shared(), state.shards())
             return 0.0
         found = self._keeper.load(self._resumed.exact)
         behind_s = 0.0
@@ -69,6 +71,7 @@ class Checkpoints:
                     "will differ from that of a run that never stopped"
                 )
         self._journal.rewind()
+        self._keeper.prepare(state.shared(), state.shards())
         return behind_s
 
     def wanted(self) -> None:
@@ -87,7 +90,7 @@ class Checkpoints:
         previous = self._timers.enter(CHECKPOINT)
         if self._keeper.open and not any_busy:
             self._keeper.conclude()
-        if self._due and not self._keeper.open:
+        if self._due and not any_busy and not self._keeper.open:
             self._take(elapsed_s)
         self._timers.enter(previous)
 

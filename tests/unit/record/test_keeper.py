@@ -184,3 +184,16 @@ def test_what_was_given_up_leaves_nothing(tmp_path):
     one.take(manifest(20), {}, {0: {}, 1: {}})
     one.close()
     assert names(tmp_path) == ["LATEST", "step_10"]
+
+
+def test_room_for_the_copy_is_made_beside_training(tmp_path):
+    one, value = keeper(tmp_path), np.ones(3)
+    one.prepare({"v": value}, {0: {}, 1: {}})
+    assert one.finish(lambda: None) == -1
+    room = one._copy["learner.safetensors"]["v"]
+    value[:] = 2
+    assert keep(one, 10) == 10
+    one.take(manifest(20), {"v": value}, {0: {}, 1: {}})
+    assert one._copy["learner.safetensors"]["v"] is room
+    assert one.finish(lambda: None) == 20
+    assert keeper(tmp_path).load(None)[1]["v"].tolist() == [2, 2, 2]
