@@ -135,9 +135,9 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
 
     class FailingCollector(ppo.Collector):
         def collect(self) -> list[Rollout]:
-            counts["rollouts"] += 1
-            if counts["rollouts"] - 1 == one.fails_at:
+            if kept.setdefault("rollouts", 0) == one.fails_at:
                 raise RunError("the test ends this run")
+            kept["rollouts"] += 1
             return super().collect()
 
     make_env, actor_of, run_compiles = session.make_vector_env, ppo.actor_of, one.run.compile

@@ -89,7 +89,7 @@ class _Commands:
             return [*self.program, "--resume", str(self.resume), *self.flags]
         source = ["--init-from", str(self.init_from)] if self.init_from is not None else []
         return [
-            *self.program, str(self.run_dir / "run.yaml"), "--run-dir", str(self.run_dir), *source, *self.flags
+            *self.program, str(self.run_dir / "run.yaml"), "--run-dir", str(self.run_dir), *self.flags, *source
         ]  # fmt: skip
 
     def again(self) -> tuple[list[str], str]:
