@@ -62,6 +62,12 @@ def test_functions_are_short():
     assert long == set(LONG_FUNCTIONS)
 
 
+def test_test_files_have_names_of_their_own():
+    """Folders of tests are no packages: two files of one name cannot be collected together, as `make test-*` do."""
+    names = [Path(name).name for name in tracked("tests/*.py")]
+    assert sorted({name for name in names if names.count(name) > 1} - {"conftest.py"}) == []
+
+
 def test_no_file_is_named_for_nothing():
     names = {"utils.py", "util.py", "common.py", "misc.py", "core.py", "helpers.py", "base.py"}
     assert [name for name in tracked("src/*.py") if Path(name).name in names] == []

@@ -30,7 +30,6 @@ class Keeper:
         gather: JSON-able values of all ranks, in rank order; collective.
         warn: tells the user.
         num_kept: how many of the newest checkpoints stay.
-
     """
 
     def __init__(
