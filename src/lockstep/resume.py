@@ -42,11 +42,6 @@ class Resumption:
     notes: list[str] = field(default_factory=list[str])
     """What the user should know, one line each."""
 
-    @property
-    def changed(self) -> bool:
-        """Whether `run.yaml` says something else than `run`."""
-        return to_dict(load(self.run_dir / RUN_FILE)) != to_dict(self.run)
-
 
 def prepare(path: Path, changes: Mapping[str, Any]) -> Resumption:
     """Find what to go on with, or refuse; reads little and writes nothing.

@@ -10,47 +10,9 @@ import types
 import pytest
 
 from lockstep import cli, doctor, recipes
-from lockstep.launch import training
 from lockstep.run import Run, load, override
 
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty working directory, no launcher, no GPU."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(doctor, "nvidia_gpu_present", lambda: False)
-    for name in LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
-@pytest.fixture
-def trained(monkeypatch):
-    """Calls of `lockstep.train.train`, which does nothing."""
-    calls = []
-
-    def train(run, **kwargs):
-        calls.append(types.SimpleNamespace(run=run, **kwargs))
-        return {"status": "finished"}
-
-    monkeypatch.setattr("lockstep.train.train", train)
-    return calls
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """Calls of the launcher, which starts nothing."""
-    calls = []
-
-    def launch(command, **kwargs):
-        calls.append(types.SimpleNamespace(command=command, **kwargs))
-        return 7
-
-    monkeypatch.setattr(training, "launch", launch)
-    return calls
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def requested(trained, *arguments):

@@ -3,54 +3,17 @@
 import dataclasses
 import json
 import os
-import sys
 import types
 from pathlib import Path
 
 import pytest
 
-from lockstep import cli, doctor
+from lockstep import cli
 from lockstep.launch import training
 from lockstep.run import Run, dump, load, to_dict
 
 RUN = Run(task="lockstep/Corridor-v0", num_envs=12, seed=4)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty working directory, no launcher, no GPU."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(doctor, "nvidia_gpu_present", lambda: False)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
-@pytest.fixture
-def trained(monkeypatch):
-    """Calls of `lockstep.train.train`, which does nothing."""
-    calls = []
-
-    def train(run, **kwargs):
-        calls.append(types.SimpleNamespace(run=run, **kwargs))
-        return {"status": "finished"}
-
-    monkeypatch.setattr("lockstep.train.train", train)
-    return calls
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """Calls of the launcher, which starts nothing."""
-    calls = []
-
-    def launch(command, **kwargs):
-        calls.append(types.SimpleNamespace(command=command, **kwargs))
-        return 7
-
-    monkeypatch.setattr(training, "launch", launch)
-    return calls
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def a_run(here, *steps, run=RUN, world_size=2, num_shards=4):

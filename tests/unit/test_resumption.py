@@ -9,7 +9,7 @@ from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
 from lockstep.record.run_dir import RunDir
 from lockstep.resume import prepare
-from lockstep.run import Run, to_dict
+from lockstep.run import Run, load, to_dict
 
 RUN = Run(task="CartPole-v1", num_shards=4)
 
@@ -35,7 +35,7 @@ def test_the_run_goes_on_as_it_was(run_dir):
     found = prepare(run_dir, {})
     assert (found.run, found.run_dir, found.world_size, found.num_shards, found.step) == (RUN, run_dir, 2, 4, 512)
     assert found.notes == []
-    assert not found.changed
+    assert found.run == load(run_dir / "run.yaml")
 
 
 def test_one_checkpoint_can_be_named(run_dir):
@@ -72,7 +72,7 @@ def test_what_the_state_was_made_with_cannot_change(run_dir, name):
 def test_what_may_change_is_noted_with_its_effect(run_dir):
     add(run_dir, 512)
     found = prepare(run_dir, {"total_steps": "1000000", "learning_rate": "0.001"})
-    assert found.changed
+    assert found.run != load(run_dir / "run.yaml")
     assert (found.run.total_steps, found.run.algorithm.learning_rate) == (1_000_000, 0.001)
     assert found.notes == [
         "algorithm.learning_rate is 0.001 from here on, was 0.00025; "

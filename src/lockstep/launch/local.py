@@ -17,7 +17,7 @@ from lockstep.launch.signals import caught_signals
 from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, RankGroup, interruption
 from lockstep.launch.variables import variables
-from lockstep.launch.verdict import mark, report, say, summary_written_at
+from lockstep.launch.verdict import mark, report, say, written_at
 
 _T = TypeVar("_T")
 _BOUNDS = Bounds()
@@ -69,7 +69,7 @@ def launch(
     start = Start(
         command=command, ranks=ranks, cores=_cores(ranks), run_dir=run_dir, environment=dict(environment or {})
     )
-    began, before = time.monotonic(), None if run_dir is None else summary_written_at(run_dir)
+    began, before = time.monotonic(), None if run_dir is None else written_at(run_dir / "summary.json")
     # Handlers first: ranks then start with default ones even where a shell had us ignore SIGINT (`command &`).
     with caught_signals() as caught:
         while True:

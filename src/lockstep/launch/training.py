@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.errors import ConfigError
 from lockstep.launch.local import Restarts, launch
-from lockstep.launch.verdict import say
+from lockstep.launch.verdict import say, written_at
 from lockstep.record.leftovers import remove_results
 from lockstep.record.run_dir import hold, write_config
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lockstep.run import Run
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
+_LATEST = Path("checkpoints", "LATEST")
 _ENDS_THAT_SAY_ALL = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
 
 
@@ -47,9 +48,8 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
     Returns:
         The exit code, as `launch` has it.
     """
-    commands = _Commands(
-        program, run_dir, resume, init_from, ["--joined", *(["--debug"] if debug else [])], _latest_written_at(run_dir)
-    )
+    flags = ["--joined", *(["--debug"] if debug else [])]
+    commands = _Commands(program, run_dir, resume, init_from, flags, written_at(run_dir / _LATEST))
     # The ranks import what this process could: modules beside a recipe script, and in the working directory.
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     search = dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry), *inherited])
@@ -66,7 +66,7 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
         )
     finally:
         os.close(held)
-    if code not in _ENDS_THAT_SAY_ALL and _latest_written_at(run_dir) is not None:
+    if code not in _ENDS_THAT_SAY_ALL and written_at(run_dir / _LATEST) is not None:
         say(f"go on with: lockstep train --resume {run_dir}")
     return code
 
@@ -97,7 +97,7 @@ class _Commands:
         from lockstep.resume import prepare
 
         # The checkpoint that the user named need not be the newest, until this run has written one of its own.
-        untouched = _latest_written_at(self.run_dir) == self.latest_before
+        untouched = written_at(self.run_dir / _LATEST) == self.latest_before
         path = self.resume if self.resume is not None and untouched else self.run_dir
         step = prepare(path, {}).step
         if step is not None:
@@ -105,10 +105,3 @@ class _Commands:
         if self.resume is None:
             remove_results(self.run_dir)
         return self.first(), "from the start"
-
-
-def _latest_written_at(run_dir: Path) -> int | None:
-    try:
-        return (run_dir / "checkpoints" / "LATEST").stat().st_mtime_ns
-    except OSError:
-        return None

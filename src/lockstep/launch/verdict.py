@@ -91,10 +91,10 @@ def report(failure: Failure, ranks: int, late: list[int], run_dir: Path | None, 
         say(f"rank {failure.rank} | {line}")
 
 
-def summary_written_at(run_dir: Path) -> int | None:
-    """When `summary.json` was written last, None if never; tells an earlier start's summary from this one's."""
+def written_at(path: Path) -> int | None:
+    """When a file was written last, None if it does not exist; tells what an earlier start wrote from this one's."""
     try:
-        return (run_dir / "summary.json").stat().st_mtime_ns
+        return path.stat().st_mtime_ns
     except OSError:
         return None
 
@@ -106,13 +106,13 @@ def mark(failure: Failure, ranks: int, run_dir: Path, before: int | None, *, res
         failure: the verdict.
         ranks: how many there were.
         run_dir: the run's directory.
-        before: `summary_written_at` before the ranks were started.
+        before: `written_at` of `summary.json` before the ranks were started.
         restarts: how often they were started again.
     """
     if not (run_dir / "run.yaml").exists():
         return  # not a training run, or one that never began
     status = None
-    if summary_written_at(run_dir) != before:
+    if written_at(run_dir / "summary.json") != before:
         with contextlib.suppress(OSError, ValueError, KeyError):
             status = json.loads((run_dir / "summary.json").read_text())["status"]
     if failure.interrupted is not None and status in ("interrupted", "finished", "solved"):

@@ -1,16 +1,14 @@
 """What a failed run leaves for inspection, each rank its own part."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from lockstep.errors import MismatchError
 from lockstep.torch import non_finite
 from lockstep.torch.non_finite import NonFiniteError
+from lockstep.torch.tensor_file import leave_tensors
 
 FOLDER = "mismatch"
 
@@ -35,8 +33,4 @@ def save_evidence(error: BaseException, run_dir: Path, rank: int, tensors: Mappi
             return
         path = run_dir / FOLDER / f"rank_{rank}.safetensors"
         held = {name: tensors[name].detach().cpu().clone() for name in error.tensors if name in tensors}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(held, path)
-        except (OSError, SafetensorError) as problem:
-            print(f"lockstep: {path} could not be written: {problem}", file=sys.stderr, flush=True)
+        leave_tensors(path, held, {"format": 1, "error": str(error)})

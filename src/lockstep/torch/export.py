@@ -7,15 +7,15 @@ from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError, RunError
+from lockstep.errors import ConfigError
 from lockstep.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
 from lockstep.settings import updated
 from lockstep.torch.networks import Policy
+from lockstep.torch.tensor_file import write_tensors
 
 POLICY_FILE = "policy.safetensors"
 BEST_POLICY_FILE = "policy_best.safetensors"
@@ -28,13 +28,7 @@ def save_policy(path: Path, policy: Policy, observations: RunningMoments | None,
     if observations is not None:
         tensors |= {_NORMALIZER + name: torch.from_numpy(value).clone() for name, value in observations.state().items()}
     about = {"format": 1, "task": run.task, "network": asdict(run.network), "spec": spec.to_dict()}
-    beside = path.with_name(f".{path.name}")
-    try:
-        save_file(tensors, beside, metadata={"lockstep": json.dumps(about)})
-        beside.replace(path)
-    except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {error}") from error
+    write_tensors(path, tensors, about)
 
 
 def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:

@@ -5,17 +5,12 @@ Called by all ranks together once they agree that there is one; nothing here is 
 Shapes: T steps of a rollout, B environments of a shard, N transitions of a shard's part of a minibatch.
 """
 
-import contextlib
-import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from lockstep.errors import RunError
@@ -24,6 +19,7 @@ from lockstep.rollout import Rollout
 from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
+from lockstep.torch.tensor_file import leave_tensors
 
 FOLDER = "non_finite"
 _ROLLOUT = ("observation", "action", "reward", "terminated", "ended", "weight")
@@ -100,15 +96,7 @@ def save(error: NonFiniteError, run_dir: Path) -> None:
     """Write the batches of this rank, each whole or not at all. Never raises: the error itself is to be told."""
     for shard, tensors in error.batches.items():
         path = run_dir / FOLDER / f"shard_{shard}.safetensors"
-        beside = path.with_name(f".{path.name}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, beside, metadata={"lockstep": json.dumps({"format": 1, "error": str(error)})})
-            beside.replace(path)
-        except (OSError, SafetensorError) as problem:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            print(f"lockstep: {path} could not be written: {problem}", file=sys.stderr, flush=True)
+        leave_tensors(path, tensors, {"format": 1, "error": str(error)})
 
 
 def _words(worst: Located | None, progress: Progress, num_envs: int) -> tuple[str, int | None]:

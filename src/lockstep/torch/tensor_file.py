@@ -1,0 +1,41 @@
+"""Named tensors as a safetensors file, there whole or not at all. Reading one runs no code from it."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+from lockstep.errors import RunError
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a file beside, then rename it. Raises `RunError` where that cannot be.
+
+    Args:
+        path: the file; its directory is made if need be.
+        tensors: by name, no two of them in common memory.
+        about: what they mean, JSON-able; kept in the file's metadata.
+    """
+    beside = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(dict(tensors), beside, metadata={"lockstep": json.dumps(about)})
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise RunError(f"{path} could not be written: {error}") from error
+
+
+def leave_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """The same for a run that fails: says so where it cannot be, and never raises, as the failure is to be told."""
+    try:
+        write_tensors(path, tensors, about)
+    except RunError as problem:
+        print(f"lockstep: {problem}", file=sys.stderr, flush=True)
