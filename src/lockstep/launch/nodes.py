@@ -1,0 +1,36 @@
+"""What the flags say about the machines of a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The machines that start ranks together, seen from one of them."""
+
+    minimum: int = 1
+    """How many are needed to begin, and to go on."""
+    maximum: int = 1
+    """How many may take part."""
+    node_rank: int | None = None
+    """Which one this is; None: the rendezvous assigns it."""
+    nproc: int = 1
+    """Ranks on this machine."""
+    host: str = ""
+    """Where the main node is met, as typed; empty with an `init_file`."""
+    port: int = 0
+    init_file: Path | None = None
+    """A shared file in which the main node writes where it is met."""
+    run_id: str = ""
+    """Name of the run; nodes of another run are sent away."""
+    token: str = ""
+    """Secret of the run; nodes without it are sent away."""
+    local_address: str = ""
+    """This machine's own address, where the user knows better."""
+    join_timeout_s: float = 300.0
+    """Bound on waiting for the other nodes."""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether nodes may come and go."""
+        return self.minimum != self.maximum
