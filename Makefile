@@ -8,9 +8,9 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
 # Suites that start processes and watch clocks: alone, one test after another.
-SERIAL := $(wildcard tests/ranks tests/chaos tests/examples tests/house tests/unit/launch)
+SERIAL := $(wildcard tests/ranks tests/hosts tests/chaos tests/examples tests/house tests/unit/launch)
 
-.PHONY: help setup train test test-planted test-chaos test-learning test-slow test-gpu check format clean
+.PHONY: help setup train test test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ test-planted: setup  ## Plant known bugs into copies of the source and see that 
 
 test-chaos: setup  ## Kill, stop and starve real runs, and see that nothing is lost and nothing hangs.
 	$(BIN)/python -m pytest -m chaos
+
+test-hosts: setup  ## Several hosts, made of network namespaces: everything about them, quick and not. Needs root and iproute2.
+	$(BIN)/python -m pytest tests/hosts -m "hosts or not hosts"
 
 test-learning: setup  ## Train until solved, many seeds.
 	$(BIN)/python -m pytest -m learning

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from lockstep.errors import ConfigError
+from lockstep.launch.flags import add_node_arguments
 
 _LATER = {"--video": "recording videos"}
 _EXAMPLES = """\
@@ -20,6 +21,9 @@ examples:
 
 def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.ArgumentParser:
     """The parser of `lockstep`; `args.call(args)` then runs the command."""
+    from lockstep.report import add_arguments as add_report_arguments
+    from lockstep.submit.arguments import add_arguments as add_submit_arguments  # which takes ours over
+
     top = _Parser(
         prog="lockstep",
         description="Data-parallel reinforcement learning that takes the same step on every rank.",
@@ -30,24 +34,40 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     top.add_argument("--version", action="store_true", help="print the version")
     chosen = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     train = chosen.add_parser("train", help="train a task, a recipe or a config", allow_abbrev=False)
-    _add_train_arguments(train)
+    add_train_arguments(train)
     train.set_defaults(call=commands["train"])
+    launch = chosen.add_parser(
+        "launch", help="start any script once per rank, on one or many machines", allow_abbrev=False
+    )
+    _add_launch_arguments(launch)
+    launch.set_defaults(call=commands["launch"])
     evaluate = chosen.add_parser("evaluate", help="evaluate the policy of a run", allow_abbrev=False)
     evaluate.add_argument("run", metavar="RUN", help="run directory")
     evaluate.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
     evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
     evaluate.set_defaults(call=commands["evaluate"])
     chaos = chosen.add_parser("chaos", help="put faults into a run of yours, and see what survives", allow_abbrev=False)
-    _add_run_arguments(chaos)
+    add_run_arguments(chaos)
     chaos.add_argument("--faults", metavar="KIND,KIND...", help="which, such as kill,stall,raise (default: all)")
     chaos.set_defaults(call=commands["chaos"])
+    report = chosen.add_parser(
+        "report", help="what runs tell together: how fast more ranks would be", allow_abbrev=False
+    )
+    add_report_arguments(report)
+    report.set_defaults(call=commands["report"])
+    submit = chosen.add_parser(
+        "submit", help="write, or hand in, what a cluster starts a training with", allow_abbrev=False
+    )
+    add_submit_arguments(submit)
+    submit.set_defaults(call=commands["submit"])
     recipe = chosen.add_parser("recipe", help="list the recipes, or print one to edit", allow_abbrev=False)
     recipe.add_argument("name", metavar="NAME", nargs="?", help="which; none lists them")
     recipe.set_defaults(call=commands["recipe"])
     doctor = chosen.add_parser("doctor", help="what this machine can do, and what is missing", allow_abbrev=False)
     doctor.add_argument("--ranks", default="2", help="ranks of the measured all-reduce (default: 2)")
+    add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
     doctor.set_defaults(call=commands["doctor"])
-    for command in (evaluate, recipe, doctor):
+    for command in (launch, evaluate, recipe, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top
 
@@ -67,7 +87,7 @@ def unknown_argument(word: str, command: str) -> str:
         hint = f"did you mean --set {word}?" if "=" in word else f"see lockstep {command} --help"
         return f"unexpected argument {word}; {hint}"
     flags = _Parser(add_help=False)
-    _add_train_arguments(flags)
+    add_train_arguments(flags)
     known = [flag for action in flags._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
     near = difflib.get_close_matches(name, known, n=3) if command == "train" else []
     return f"unknown argument {word}; {did_you_mean(near) or f'see lockstep {command} --help'}"
@@ -86,7 +106,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train, and where."""
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
@@ -110,17 +130,33 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--debug", action="store_true", help="show tracebacks")
 
 
-def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_run_arguments(parser)
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """All that `lockstep train` understands."""
+    add_run_arguments(parser)
     add = parser.add_argument
     add("--resume", metavar="DIR", help="go on with a run, or from its checkpoints/step_N; --ranks: as before")
     add(
         "--max-restarts",
         metavar="N",
-        default="0",
         help="start all ranks anew, from the newest checkpoint, up to N times after one failed (default: 0)",
     )
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
     add("--distributed", action="store_true", help="insist on having been started by a launcher, or on --ranks")
     add("--local-rank", help=argparse.SUPPRESS)  # torch.distributed.launch puts it first; the environment says the same
     add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher made the run directory
+    add_node_arguments(parser.add_argument_group("several machines"), restarts=False)
+
+
+def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_node_arguments(parser)
+    add("-m", "--module", action="store_true", help="SCRIPT is a Python module")
+    add("--no-python", "--no_python", action="store_true", help="SCRIPT is a program of any kind")
+    add(
+        "--log-dir",
+        "--log_dir",
+        metavar="DIR",
+        help="keep what rank R prints in DIR/logs/rank_R.log (default: print it)",
+    )
+    add("script", metavar="SCRIPT", help="what each rank runs")
+    add("script_args", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="for the script")

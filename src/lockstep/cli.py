@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from lockstep.arguments import did_you_mean, hyphenated, parser, unknown_argument
 from lockstep.errors import ConfigError, RunError
-from lockstep.request import checked, number, policy_source, requested_run, resumption, says_how_long
+from lockstep.request import (
+    checked,
+    number,
+    policy_source,
+    requested_nodes,
+    requested_ranks,
+    requested_run,
+    requested_world,
+    resumption,
+    says_how_long,
+)
 
 if TYPE_CHECKING:
     from lockstep.run import Run
@@ -21,13 +31,17 @@ _INTERRUPTED = 130
 
 def main(arguments: list[str] | None = None) -> int:
     """The `lockstep` command; returns the exit code."""
-    given = [hyphenated(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
     try:
         return _run(given)
     except (ConfigError, RunError) as error:
         if "--debug" in given:
             traceback.print_exc()
-        print(f"lockstep: error: {' '.join(str(error).split())}", file=sys.stderr)
+        line, _, table = str(error).partition("\n\n")
+        print(f"lockstep: error: {' '.join(line.split())}", file=sys.stderr)
+        if table:
+            print(table, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -39,10 +53,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     commands = {
         "train": train_command,
+        "launch": launch_command,
         "evaluate": evaluate_command,
         "recipe": recipe_command,
         "chaos": chaos_command,
         "doctor": doctor_command,
+        "report": report_command,
+        "submit": submit_command,
     }
     top = parser(commands)
     args, unknown = top.parse_known_args(given)
@@ -58,6 +75,7 @@ def _run(given: list[str]) -> int:
         return 2
     if sys.platform != "linux" and args.command != "recipe":
         raise ConfigError(f"Lockstep runs on Linux, and this is {sys.platform}; use a Linux machine, container or WSL")
+    args.words = given[1:]
     return args.call(args)
 
 
@@ -66,8 +84,13 @@ def train_command(args: argparse.Namespace) -> int:
     if args.resume is not None:
         return _resume(args)
     run = checked(args, requested_run(args))
-    world = _world(args, default_ranks=1)
+    nodes = requested_nodes(args, run.num_shards)
+    world = requested_world(args, default_ranks=1, nodes=nodes)
     _check_world(run, world)
+    if nodes is not None and nodes.maximum > 1:
+        from lockstep.launch.commands import train_on_nodes
+
+        return train_on_nodes(args, run, nodes, args.words)
     run_dir = Path(args.run_dir) if args.run_dir else None
     init_from = policy_source(args.init_from)
     max_restarts = _max_restarts(args, world)
@@ -80,20 +103,25 @@ def train_command(args: argparse.Namespace) -> int:
 
     from lockstep.train import exit_code, train
 
-    return exit_code(train(run, run_dir=run_dir, init_from=init_from, joined=args.joined))
+    return exit_code(train(run, run_dir=run_dir, init_from=init_from, world=world, joined=args.joined))
 
 
 def _resume(args: argparse.Namespace) -> int:
     """`lockstep train --resume`: go on with a run, on as many ranks as before unless told otherwise."""
     going_on = resumption(args)
     run, run_dir = checked(args, going_on.run), going_on.run_dir
-    world = _world(args, default_ranks=going_on.world_size)
+    nodes = requested_nodes(args, going_on.num_shards or run.num_shards)
+    world = requested_world(args, default_ranks=going_on.world_size, nodes=nodes)
     if going_on.num_shards is not None and world.size > going_on.num_shards:
         raise ConfigError(
             f"--ranks {world.size} is more than num_shards={going_on.num_shards} of the checkpoint; "
             f"use at most --ranks {going_on.num_shards}"
         )
     _check_world(run, world, going_on.num_shards)
+    if nodes is not None and nodes.maximum > 1:
+        from lockstep.launch.commands import train_on_nodes
+
+        return train_on_nodes(args, run, nodes, args.words)
     max_restarts = _max_restarts(args, world)
     if world.rank == 0 and not args.joined:
         for note in going_on.notes:
@@ -107,7 +135,14 @@ def _resume(args: argparse.Namespace) -> int:
 
     from lockstep.train import exit_code, train
 
-    return exit_code(train(run, run_dir=run_dir, resume=Path(args.resume), joined=args.joined))
+    return exit_code(train(run, run_dir=run_dir, resume=Path(args.resume), world=world, joined=args.joined))
+
+
+def launch_command(args: argparse.Namespace) -> int:
+    """`lockstep launch`: any script, once per rank on every node."""
+    from lockstep.launch import commands
+
+    return commands.launch_command(args)
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
@@ -152,7 +187,7 @@ def chaos_command(args: argparse.Namespace) -> int:
     launcher = World.from_environment().launcher
     if launcher != "none":
         raise ConfigError(f"lockstep chaos starts its own ranks, and {launcher} started this process; run it by itself")
-    run, ranks = checked(args, requested_run(args)), _ranks(args.ranks, 2)
+    run, ranks = checked(args, requested_run(args)), requested_ranks(args.ranks, 2)
     _check_world(run, World(size=ranks))
     run_dir = Path(args.run_dir) if args.run_dir else None
     return chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=says_how_long(args))
@@ -161,32 +196,32 @@ def chaos_command(args: argparse.Namespace) -> int:
 def doctor_command(args: argparse.Namespace) -> int:
     """`lockstep doctor`: what this machine can do."""
     from lockstep import doctor
+    from lockstep.launch.flags import asks_for_nodes
 
+    if asks_for_nodes(args):
+        from lockstep.launch.commands import doctor_on_nodes
+
+        return doctor_on_nodes(args)
     return doctor.examine(number(args.ranks, "--ranks"))
 
 
-def _world(args: argparse.Namespace, default_ranks: int) -> "World":
-    """Who takes part: the ranks that a launcher started, else as many as asked for."""
-    from lockstep.world import World
+def report_command(args: argparse.Namespace) -> int:
+    """`lockstep report`: what runs tell together."""
+    from lockstep import report
 
-    world = World.from_environment()
-    if world.launcher == "none":
-        if args.distributed and args.ranks is None:
-            raise ConfigError(
-                "--distributed, but no launcher started this process; start it with `python -m torch.distributed.run "
-                "--nproc_per_node=2 -m lockstep.train ...`, or let Lockstep start its own ranks with --ranks 2"
-            )
-        return World(size=_ranks(args.ranks, default_ranks))
-    if args.ranks not in (None, "auto", str(world.size)):
-        raise ConfigError(
-            f"--ranks {args.ranks}, but {world.launcher} started {world.size} processes; leave --ranks out"
-        )
-    return world
+    return report.report_command(args)
+
+
+def submit_command(args: argparse.Namespace) -> int:
+    """`lockstep submit`: what a cluster starts a training with."""
+    from lockstep import submit
+
+    return submit.submit_command(args)
 
 
 def _max_restarts(args: argparse.Namespace, world: "World") -> int:
     """How often our own launcher may start all ranks anew."""
-    restarts = number(args.max_restarts, "--max-restarts", least=0)
+    restarts = number(args.max_restarts or "0", "--max-restarts", least=0)
     if restarts and world.launcher == "torchrun":
         raise ConfigError(f"--max-restarts {restarts}: torchrun restarts its own ranks: use its --max-restarts")
     if restarts and world.launcher != "none":
@@ -199,6 +234,10 @@ def _max_restarts(args: argparse.Namespace, world: "World") -> int:
 
 def _check_world(run: "Run", world: "World", num_shards: int | None = None) -> None:
     """Refuse counts that do not divide among shards (a checkpoint's, if any) and more ranks than GPUs."""
+    from lockstep.elastic import restarts_ranks
+
+    if restarts_ranks(world):
+        return  # a run that goes on has the shards of its checkpoint, and a launcher says too late what it will start
     shards = world.with_shards(run.num_shards or num_shards)
     run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"))
     if run.device == "cpu" or world.launcher != "none":
@@ -212,14 +251,6 @@ def _check_world(run: "Run", world: "World", num_shards: int | None = None) -> N
             raise ConfigError(f"{wanted}, but there is no GPU that torch can use; `lockstep doctor` says why")
     if gpus and world.size > gpus:
         raise ConfigError(f"--ranks {world.size} is more than the {gpus} GPUs; use --ranks {gpus} or --set device=cpu")
-
-
-def _ranks(requested: str | None, default: int) -> int:
-    if requested == "auto":
-        from lockstep.doctor import visible_gpus
-
-        return max(visible_gpus(), 1)
-    return default if requested is None else number(requested, "--ranks", "a number or auto")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """What this machine can do, what is missing and how to get it. `lockstep doctor` prints it."""
 
-import fcntl
 import os
 import platform
 import shutil
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cores import usable_cores
+from lockstep.interfaces import addresses
 
 _SIZES = (1_000, 100_000, 1_000_000)  # float32 numbers: a small policy, a large one, a convolutional network
 _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"
@@ -148,26 +147,17 @@ def _missing() -> Iterator[str]:
 
 
 def _interfaces() -> Iterator[str]:
+    held = addresses()
     for _, name in socket.if_nameindex():
         state = Path(f"/sys/class/net/{name}/operstate")
         up = state.read_text().strip() if state.exists() else "unknown"
-        yield f"{name}: {_address(name) or 'no IPv4 address'}" + (f" ({up})" if up != "unknown" else "")
+        yield f"{name}: {', '.join(held.get(name, [])) or 'no address'}" + (f" ({up})" if up != "unknown" else "")
     fabric = Path("/sys/class/infiniband")
     if fabric.is_dir():
         yield "InfiniBand: " + ", ".join(sorted(device.name for device in fabric.iterdir()))
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name in os.environ:
             yield f"{name}={os.environ[name]} (set by you)"
-
-
-def _address(interface: str) -> str | None:
-    """The IPv4 address of an interface (ioctl SIOCGIFADDR)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
 
 
 def _all_reduce(ranks: int) -> tuple[list[str], bool]:

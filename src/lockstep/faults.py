@@ -52,7 +52,7 @@ class Fault:
     update: int
     """Strikes as soon as so many updates are done."""
     attempt: int = 0
-    """In which start of the run: 0 is the first, 1 the first restart."""
+    """In which start of the run: 0 is the first, 1 the first restart. Under torchrun as this node's agent counts."""
     updates: int = 8
     """For how many updates a full disk stays full."""
     saved: bool = False
@@ -188,7 +188,7 @@ def _flip_bit(strike: _Strike) -> None:
 def _stall_collectives(strike: _Strike) -> None:
     """A rank that came to a collective does not do its part, in memory and in messages alike."""
     from lockstep.torch.group import Group
-    from lockstep.torch.slots import Slots
+    from lockstep.torch.hosts import Hosts
 
     def stalled(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -198,7 +198,7 @@ def _stall_collectives(strike: _Strike) -> None:
 
         return call
 
-    cast(Any, Slots).exchange = stalled(Slots.exchange)
+    cast(Any, Hosts).exchange = stalled(Hosts.exchange)
     cast(Any, Group).gather = stalled(Group.gather)
     cast(Any, Group).sum = stalled(Group.sum)
 
@@ -284,7 +284,8 @@ def main() -> None:
     from lockstep.launch.child import die_with_launcher
 
     die_with_launcher()
-    if int(os.environ["RANK"]) == fault.rank and int(os.environ.get("LOCKSTEP_RESTARTS", "0")) == fault.attempt:
+    attempt = int(os.environ.get("LOCKSTEP_RESTARTS", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    if int(os.environ["RANK"]) == fault.rank and attempt == fault.attempt:
         plant(fault, _run_dir(arguments))
     sys.argv = ["lockstep.train", *(arguments[1:] if arguments[:1] == ["train"] else arguments)]
     runpy.run_module("lockstep.train", run_name="__main__")

@@ -1,4 +1,4 @@
-"""What the arguments of `lockstep train` ask for: a new run, or one to go on with."""
+"""What the arguments of `lockstep train` ask for: a new run or one to go on with, and on which ranks."""
 
 import argparse
 import difflib
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lockstep.launch.nodes import Nodes
     from lockstep.resume import Resumption
     from lockstep.run import Run
+    from lockstep.world import World
 
 
 def requested_run(args: argparse.Namespace) -> "Run":
@@ -123,3 +125,76 @@ def policy_source(given: str | None) -> Path | None:
     if not Path(given).exists():
         raise ConfigError(f"--init-from {given} does not exist; give a run directory or a policy file")
     return Path(given)
+
+
+def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":
+    """The machines whose ranks this process is to start, if the flags ask for that."""
+    from lockstep.launch.flags import asks_for_nodes, nodes_of
+
+    if not asks_for_nodes(args):
+        return None
+    nodes = nodes_of(args)
+    if args.ranks is not None:
+        raise ConfigError(
+            f"--ranks {args.ranks} counts the ranks of one machine's run; with --nnodes say --nproc-per-node K"
+        )
+    most = nodes.maximum * nodes.nproc
+    if nodes.elastic and (num_shards is None or num_shards < most):
+        now = "without num_shards the first start decides" if num_shards is None else f"num_shards={num_shards}"
+        raise ConfigError(
+            f"--nnodes {args.nnodes} may grow to {most} ranks, and a rank needs a shard ({now}); "
+            f"add --set num_shards={most}"
+        )
+    return nodes
+
+
+def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes | None" = None) -> "World":
+    """Who takes part: the ranks that a launcher started, else as many as asked for."""
+    from lockstep.world import World
+
+    if nodes is not None:
+        return World(size=nodes.maximum * nodes.nproc)
+    world = World.from_environment()
+    if world.launcher == "none":
+        if args.distributed and args.ranks is None and args.nproc_per_node is None:
+            raise ConfigError(
+                "--distributed, but no launcher started this process; start it with `python -m torch.distributed.run "
+                "--nproc_per_node=2 -m lockstep.train ...`, or let Lockstep start its own ranks with --ranks 2"
+            )
+        return World(size=_local_ranks(args, default_ranks))
+    if args.ranks not in (None, "auto", str(world.size)):
+        raise ConfigError(
+            f"--ranks {args.ranks}, but {world.launcher} started {world.size} processes; leave --ranks out"
+        )
+    if args.nproc_per_node is not None:
+        raise ConfigError(
+            f"--nproc-per-node {args.nproc_per_node}, but {world.launcher} started this process as a rank; leave it out"
+        )
+    if (args.master_addr, args.master_port, args.init_file) == (None, None, None):
+        return world
+    from lockstep.join import joined
+
+    return joined(world, master_addr=args.master_addr, master_port=args.master_port, init_file=args.init_file)
+
+
+def requested_ranks(text: str | None, default: int) -> int:
+    """What `--ranks` asks for."""
+    if text == "auto":
+        from lockstep.doctor import visible_gpus
+
+        return max(visible_gpus(), 1)
+    return default if text is None else number(text, "--ranks", "a number or auto")
+
+
+def _local_ranks(args: argparse.Namespace, default: int) -> int:
+    """Ranks of this machine, to be started by this process."""
+    if args.ranks is not None and args.nproc_per_node is not None:
+        raise ConfigError("--ranks and --nproc-per-node both count the ranks of this machine; give one")
+    for flag, given in (("--master-addr", args.master_addr), ("--init-file", args.init_file)):
+        if given is not None:
+            raise ConfigError(f"{flag} {given} is where the ranks of several machines meet; add --nnodes N")
+    if args.nproc_per_node is None:
+        return requested_ranks(args.ranks, default)
+    from lockstep.launch.flags import nodes_of
+
+    return nodes_of(args).nproc

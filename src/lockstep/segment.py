@@ -21,13 +21,17 @@ from collections.abc import Callable
 
 from lockstep.record.timers import ROW
 
-_LINE = 64  # 8-byte integers of a rank's record: several cache lines, so that ranks never write to a common one
+_LINE = 128  # 8-byte integers of a rank's record: several cache lines, so that ranks never write to a common one
 _SEQUENCE = ROW  # how many collectives this rank has arrived at
 _TAGS = ROW + 8  # two (tag, bytes) pairs, used in turn
 _TEXT = 8 * (ROW + 16)  # two tag texts in turn, as bytes
 _TEXT_SIZE = 64
 _ENTERED = ROW + 1  # how many collectives this rank has entered, whichever way they go
 _DOING = _TEXT + 2 * _TEXT_SIZE  # the tag of the last one, as bytes
+_PASSED = ROW + 2  # of the first rank: how many collectives it has fetched the other hosts' part of
+_FAILED = ROW + 3  # of the first rank: how many bytes its last words have; 0 while it is well
+_DOOR = _DOING + _TEXT_SIZE  # of the first rank: where its slots can be opened, as bytes
+_LAST_WORDS = _DOOR + _TEXT_SIZE
 _SPIN_NS = 200_000
 _SLEEP_S = 50e-6
 _LOOK_NS = 100_000_000  # how often a waiting rank looks whether the others live
@@ -81,12 +85,12 @@ class Segment:
         """The part of rank `index`'s record that `Timers` writes."""
         return self._words[index * _LINE : index * _LINE + ROW]
 
-    def create_slots(self, size: int) -> str:
-        """Make `size` bytes for exchange; returns their address, good until `slots_attached`. Drops the previous."""
+    def create_slots(self, size: int) -> None:
+        """Make `size` bytes for exchange, by index 0; others can attach until `slots_attached`. Drops the previous."""
         self._door = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
         os.ftruncate(self._door, size)
         self._slots = mmap.mmap(self._door, size)
-        return f"/proc/{os.getpid()}/fd/{self._door}"
+        self._bytes[_DOOR : _DOOR + _TEXT_SIZE] = _text(f"/proc/{os.getpid()}/fd/{self._door}")
 
     def slots_attached(self) -> None:
         """All ranks have the slots open: their address is needed no longer."""
@@ -94,8 +98,9 @@ class Segment:
             os.close(self._door)
             self._door = -1
 
-    def attach_slots(self, address: str, size: int) -> None:
-        """Use the slots another rank made."""
+    def attach_slots(self, size: int) -> None:
+        """Use the slots that index 0 made."""
+        address = self._bytes[_DOOR : _DOOR + _TEXT_SIZE].tobytes().decode().strip()
         descriptor = os.open(address, os.O_RDWR | os.O_CLOEXEC)
         self._slots = mmap.mmap(descriptor, size)
         os.close(descriptor)
@@ -139,21 +144,41 @@ class Segment:
 
     def wait(self, on_wait: Callable[[int], None]) -> None:
         """Wait until every rank has arrived; `on_wait(index)` is asked now and then; raises if in vain."""
-        words, sequence = self._words, self._sequence
         for index in range(self.count):
-            place = index * _LINE + _SEQUENCE
-            if words[place] >= sequence:
+            self._wait_for(index, index * _LINE + _SEQUENCE, on_wait)
+
+    def pass_on(self) -> None:
+        """Say, as index 0, that the other hosts' part of this collective is written."""
+        self._words[_PASSED] = self._sequence
+
+    def wait_for_first(self, on_wait: Callable[[int], None]) -> None:
+        """Wait until index 0 has passed on what other hosts sent; `on_wait` as in `wait`."""
+        self._wait_for(0, _PASSED, on_wait)
+
+    def _wait_for(self, index: int, place: int, on_wait: Callable[[int], None]) -> None:
+        words, sequence = self._words, self._sequence
+        if words[place] >= sequence:
+            return
+        start = time.monotonic_ns()
+        spin_until, look_at = start + self._spin_ns, start + _LOOK_NS
+        while words[place] < sequence:
+            now = time.monotonic_ns()
+            if now < spin_until:
                 continue
-            start = time.monotonic_ns()
-            spin_until, look_at = start + self._spin_ns, start + _LOOK_NS
-            while words[place] < sequence:
-                now = time.monotonic_ns()
-                if now < spin_until:
-                    continue
-                time.sleep(_SLEEP_S)
-                if now > look_at:
-                    look_at = now + _LOOK_NS
-                    on_wait(index)
+            time.sleep(_SLEEP_S)
+            if now > look_at:
+                look_at = now + _LOOK_NS
+                on_wait(index)
+
+    def fail(self, words: str) -> None:
+        """Leave last words, as index 0: the others of this host would learn only that its process is gone."""
+        text = words.encode()[: 8 * _LINE - _LAST_WORDS]
+        self._bytes[_LAST_WORDS : _LAST_WORDS + len(text)] = text
+        self._words[_FAILED] = len(text)  # last, as in `arrive`
+
+    def failure(self) -> str:
+        """The last words of index 0; empty while it is well."""
+        return self._bytes[_LAST_WORDS : _LAST_WORDS + self._words[_FAILED]].tobytes().decode(errors="ignore")
 
     def others(self) -> list[tuple[int, str, int]]:
         """Ranks whose part of this collective has another tag or size than ours: `(index, tag, bytes)`."""

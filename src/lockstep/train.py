@@ -1,15 +1,26 @@
 """Train a run: `python -m lockstep.train ...` is `lockstep train ...`; `train(run)` is for Python callers."""
 
 import atexit
+import itertools
 import os
 import signal
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lockstep.elastic import again, find_memo, note, restarts_ranks, warn
 from lockstep.errors import ConfigError
 from lockstep.run import Run, override
 from lockstep.world import World
+
+if TYPE_CHECKING:
+    from lockstep.resume import Resumption
+    from lockstep.torch.session import Session
+
+_OWN_SIGNAL_S = 10.0  # for a launcher to send its own ranks the signal that ranks of another node told them of
+_runs = itertools.count()
+"""Which run of this process comes next: a script may train several."""
 
 
 def train(
@@ -23,6 +34,9 @@ def train(
     **overrides: Any,
 ) -> dict[str, Any]:
     """Train in this process and return the summary; under a launcher, as one of its ranks.
+
+    A launcher that starts its ranks again (torchrun, ours over several machines) starts the same call: from the second
+    start on it goes on with the run of the first, from the newest checkpoint.
 
     Args:
         run: the complete config.
@@ -38,6 +52,16 @@ def train(
         run = override(run, overrides)
     if run.ml_framework != "torch":
         raise ConfigError(f"ml_framework={run.ml_framework} does not exist yet; use ml_framework=torch")
+    world = world or World.from_environment()
+    from lockstep.launch.torchrun import check_growth, check_torchrun
+
+    check_torchrun(world)
+    if resume is None:  # a checkpoint has its shards
+        check_growth(world, run.num_shards)
+    source: Path | Resumption | None = Path(resume) if resume else None
+    launch = None if joined or not restarts_ranks(world) else _Launch(run, world)
+    if launch is not None:
+        source = launch.earlier.resumption if launch.earlier is not None else source
     from lockstep.torch import ppo
     from lockstep.torch.session import Session
 
@@ -46,12 +70,66 @@ def train(
         world,
         run_dir=Path(run_dir) if run_dir else None,
         init_from=Path(init_from) if init_from else None,
-        resume=Path(resume) if resume else None,
+        resume=source,
         joined=joined,
     )
     with session:
+        if launch is not None:
+            launch.begin(session, Path(resume) if resume else None)
         ppo.train(session)
+    if launch is not None:
+        launch.end(session)
     return session.summary
+
+
+class _Launch:
+    """What one run has to do with a launcher that may start it again. Making one is collective."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        self._world, self._memo = world, None
+        try:
+            self._memo = find_memo(next(_runs))
+        except ConfigError as error:
+            if world.local_rank == 0:
+                warn(str(error))
+        from lockstep.torch.comm import Comm
+
+        # A comm of its own: how the run's is cut depends on the shards of the checkpoint.
+        comm = Comm(
+            world,
+            device="cpu",
+            backend="gloo",
+            timeout_s=run.timeout_s,
+            startup_timeout_s=run.startup_timeout_s,
+            shared_memory=False,
+        )
+        with comm:
+            self.earlier = again(self._memo, run, world, comm.gather_object)
+        if self.earlier is None:  # the command line could not say: a run that goes on keeps its shards
+            shards = world.with_shards(run.num_shards)
+            run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"))
+
+    def begin(self, session: "Session", resume: Path | None) -> None:
+        """The run directory is known: note it for the next start."""
+        path, earlier = session.journal.path, self.earlier
+        if self._memo is not None and self._world.local_rank == 0:
+            note(self._memo, path, earlier, resume)
+        if earlier is not None:
+            session.summary["restarts"] = max(session.summary["restarts"], earlier.restarts)
+            size = self._world.size
+            on = f"on {size} rank{'s' * (size > 1)}"
+            session.journal.say(f"restart {earlier.restarts} of {os.path.relpath(path)}, {on}")
+            for line in earlier.resumption.notes:
+                session.journal.say(f"note: {line}")
+
+    def end(self, session: "Session") -> None:
+        """When nodes come or go, each one's launcher tells its ranks to stop, but not all at the same moment.
+
+        A rank that leaves because others were told would look to its own launcher as one that failed.
+        """
+        until = time.monotonic() + _OWN_SIGNAL_S
+        while session.stopped_by == signal.SIGTERM and session.signals.received is None and time.monotonic() < until:
+            time.sleep(0.05)  # the signals are given back: SIGTERM ends this process here
 
 
 def exit_code(summary: dict[str, Any]) -> int:

@@ -118,6 +118,7 @@ class Watch:
         signalled: when a signal asked this process to stop (monotonic seconds) and which one; None while none did.
         timeout_s: bound on any phase after the first update.
         startup_timeout_s: bound before it.
+        leaving: called with the report's first line by every watcher that sees the stall, before it leaves.
         logs: directory that all ranks share: reports are added to `stall.txt` there, stacks are asked for through it
             (`stacks.answering`), and of the watchers that see a stall at once one reports. None: a report without.
     """
@@ -130,8 +131,10 @@ class Watch:
         *,
         timeout_s: float,
         startup_timeout_s: float,
+        leaving: Callable[[str], None] = lambda _: None,
         logs: Path | None = None,
     ) -> None:
+        self._leaving = leaving
         self._observe, self._on_stall, self._signalled = observe, on_stall, signalled
         self._timeout_s, self._startup_timeout_s, self._logs = timeout_s, startup_timeout_s, logs
         self._reported = _size(logs / STALL_FILE) if logs is not None else 0  # in earlier starts of the run
@@ -161,6 +164,7 @@ class Watch:
             culprit = stuck(ranks, self._timeout_s, self._startup_timeout_s)
             if culprit is not None:
                 try:
+                    self._leaving(report(culprit, ranks))
                     self._tell(culprit, ranks)
                 finally:
                     _leave(1)

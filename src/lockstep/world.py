@@ -7,24 +7,12 @@ environment variables of a launcher).
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from lockstep.errors import ConfigError
-
-# (global rank, world size, local rank, local size); the first launcher whose rank variable is present wins. The order
-# matters: a torchrun started by srun inherits SLURM's variables, so the inner launcher must be asked first.
-_LAUNCHERS = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    "Open MPI": (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
-}
+from lockstep.launchers import rank_fields
 
 _MIN_EXACT_ENVS = 4
 
@@ -51,6 +39,10 @@ class World:
     """Where rank 0 can be reached."""
     port: int = 0
     """Port of the rendezvous at `address`; needed only when `size > 1`."""
+    init_file: str = ""
+    """A file that all ranks see, in which rank 0 writes where it is met, instead of `address` and `port`."""
+    token: str = field(default="", repr=False)
+    """What the ranks of this run know and others do not; those without it are kept out."""
     num_shards: int = 0
     """Units of state the run is cut into. Default: `size`."""
     pinned: bool = False
@@ -60,9 +52,9 @@ class World:
 
     def __post_init__(self) -> None:
         """Fill the defaults that depend on other fields and refuse what cannot be."""
-        for field, default in (("local_rank", self.rank), ("local_size", self.size)):
-            if getattr(self, field) == -1:
-                object.__setattr__(self, field, default)
+        for name, default in (("local_rank", self.rank), ("local_size", self.size)):
+            if getattr(self, name) == -1:
+                object.__setattr__(self, name, default)
         if self.num_shards == 0:
             object.__setattr__(self, "num_shards", self.size)
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -82,27 +74,11 @@ class World:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
         """The world a launcher described in environment variables; a world of one without a launcher.
 
-        Understands torchrun's variables (ours are the same), Open MPI's and SLURM's. The global rank always comes from
-        the global variable, the device from the local one.
+        Understands torchrun's variables (ours are the same), Open MPI's, MPICH's and SLURM's. The global rank always
+        comes from the global variable, the device from the local one.
         """
-        for launcher, (rank, size, local_rank, local_size) in _LAUNCHERS.items():
-            if rank not in environment or size not in environment:
-                continue
-            if launcher == "SLURM" and "SLURM_STEP_ID" not in environment:
-                continue  # an sbatch script's own shell has SLURM_PROCID=0 too, but srun has not started ranks
-            world = _integer(environment, size)
-            default_local_size = _slurm_local_size(environment, world) if launcher == "SLURM" else world
-            return cls(
-                rank=_integer(environment, rank),
-                size=world,
-                local_rank=_integer(environment, local_rank, _integer(environment, rank)),
-                local_size=_integer(environment, local_size, default_local_size),
-                node_rank=_integer(environment, "GROUP_RANK", _integer(environment, "SLURM_NODEID", 0)),
-                address=environment.get("MASTER_ADDR", "127.0.0.1"),
-                port=_integer(environment, "MASTER_PORT", 0),
-                launcher=environment.get("LOCKSTEP_LAUNCHER", launcher),
-            )
-        return cls()
+        fields = rank_fields(environment)
+        return cls() if fields is None else cls(**fields)
 
     def with_shards(self, num_shards: int | None) -> "World":
         """The same world cut into `num_shards` pinned shards; `None` leaves one shard per rank, not pinned."""
@@ -166,23 +142,3 @@ def stream_seed(seed: int, name: str, index: int = 0) -> int:
     """A 31-bit seed for libraries that want a number, from the same key space as `stream`."""
     digest = hashlib.blake2b(f"{seed}/{name}/{index}/seed".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF
-
-
-def _integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environment.get(name, "")
-    if not text and default is not None:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"environment variable {name}={text!r} is not a number; the launcher should set it") from None
-
-
-def _slurm_local_size(environment: Mapping[str, str], world: int) -> int:
-    """SLURM writes the tasks of each node as `4(x2),3`."""
-    node, tasks = int(environment.get("SLURM_NODEID", "0")), environment.get("SLURM_TASKS_PER_NODE", str(world))
-    counts: list[int] = []
-    for part in tasks.split(","):
-        count, _, repeat = part.partition("(x")
-        counts += [int(count)] * int(repeat.rstrip(")") or 1)
-    return counts[node] if node < len(counts) else world

@@ -110,6 +110,16 @@ def test_every_key_of_the_summary_is_documented():
     assert {key for row in rows for key in re.findall(r"`(\w+)`", row[0])} == set(empty_summary())
 
 
+def test_every_entry_of_the_preflight_is_documented():
+    from lockstep.torch.preflight import Host, Preflight
+
+    host = Host(host="alpha", ranks=[0], cores=1, device="cpu", processor="x", interface=None)
+    written = Preflight(rank=0, world_size=1, hosts=[host], versions={}).to_dict()
+    rows = {row[0]: row[1] for row in tables((ROOT / "docs/metrics.md").read_text(), "entry")}
+    assert {entry for cell in rows for entry in re.findall(r"`(\w+)`", cell)} == set(written)
+    assert set(written["hosts"][0]) <= set(re.findall(r"`(\w+)`", rows["`hosts`"]))
+
+
 def test_the_guide_shows_the_example_as_it_is():
     """Code of the guide, line by line and in this order, is code of `examples/my_loop.py`."""
     source = [line.partition("  #")[0].strip() for line in (ROOT / "examples/my_loop.py").read_text().splitlines()]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from host_blocks import on_hosts
 
-from lockstep import World, spawn
+from lockstep import spawn
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.launch.variables import free_port
 from lockstep.run import NetworkConfig, Run, override
@@ -42,6 +43,8 @@ class Job:
     folder: str
     port: int = dataclasses.field(default_factory=free_port)
     shared_memory: bool = True
+    hosts: tuple[int, ...] = ()
+    """How many ranks each host has; default: all are of one."""
     init_from: tuple[str, ...] = ()
     """A policy file for each rank."""
     resume: str | None = None
@@ -88,7 +91,7 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
     from lockstep.train import train
 
     size = int(os.environ["WORLD_SIZE"])
-    world = World(rank=rank, size=size, address="127.0.0.1", port=one.port)
+    world = on_hosts(rank, one.port, one.hosts or (size,))
     counts: Counter[str] = Counter()
     seeds: list[int] = []
     kept: dict[str, Any] = {}

@@ -55,11 +55,11 @@ def stick(how: str) -> None:
     elif how == "stopped":
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     elif how == "inside a collective":
-        exchange = Slots.exchange
+        meet = Slots.meet
 
         def slow(*args: Any) -> Any:
-            if args[2] == "average_gradients":
+            if args[1] == "average_gradients":
                 time.sleep(60)
-            return exchange(*args)
+            return meet(*args)
 
-        Slots.exchange = slow  # pyright: ignore[reportAttributeAccessIssue]
+        Slots.meet = slow  # pyright: ignore[reportAttributeAccessIssue]

@@ -128,7 +128,7 @@ def test_one_update_sends_one_message_and_one_per_gradient_step(trained):
         "check_equal": 4,  # every tenth update, before the last checkpoint, and at the end
         "summary": 2,
         "first_rollout": 2,
-        "config": 2,
+        "preflight": 2,
     }
     for name in ("discrete", "gloo"):
         for outcome in trained[name, 2][1]:

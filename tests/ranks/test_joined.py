@@ -75,7 +75,10 @@ def test_a_run_directory_that_cannot_be_written_is_refused_by_all(tmp_path):
 
 
 def test_unequal_commands_are_refused_by_all_and_leave_nothing(tmp_path):
-    one_line(start(tmp_path, "--run-dir=out", per_rank=((), ("--seed=1",))), "rank 1 was started with another config")
+    one_line(
+        start(tmp_path, "--run-dir=out", per_rank=((), ("--seed=1",))),
+        "rank 1 differs from rank 0 in seed (1 instead of 0)",
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -103,5 +106,7 @@ def test_all_ranks_go_on_with_a_run(tmp_path):
     assert (ends, summary["env_steps"], summary["resumed_from"]) == ([256], 512, "checkpoints/step_256")
     one_line(start_again(tmp_path, "--resume=out", "--max-restarts=3"), "torchrun restarts its own ranks")
     one_line(start_again(tmp_path, "--resume=out", "--set=seed=5"), "seed=5")
-    one_line(start_again(tmp_path, "--resume=out", per_rank=((), ("--set=log_every=9",))), "rank 1", "another config")
+    one_line(
+        start_again(tmp_path, "--resume=out", per_rank=((), ("--set=log_every=9",))), "rank 1 differs", "log_every (9 "
+    )
     assert load(tmp_path / "out" / "run.yaml").log_every != 9

@@ -102,7 +102,8 @@ def test_tags_longer_than_their_place_or_not_ascii_do_no_harm(pair):
 
 def test_slots_are_one_memory(pair):
     first, second = pair
-    second.attach_slots(first.create_slots(4096), 4096)
+    first.create_slots(4096)
+    second.attach_slots(4096)
     first.slots[10:15] = b"hello"
     assert second.slots[10:15] == b"hello"
 

@@ -1,8 +1,10 @@
 """What a rank does about its launcher. Costs nothing to import: a rank does it before anything else."""
 
 import ctypes
+import functools
 import os
 import signal
+import threading
 
 _PR_SET_PDEATHSIG = 1
 
@@ -10,15 +12,59 @@ _PR_SET_PDEATHSIG = 1
 def die_with_launcher() -> None:
     """Have the kernel kill this process with SIGKILL when the launcher that started it ends, however it ends.
 
-    Does nothing without a Lockstep launcher. Call it first thing; calling it again does nothing.
+    Does nothing without a launcher of Lockstep's or torchrun. Call it first thing; calling it again does nothing.
     """
     launcher = os.environ.pop("LOCKSTEP_LAUNCHER_PID", None)  # children of a rank are not ranks
-    if launcher is None:
+    if launcher is not None:
+        _die_with_parent()
+        # The launcher may have died before that call. A wrapper between it and us is no reason to die.
+        if os.getppid() != int(launcher) and not _alive(int(launcher)):
+            _die()
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        _die_with_torchrun()
+
+
+@functools.cache
+def _die_with_torchrun() -> None:
+    """When torchrun's agent is killed its ranks live on, and no guardian ends them as it does for our launcher.
+
+    The kernel's signal follows the thread that forked: the agent's main one, but of a wrapper only the wrapper's.
+    """
+    from lockstep.processes import torchrun_agent
+
+    agent = torchrun_agent()
+    if agent is None:
         return
+    if os.getppid() == agent:
+        _die_with_parent()
+        if os.getppid() != agent:
+            _die()
+        return
+    try:
+        descriptor = os.pidfd_open(agent)
+    except ProcessLookupError:
+        _die()
+    except OSError:  # some sandboxes do not have it: then a wrapped rank learns from its peers, or stays
+        return
+    else:
+        threading.Thread(target=_watch, args=(descriptor,), name="lockstep-launcher", daemon=True).start()
+
+
+def _watch(descriptor: int) -> None:
+    import select
+
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    poller.poll()
+    _die()
+
+
+def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The launcher may have died before that call. A wrapper between it and us is no reason to die.
-    if os.getppid() != int(launcher) and not _alive(int(launcher)):
-        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _alive(pid: int) -> bool:

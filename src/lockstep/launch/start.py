@@ -6,12 +6,39 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from lockstep.launch.place import Place
 from lockstep.launch.supervise import Bounds, Failure, RankGroup
 from lockstep.launch.variables import variables
 from lockstep.launch.verdict import MARK, agree, log_path
 from lockstep.record.failure import keep_failure
 from lockstep.record.leftovers import remove_half_written
+
+
+class Others(Protocol):
+    """The other machines of a run, as the start on this one asks them."""
+
+    def look(self) -> Failure | None:
+        """What ends this start although the ranks of this machine go on; asked all the time."""
+        ...
+
+    def judge(self, failure: Failure) -> Failure:
+        """Tell the others of the first failure here; returns what holds for all. The ranks are stopped afterwards."""
+        ...
+
+
+class _Alone:
+    """No other machines."""
+
+    def look(self) -> None:
+        return None
+
+    def judge(self, failure: Failure) -> Failure:
+        return failure
+
+
+ALONE = _Alone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +56,17 @@ class Start:
     """How many starts came before."""
     title: str = "new start"
     """For logs that hold earlier starts too."""
+    place: Place | None = None
+    """Of these ranks among those of several machines; None: there are no others."""
 
     def run(
-        self, caught: list[int], bounds: Bounds, *, timeout_s: float | None, since: float
+        self,
+        caught: list[int],
+        bounds: Bounds,
+        *,
+        timeout_s: float | None = None,
+        since: float | None = None,
+        others: Others = ALONE,
     ) -> tuple[Failure | None, list[int]]:
         """Start all ranks and wait until none is left.
 
@@ -39,24 +74,27 @@ class Start:
             caught: signals that this process received, filled by `caught_signals` meanwhile.
             bounds: how long ranks may take to end.
             timeout_s: bound on the whole run, if any.
-            since: when the run began (monotonic seconds).
+            since: when the run began (monotonic seconds); default: now.
+            others: the other machines of the run.
 
         Returns:
             Why it failed, None if all ranks succeeded; and the ranks that had to be killed after an interruption.
         """
-        environments = variables(self.ranks, self.cores, self.environment, restarts=self.restarts)
+        environments = variables(self.ranks, self.cores, self.environment, restarts=self.restarts, place=self.place)
         if self.run_dir is not None:
             (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
             keep_failure(self.run_dir)
         try:
-            with RankGroup(bounds, self.run_dir) as group:
+            first = 0 if self.place is None else self.place.first_rank
+            with RankGroup(bounds, self.run_dir, first_rank=first) as group:
                 for environment in environments:
                     self._start_rank(group, environment)
-                failure = group.wait(timeout_s=timeout_s, since=since, caught=caught)
+                failure = group.wait(timeout_s=timeout_s, since=since, caught=caught, elsewhere=others.look)
                 if failure is None:
                     return None, []
                 if self.run_dir is not None:
                     failure = agree(failure, group.ended, self.run_dir)
+                failure = others.judge(failure)
                 if failure.interrupted is None:
                     group.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
                     return failure, []  # being killed is no news after a failure

@@ -65,8 +65,8 @@ class RankGroup:
     half-written in `run_dir`.
     """
 
-    def __init__(self, bounds: Bounds, run_dir: Path | None = None) -> None:
-        self.bounds, self.run_dir = bounds, run_dir
+    def __init__(self, bounds: Bounds, run_dir: Path | None = None, *, first_rank: int = 0) -> None:
+        self.bounds, self.run_dir, self._first_rank = bounds, run_dir, first_rank
         self.ranks: list[Rank] = []
         self.ended: list[Rank] = []  # in the order in which they were seen to end
 
@@ -113,12 +113,12 @@ class RankGroup:
         except (FileNotFoundError, PermissionError) as error:
             raise ConfigError(f"command {command[0]!r} cannot be started: {error.strerror}; check its path") from None
         except OSError as error:
-            raise RunError(f"rank {len(self.ranks)} cannot be started: {error}") from error
+            raise RunError(f"rank {self._first_rank + len(self.ranks)} cannot be started: {error}") from error
         try:
             pidfd = os.pidfd_open(process.pid)
         except OSError:  # some sandboxes do not have it; then we look every 20 ms
             pidfd = None
-        self.ranks.append(Rank(len(self.ranks), process, pidfd))
+        self.ranks.append(Rank(self._first_rank + len(self.ranks), process, pidfd))
         self._tell_guardian(process.pid)
 
     def wait(
@@ -128,6 +128,7 @@ class RankGroup:
         since: float | None = None,
         caught: Sequence[int] = (),
         may_leave: Callable[[int], bool] = lambda _: False,
+        elsewhere: Callable[[], "Failure | None"] = lambda: None,
     ) -> Failure | None:
         """Wait until all ranks succeeded (None) or one failed, a signal came, or `timeout_s` passed; stops nothing.
 
@@ -136,6 +137,7 @@ class RankGroup:
             since: when the run began (monotonic seconds); default: now.
             caught: signals that this process received, filled by `caught_signals` meanwhile.
             may_leave: whether a rank that left with code 0 is known to have done its work; others must follow soon.
+            elsewhere: what ends these ranks although they go on.
         """
         deadline = (time.monotonic() if since is None else since) + (math.inf if timeout_s is None else timeout_s)
         left_at = math.inf  # when the first rank left with code 0
@@ -146,6 +148,8 @@ class RankGroup:
             if any(rank.code for rank in self.ended):
                 self._sleep_until(now + _SETTLE_S)
                 return interruption(caught[0]) if caught else self._failure()
+            if (failure := elsewhere()) is not None:
+                return failure
             left = [rank.index for rank in self.ended if not may_leave(rank.index)]
             if left:
                 left_at = min(left_at, now)

@@ -50,9 +50,6 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
     """
     flags = ["--joined", *(["--debug"] if debug else [])]
     commands = _Commands(program, run_dir, resume, init_from, flags, written_at(run_dir / _LATEST))
-    # The ranks import what this process could: modules beside a recipe script, and in the working directory.
-    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    search = dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry), *inherited])
     held = hold(run_dir)
     try:
         if config is not None:
@@ -61,7 +58,7 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
             commands.first(),
             ranks=ranks,
             run_dir=run_dir,
-            environment={"PYTHONPATH": os.pathsep.join(search)},
+            environment={"PYTHONPATH": search_path()},
             restarts=Restarts(maximum=max_restarts, again=commands.again),
         )
     finally:
@@ -69,6 +66,12 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
     if code not in _ENDS_THAT_SAY_ALL and written_at(run_dir / _LATEST) is not None:
         say(f"go on with: lockstep train --resume {run_dir}")
     return code
+
+
+def search_path() -> str:
+    """PYTHONPATH for ranks: they import what this process could, beside a script and in the working directory."""
+    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join(dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry), *inherited]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,22 @@ import os
 import random
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.place import Place
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def variables(
-    ranks: int, cores: int, environment: Mapping[str, str] | None = None, *, restarts: int = 0
+    ranks: int,
+    cores: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    restarts: int = 0,
+    place: Place | None = None,
 ) -> list[dict[str, str]]:
     """The whole environment of each of `ranks` ranks on this machine.
 
@@ -20,31 +29,32 @@ def variables(
         cores: usable ones, shared among them as threads unless the user has set OMP_NUM_THREADS.
         environment: variables that go before this process's own.
         restarts: how often the ranks were started before.
+        place: of these ranks among those of several machines; None: there are no others.
     """
     if ranks < 1:
         raise ConfigError(f"ranks={ranks} must be at least 1")
     inherited = {**os.environ, **(environment or {})}
     # A torchrun around us would have our ranks expect its store. Our own variables are not for ranks of a rank.
-    inherited = {
-        k: v for k, v in inherited.items() if not k.startswith("TORCHELASTIC_") and k != "LOCKSTEP_TERMINAL_FD"
-    }
+    ours = {"LOCKSTEP_TERMINAL_FD", "LOCKSTEP_MEMO"} - set(environment or {})
+    inherited = {k: v for k, v in inherited.items() if not k.startswith("TORCHELASTIC_") and k not in ours}
     if "OMP_NUM_THREADS" in inherited:
         inherited["LOCKSTEP_USER_THREADS"] = "1"  # a rank knows whose choice it finds, and may use fewer than ours
+    interfaces = {} if place is None or place.interface is None else dict.fromkeys(_INTERFACES, place.interface)
+    alone = Place(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address="127.0.0.1", port=0)
+    place = place or replace(alone, port=free_port())
     common = {
+        **interfaces,  # gloo and NCCL take the first one they find, or that of the host's name, which may be loopback
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
         "PYTHONUNBUFFERED": "1",  # this and the next: a log of a killed rank that tells something
         "PYTHONFAULTHANDLER": "1",
         **inherited,
-        "WORLD_SIZE": str(ranks),
+        **place.variables(),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
         "LOCKSTEP_LAUNCHER": "lockstep",
         "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),
         "LOCKSTEP_RESTARTS": str(restarts),
     }
-    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [{**common, "RANK": str(place.first_rank + local), "LOCAL_RANK": str(local)} for local in range(ranks)]
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from lockstep.errors import ConfigError, MismatchError, RunError
+from lockstep.errors import MismatchError, RunError
 from lockstep.torch.checksum import checksum
 
 if TYPE_CHECKING:
@@ -63,16 +63,6 @@ def check_different(comm: "Comm", fingerprint: str, tag: str) -> None:
         raise RunError(
             f"ranks {', '.join(map(str, twins))} collected the same data; their environments ignore the seed "
             "they are given, or a wrapper seeds them alike"
-        )
-
-
-def check_same_config(comm: "Comm", config: str) -> None:
-    """Raise `ConfigError` on all ranks unless all were started with the same config, as text; *collective*."""
-    every: list[str] = comm.gather_object(hashlib.blake2b(config.encode()).hexdigest(), "config")
-    odd = [rank for rank, theirs in enumerate(every) if theirs != every[0]]
-    if odd:
-        raise ConfigError(
-            f"rank {odd[0]} was started with another config than rank 0; start all ranks with the same command"
         )
 
 

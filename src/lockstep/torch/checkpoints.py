@@ -45,13 +45,7 @@ class Checkpoints:
         """
         self._state, self._progress = state, progress
         self._begun_at = -1
-        if self._resumed is None:
-            if self._initialized:  # the seed alone does not lead back to where the run began
-                self._take(0.0)
-            else:
-                self._keeper.prepare(state.shared(), state.shards())
-            return 0.0
-        found = self._keeper.load(self._resumed.exact)
+        found = self._keeper.load(self._resumed.exact) if self._resumed is not None else None
         behind_s = 0.0
         if found is not None:
             manifest, shared, shards = found
@@ -69,8 +63,12 @@ class Checkpoints:
                     f"environments of {self._run.task} cannot be saved: they begin new episodes, so that the result "
                     "will differ from that of a run that never stopped"
                 )
-        self._journal.rewind()
-        self._keeper.prepare(state.shared(), state.shards())
+        if self._resumed is not None:
+            self._journal.rewind()
+        if found is None and self._initialized:  # the seed alone does not lead back to where the run began
+            self._take(0.0)
+        else:
+            self._keeper.prepare(state.shared(), state.shards())
         return behind_s
 
     def wanted(self) -> None:

@@ -1,8 +1,9 @@
 """What crosses ranks in PyTorch.
 
-Every sum over shards is taken along the tree of `lockstep.tree`. CPU ranks of one host reduce through shared memory;
-otherwise each rank sends the sums it can take alone and everyone finishes the tree. In a world of one every collective
-is the identity, and no process group, server or thread exists.
+Every sum over shards is taken along the tree of `lockstep.tree`. CPU ranks of one host reduce through shared memory,
+and hosts send each other one message (`lockstep.torch.hosts`); otherwise each rank sends the sums it can take alone and
+everyone finishes the tree. In a world of one every collective is the identity, and no process group, server or thread
+exists.
 """
 
 import contextlib
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from lockstep import messages
-from lockstep.cores import usable_cores
 from lockstep.record.timers import SYNC, Timers
-from lockstep.segment import Segment, ordered, supported
+from lockstep.segment import ordered
 from lockstep.torch import agreement
 from lockstep.torch.flat import FlatParameters, named_tensors
 from lockstep.torch.group import Group
 from lockstep.torch.hardware import backend_of, device_of
-from lockstep.torch.slots import Slots
+from lockstep.torch.hosts import Add, Hosts
+from lockstep.torch.places import settle
 from lockstep.tree import Node, owned_nodes, tree_sum
 from lockstep.watch import Observed, observed
 from lockstep.world import World
@@ -70,9 +71,9 @@ class Comm:
             owned_nodes(self.world.shards_of(rank), self.world.num_shards) for rank in range(self.world.size)
         ]
         self._root: Node = (0, self.world.num_shards)
-        self._one_host = self.world.local_size == self.world.size
-        self._shared_memory = shared_memory and self.device.type == "cpu" and self._one_host and ordered()
-        self._slots: Slots | None = None
+        self._shared_memory = shared_memory and ordered()
+        self._hosts: Hosts | None = None
+        self._objects: Group | Hosts = self._group
         self._inside = False
 
     @property
@@ -86,18 +87,31 @@ class Comm:
             torch.cuda.set_device(self.device)
         if self.world.size > 1:
             self._group.open()
-            if self._one_host:
-                self._open_segment()
+            self._group.segment, hosts = settle(
+                self.world, self.gather_object, self.timers, self.num_messages, self._shared_memory, self._timeout_s
+            )
+            if hosts is not None and hosts.several:
+                self._objects = hosts
+            self._hosts = hosts if self.device.type == "cpu" else None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the group, also after an exception."""
-        if self._group.segment is not None and error is None:
-            self.barrier("close")  # nobody leaves while others may still ask whether it lives
-        self._slots = None
-        self._group.close()
+        try:
+            if error is None and self.world.size > 1:
+                self.barrier("close")  # nobody leaves while others may still ask whether it lives
+        finally:
+            if isinstance(self._objects, Hosts):
+                self._objects.close(error)
+            self._hosts, self._objects = None, self._group
+            self._group.close()
+
+    def tell(self, words: str) -> None:
+        """Tell the other hosts why this process is about to leave; not collective, and from any thread."""
+        if isinstance(self._objects, Hosts):
+            self._objects.tell(words)
 
     # -- sums ----------------------------------------------------------------------------------------------------------
 
@@ -113,10 +127,10 @@ class Comm:
         mine = [tree_sum(leaves, node, torch.add) for node in self._nodes[self.world.rank]]
         if self.world.size == 1:
             return mine[0]
-        if self._slots is None and not self.world.pinned:
+        if self._hosts is None and not self.world.pinned:
             with self._entered(tag):
                 return self._group.sum(torch.stack(mine).sum(0), tag)
-        return tree_sum(self._exchange(mine, tag), self._root, torch.add)
+        return tree_sum(self._exchange(mine, tag, torch.add), self._root, torch.add)
 
     def sum(self, value: Tensor, tag: str = "sum") -> Tensor:
         """The sum over ranks; *collective*."""
@@ -139,9 +153,8 @@ class Comm:
         """The largest value over ranks; *collective*."""
         if self.world.size == 1:
             return value
-        spare = [torch.zeros_like(value.reshape(-1)) for _ in self._nodes[self.world.rank][1:]]
-        parts = self._exchange([value.reshape(-1), *spare], tag)
-        return torch.stack([parts[nodes[0]] for nodes in self._nodes]).amax(0).view(value.shape)
+        parts = self._exchange([value.reshape(-1) for _ in self._nodes[self.world.rank]], tag, torch.maximum)
+        return tree_sum(parts, self._root, torch.maximum).view(value.shape)
 
     def any(self, flag: bool, tag: str = "any") -> bool:
         """Whether any rank says so: how a local fact (a clock, a signal) becomes a common decision; *collective*."""
@@ -208,7 +221,8 @@ class Comm:
         for group in by_kind.values():
             flat = torch.cat([t.reshape(-1) for t in group])
             with self._entered("broadcast"):
-                self._group.broadcast_(flat, source, "broadcast")
+                way = self._objects if flat.device.type == "cpu" else self._group
+                way.broadcast_(flat, source, "broadcast")
             for tensor, part in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
@@ -222,10 +236,10 @@ class Comm:
             return [messages.decode(messages.encode(value))]
         body = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
         with self._entered(tag):
-            sizes = [int(size) for size in self._group.gather(torch.tensor([len(body)]), tag)]
+            sizes = [int(size) for size in self._objects.gather(torch.tensor([len(body)]), tag)]
             padded = torch.zeros(max(sizes), dtype=torch.uint8)
             padded[: len(body)] = body
-            bodies = self._group.gather(padded, tag)
+            bodies = self._objects.gather(padded, tag)
         return [messages.decode(b[:size].numpy().tobytes()) for b, size in zip(bodies, sizes, strict=True)]
 
     def barrier(self, tag: str = "barrier") -> None:
@@ -249,15 +263,16 @@ class Comm:
         segment = self._group.segment
         if segment is None:
             return [observed(self.world.rank, self.timers.row, alive=True, tag=self._group.tag)]
-        s, ranks = segment, range(segment.count)  # there is one only where all ranks are of this host
-        return [observed(r, s.row(r), alive=s.alive(r), tag=s.tag(r), entered=s.entered(r)) for r in ranks]
+        s, first = segment, self.world.rank - segment.index
+        return [
+            observed(first + i, s.row(i), alive=s.alive(i), tag=s.tag(i), entered=s.entered(i)) for i in range(s.count)
+        ]
 
-    def _exchange(self, parts: list[Tensor], tag: str) -> Mapping[Node, Tensor]:
-        """Every rank's tensors, one for each of its nodes."""
+    def _exchange(self, parts: list[Tensor], tag: str, add: Add) -> Mapping[Node, Tensor]:
+        """Tensors at nodes that make up the tree, from each rank's at its own nodes."""
         with self._entered(tag):
-            if self._slots is not None:
-                self.num_messages[tag] += 1
-                return self._slots.exchange(parts, tag)
+            if self._hosts is not None:
+                return self._hosts.exchange(parts, tag, add)
             width = max(len(nodes) for nodes in self._nodes)  # a rank with fewer nodes than others pads with zeros
             padding = parts[0].new_zeros((width - len(parts)) * parts[0].numel())
             every = self._group.gather(torch.cat([*parts, padding]), tag).view(self.world.size, width, -1)
@@ -277,24 +292,3 @@ class Comm:
         finally:
             self._inside = False
         self.timers.enter(previous)  # after an error the phase stays, for messages
-
-    def _open_segment(self) -> None:
-        """Share memory with the other ranks; if one of them may not open it, none uses it. Slots only where wanted."""
-        world = self.world
-        spin = usable_cores() >= world.local_size
-        made = Segment.create(0, world.size, spin=spin) if world.rank == 0 and supported() else None
-        address = self.broadcast_object(made.address if made else None)
-        if made is None and address:
-            try:
-                made = Segment.attach(address, world.rank, world.size, spin=spin)
-            except OSError:
-                made = None
-        if not all(self.gather_object(made is not None)):
-            if made is not None:
-                made.close()
-            return
-        assert made is not None
-        self.timers.publish(made.row(world.local_rank))
-        self._group.segment = made
-        if self._shared_memory:
-            self._slots = Slots(made, self._nodes, self.broadcast_object, self.barrier, self._timeout_s, self.timers)

@@ -3,7 +3,6 @@
 Messages are numbered and tagged, and a broken connection is told as the rank that ended, not as a TCP port.
 """
 
-import datetime
 import time
 import zlib
 from collections import Counter
@@ -17,24 +16,16 @@ import torch.distributed as dist
 # to default arguments of functions. It would never be freed, and its threads abort a process that ends well.
 import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
-from torch.distributed import (
-    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-    Store,  # pyright: ignore[reportPrivateImportUsage]
-    rendezvous,  # pyright: ignore[reportPrivateImportUsage, reportUnknownVariableType]
-)
 
-from lockstep.errors import ConfigError, PeerError, RunError
+from lockstep.errors import PeerError, RunError
 from lockstep.record.timers import WAIT, Timers
 from lockstep.segment import Segment
-from lockstep.watch import MARGIN_S
+from lockstep.torch.rendezvous import connect
 from lockstep.world import World
 
 _DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which process ended
 _LOOK_EVERY = 100  # on a GPU, comparing marks waits for the device: do it for one message in so many
 _MARKS = 250  # fits in a byte, its squares add up exactly in float32, and the library's own tags all differ by it
-
-_stores: dict[tuple[str, int, int, int], tuple[Store, int]] = {}
-"""By address, port, size and rank: the store that ranks meet at, and how often they have."""
 
 
 class Group:
@@ -56,26 +47,7 @@ class Group:
 
     def open(self) -> None:
         """Meet the other ranks."""
-        if self._world.port == 0:
-            raise ConfigError(
-                f"port=0: a world of {self._world.size} ranks meets at a port of rank 0's host; "
-                "give all ranks the same, World(port=29500), or set MASTER_PORT"
-            )
-        world, startup = self._world, datetime.timedelta(seconds=self._startup_timeout_s)
-        try:
-            store = _store(world, startup)
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if self._backend == "nccl" else "gloo",
-                store=store,
-                rank=world.rank,
-                world_size=world.size,
-                timeout=datetime.timedelta(seconds=self._timeout_s + MARGIN_S),
-            )
-        except (RuntimeError, ValueError) as error:
-            raise PeerError(
-                f"rank {world.rank} could not meet the other {world.size - 1} ranks at {world.address}:{world.port} "
-                f"within startup_timeout_s={self._startup_timeout_s:g}: {str(error).splitlines()[0]}"
-            ) from error
+        connect(self._world, self._backend, self._timeout_s, self._startup_timeout_s)
 
     def close(self) -> None:
         """Let go of the others."""
@@ -146,28 +118,9 @@ class Group:
             return PeerError(f"rank {rank} got no answer in {tag} within timeout_s={self._timeout_s:g}")
         until = time.monotonic() + _DEATH_NOTICE_S
         while self.segment is not None and time.monotonic() < until:
-            dead = [index for index in range(self.segment.count) if not self.segment.alive(index)]
+            first = rank - self.segment.index
+            dead = [first + index for index in range(self.segment.count) if not self.segment.alive(index)]
             if dead:
                 return PeerError(f"rank {dead[0]} has ended while rank {rank} waited in {tag}", dead[0])
             time.sleep(0.02)
         return PeerError(f"another rank ended while rank {rank} waited in {tag} ({str(error).splitlines()[0]})")
-
-
-def _store(world: World, timeout: datetime.timedelta) -> Store:
-    """Where the ranks of this world find each other, a new place each time.
-
-    There is one server as long as rank 0's process lives, and a new part of it for each time they meet: a rank in a
-    hurry could take the server of the time before for a second one on the same port, and wait there in vain.
-    """
-    key = (world.address, world.port, world.size, world.rank)
-    store, times = _stores.get(key, (None, 0))
-    if store is not None:
-        try:
-            store.num_keys()
-        except RuntimeError:  # the server's process has ended; whoever meets here now starts anew
-            store, times = None, 0
-    if store is None:
-        url = "env://" if world.launcher != "none" else f"tcp://{world.address}:{world.port}"
-        store, _, _ = next(rendezvous(url, rank=world.rank, world_size=world.size, timeout=timeout))
-    _stores[key] = (store, times + 1)
-    return PrefixStore(f"lockstep/{times}", store)

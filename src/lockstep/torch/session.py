@@ -24,11 +24,10 @@ from lockstep.progress import Progress
 from lockstep.record.journal import Journal
 from lockstep.record.summary import seconds_since_process_start
 from lockstep.record.timers import CHECKPOINT, EVALUATE, Timers
-from lockstep.resume import go_on
+from lockstep.resume import Resumption, go_on
 from lockstep.rollout import Collector
-from lockstep.run import Run, dump
+from lockstep.run import Run
 from lockstep.signals import WATCHED, StopSignals
-from lockstep.torch.agreement import check_same_config
 from lockstep.torch.checkpoints import Checkpoints
 from lockstep.torch.comm import Comm
 from lockstep.torch.evaluation import Evaluation
@@ -36,6 +35,7 @@ from lockstep.torch.evidence import save_evidence
 from lockstep.torch.export import BEST_POLICY_FILE, POLICY_FILE, save_policy, start_from
 from lockstep.torch.hardware import describe, pin, share_cores
 from lockstep.torch.networks import Policy
+from lockstep.torch.preflight import preflight
 from lockstep.torch.state import Learner, RunState
 from lockstep.watch import Watch
 from lockstep.world import World
@@ -49,7 +49,7 @@ class Session:
         world: who takes part; default: what a launcher's variables say.
         run_dir: where to write; default: a new directory below `runs/`.
         init_from: a run directory or policy file to start from.
-        resume: a run directory, or one checkpoint of it, to go on with; then `run_dir` and `init_from` have no say.
+        resume: what to go on with; then `run_dir` has no say, and `init_from` only until there is a checkpoint.
         joined: the run directory was made by the launcher.
 
     Attributes:
@@ -59,6 +59,7 @@ class Session:
         spec: what an environment looks like.
         summary: what `summary.json` will hold.
         progress: global counters, once `training` began.
+        signals: those that asked this rank to stop.
     """
 
     def __init__(
@@ -68,19 +69,19 @@ class Session:
         *,
         run_dir: Path | None = None,
         init_from: Path | None = None,
-        resume: Path | None = None,
+        resume: Path | Resumption | None = None,
         joined: bool = False,
     ) -> None:
         self.run, self.world = run, (world or World.from_environment()).with_shards(run.num_shards)
-        self._resumed = resumed = go_on(resume, run) if resume is not None else None
+        self._resumed = resumed = go_on(resume, run) if isinstance(resume, Path) else resume
         if resumed is not None:
-            run_dir, init_from = resumed.run_dir, None
+            run_dir, init_from = resumed.run_dir, init_from if resumed.step is None else None
             self.world = replace(self.world, num_shards=resumed.num_shards or self.world.num_shards)
         self.timers = Timers()
         self.spec = env_spec(run.task, run.env)
         self.progress = Progress(run.total_steps)
         self._init_from = init_from
-        self._signals, self._stack = StopSignals(), contextlib.ExitStack()
+        self.signals, self._stack = StopSignals(), contextlib.ExitStack()
         self._stop_return = run.stop_return if run.stop_return is not None else self.spec.reward_threshold
         pin(run, self.world)
         self.comm = Comm(
@@ -100,12 +101,13 @@ class Session:
     def __enter__(self) -> Self:
         """Open everything, in an order that leaves nothing behind when a step fails."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._signals)
+            stack.enter_context(self.signals)
             stack.enter_context(self.comm)
-            check_same_config(self.comm, dump(self.run))
+            found = preflight(self.comm, self.run)
             tell, place = self.comm.broadcast_object, {"joined": self._joined, "exists": self._resumed is not None}
             self.journal = Journal.open(self.run, self.world, tell, self._run_dir, **place)
             stack.callback(self.journal.close)
+            found.tell(self.journal)
             self._checkpoints = Checkpoints(
                 self.run, self.comm, self.journal, resumed=self._resumed, initialized=self._init_from is not None
             )
@@ -113,13 +115,10 @@ class Session:
             logs = self.journal.path / "logs"
             stack.enter_context(stacks.answering(logs, self.world.rank))
             watch = Watch(
-                self.comm.observe,
-                self.journal.stalled,
-                lambda: self._signals.received,
-                timeout_s=self.run.timeout_s,
-                startup_timeout_s=self.run.startup_timeout_s,
-                logs=logs,
-            )
+                self.comm.observe, self.journal.stalled, lambda: self.signals.received,
+                timeout_s=self.run.timeout_s, startup_timeout_s=self.run.startup_timeout_s,
+                leaving=self.comm.tell, logs=logs,
+            )  # fmt: skip
             stack.callback(watch.close)
             self._stack = stack.pop_all()
         self.summary = self.journal.summary
@@ -192,7 +191,7 @@ class Session:
         for k, episodes in enumerate(self._collector.episodes):
             facts[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)
-        facts[0, 3:] = [self._checkpoints.busy, *self._signals.flags()]
+        facts[0, 3:] = [self._checkpoints.busy, *self.signals.flags()]
         return facts
 
     def advance(self, num_steps: int, told: np.ndarray) -> None:

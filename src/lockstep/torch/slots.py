@@ -1,7 +1,7 @@
 """Exchange between the CPU ranks of one host through shared memory: write, arrive, wait, read."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,102 +9,115 @@ from torch import Tensor
 from lockstep.errors import PeerError, RunError
 from lockstep.record.timers import WAIT, Timers
 from lockstep.segment import Segment
-from lockstep.tree import Node
 from lockstep.watch import MARGIN_S
 
-_LONGEST_LOOK_S = 2.0
+LONGEST_LOOK_S = 2.0
+"""Time in which this process itself was stopped (a suspended job) says nothing about others: a look counts no more."""
 
 
 class Slots:
-    """One slot for each tree node that a rank can sum alone, twice, for collectives in turn.
+    """Rows of memory that all ranks of this host see, twice, for collectives in turn.
 
     Args:
         segment: the host's shared memory.
-        nodes: what each rank writes.
-        broadcast: tells all ranks an address that rank 0 found; collective, ends when all have it.
-        barrier: collective.
+        first: the rank that has index 0 in it; the others follow.
         timeout_s: bound on one exchange; given up `MARGIN_S` later, since the watch knows more about who is stuck.
         timers: told while this rank waits.
     """
 
-    def __init__(  # a slot table has these six neighbours and no default for any of them
-        self,
-        segment: Segment,
-        nodes: Sequence[Sequence[Node]],
-        broadcast: Callable[[str], str],
-        barrier: Callable[[], None],
-        timeout_s: float,
-        timers: Timers,
-    ) -> None:
-        self._segment, self._broadcast, self._barrier = segment, broadcast, barrier
+    def __init__(self, segment: Segment, first: int, timeout_s: float, timers: Timers) -> None:
+        self._segment, self._first = segment, first
         self._timeout_s, self._timers = timeout_s, timers
-        self._mine = list(nodes[segment.index])
-        self._all = [node for owned in nodes for node in owned]
-        self._capacity = 0
-        self._views: dict[tuple[int, int, torch.dtype], dict[Node, Tensor]] = {}
+        self._half = 0  # bytes for one collective
+        self._tables: dict[tuple[int, int, int, torch.dtype], Tensor] = {}
         self._tag = ""
+        self._patience_s, self._waited_s, self._looked_at = 0.0, 0.0, 0.0
 
-    def exchange(self, parts: Sequence[Tensor], tag: str) -> Mapping[Node, Tensor]:
-        """Every rank's parts by node. The tensors are shared memory: read them before the exchange after the next."""
-        length, kind = parts[0].numel(), parts[0].dtype
-        if length * parts[0].element_size() > self._capacity:
-            self._grow(length * parts[0].element_size())
-        key = (self._segment.turn(), length, kind)
-        views = self._views.get(key)
-        if views is None:
-            views = self._views[key] = self._make_views(*key)
-        for node, part in zip(self._mine, parts, strict=True):
-            views[node].copy_(part)
-        self._meet(tag, length * parts[0].element_size())
-        return views
+    @property
+    def index(self) -> int:
+        """Which of the ranks of this host this one is."""
+        return self._segment.index
 
-    def _meet(self, tag: str, size: int) -> None:
-        self._tag = tag
+    def table(self, rows: int, length: int, kind: torch.dtype, tag: str) -> Tensor:
+        """Memory [rows, length] for the next collective, with what an earlier one left there.
+
+        All ranks of the host ask for the same. Read it before the collective after the next.
+        """
+        size = rows * length * kind.itemsize
+        if size > self._half:
+            self._grow(size, tag)
+        turn = self._segment.turn()
+        key = (turn, rows, length, kind)
+        table = self._tables.get(key)
+        if table is None:
+            flat = torch.frombuffer(self._segment.slots, dtype=kind, count=rows * length, offset=turn * self._half)
+            table = self._tables[key] = flat.view(rows, length)
+        return table
+
+    def meet(self, tag: str, size: int) -> None:
+        """Wait until every rank of the host has written its `size` bytes."""
         self._segment.arrive(tag, size)
+        self._start_to_wait(tag, MARGIN_S)
         previous = self._timers.enter(WAIT)
-        self._waited_s, self._looked_at = 0.0, time.monotonic()
-        self._segment.wait(self._on_wait)
+        self._segment.wait(self.look)
         self._timers.enter(previous)
         others = self._segment.others()
         if others:
-            raise RunError(different_collectives(self._segment.index, tag, size, others))
+            rank = self._first + self._segment.index
+            told = [(self._first + index, theirs, bytes_) for index, theirs, bytes_ in others]
+            raise RunError(different_collectives(rank, tag, size, told))
 
-    def _on_wait(self, index: int) -> None:
-        dead = [rank for rank in range(self._segment.count) if not self._segment.alive(rank)]
+    def pass_on(self) -> None:
+        """Say, as index 0, that what came from other hosts is in the table."""
+        self._segment.pass_on()
+
+    def wait_for_first(self, tag: str) -> None:
+        """Wait until index 0 has heard of the other hosts."""
+        self._start_to_wait(tag, 2 * MARGIN_S)  # index 0 gives up before, and knows why
+        previous = self._timers.enter(WAIT)
+        self._segment.wait_for_first(self.look)
+        self._timers.enter(previous)
+
+    def fail(self, words: str) -> None:
+        """Tell the others of this host, as index 0, why this rank leaves."""
+        self._segment.fail(words)
+
+    def look(self, index: int) -> None:
+        """Raise if the ranks of this host cannot go on together; `index` is the one waited for."""
+        failure = self._segment.failure()
+        if failure:
+            raise PeerError(failure)
+        rank = self._first + self._segment.index
+        dead = [self._first + other for other in range(self._segment.count) if not self._segment.alive(other)]
         if dead:
-            raise PeerError(f"rank {dead[0]} has ended while rank {self._segment.index} waited in {self._tag}", dead[0])
+            raise PeerError(f"rank {dead[0]} has ended while rank {rank} waited in {self._tag}", dead[0])
         now = time.monotonic()
-        # Time in which this process itself was stopped (a suspended job) says nothing about the others.
-        self._waited_s += min(now - self._looked_at, _LONGEST_LOOK_S)
+        self._waited_s += min(now - self._looked_at, LONGEST_LOOK_S)
         self._looked_at = now
-        if self._waited_s > self._timeout_s + MARGIN_S:
+        if index != self._segment.index and self._waited_s > self._timeout_s + self._patience_s:
             where = self._segment.tag(index) or "its start"
             raise PeerError(
-                f"rank {index} did not come to {self._tag} within timeout_s={self._timeout_s:g}; "
+                f"rank {self._first + index} did not come to {self._tag} within timeout_s={self._timeout_s:g}; "
                 f"its last collective was {where}",
-                index,
+                self._first + index,
             )
 
-    def _grow(self, size: int) -> None:
-        """Make slots of at least `size` bytes. All ranks come here together: they send messages of equal sizes."""
-        self._views.clear()
-        self._capacity = 1 << max(12, (size - 1).bit_length())
-        total = 2 * len(self._all) * self._capacity
+    def _start_to_wait(self, tag: str, patience_s: float) -> None:
+        self._tag, self._patience_s = tag, patience_s
+        self._waited_s, self._looked_at = 0.0, time.monotonic()
+
+    def _grow(self, size: int, tag: str) -> None:
+        """Make slots for at least `size` bytes. All ranks come here together: they send messages of equal sizes."""
+        self._tables.clear()
+        self._half = 1 << max(12, (size - 1).bit_length())
+        growing = f"{tag}, which needs more memory"
         if self._segment.index == 0:
-            self._broadcast(self._segment.create_slots(total))
-        else:
-            self._segment.attach_slots(self._broadcast(""), total)
-        self._barrier()
+            self._segment.create_slots(2 * self._half)
+        self.meet(growing, size)
+        if self._segment.index != 0:
+            self._segment.attach_slots(2 * self._half)
+        self.meet(growing, size)
         self._segment.slots_attached()
-
-    def _make_views(self, turn: int, length: int, kind: torch.dtype) -> dict[Node, Tensor]:
-        first = turn * len(self._all)
-        return {
-            node: torch.frombuffer(
-                self._segment.slots, dtype=kind, count=length, offset=(first + number) * self._capacity
-            )
-            for number, node in enumerate(self._all)
-        }
 
 
 def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple[int, str, int]]) -> str:

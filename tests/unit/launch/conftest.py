@@ -4,6 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
+from meeting_nodes import Node
+
+from lockstep.launch import calling, reception
+from lockstep.launch.variables import free_port
 
 
 def _alive(pid: int) -> bool:
@@ -26,3 +30,33 @@ def _gone(pids: list[int], within_s: float = 3.0) -> bool:
 def gone():
     """`gone(pids, within_s)`: whether these processes end soon; a zombie has ended."""
     return _gone
+
+
+@pytest.fixture
+def start():
+    """Starts nodes that meet; all leave at the end."""
+    nodes = []
+
+    def one(**flags):
+        nodes.append(Node(**flags))
+        return nodes[-1]
+
+    yield one
+    for node in nodes:
+        node.leave()
+
+
+@pytest.fixture
+def at():
+    """Flags of an endpoint on this machine."""
+    return {"host": "127.0.0.1", "port": free_port()}
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Bounds of seconds instead of half a minute, except where a test says otherwise."""
+    monkeypatch.setattr(reception, "_SETTLE_S", 1.0)
+    monkeypatch.setattr(reception, "_FREE_S", 1.0)
+    monkeypatch.setattr(calling, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(calling, "_TELL_S", 1.0)
+    monkeypatch.setattr(calling, "_CLOSED_S", 1.0)

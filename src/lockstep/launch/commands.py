@@ -1,0 +1,105 @@
+"""`lockstep launch`, and what `lockstep train` and `lockstep doctor` do with several machines."""
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.card import card, user_code
+from lockstep.elastic import new_memo
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import max_restarts_of, nodes_of, without_node_flags
+from lockstep.launch.local import Restarts, launch
+from lockstep.launch.nodes import Nodes
+from lockstep.launch.training import PROGRAM, search_path
+
+if TYPE_CHECKING:
+    from lockstep.run import Run
+
+PROBE = (sys.executable, "-m", "lockstep.probe")
+
+
+def launch_command(args: argparse.Namespace) -> int:
+    """`lockstep launch`: any script, once per rank on every node."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        raise ConfigError(
+            f"lockstep launch starts ranks, but this process is rank {os.environ['RANK']} of one already; start the "
+            "script itself, or unset RANK and WORLD_SIZE"
+        )
+    nodes, script = nodes_of(args), str(args.script)
+    if args.module and args.no_python:
+        raise ConfigError("--module runs a Python module, and --no-python a program; give one of them")
+    if args.no_python:
+        if shutil.which(script) is None:
+            raise ConfigError(f"program {script} does not exist or cannot be started; check its path")
+        command = [script]
+    elif args.module:
+        command = [sys.executable, "-m", script]
+    else:
+        if not Path(script).is_file():
+            raise ConfigError(f"script {script} does not exist; give a Python file, or -m MODULE")
+        command = [sys.executable, script]
+    shown = card(shlex.join([script, *args.script_args]), user_code([f"{script}:" if args.module else script]))
+    log_dir = Path(args.log_dir) if args.log_dir is not None else None
+    return _start([*command, *args.script_args], nodes, shown, args, log_dir=log_dir)
+
+
+def train_on_nodes(args: argparse.Namespace, run: "Run", nodes: Nodes, words: list[str]) -> int:
+    """`lockstep train --nnodes`: the same command as typed once per rank, without what only a launcher needs.
+
+    Args:
+        args: the arguments.
+        run: what they ask for, checked.
+        nodes: the machines, checked.
+        words: the arguments after `train`, as typed.
+    """
+    from lockstep.resume import leaves
+    from lockstep.run import dump, to_dict
+
+    named = [run.task, args.target or "", run.network.module or "", *run.env.wrappers]
+    shown = {**card(dump(run), user_code(named)), "settings": leaves(to_dict(run))}
+    return _start([*PROGRAM, *without_node_flags(words)], nodes, shown, args)
+
+
+def doctor_on_nodes(args: argparse.Namespace) -> int:
+    """`lockstep doctor --nnodes`: what ranks on these machines find out before they train, and nothing else."""
+    return _start(list(PROBE), nodes_of(args), card("doctor"), args)
+
+
+def _start(
+    command: list[str], nodes: Nodes, shown: dict[str, Any], args: argparse.Namespace, log_dir: Path | None = None
+) -> int:
+    restarts, memo = max_restarts_of(args, nodes), new_memo()
+    environment = {"PYTHONPATH": search_path(), "LOCKSTEP_MEMO": str(memo)}
+    try:
+        if nodes.maximum == 1:
+            again = Restarts(maximum=restarts)
+            return launch(command, ranks=nodes.nproc, run_dir=log_dir, environment=environment, restarts=again)
+        with _quiet_torch():
+            from lockstep.launch.rounds import launch_nodes
+
+        told: dict[str, Any] = {"environment": environment, "max_restarts": restarts}
+        return launch_nodes(command, nodes, card=shown, log_dir=log_dir, **told)
+    finally:
+        memo.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Generator[None]:
+    """Torch, imported inside, tells no warnings from C++: when the main node goes, 25 lines of addresses in memory.
+
+    For this process only: the ranks inherit what the user has set.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ[name] = before or "ERROR"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]

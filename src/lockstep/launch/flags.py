@@ -1,0 +1,193 @@
+"""The flags that say which machines take part: torchrun's names, and ours."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.cores import usable_cores
+from lockstep.errors import ConfigError
+from lockstep.launch.nodes import Nodes
+
+_PORT = 29400  # torchrun's, where an endpoint names none
+_MASTER_PORT = 29500  # torchrun's, for --master-addr
+_LARGEST_PORT = 65535
+_ELASTIC_RESTARTS = 3  # a node that is lost ends all ranks; without a restart nothing would be elastic
+
+
+def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser, *, restarts: bool = True) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add the flags, each with hyphens and with underscores."""
+
+    def add(flag: str, metavar: str | None, text: str) -> None:
+        names = dict.fromkeys([flag, "--" + flag[2:].replace("-", "_")])
+        kind = {"action": "store_true"} if metavar is None else {"metavar": metavar}
+        parser.add_argument(*names, help=text, **kind)  # pyright: ignore[reportArgumentType]
+
+    add("--nnodes", "N|MIN:MAX", "machines; MIN:MAX: they may come and go")
+    add("--node-rank", "R", "which of them this is, from 0; the main node is 0 (default: found out)")
+    add("--nproc-per-node", "K|auto", "ranks on this machine (default: auto, one per GPU, else 1)")
+    add("--rdzv-endpoint", "HOST:PORT", "where the nodes meet: an address of the main node, a free port there")
+    add("--init-file", "FILE", "meet through a file that all nodes see, instead of an address")
+    add("--rdzv-id", "ID", "name of the run; nodes of other runs are sent away")
+    add("--rdzv-backend", "c10d|static", "as torchrun has it; both mean the same here")
+    add("--master-addr", "HOST", "as --rdzv-endpoint, with --master-port")
+    add("--master-port", "PORT", "see --master-addr")
+    add("--local-addr", "ADDRESS", "this machine's own address, where the one found is not the right one")
+    add("--standalone", None, "this machine alone")
+    add("--join-timeout", "SECONDS", "how long to wait for the other nodes (default: 300)")
+    add("--token-file", "FILE", "holds a secret that all nodes share (or set LOCKSTEP_TOKEN)")
+    if restarts:
+        add("--max-restarts", "N", "start all ranks anew up to N times after one failed (default: 0; MIN:MAX: 3)")
+
+
+def without_node_flags(words: list[str]) -> list[str]:
+    """Arguments with the flags that only the launcher of a node needs taken out."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_node_arguments(flags)
+    return flags.parse_known_args(words)[1]
+
+
+def asks_for_nodes(args: argparse.Namespace) -> bool:
+    """Whether the flags ask for a launcher of this node's ranks, whatever started this process.
+
+    Raises `ConfigError` for flags that mean nothing without `--nnodes`.
+    """
+    if args.nnodes is not None or args.standalone:
+        return True
+    for name in ("node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "local_addr", "join_timeout", "token_file"):
+        if getattr(args, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} {getattr(args, name)} says something of several machines; add --nnodes N")
+    return False
+
+
+def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Nodes:
+    """The machines that the flags describe. Raises `ConfigError` for flags that contradict each other."""
+    minimum, maximum = _count(args)
+    if maximum > 1 and args.standalone:
+        raise ConfigError(f"--standalone is this machine alone, but --nnodes={args.nnodes}; leave one of them out")
+    if args.rdzv_backend not in (None, "c10d", "static"):
+        raise ConfigError(f"--rdzv-backend {args.rdzv_backend} is not supported; use c10d, or leave it out")
+    if maximum > 1 and "RANK" in environment and "WORLD_SIZE" in environment:
+        raise ConfigError(
+            f"--nnodes {args.nnodes} starts ranks, but this process is rank {environment['RANK']} of "
+            f"{environment['WORLD_SIZE']} already; leave --nnodes out, or start it without that launcher"
+        )
+    host, port = _endpoint(args)
+    if maximum > 1 and not host and args.init_file is None:
+        raise ConfigError(
+            f"--nnodes {args.nnodes}: the nodes need a place to meet; give --rdzv-endpoint HOST:PORT, an address of "
+            "the main node, or --init-file FILE on a disk that all nodes see"
+        )
+    if host and args.init_file is not None:
+        raise ConfigError("--init-file and an address both say where to meet; give one")
+    return Nodes(
+        minimum=minimum,
+        maximum=maximum,
+        node_rank=_node_rank(args, environment, elastic=minimum != maximum),
+        nproc=_nproc(args.nproc_per_node),
+        host=host,
+        port=port,
+        init_file=Path(args.init_file) if args.init_file is not None else None,
+        run_id=args.rdzv_id or "",
+        token=_token(args, environment),
+        local_address=args.local_addr or "",
+        join_timeout_s=_seconds(args.join_timeout),
+    )
+
+
+def max_restarts_of(args: argparse.Namespace, nodes: Nodes) -> int:
+    """How often all ranks may start anew after one failed."""
+    if args.max_restarts is None:
+        return _ELASTIC_RESTARTS if nodes.elastic else 0
+    return _number(args.max_restarts, "--max-restarts", least=0)
+
+
+def _count(args: argparse.Namespace) -> tuple[int, int]:
+    if args.nnodes is None:
+        return 1, 1
+    low, colon, high = args.nnodes.partition(":")
+    minimum = _number(low, "--nnodes", "N or MIN:MAX")
+    maximum = _number(high, "--nnodes", "N or MIN:MAX") if colon else minimum
+    if minimum > maximum:
+        raise ConfigError(f"--nnodes {args.nnodes}: MIN:MAX wants the smaller number first")
+    return minimum, maximum
+
+
+def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
+    """Host and port; ("", 0) if none is given."""
+    master = args.master_addr is not None or args.master_port is not None
+    if args.rdzv_endpoint is not None and master:
+        raise ConfigError("--rdzv-endpoint and --master-addr, --master-port both say where to meet; give one")
+    if master:
+        return args.master_addr or "127.0.0.1", _port(args.master_port or str(_MASTER_PORT), "--master-port")
+    if args.rdzv_endpoint is None:
+        return "", 0
+    text: str = args.rdzv_endpoint
+    if text.startswith("["):  # [fd00::1]:5555
+        host, _, port = text[1:].partition("]")
+        port = port.removeprefix(":")
+    elif text.count(":") > 1:
+        raise ConfigError(f"--rdzv-endpoint {text}: write an IPv6 address in brackets, [fd00::1]:5555")
+    else:
+        host, _, port = text.partition(":")
+    if not host:
+        raise ConfigError(f"--rdzv-endpoint {text} has no host; write HOST:PORT, with an address of the main node")
+    return host, _port(port or str(_PORT), f"--rdzv-endpoint {text}: port")
+
+
+def _node_rank(args: argparse.Namespace, environment: Mapping[str, str], *, elastic: bool) -> int | None:
+    if args.node_rank is not None:
+        return _number(args.node_rank, "--node-rank", least=0)
+    if not elastic and args.nnodes is not None and "SLURM_STEP_ID" in environment:  # srun, one task per node
+        return _number(environment.get("SLURM_NODEID", ""), "SLURM_NODEID", least=0)
+    return None
+
+
+def _nproc(text: str | None) -> int:
+    if text in (None, "auto", "gpu"):
+        from lockstep.doctor import visible_gpus
+
+        gpus = visible_gpus()
+        if text == "gpu" and gpus == 0:
+            raise ConfigError(
+                "--nproc-per-node gpu, but there is no GPU that torch can use; `lockstep doctor` says why"
+            )
+        return max(gpus, 1)
+    return usable_cores() if text == "cpu" else _number(text, "--nproc-per-node", "a number, auto, gpu or cpu")
+
+
+def _token(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    if args.token_file is None:
+        return environment.get("LOCKSTEP_TOKEN", "")
+    try:
+        token = Path(args.token_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--token-file {args.token_file} cannot be read: {reason}") from None
+    if not token:
+        raise ConfigError(f"--token-file {args.token_file} is empty; write a secret into it")
+    return token
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        seconds = float(text or "300")
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--join-timeout {text} must be a number of seconds, greater than 0")
+    return seconds
+
+
+def _port(text: str, what: str) -> int:
+    port = _number(text, what, "a port")
+    if port > _LARGEST_PORT:
+        raise ConfigError(f"{what} {port} must be a port, at most {_LARGEST_PORT}")
+    return port
+
+
+def _number(text: str, flag: str, expected: str = "a number", least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{flag} {text} must be {expected}, at least {least}")
+    return int(text)

@@ -1,0 +1,223 @@
+"""Ranks on several machines: this node starts its own, and all nodes end, or start again, together."""
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from lockstep.cores import usable_cores
+from lockstep.errors import RunError
+from lockstep.launch.meeting import Cancelled, meet
+from lockstep.launch.membership import End, Membership, Round
+from lockstep.launch.nodes import Nodes
+from lockstep.launch.signals import caught_signals
+from lockstep.launch.start import Start
+from lockstep.launch.supervise import Bounds, Failure, interruption
+from lockstep.launch.verdict import report, say
+
+_LOOK_S = 0.5  # how often the main node is asked how it goes elsewhere
+_LEAVE_S = 5.0  # how long the main node waits for the others to hear how it ended
+_LAST_S = 300.0  # between the first node whose ranks have succeeded and the last
+_BOUNDS = Bounds()
+
+
+def launch_nodes(
+    command: list[str],
+    nodes: Nodes,
+    *,
+    card: Mapping[str, Any],
+    log_dir: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    max_restarts: int = 0,
+    bounds: Bounds = _BOUNDS,
+) -> int:
+    """Run `command` once per rank on every node until all ranks succeeded or one failed, whichever node it is on.
+
+    Args:
+        command: program and arguments, the same for all ranks.
+        nodes: the machines.
+        card: what must agree between them.
+        log_dir: where `logs/rank_R.log` of this node's ranks go; None: ranks print where this process prints.
+        environment: variables that go before this process's own.
+        max_restarts: how often all ranks may start anew after one failed. Nodes that come and go cost none.
+        bounds: how long ranks may take to end.
+
+    Returns:
+        The exit code, the same on every node: 0, the first failing rank's, or 128 + n after signal n.
+
+    Raises:
+        ConfigError: the nodes do not fit together, or did not all come.
+        RunError: the main node is gone.
+    """
+    with caught_signals() as caught:
+        try:
+            with meet(nodes, card, cancelled=lambda: bool(caught)) as met, Membership(nodes, met) as membership:
+                node = _Node(nodes, membership, caught, max_restarts)
+                while True:
+                    code = node.play(command, log_dir, dict(environment or {}), bounds)
+                    if code is not None:
+                        return code
+        except Cancelled:
+            say(f"lockstep: {interruption(caught[0]).message}")
+            return 128 + caught[0]
+
+
+class _Node:
+    """This node through all rounds of a run."""
+
+    def __init__(self, nodes: Nodes, membership: Membership, caught: list[int], max_restarts: int) -> None:
+        self._nodes, self._membership, self._caught = nodes, membership, caught
+        self._max_restarts, self._failures = max_restarts, 0
+
+    def play(self, command: list[str], log_dir: Path | None, environment: dict[str, str], bounds: Bounds) -> int | None:
+        """One start of all ranks. Returns the exit code, None if they are to be started again."""
+        this = self._membership.join(self._failures, lambda: bool(self._caught))
+        self._failures = this.failures
+        place, ranks = this.place, self._nodes.nproc
+        last = place.first_rank + ranks - 1
+        say(
+            f"lockstep: node {place.node_rank} of {place.num_nodes}: "
+            f"rank{f's {place.first_rank}-{last}' if ranks > 1 else f' {last}'} of {place.world_size}, "
+            f"rank 0 at {place.address}"
+        )
+        start = Start(
+            command=command,
+            ranks=ranks,
+            cores=usable_cores(),
+            run_dir=log_dir,
+            environment=environment,
+            restarts=this.starts,
+            place=place,
+        )
+        with _Others(this, self) as others:
+            failure, late = start.run(self._caught, bounds, others=others)
+            if failure is None:
+                failure = self._wait_for_others(this, others)
+        if failure is None or not others.again:
+            this.seen()
+            self._stay_until_seen(this)
+        if failure is None:
+            return 0
+        if others.again and not self._caught:
+            self._failures += others.failed
+            say(f"lockstep: {others.headline(failure)}; {self._next(others)}")
+            return None
+        if others.here:
+            report(failure, place.world_size, late, log_dir, restarts=this.starts)
+        else:
+            say(f"lockstep: {failure.headline}")
+        return failure.code
+
+    @property
+    def asked_to_leave(self) -> bool:
+        """Whether a signal came to this node."""
+        return bool(self._caught)
+
+    def end(self, failure: Failure, this: Round) -> End:
+        """What all nodes are to do about a failure that was seen here first."""
+        if failure.interrupted is None:
+            again = failure.restartable and this.failures < self._max_restarts
+            return End("failed", failure.message, failure.code, failure.rank, again)
+        if self._nodes.elastic:  # a node that leaves, or whose ranks stop for one that does, is no end for the others
+            return End("changed", "a node leaves" if self._caught else "nodes change", failure.code, None, True)
+        return End("interrupted", failure.message, failure.code, None, False)
+
+    def joined_by_another(self) -> bool:
+        """Whether another node waits to take part."""
+        return self._membership.changed()
+
+    def _wait_for_others(self, this: Round, others: "_Others") -> Failure | None:
+        """After this node's ranks succeeded: until those of all nodes have."""
+        this.succeeded()
+        deadline = time.monotonic() + _LAST_S
+        while not this.all_succeeded():
+            if (failure := others.look()) is not None:
+                return failure
+            if self._caught:
+                return others.judge(interruption(self._caught[0]))
+            if time.monotonic() > deadline:
+                return others.judge(Failure(f"ranks of other nodes still run {_LAST_S:g} s after this node's", 1))
+            time.sleep(0.1)
+        return None
+
+    def _stay_until_seen(self, this: Round) -> None:
+        """The main node's store answers until the others have heard how it ended."""
+        deadline = time.monotonic() + _LEAVE_S
+        while not this.all_seen() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _next(self, others: "_Others") -> str:
+        return f"restart {self._failures} of {self._max_restarts}" if others.failed else "all ranks start again"
+
+
+class _Others:
+    """The other nodes of a round; see `lockstep.launch.start.Others`. A context manager.
+
+    A thread asks the main node: an answer that takes its time, over a link that is cut, shall not keep this node from
+    noticing its own ranks.
+    """
+
+    def __init__(self, this: Round, node: _Node) -> None:
+        self._this, self._node = this, node
+        self._end: End | None = None
+        self._found: End | Exception | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True, name="other-nodes")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    @property
+    def again(self) -> bool:
+        """Whether all ranks start again."""
+        return self._end is not None and self._end.again
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank failed, as opposed to nodes coming and going."""
+        return self._end is not None and self._end.kind == "failed"
+
+    @property
+    def here(self) -> bool:
+        """Whether it ended on this node first."""
+        return self._end is not None and self._end.node_rank == self._this.place.node_rank
+
+    def look(self) -> Failure | None:
+        if isinstance(self._found, Exception):
+            raise self._found
+        if self._found is None:
+            return None
+        self._end = self._found
+        return self._failure(self._found)
+
+    def judge(self, failure: Failure) -> Failure:
+        if self._end is not None:  # it came from there
+            return failure
+        self._end = self._this.tell(self._node.end(failure, self._this))
+        return failure if self.here or self._node.asked_to_leave else self._failure(self._end)
+
+    def headline(self, failure: Failure) -> str:
+        """Why the ranks start again."""
+        return self._end.message if self._end is not None and self._end.kind == "changed" else failure.headline
+
+    def _ask(self) -> None:
+        try:
+            while self._found is None and not self._over.wait(_LOOK_S):
+                self._found = self._this.told()
+                if self._found is None and self._node.joined_by_another():
+                    self._found = self._this.tell(End("changed", "a node joins", 128 + signal.SIGTERM, None, True))
+        except RunError as error:
+            self._found = error
+
+    def _failure(self, end: End) -> Failure:
+        if end.kind == "failed":
+            head, newline, rest = end.message.partition("\n")
+            return Failure(f"{head} (on {end.node}){newline}{rest}", end.code, end.rank)
+        number = signal.SIGTERM if end.kind == "changed" else end.code - 128
+        return Failure(f"{end.message} (on {end.node})", end.code, interrupted=number)

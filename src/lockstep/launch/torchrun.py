@@ -1,0 +1,59 @@
+"""What a rank that torchrun started looks at before anything else."""
+
+import contextlib
+import json
+import os
+import shlex
+
+from lockstep.errors import ConfigError
+from lockstep.routes import several_hosts
+from lockstep.torchrun import address_of_this_node, around, is_main_node, loopback_cure, means_this_host
+from lockstep.world import World
+
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+def check_torchrun(world: World) -> None:
+    """Refuse to start where torchrun gave ranks of several hosts `localhost` to meet at, and print the cure.
+
+    Only a node that came to the main node from another host can know at once that there are several; its note lets the
+    main node's ranks, who wait for it, tell their user as well.
+    """
+    if not several_hosts(world) or "TORCHELASTIC_RUN_ID" not in os.environ or not means_this_host(world.address):
+        return
+    command = around()
+    if command is None or command.endpoint is None or is_main_node(command):
+        return
+    from lockstep.torch.rank_zero import leave_note
+
+    with contextlib.suppress(OSError, RuntimeError):  # by all ranks: torchrun ends them when the first has failed
+        node = command.flags.get("--node-rank", str(world.node_rank))
+        leave_note(command, json.dumps([node, address_of_this_node(command)]))
+    raise loopback_cure(world)
+
+
+def check_growth(world: World, num_shards: int | None) -> None:
+    """Refuse a torchrun to and from which nodes may come and go, where that could not work.
+
+    Args:
+        world: who takes part.
+        num_shards: what the config says; None: as many as there are ranks at first.
+    """
+    command = around() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    nodes = command.flags.get("--nnodes", "") if command is not None else ""
+    least, _, most = nodes.partition(":")
+    if command is None or not most.isdecimal() or least == most:
+        return
+    if os.environ.get(_OWN_STORE) != "1":
+        # Agents keep where they met first: a node that comes later is not told, and where rank 0's node goes the others
+        # look for it for ever.
+        raise ConfigError(
+            f"torchrun --nnodes={nodes} does not tell nodes that come later where to meet, unless {_OWN_STORE}=1 is "
+            f"set; start it so on every node: {_OWN_STORE}=1 {shlex.join(command.words)}"
+        )
+    ranks = int(most) * world.local_size
+    if num_shards is None or num_shards < ranks:
+        now = "without num_shards the first start decides" if num_shards is None else f"num_shards={num_shards}"
+        raise ConfigError(
+            f"--nnodes={nodes} may grow to {ranks} ranks, and a rank needs a shard ({now}); add --set num_shards={ranks}"
+        )

@@ -1,0 +1,173 @@
+"""What the environment variables of each launcher say of a rank. Nothing is opened, looked up or guessed from names.
+
+The innermost launcher is asked first: ranks of a torchrun that srun started inherit SLURM's variables, which are about
+the process that runs torchrun.
+"""
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lockstep.errors import ConfigError
+
+_INTERACTIVE_STEPS = 4294967280  # from here on SLURM numbers what is no step of srun: batch, interactive, extern
+_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below those that the kernel deals out to outgoing connections
+
+_MAX_HOSTS = 1 << 16
+
+
+def rank_fields(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """The fields of the `World` that a launcher described; None without one."""
+    for launcher in (_torchrun, _open_mpi, _hydra, _slurm):
+        fields = launcher(environment)
+        if fields is not None:
+            shared = {
+                "address": environment.get("MASTER_ADDR") or fields.pop("address", "127.0.0.1"),
+                "port": _integer(environment, "MASTER_PORT", fields.pop("port", 0)),
+                "token": environment.get("LOCKSTEP_TOKEN") or fields.pop("token", ""),
+            }
+            return {**fields, **shared}
+    return None
+
+
+def hosts(nodelist: str) -> list[str]:
+    """The hosts of a SLURM node list such as `n[01-03,7],m2`, in its order."""
+    found: list[str] = []
+    for part in _split(nodelist):
+        found.extend(_expand(part, nodelist))
+        if len(found) > _MAX_HOSTS:
+            raise ConfigError(f"node list {nodelist!r} has more than {_MAX_HOSTS} hosts; set MASTER_ADDR")
+    return found
+
+
+def _torchrun(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Torchrun's variables, which are ours, Kubernetes' PyTorchJob's and the usual ones to set by hand, too."""
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+    rank, size = _integer(environment, "RANK"), _integer(environment, "WORLD_SIZE")
+    # A PyTorchJob numbers its pods, each a host of its own. By hand, ranks are of one host unless told otherwise.
+    alone = "KUBERNETES_SERVICE_HOST" in environment and "LOCAL_RANK" not in environment
+    local_size = _integer(environment, "LOCAL_WORLD_SIZE", 1 if alone else size)
+    return {
+        "rank": rank,
+        "size": size,
+        "local_rank": _integer(environment, "LOCAL_RANK", rank % max(local_size, 1)),
+        "local_size": local_size,
+        "node_rank": _integer(environment, "GROUP_RANK", rank // max(local_size, 1)),
+        "launcher": environment.get("LOCKSTEP_LAUNCHER", "torchrun"),
+    }
+
+
+def _open_mpi(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    if "OMPI_COMM_WORLD_RANK" not in environment:
+        return None
+    return _mpi(
+        "Open MPI",
+        environment.get("PMIX_NAMESPACE", ""),
+        *(_integer(environment, f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    )
+
+
+def _hydra(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """MPICH's and Intel's mpiexec. SLURM's own PMI sets the first two as well; it knows no local ones."""
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    if any(name not in environment for name in names):
+        return None
+    return _mpi("MPICH", "", *(_integer(environment, name) for name in names))
+
+
+def _mpi(launcher: str, job: str, rank: int, size: int, local_rank: int, local_size: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "size": size,
+        "local_rank": local_rank,
+        "local_size": local_size,
+        "node_rank": rank // max(local_size, 1),  # exact where each host has as many; only for messages
+        "launcher": launcher,
+        "token": job,
+    }
+
+
+def _slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Tasks of srun. The shell of a batch script has SLURM_PROCID, too, but is no task of a step."""
+    if "SLURM_PROCID" not in environment or "SLURM_STEP_ID" not in environment:
+        return None
+    step = _integer(environment, "SLURM_STEP_ID")
+    if step >= _INTERACTIVE_STEPS:
+        return None
+    # Those of the step go before those of the job, which may have been given more tasks and nodes.
+    size = _integer(environment, "SLURM_STEP_NUM_TASKS", _integer(environment, "SLURM_NTASKS", 1))
+    rank, node = _integer(environment, "SLURM_PROCID"), _integer(environment, "SLURM_NODEID", 0)
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or str(size)
+    local_size = _tasks_of_node(tasks, node, size)
+    nodelist = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    job = f"{environment.get('SLURM_JOB_ID', '0')}.{step}"
+    return {
+        "rank": rank,
+        "size": size,
+        "local_rank": _integer(environment, "SLURM_LOCALID"),
+        "local_size": local_size,
+        "node_rank": node,
+        "address": "127.0.0.1" if local_size == size else next(iter(hosts(nodelist)), "127.0.0.1"),
+        "port": _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS,
+        "token": f"SLURM {job}",
+        "launcher": "SLURM",
+    }
+
+
+def _tasks_of_node(tasks: str, node: int, size: int) -> int:
+    """SLURM writes the tasks of each node as `4(x2),3`."""
+    counts: list[int] = []
+    for part in tasks.split(","):
+        count, _, repeat = part.partition("(x")
+        try:
+            counts += [int(count)] * int(repeat.rstrip(")") or 1)
+        except ValueError:
+            raise ConfigError(
+                f"SLURM_TASKS_PER_NODE={tasks!r} is not understood; it should look like 4(x2),3"
+            ) from None
+    return counts[node] if node < len(counts) else size
+
+
+def _split(nodelist: str) -> Iterator[str]:
+    """At the commas outside of brackets."""
+    part, depth = "", 0
+    for character in nodelist:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            yield part
+            part = ""
+        else:
+            part += character
+    if part:
+        yield part
+
+
+def _expand(part: str, nodelist: str) -> list[str]:
+    """`rack[1-2]n[01-03]` in order; the last numbers count fastest."""
+    match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", part)
+    if match is None:
+        if not re.fullmatch(r"[\w.:-]+", part):
+            raise ConfigError(f"node list {nodelist!r} is not understood; set MASTER_ADDR to the host of rank 0")
+        return [part]
+    before, inside, after = match.groups()
+    numbers: list[str] = []
+    for span in inside.split(","):
+        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", span)
+        if ends is None or int(ends[2] or ends[1]) - int(ends[1]) > _MAX_HOSTS:
+            raise ConfigError(f"node list {nodelist!r} is not understood; set MASTER_ADDR to the host of rank 0")
+        width = len(ends[1])
+        numbers += [str(number).zfill(width) for number in range(int(ends[1]), int(ends[2] or ends[1]) + 1)]
+    rests = _expand(after, nodelist) if after else [""]
+    return [f"{before}{number}{rest}" for number in numbers for rest in rests]
+
+
+def _integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "")
+    if not text and default is not None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name}={text!r} is not a number; the launcher should set it") from None

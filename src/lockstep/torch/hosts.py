@@ -1,0 +1,239 @@
+"""CPU ranks of one or several hosts: shared memory within a host, one message between every two hosts.
+
+Within a host every rank writes the sums it can take alone; its first rank finishes the subtrees of the host's block of
+shards, sends these to the first ranks of the other hosts and writes theirs into the host's memory. All finish the same
+tree: the bits are those of one host. A rank whose memory the others of its host cannot open is a host of its own here.
+
+Up to a few hosts, and for anything small, every host sends all it has to every other: one way through the network and
+no more. A large buffer among three or more hosts goes in slices instead: each host sums one slice for all, along the
+same tree, and sends the result around. That takes two ways, but moves 2 buffers per host instead of one per other host.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import RunError
+from lockstep.links import Links, in_slices
+from lockstep.record.timers import WAIT, Timers
+from lockstep.torch.slots import Slots
+from lockstep.tree import Node, owned_nodes, tree_sum
+from lockstep.world import World, block
+
+Add = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Ranks that share memory."""
+
+    name: str
+    ranks: range
+
+    def __str__(self) -> str:
+        first, last = self.ranks[0], self.ranks[-1]
+        return f"host {self.name} ({f'rank {first}' if first == last else f'ranks {first}-{last}'})"
+
+
+class Hosts:
+    """The collectives of CPU tensors, as far as they are exact: a sum in tree order, and bytes that only move.
+
+    Args:
+        world: who takes part.
+        hosts: all of them, in rank order.
+        slots: the memory of this host; None where it has one rank.
+        links: to the other hosts, on the first rank of a host, if there are others.
+        timers: told while this rank waits.
+        num_messages: sent by tag; each collective here is one.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        hosts: Sequence[Host],
+        slots: Slots | None,
+        links: Links | None,
+        timers: Timers,
+        num_messages: Counter[str],
+    ) -> None:
+        self._world, self._hosts, self._slots, self._links, self._timers = world, hosts, slots, links, timers
+        self._num_messages = num_messages
+        self._mine = next(number for number, host in enumerate(hosts) if world.rank in host.ranks)
+        self._own_nodes = owned_nodes(world.shards, world.num_shards)
+        self._near = [
+            node for rank in hosts[self._mine].ranks for node in owned_nodes(world.shards_of(rank), world.num_shards)
+        ]
+        shards = [range(world.shards_of(h.ranks[0]).start, world.shards_of(h.ranks[-1]).stop) for h in hosts]
+        self._far = [owned_nodes(held, world.num_shards) for held in shards]
+        self._bounds = _bounds([len(nodes) for nodes in self._far])
+        self._told = False
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another host."""
+        return len(self._hosts) > 1
+
+    def exchange(self, parts: Sequence[Tensor], tag: str, add: Add) -> Mapping[Node, Tensor]:
+        """From this rank's part at each of its nodes, parts at nodes that make up the tree, the same on all ranks.
+
+        The tensors may be shared memory: read them before the exchange after the next.
+        """
+        length, kind = parts[0].numel(), parts[0].dtype
+        size, root = length * kind.itemsize, (0, self._world.num_shards)
+        near, far = len(self._near), self._bounds[-1] if self.several else 0
+        table = self._table(near + far + 1, length, kind, tag)
+        near_values = dict(zip(self._near, table, strict=False))
+        for node, part in zip(self._own_nodes, parts, strict=True):
+            near_values[node].copy_(part)
+        self._meet(tag, size)
+        if not self.several:
+            return near_values
+        rows, total = table[near:-1], table[-1]
+        slices = in_slices(len(self._hosts), size)
+
+        def fetch(links: Links) -> None:
+            start = self._bounds[self._mine]
+            for row, node in enumerate(self._far[self._mine], start):
+                rows[row].copy_(tree_sum(near_values, node, add))
+            if slices:
+                self._reduce_in_slices(links, rows, total, tag, add)
+            else:
+                self._swap(links, rows, self._bounds, tag, size)
+
+        self._between(fetch, tag)
+        if slices:
+            return {root: total.clone()}
+        return dict(zip((node for nodes in self._far for node in nodes), rows, strict=True))
+
+    def gather(self, flat: Tensor, tag: str) -> Tensor:
+        """The tensors [n] of all ranks, [size, n]."""
+        size = flat.numel() * flat.element_size()
+        table = self._table(self._world.size, flat.numel(), flat.dtype, tag)
+        table[self._world.rank].copy_(flat)
+        self._meet(tag, size)
+        bounds = [host.ranks.start for host in self._hosts] + [self._world.size]
+        self._between(lambda links: self._swap(links, table, bounds, tag, size), tag)
+        return table.clone()
+
+    def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
+        """Give every rank the tensor of rank `source`."""
+        size = flat.numel() * flat.element_size()
+        table = self._table(1, flat.numel(), flat.dtype, tag)
+        if self._world.rank == source:
+            table[0].copy_(flat)
+        self._meet(tag, size)
+        bounds = [int(source < host.ranks.start) for host in self._hosts] + [1]  # one row: the source's host's
+        self._between(lambda links: self._swap(links, table, bounds, tag, size), tag)
+        flat.copy_(table[0])
+
+    def close(self, error: BaseException | None) -> None:
+        """Hang up; the other hosts are told of an error."""
+        if self._links is not None:
+            if error is not None:
+                self._fail(f"rank {self._world.rank} on {self._hosts[self._mine]} failed: {_line(error)}")
+            self._links.close()
+
+    def tell(self, words: str) -> None:
+        """Tell the other hosts, once, why this rank leaves; if it is the first here. From any thread."""
+        if self._links is not None and not self._told:
+            self._told = True
+            self._links.fail(words)
+
+    def _fail(self, words: str) -> None:
+        """Tell the other ranks of this host too."""
+        if self._links is not None and self._slots is not None and not self._told:
+            self._slots.fail(words)
+        self.tell(words)
+
+    def _table(self, rows: int, length: int, kind: torch.dtype, tag: str) -> Tensor:
+        if self._slots is None:
+            return torch.empty(rows, length, dtype=kind)
+        return self._slots.table(rows, length, kind, tag)
+
+    def _meet(self, tag: str, size: int) -> None:
+        """All ranks of this host have written their part."""
+        self._num_messages[tag] += 1
+        if self._slots is None:
+            return
+        try:
+            self._slots.meet(tag, size)
+        except RunError as error:
+            self._fail(str(error))
+            raise
+
+    def _between(self, fetch: Callable[[Links], None], tag: str) -> None:
+        """What the first rank of each host does with the others', and the other ranks wait for."""
+        if self._links is None:
+            if self._slots is not None:
+                self._slots.wait_for_first(tag)
+            return
+        try:
+            fetch(self._links)
+        except RunError as error:
+            self._fail(str(error))
+            raise
+        if self._slots is not None:
+            self._slots.pass_on()
+
+    def _swap(self, links: Links, rows: Tensor, bounds: Sequence[int], tag: str, size: int) -> None:
+        """Send the rows of this host to all others and receive theirs."""
+        ranges = dict(enumerate(pairwise(bounds)))
+        low, high = ranges.pop(self._mine)
+        mine = _bytes(rows[low:high])
+        theirs = {host: _bytes(rows[first:last]) for host, (first, last) in ranges.items()}
+        self._trade(links, dict.fromkeys(ranges, mine), theirs, tag, size)
+
+    def _reduce_in_slices(self, links: Links, rows: Tensor, total: Tensor, tag: str, add: Add) -> None:
+        """Sum columns [low, high) of all hosts here, send the sum to all, and receive the sums of the other columns."""
+        columns = [block(len(total), len(self._hosts), host) for host in range(len(self._hosts))]
+        ranges = list(pairwise(self._bounds))
+        own, (first, last) = columns[self._mine], ranges[self._mine]
+        others = [host for host in range(len(self._hosts)) if host != self._mine]
+        size = len(total) * total.element_size()
+        values = rows[:, own.start : own.stop].contiguous()
+        self._trade(
+            links,
+            {host: _bytes(rows[first:last, columns[host].start : columns[host].stop].contiguous()) for host in others},
+            {host: _bytes(values[slice(*ranges[host])]) for host in others},
+            tag,
+            size,
+        )
+        nodes = [node for nodes in self._far for node in nodes]
+        summed = tree_sum(dict(zip(nodes, values, strict=True)), (0, self._world.num_shards), add)
+        total[own.start : own.stop].copy_(summed)
+        mine = _bytes(summed)
+        theirs = {host: _bytes(total[columns[host].start : columns[host].stop]) for host in others}
+        self._trade(links, dict.fromkeys(others, mine), theirs, tag, size)
+
+    def _trade(
+        self,
+        links: Links,
+        outgoing: Mapping[int, memoryview],
+        incoming: Mapping[int, memoryview],
+        tag: str,
+        size: int,
+    ) -> None:
+        previous = self._timers.enter(WAIT)
+        links.swap(outgoing, incoming, tag, size, self._look)
+        self._timers.enter(previous)
+
+    def _look(self) -> None:
+        if self._slots is not None:
+            self._slots.look(self._slots.index)
+
+
+def _bounds(counts: Sequence[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(cast(Any, tensor.reshape(-1).view(torch.uint8).numpy()))
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,143 @@
+"""What a world of several hosts will do, before its first step: quick measurements of the work, put into the model."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lockstep.envs.vector import make_vector_env
+from lockstep.predict import Comparison, Layout, Work, compare, measured
+from lockstep.record.timers import Timers
+from lockstep.rollout import Collector
+from lockstep.run import Run, override
+from lockstep.torch.batch import Batch
+from lockstep.torch.comm import Comm
+from lockstep.torch.hardware import share_cores
+from lockstep.torch.networks import Policy, actor_of
+from lockstep.world import World
+
+_FOR_S = 0.1  # bound on each of four measurements, in which every thing is done at least once
+_REPEATS = 20
+_STEPS = 8
+_FEW, _MANY = 8, 32  # environments, at most: making them takes time
+_MAKING_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A prediction, in numbers and words."""
+
+    num_parameters: int
+    messages_per_update: int
+    steps_per_second: float
+    one_host_steps_per_second: float
+    line: str
+    advice: str | None
+    """What to do if one host alone would be faster."""
+
+
+def outlook(run: Run, comm: Comm, layout: Layout, message_s: float) -> Outlook | str:
+    """Predict this world and one of its hosts alone, from what this rank can measure alone in half a second.
+
+    Leaves every random stream as it was. Not collective.
+
+    Args:
+        run: what will be trained.
+        comm: of all ranks; only asked who they are.
+        layout: ranks, hosts, cores and bandwidth.
+        message_s: seconds of a small sum over all ranks.
+
+    Returns:
+        The outlook, or why there is none.
+    """
+    if run.env.vectorization == "async":
+        return "no prediction: a process per environment (env.vectorization=async) is not measured ahead"
+    saved = random.getstate(), np.random.get_state()  # the user's environment may draw from it
+    try:
+        with torch.random.fork_rng(devices=[]):
+            found = _measured(run, comm, layout, message_s)
+    except Exception as error:  # the user's environment or network; training will meet it, and say where
+        return f"no prediction: {type(error).__name__}: {error}"
+    finally:
+        random.setstate(saved[0])
+        np.random.set_state(saved[1])
+    return found
+
+
+def _measured(run: Run, comm: Comm, layout: Layout, message_s: float) -> Outlook | str:
+    from lockstep.torch.ppo import PPO  # which imports the session, which imports this
+
+    world, alone = comm.world, Comm(World(), device=run.device)
+    size = world.shard_size(run.num_envs, "num_envs")
+    few, many = min(size, _FEW), min(size * layout.hosts, _MANY)
+    make_vector_env(run.task, run.env, 1).close()  # whatever has to be imported
+    steps: list[tuple[float, float]] = []
+    for count in (few, many):
+        start = time.perf_counter()
+        env = make_vector_env(run.task, run.env, count)
+        try:
+            if time.perf_counter() - start > _MAKING_S:
+                return "no prediction: environments take too long to make"
+            policy = Policy(env.spec, run.network).to(comm.device)
+            actor = actor_of(policy, comm.device)
+            rollout = Collector(
+                alone.world, [env], actor, policy.distribution, num_steps=_STEPS, seed=run.seed, timers=Timers()
+            )
+            steps.append((count, _seconds(rollout.collect) / _STEPS))
+        finally:
+            env.close()
+    ppo = PPO(override(run, {"num_envs": size, "num_shards": 1, "compile": False}), policy, alone)
+    rows = run.algorithm.minibatch_rows(size)
+    share_cores(world, rows * ppo.flat.num_parameters)  # as training will
+
+    def gradient_step(rows: int) -> float:
+        batch, left_out = Batch.blank(policy.spec, rows, comm.device), torch.ones((), device=comm.device)
+
+        def once() -> None:
+            ppo.flat.zero_gradient_()
+            loss, sums = ppo.loss(batch)
+            loss.backward()
+            ppo.flat.keep(0, sums)
+            ppo.optimizer.step(left_out)
+            float(ppo.optimizer.steps)  # on a GPU: wait until it is there
+
+        return _seconds(once)
+
+    part = max(1, rows // 8)
+    gradients = [(part, gradient_step(part))]
+    whole = min(rows, int(part * max(1.0, _FOR_S / gradients[0][1])))  # as much of it as there is time for
+    other = whole if whole > part else max(1, part // 4)
+    gradients.append((other, gradient_step(other)))
+    fixed = world.pinned or world.num_shards != world.size
+    work = Work.of(run, num_bytes=4 * ppo.flat.num_parameters, num_shards=world.num_shards if fixed else None)
+    costs, layout = measured(layout, steps, gradients, message_s)
+    return _told(ppo.flat.num_parameters, work, layout, compare(costs, work, layout))
+
+
+def _told(num_parameters: int, work: Work, layout: Layout, compared: Comparison) -> Outlook:
+    each = layout.ranks_per_host
+    here, alone = compared.here.steps_per_second, compared.one_host.steps_per_second
+    return Outlook(
+        num_parameters=num_parameters,
+        messages_per_update=work.messages,
+        steps_per_second=here,
+        one_host_steps_per_second=alone,
+        line=f"predicted {here:.0f} steps/s, and {alone:.0f} on one host of {each} rank{'s' * (each > 1)}",
+        advice=compared.advice,
+    )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Mean seconds of a call, as a busy machine has it; the first is left out unless it takes all the time there is."""
+    took, until = list[float](), time.perf_counter() + _FOR_S
+    while len(took) <= 1 or (len(took) <= _REPEATS and time.perf_counter() < until):
+        start = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - start)
+        if took[0] > _FOR_S:
+            return took[0]
+    return statistics.mean(took[1:])

@@ -1,0 +1,134 @@
+"""The ranks of a world find each other at a store, make sure that all are there, and open the process group."""
+
+import datetime
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from lockstep.errors import ConfigError, PeerError
+from lockstep.interfaces import endpoint, is_local
+from lockstep.join import placed
+from lockstep.routes import choose_interface, several_hosts
+from lockstep.torch.rank_zero import host, join, uses_agent_store, withdraw
+from lockstep.torch.roll_call import CompleteError, roll_call
+from lockstep.torch.stores import Met, answers, bounded
+from lockstep.torchrun import loopback_cure, means_this_host
+from lockstep.watch import MARGIN_S
+from lockstep.world import World
+
+_LOOPBACK_S = 25.0  # when ranks of other hosts cannot be expected any more at a loopback address
+_EARLIER_START_S = 15.0  # how long ranks of an earlier start may hold the port
+_FULL_MESH_S = 10.0  # what opening the group may take when the last rank came at the last moment
+_LOOK_S = 0.5
+_POLL_S = 0.05
+
+_met: dict[tuple[str, str, int, int, int], tuple[Met, int]] = {}
+"""By file, address, port, size and rank: the store that ranks meet at, and how often they have."""
+
+
+def connect(world: World, backend: str, timeout_s: float, startup_timeout_s: float) -> None:
+    """Meet the other ranks and open the process group among them; *collective*.
+
+    Args:
+        world: who is to come.
+        backend: `nccl` or `gloo`.
+        timeout_s: bound on every collective of the group.
+        startup_timeout_s: bound on all of this.
+
+    Raises:
+        ConfigError: ranks contradict each other, or cannot find each other as they were told to.
+        PeerError: some did not come, or ended.
+    """
+    until = time.monotonic() + startup_timeout_s
+    store = store_of(world, startup_timeout_s)
+
+    def opened() -> bool:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=datetime.timedelta(seconds=timeout_s + MARGIN_S),
+        )
+        return True
+
+    try:
+        # Connecting everyone with everyone overruns the timeout it is given several times over.
+        bounded(opened, max(until - time.monotonic(), _FULL_MESH_S))
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        raise PeerError(
+            f"rank {world.rank} could not connect to all of the other {world.size - 1} ranks within "
+            f"startup_timeout_s={startup_timeout_s:g}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def store_of(world: World, timeout_s: float) -> Store:
+    """Where the ranks of this world, all of them there, are met: a new place each time; *collective*.
+
+    There is one server as long as rank 0's process lives, and a new part of it for each time they meet: a rank in a
+    hurry could take the server of the time before for a second one on the same port, and wait there in vain.
+    """
+    began = time.monotonic()
+    world = placed(world, timeout_s)
+    key = (world.init_file, world.address, world.port, world.size, world.rank)
+    met, times = _met.pop(key, (None, 0))
+    if met is not None and not answers(met.store):  # its process has ended; whoever meets here now starts anew
+        met, times = None, 0
+    refused: set[str] = set()
+    seen_to: Callable[[], None] | None = None
+    while True:
+        if met is None and world.rank == 0:
+            met, seen_to = host(world)
+        met = met or join(world, began, timeout_s, refused)
+        try:
+            store = _meet(met, times, world, began, timeout_s, seen_to)
+        except CompleteError:
+            refused.add(met.nonce)
+            if not (world.init_file or uses_agent_store(world)) and time.monotonic() > began + _EARLIER_START_S:
+                raise ConfigError(
+                    f"the {world.size} ranks that meet at {endpoint(met.address, world.port)} are complete without "
+                    f"this process, which is rank {world.rank}, too; give each process its own RANK, each run its port"
+                ) from None
+            met, times = None, 0
+            time.sleep(_POLL_S)
+        else:
+            _met[key] = (met, times + 1)
+            return store
+
+
+def _meet(
+    met: Met, times: int, world: World, began: float, timeout_s: float, seen_to: Callable[[], None] | None
+) -> Store:
+    """The roll call; then messages take the way that ranks came."""
+    store = met.part(world.token, times)
+    lonely = several_hosts(world) and means_this_host(world.address) and not world.init_file
+    looked = 0.0
+
+    def meanwhile() -> None:
+        nonlocal looked
+        if time.monotonic() < looked + _LOOK_S:
+            return
+        looked = time.monotonic()
+        if seen_to is not None:
+            seen_to()
+        if world.rank == 0:
+            met.check_strangers(store)
+        if lonely and looked > began + _LOOPBACK_S and not _others_came(store, world):
+            raise loopback_cure(world)
+
+    if several_hosts(world) and not is_local(met.address):
+        store.compare_set("reached", "", met.address)
+    roll_call(store, world, began + timeout_s, timeout_s, meanwhile=meanwhile, holds=world.rank == 0)
+    withdraw(world, met)
+    if several_hosts(world):
+        choose_interface(store.get("reached").decode() if store.check(["reached"]) else met.address)
+    return store
+
+
+def _others_came(store: Store, world: World) -> bool:
+    """Whether a rank of another host is there: if at a loopback address, what is called hosts is one machine."""
+    first = world.rank - world.local_rank
+    others = [rank for rank in range(world.size) if not first <= rank < first + world.local_size]
+    return any(store.check([f"rank/{rank}"]) for rank in others)

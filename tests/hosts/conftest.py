@@ -1,0 +1,38 @@
+"""For the tests of this folder: networks of hosts, ended with the test that made them, and what runs must come to."""
+
+import functools
+
+import pytest
+from network import Network, missing
+from small_runs import alone
+
+
+@pytest.fixture(scope="session")
+def _possible():
+    if reason := missing():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def network(_possible, tmp_path):
+    """`network(2)` makes hosts alpha and beta; see `Network`."""
+    made: list[Network] = []
+
+    def make(count: int, **options) -> Network:
+        made.append(Network(count, tmp_path / f"network{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def one_host(tmp_path_factory):
+    """`one_host("cartpole", total_steps=...)`: the run directory of that training in one process, made once."""
+
+    @functools.cache
+    def make(*what, **changes):
+        return alone(tmp_path_factory.mktemp("one_host") / "run", *what, **changes)
+
+    return make

@@ -1,0 +1,238 @@
+"""Launchers that start their ranks again, nodes that come and go: what is trained stays one run, bit by bit."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from running import lines, small, timeless
+
+from lockstep.faults import Fault
+from lockstep.launch.variables import free_port
+from lockstep.run import dump
+from lockstep.train import train
+
+BOUND_S = 180
+ENDED_S = 10  # for ranks whose launcher was killed
+
+
+def pinned(**changes):
+    return small(
+        "CartPole-v1",
+        **{"checkpoint_every": 4 * 128, "log_every": 128, "num_shards": 4, "normalize_observation": True, **changes},
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The run as one process trains it."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(pinned(), run_dir=folder)
+    return folder
+
+
+def torchrun(tmp_path, *words, run=None, **variables):
+    """A torchrun of ranks that train `run.yaml`, its output in `NAME.log`."""
+    (tmp_path / "run.yaml").write_text(dump(run or pinned()))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_LAUNCHER", "TORCHELASTIC"))}
+    clean |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "PACE": str(tmp_path / "pace")}
+    clean["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    log = tmp_path / f"{len(list(tmp_path.glob('*.log')))}.log"
+    with log.open("wb") as output:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *words],
+            env=clean | variables,
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return agent, log
+
+
+def finished(tmp_path, *words, **options):
+    """What torchrun and its ranks said, once they are done with success."""
+    agent, log = torchrun(tmp_path, *words, **options)
+    try:
+        code = agent.wait(BOUND_S)
+    finally:
+        agent.kill()
+        agent.wait()
+    assert code == 0, log.read_text()
+    return log.read_text()
+
+
+def until(condition, what, *logs):
+    bound = time.monotonic() + BOUND_S
+    while not (found := condition()):
+        assert time.monotonic() < bound, f"no {what}:\n" + "\n".join(log.read_text() for log in logs)
+        time.sleep(0.05)
+    return found
+
+
+def killed(**when):
+    """The program of a rank that a fault kills, in the first start."""
+    return ["-m", "lockstep.faults", Fault("kill", rank=1, **when).to_json(), "train", "run.yaml"]
+
+
+def equal_to(undisturbed, run_dir):
+    """The run's summary, after it was found to be the undisturbed run's in every bit."""
+    expected, summary = (json.loads((folder / "summary.json").read_text()) for folder in (undisturbed, run_dir))
+    for key in ("params_fingerprint", "env_steps", "updates", "episodes", "status", "eval_return_mean"):
+        assert summary[key] == expected[key], key
+    assert timeless(str(run_dir)) == timeless(str(undisturbed))
+    assert lines(str(run_dir), "evaluations.jsonl") == lines(str(undisturbed), "evaluations.jsonl")
+    return summary
+
+
+@pytest.mark.parametrize("share", ["0", "1"], ids=["its store shared", "a store of its own"])
+def test_a_killed_rank_is_started_again_and_the_run_goes_on_exactly(undisturbed, share, tmp_path):
+    """With the directory named: the second start is not refused because it exists."""
+    said = finished(
+        tmp_path,
+        *("--nnodes=1", "--nproc_per_node=2", "--max-restarts=2", "--rdzv_backend=c10d", "--rdzv_id=123"),
+        *killed(update=12, saved=True),
+        "--run-dir=out",
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE=share,
+    )
+    summary = equal_to(undisturbed, tmp_path / "out")
+    assert summary["restarts"] == 1
+    assert summary["resumed_from"] is not None
+    assert "restart 1 of out, on 2 ranks" in said
+
+
+def test_before_its_first_checkpoint_a_run_begins_again_where_it_was(undisturbed, tmp_path):
+    run = pinned(checkpoint_every=None)
+    said = finished(tmp_path, "--standalone", "--nproc_per_node=2", "--max-restarts=2", *killed(update=6), run=run)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    summary = equal_to(undisturbed, run_dir)
+    assert (summary["restarts"], summary["resumed_from"]) == (1, None)
+    assert "begins from its start" in said
+
+
+def test_a_policy_to_start_from_counts_until_there_is_a_checkpoint(undisturbed, tmp_path):
+    train(pinned(), run_dir=tmp_path / "whole", init_from=undisturbed)
+    run, source = pinned(checkpoint_every=None), f"--init-from={undisturbed}"
+    code = "from lockstep.torch.checkpoints import Checkpoints as C; C._take = lambda *_: None; "  # none at the start
+    code += "from lockstep.faults import main; main()"
+    program = ["--no-python", sys.executable, "-c", code, *killed(update=6)[2:], source, "--run-dir=out"]
+    finished(tmp_path, "--standalone", "--nproc_per_node=2", "--max-restarts=1", *program, run=run)
+    assert equal_to(tmp_path / "whole", tmp_path / "out")["restarts"] == 1
+
+
+def test_a_script_that_trains_two_runs_goes_on_with_the_second(undisturbed, tmp_path):
+    """What was finished before the restart is not trained again, and does not become the other run."""
+    program = str(Path(__file__).with_name("two_runs.py"))
+    said = finished(
+        tmp_path, "--standalone", "--nproc_per_node=2", "--max-restarts=1", program, "run.yaml", "out"
+    )  # fmt: skip
+    assert "nothing is left to do" in said
+    equal_to(undisturbed, tmp_path / "out" / "first")
+    second = json.loads((tmp_path / "out" / "second" / "summary.json").read_text())
+    assert (second["seed"], second["status"], second["env_steps"]) == (1, "finished", 2560)
+    assert second["restarts"] == 1
+
+
+def ranks_of(agent):
+    """Processes whose parent, or grandparent, is the agent."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    children = {pid for pid, parent in parents.items() if parent == agent.pid}
+    return children | {pid for pid, parent in parents.items() if parent in children}
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["started by it", "behind a shell"])
+def test_ranks_end_when_their_torchrun_is_killed(wrapped, tmp_path):
+    run, program = pinned(total_steps=10**7, timeout_s=120.0), ["-m", "lockstep.train", "run.yaml", "--run-dir=out"]
+    if wrapped:
+        shell = f"'{sys.executable}' {' '.join(program)}; exit $?"
+        program = ["--no-python", "bash", "-c", shell]
+    agent, log = torchrun(tmp_path, "--standalone", "--nproc_per_node=2", *program, run=run)
+    try:
+        until(lambda: (tmp_path / "out" / "metrics.jsonl").exists(), "first line", log)
+        ranks = ranks_of(agent)
+        assert len(ranks) >= 2
+    finally:
+        agent.kill()
+        agent.wait()
+    asked = time.monotonic()
+    while (left := [pid for pid in ranks if lives(pid)]) and time.monotonic() < asked + ENDED_S:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == [], log.read_text()
+
+
+def test_a_node_joins_and_leaves_and_nothing_is_lost(tmp_path):
+    """One rank per node: 1 rank, then 2, then 1."""
+    run = pinned(total_steps=200 * 128, checkpoint_every=8 * 128, evaluate_episodes=4)
+    (tmp_path / "pace").touch()
+    words = ["--nnodes=1:2", "--nproc_per_node=1", "--max-restarts=3", "--rdzv_backend=c10d", "--rdzv_id=123"]
+    words += ["--rdzv-conf=last_call_timeout=2,keep_alive_interval=1"]  # instead of 30 s and 5 s
+    words += [f"--rdzv_endpoint=localhost:{free_port()}", "-m", "paced", "run.yaml", "--run-dir=out"]
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    first, log = torchrun(tmp_path, *words, run=run, **variables)
+    second = None
+    try:
+        until(lambda: "steps" in log.read_text(), "first step", log)
+        second, other = torchrun(tmp_path, *words, run=run, **variables)
+        until(
+            lambda: re.search(r"restart 1 of \S+, on 2 ranks", log.read_text() + other.read_text()), "join", log, other
+        )
+        joined = until(
+            lambda: re.findall(r"resumed from step (\d+)", log.read_text() + other.read_text()), "resume", log, other
+        )
+        assert re.findall(r"interrupted after (\d+) steps", log.read_text()) == joined  # not a step is taken twice
+        until(lambda: lines(str(tmp_path / "out"))[-1]["step"] > int(joined[0]) + 8 * 128, "progress", log, other)
+        second.kill()
+        until(lambda: re.search(r"restart 2 of \S+, on 1 rank\b", log.read_text()), "end without the node", log, other)
+        (tmp_path / "pace").unlink()
+        assert first.wait(BOUND_S) == 0, log.read_text()
+    finally:
+        for agent in filter(None, (first, second)):
+            agent.kill()
+            agent.wait()
+    train(run, run_dir=tmp_path / "whole")
+    summary = equal_to(tmp_path / "whole", tmp_path / "out")
+    assert (summary["restarts"], summary["world_size"], summary["num_shards"]) == (2, 1, 4)
+
+
+def test_a_torchrun_that_cannot_grow_is_refused_with_the_cure(tmp_path):
+    program = ["-m", "lockstep.train", "run.yaml", "--run-dir=out"]
+    for variables, shards, cure in (
+        (
+            {},
+            4,
+            r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \S*python\S* -m torch.distributed.run --nnodes=1:2 .*--run-dir=out",
+        ),
+        ({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, 2, "--nnodes=1:2 may grow to 4 ranks.*add --set num_shards=4"),
+    ):
+        words = ["--nnodes=1:2", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv-conf=last_call_timeout=1"]
+        words += [f"--rdzv_endpoint=localhost:{free_port()}"]
+        agent, log = torchrun(tmp_path, *words, *program, run=pinned(num_shards=shards), **variables)
+        try:
+            agent.wait(BOUND_S)
+        finally:
+            agent.kill()
+            agent.wait()
+        said = log.read_text()
+        assert re.search(f"lockstep: error: .*{cure}", said), said
+        assert re.search(r"exitcode +: 2 ", said), said
+        assert not (tmp_path / "out").exists()

@@ -1,0 +1,178 @@
+"""Ranks of several hosts, made believe on this machine: the bits of one host, and failures that name the other host."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import host_blocks
+import pytest
+from running import job, small, train_all
+
+from lockstep import spawn
+from lockstep.launch.variables import free_port
+from lockstep.watch import MARGIN_S
+
+# Name: ranks of each host, num_shards, whether hosts use their memory.
+LAYOUTS = {
+    "one host": ((4,), 6, True),
+    "2 and 2": ((2, 2), 6, True),
+    "1 and 3": ((1, 3), 6, True),
+    "3 and 1": ((3, 1), 6, True),
+    "4 of 1": ((1, 1, 1, 1), 6, True),
+    "three hosts": ((2, 1, 1), 6, True),
+    "no memory": ((2, 2), 6, False),
+}
+
+
+@pytest.fixture(scope="module")
+def told():
+    """What every rank of every layout said."""
+    calls = [(name, "sums", (free_port(), *layout)) for name, layout in LAYOUTS.items()]
+    calls += [("not pinned", "sums", (free_port(), (2, 2), None))]
+    calls += [(f"other {how}", "differ", (free_port(), (2, 2), how)) for how in ("tag", "size")]
+    calls += [("mixed up", "mixed_up", (free_port(),))]
+    ranks = spawn(host_blocks.at_once, 4, (calls,), timeout_s=300)
+    return {name: [rank[name] for rank in ranks] for name, *_ in calls}
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "one host"])
+@pytest.mark.parametrize("what", host_blocks.SUMS)
+def test_sums_over_hosts_have_the_bits_of_one_host(told, name, what):
+    (expected,) = {bits for rank in told["one host"] for bits in rank[what]}
+    found = [rank[what] for rank in told[name]]
+    assert {bits for rank in found for bits in rank} == {expected}, "sums depend on the hosts"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_else_goes_between_hosts(told, name):
+    for rank, said in enumerate(told[name]):
+        rest = said["rest"]
+        assert rest["max"] == [3.0, 0.0]
+        assert rest["any"] == [True, False]
+        assert rest["objects"] == ["", "x", "xx", "xxx"]
+        assert rest["told"] == [3, "é"]
+        assert rest["broadcast"] == "000000800000c07f0000404000004040", "bits change on the way"
+        assert rest["integers"] == [4 * 2**40 + 6]
+        assert said["messages"]["small"] == 3, "one message for each sum"
+        assert said["unequal"] == ""
+        sizes = LAYOUTS[name][0]
+        if LAYOUTS[name][2]:
+            first = next(sum(sizes[:n]) for n in range(len(sizes)) if rank < sum(sizes[: n + 1]))
+            local = next(size for n, size in enumerate(sizes) if rank < sum(sizes[: n + 1]))
+            assert [seen for seen, _ in rest["seen"]] == list(range(first, first + local)), (
+                "the board names other ranks"
+            )
+
+
+def test_only_the_first_rank_of_a_host_talks_to_other_hosts(told):
+    assert [said["links"] for said in told["one host"]] == [False] * 4
+    assert [said["links"] for said in told["2 and 2"]] == [True, False, True, False]
+    assert [said["links"] for said in told["1 and 3"]] == [True, True, False, False]
+    (hosts,) = {tuple(said["hosts"]) for said in told["1 and 3"]}
+    assert re.fullmatch(r"host \S+ \(rank 0\)", hosts[0])
+    assert re.fullmatch(r"host \S+ \(ranks 1-3\)", hosts[1])
+
+
+def test_ranks_that_do_not_lie_in_blocks_are_summed_all_the_same(told):
+    """As `srun -m cyclic` deals them: each is a host of its own."""
+    (expected,) = {bits for rank in told["one host"] for bits in rank["small"]}
+    assert {said["small"] for said in told["mixed up"]} == {expected}
+    assert all(len(said["hosts"]) == 4 for said in told["mixed up"])
+
+
+def test_a_run_that_is_not_pinned_takes_the_same_way(told):
+    assert len({bits for rank in told["not pinned"] for bits in rank["small"]}) == 1
+    assert [said["links"] for said in told["not pinned"]] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("how", ["tag", "size"])
+def test_hosts_in_different_collectives_are_told_apart(told, how):
+    for rank, said in enumerate(told[f"other {how}"]):
+        assert "ranks are in different collectives" in said, said
+        theirs = "log (32 bytes)" if how == "tag" else "average_gradients (8000 bytes)"
+        ways = [("average_gradients (32 bytes)", 0), (theirs, 2)]
+        if rank >= 2:
+            ways.reverse()
+        (mine, first), (other, second) = ways
+        assert f"rank {first} is in {mine}, rank {second} is in {other}" in said, said
+
+
+def test_a_whole_run_over_hosts_ends_with_the_bits_of_one_rank(tmp_path):
+    """5 shards among 4 ranks: dealt unevenly, and no subtree belongs to a host of two."""
+    run = small("CartPole-v1", num_shards=5, num_envs=20, total_steps=8 * 160, evaluate_every=160 * 4, log_every=160)
+    (alone,) = train_all(1, {"one": job(run, tmp_path, "one")})["one"]
+    layouts = [(2, 2), (1, 2, 1), (1, 1, 1, 1)]
+    many = train_all(4, {str(sizes): job(run, tmp_path, str(sizes), hosts=sizes) for sizes in layouts})
+    for sizes, ranks in many.items():
+        assert [rank.error for rank in [alone, *ranks]] == [""] * 5
+        assert {rank.summary["params_fingerprint"] for rank in ranks} == {alone.summary["params_fingerprint"]}, sizes
+        assert {rank.summary["eval_return_mean"] for rank in ranks} == {alone.summary["eval_return_mean"]}, sizes
+
+
+class Ranks:
+    """Processes that find out alone: no launcher ends them."""
+
+    def __init__(self, folder, sizes, how):
+        self.folder, port = folder, free_port()
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path.rstrip(os.pathsep)}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", f"import host_blocks; host_blocks.fails({rank}, {port}, {sizes}, {how!r}, '.')"],
+                cwd=folder,
+                env=environment,
+            )
+            for rank in range(sum(sizes))
+        ]
+
+    def said(self, rank, within_s=60):
+        path, deadline = self.folder / f"{rank}.txt", time.monotonic() + within_s
+        while not path.exists():
+            assert time.monotonic() < deadline, f"rank {rank} did not find out"
+            time.sleep(0.02)
+        seconds, _, text = path.read_text().partition(" ")
+        return float(seconds), text
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1), (2, 1, 2)])
+def test_a_silent_host_is_named_by_every_rank_of_the_others(tmp_path, sizes):
+    with Ranks(tmp_path, sizes, "all are stopped") as ranks:
+        odd = "ranks 2-3" if sizes == (2, 2) else "rank 1" if sizes == (1, 1) else "ranks 3-4"
+        for rank in range(sum(sizes[:-1])):
+            seconds, said = ranks.said(rank)
+            assert re.fullmatch(
+                rf"PeerError: host \S+ \({odd}\) did not answer in average_gradients within timeout_s=2", said
+            ), said
+            assert 2 + MARGIN_S - 0.1 < seconds < 2 + MARGIN_S + 1.5, "told too early or too late"
+
+
+LEFT = r"host \S+ \(ranks 2-3\) left while rank 0 waited in average_gradients; its logs say why"
+FAILURES = {
+    "the first is killed": LEFT,
+    "another is killed": "rank 3 has ended while rank 2 waited in average_gradients",
+    "the first raises": r"rank 2 on host \S+ \(ranks 2-3\) failed: ValueError: the motor is hot",
+    "another is stuck": r"rank 3 has been in env.step, update 2 for \d s; rank 2 waits in average_gradients, update 2",
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_failure_on_one_host_is_told_to_every_rank_of_the_others(tmp_path, how):
+    with Ranks(tmp_path, (2, 2), how) as ranks:
+        for rank in (0, 1):
+            seconds, said = ranks.said(rank)
+            assert re.fullmatch(f"PeerError: {FAILURES[how]}", said), said
+            assert seconds < 2.0 + MARGIN_S, "told only after the timeout"
+        if how != "another is stuck":  # there the watches of both ranks end them
+            _, said = ranks.said(2 if how == "another is killed" else 3)
+            assert "PeerError: rank" in said

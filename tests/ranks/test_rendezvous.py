@@ -1,0 +1,241 @@
+"""How ranks of every launcher find each other, and what they say when they cannot: real processes, real launchers."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch.variables import free_port
+
+HERE = Path(__file__).parent
+MEETS = [sys.executable, str(HERE / "meets.py")]
+BOUND_S = 120
+LAUNCHERS = ("LOCKSTEP_", "TORCHELASTIC_", "OMPI_", "PMI", "SLURM_", "MPI_", "GLOO_", "NCCL_", "MASTER_", "RANK")
+
+
+def environment(**more):
+    """Nothing of a launcher around the tests."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
+    return clean | {"OMP_NUM_THREADS": "1"} | more
+
+
+def start(words, **variables):
+    return subprocess.Popen(
+        words, env=environment(**variables), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def said(*processes):
+    """What all ranks of these processes say, by rank."""
+    lines = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=BOUND_S)
+            found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+            assert found, f"{process.args}: {out}\n{err}"
+            lines += [line | {"code": process.returncode} for line in found]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return sorted(lines, key=lambda line: (line["start"], line["rank"]))
+
+
+def ranks(*worlds, timeout_s=60):
+    """Processes of these worlds, started by hand."""
+    return said(*(start([*MEETS, json.dumps(world), str(timeout_s)]) for world in worlds))
+
+
+def met(lines, size):
+    """All ranks met, once each."""
+    assert [line["rank"] for line in lines] == list(range(size)), lines
+    assert [line.get("sum") for line in lines] == [float("1" * size)] * size, lines
+
+
+def all_say(lines, kind, *words, within_s=30):
+    """Every rank says the same, soon."""
+    assert lines
+    for line in lines:
+        assert line.get("kind") == kind, lines
+        assert all(word in line["error"] for word in words), lines
+        assert line["seconds"] < within_s, lines
+
+
+# -- contradictions ----------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_that_call_themselves_one_rank_end_all():
+    port = free_port()
+    twice = ranks(*({"rank": rank, "size": 3, "port": port} for rank in (0, 1, 1)))
+    all_say(twice, "ConfigError", "rank 1 came twice", "--node-rank")
+    assert [line["code"] for line in twice] == [2, 2, 2]
+
+
+def test_a_second_rank_0_is_told_to_all():
+    port, first = free_port(), {"rank": 0, "size": 3}
+    processes = [start([*MEETS, json.dumps({"rank": rank, "size": 3, "port": port})]) for rank in (0, 1)]
+    with contextlib.ExitStack() as probes:
+        until = time.monotonic() + BOUND_S
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                probes.enter_context(socket.create_connection(("127.0.0.1", port)))
+                break
+            time.sleep(0.05)
+    processes.append(start([*MEETS, json.dumps(first | {"port": port})]))
+    all_say(said(*processes), "ConfigError", "rank 0 came twice")
+
+
+def test_ranks_that_disagree_on_their_number_end_all():
+    port = free_port()
+    lines = ranks({"rank": 0, "size": 2, "port": port}, {"rank": 1, "size": 4, "port": port})
+    all_say(lines, "ConfigError", "disagree", "WORLD_SIZE=4", "WORLD_SIZE=2")
+
+
+def test_a_rank_with_another_token_stays_out_and_the_others_hear_of_it():
+    port = free_port()
+    lines = ranks({"rank": 0, "size": 2, "port": port, "token": "a"}, {"rank": 1, "size": 2, "port": port})
+    all_say(lines, "ConfigError", "token", "rank 1", "LOCKSTEP_TOKEN")
+
+
+def test_who_does_not_come_is_named():
+    port = free_port()
+    lines = ranks(*({"rank": rank, "size": 5, "port": port} for rank in (0, 2)), timeout_s=8)
+    all_say(lines, "PeerError", "ranks 1, 3-4 did not come within startup_timeout_s=8")
+    assert [line["code"] for line in lines] == [1, 1]
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        all_say(
+            ranks({"rank": 0, "size": 2, "port": other.getsockname()[1]}),
+            "ConfigError",
+            "MASTER_PORT",
+            "in use",
+        )
+
+
+def test_an_address_of_another_machine_is_named_by_rank_0():
+    lines = ranks({"rank": 0, "size": 2, "address": "192.0.2.77", "port": free_port()})
+    all_say(lines, "ConfigError", "MASTER_ADDR=192.0.2.77", "no address of host")
+
+
+def test_a_name_that_nobody_knows_is_named_by_all():
+    port = free_port()
+    lines = ranks({"rank": 1, "size": 2, "address": "no-such-host.invalid", "port": port})
+    all_say(lines, "ConfigError", "no-such-host.invalid")
+
+
+def test_loopback_between_hosts_is_refused_once_the_other_hosts_do_not_come():
+    world = {"size": 2, "local_rank": 0, "local_size": 1, "port": free_port()}
+    all_say(ranks(world | {"rank": 0}), "ConfigError", "MASTER_ADDR=127.0.0.1 is loopback", "address of rank 0's host")
+
+
+def test_ranks_that_only_claim_to_be_several_hosts_meet_at_loopback():
+    world = {"size": 2, "local_rank": 0, "local_size": 1, "port": free_port()}
+    lines = ranks(*(world | {"rank": rank} for rank in (0, 1)))
+    met(lines, 2)
+    assert {line["interface"] for line in lines} == {"lo"}  # the way to rank 0, found by itself
+
+
+def test_a_process_too_many_is_told_when_the_others_have_gone_on():
+    world = {"size": 2, "port": free_port()}
+    first = [start([*MEETS, json.dumps(world | {"rank": rank})], STAYS="1") for rank in (0, 1)]
+    try:
+        assert all("sum" in json.loads(process.stdout.readline()) for process in first)
+        all_say(ranks(world | {"rank": 1}), "ConfigError", "complete without this process", "rank 1")
+        assert [process.poll() for process in first] == [None, None]  # and the others were not disturbed
+    finally:
+        for process in first:
+            process.kill()
+            process.communicate()
+
+
+# -- a file ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [None, "", "stale"])
+def test_ranks_meet_through_a_file(tmp_path, before):
+    path = tmp_path / "run7"
+    if before == "stale":
+        from lockstep import init_file
+
+        init_file.publish(path, ["127.0.0.1"], free_port(), "gone", alive=lambda _: False)
+    elif before is not None:
+        path.write_text(before)
+    met(ranks(*({"rank": rank, "size": 2, "init_file": str(path)} for rank in (0, 1))), 2)
+    assert not path.exists()
+
+
+# -- launchers ---------------------------------------------------------------------------------------------------------
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize("kind", ["--standalone", "--master-port={port}"], ids=["c10d", "static"])
+def test_every_restart_under_torchrun_meets_anew(kind):
+    lines = said(
+        start([*TORCHRUN, kind.format(port=free_port()), "--max-restarts=5", str(HERE / "meets.py")], DIES="5")
+    )
+    assert [(line["start"], line["rank"], line.get("sum")) for line in lines] == [
+        (number, rank, 11.0) for number in range(6) for rank in (0, 1)
+    ]
+
+
+def test_the_older_launcher():
+    words = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--use-env", "--nproc-per-node=2"]
+    met(said(start([*words, f"--master-port={free_port()}", str(HERE / "meets.py")])), 2)
+
+
+SRUN = """#!/bin/sh
+# Stands in for srun: 2 nodes with 2 tasks each, all on this machine. SLURM's variables, and nothing else.
+for rank in 0 1 2 3; do
+    SLURM_JOB_ID=$JOB SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_LOCALID=$((rank % 2)) SLURM_NODEID=$((rank / 2)) \\
+    SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4 SLURM_NNODES=2 SLURM_TASKS_PER_NODE='2(x2)' \\
+    SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST='127.0.0.1,127.0.0.2' "$@" &
+done
+wait
+"""
+
+
+def test_tasks_of_srun_join(tmp_path):
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
+    lines = said(start([str(srun), *MEETS], JOB=str(os.getpid())))
+    met(lines, 4)
+    assert [(line["local_rank"], line["node"]) for line in lines] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert {line["launcher"] for line in lines} == {"SLURM"}
+
+
+@pytest.mark.parametrize("flags", [{}, {"init_file": "met"}, {"master_addr": "127.0.0.1"}])
+def test_ranks_of_mpirun_join(tmp_path, flags):
+    mpirun = shutil.which("mpirun.openmpi")
+    if mpirun is None:
+        pytest.skip("Open MPI is not installed (apt-get install openmpi-bin)")
+    if "master_addr" in flags:
+        flags = flags | {"master_port": str(free_port())}
+    words = [mpirun, "--allow-run-as-root", "--oversubscribe", "--wdir", str(tmp_path), "-n", "3", *MEETS]
+    lines = said(start([*words, json.dumps(flags)]))
+    met(lines, 3)
+    assert [line["local_rank"] for line in lines] == [0, 1, 2]
+    assert {line["launcher"] for line in lines} == {"Open MPI"}
+
+
+def test_ranks_of_mpich_join():
+    mpiexec = shutil.which("mpiexec.hydra")
+    if mpiexec is None:
+        pytest.skip("MPICH is not installed (apt-get install mpich)")
+    lines = said(start([mpiexec, "-n", "3", *MEETS]))
+    met(lines, 3)
+    assert {(line["launcher"], line["code"]) for line in lines} == {("MPICH", 0)}

@@ -1,0 +1,85 @@
+"""Nodes that meet, as threads; the fixtures that start them are in conftest.py."""
+
+import contextlib
+import socket
+import threading
+import time
+
+from lockstep.errors import ConfigError
+from lockstep.launch.meeting import meet
+from lockstep.launch.nodes import Nodes
+
+OUTER_S = 60.0  # no test waits longer
+CARD = {"config": "one"}
+
+
+class Node(threading.Thread):
+    """A node that meets others and stays until it is told to leave."""
+
+    def __init__(self, card=None, **flags):
+        super().__init__(daemon=True)
+        self.nodes = Nodes(**{"minimum": 2, "maximum": 2, "join_timeout_s": OUTER_S, **flags})
+        self.card = card or CARD
+        self.met = self.error = None
+        self.decided, self.cancel, self.leaving = threading.Event(), threading.Event(), threading.Event()
+        self.start()
+
+    def run(self):
+        try:
+            with meet(self.nodes, self.card, cancelled=self.cancel.is_set) as self.met:
+                self.decided.set()
+                self.leaving.wait(OUTER_S)
+        except BaseException as error:
+            self.error = error
+        self.decided.set()
+
+    def leave(self):
+        self.leaving.set()
+        self.cancel.set()
+        self.join(OUTER_S)
+        assert not self.is_alive()
+
+    def admitted(self):
+        assert self.decided.wait(OUTER_S)
+        assert self.error is None, self.error
+        assert self.met is not None
+        return self.met
+
+    def refused(self, kind=ConfigError):
+        assert self.decided.wait(OUTER_S)
+        assert isinstance(self.error, kind), (self.error, self.met)
+        return str(self.error)
+
+
+def until(condition):
+    deadline = time.monotonic() + OUTER_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def listens(address, port):
+    with socket.socket() as probe:
+        probe.settimeout(OUTER_S)
+        return probe.connect_ex((address, port)) == 0
+
+
+def serve(server, says):
+    """Accept all, say something, and close if there is nothing to say; until the socket is closed."""
+
+    def run():
+        kept = []
+        with contextlib.suppress(OSError):
+            while True:
+                connection = server.accept()[0]
+                if says is None:
+                    connection.close()
+                    continue
+                kept.append(connection)
+                connection.sendall(says)
+        for connection in kept:
+            connection.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread

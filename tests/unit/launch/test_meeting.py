@@ -1,0 +1,512 @@
+"""Nodes meet: they all come in, or they all hear the same reason why not, soon."""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+
+import pytest
+from meeting_nodes import CARD, OUTER_S, listens, serve, until
+
+from lockstep.errors import ConfigError, RunError
+from lockstep.launch import calling, greeting, meeting, reception, waiting
+from lockstep.launch.meeting import Cancelled
+from lockstep.launch.nodes import Nodes
+from lockstep.launch.variables import free_port
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (None, None)])
+def test_nodes_meet_and_reach_the_main_nodes_store(start, at, ranks):
+    main, other = start(node_rank=ranks[0], **at), start(node_rank=ranks[1], **at)
+    found = sorted((main.admitted(), other.admitted()), key=lambda met: not met.main)
+    host, guest = found
+    assert (host.main, guest.main) == (True, False)
+    assert host.key == guest.key
+    assert len(host.key) == 32
+    assert host.address == host.main_address == guest.address == guest.main_address == "127.0.0.1"
+    assert host.interface == guest.interface == "lo"
+    assert host.store_port == guest.store_port
+    with socket.create_connection((guest.main_address, guest.store_port), timeout=OUTER_S):
+        assert host.listener.accept()[0].close() is None
+
+
+def test_the_main_node_may_come_last_and_four_meet(start, at, monkeypatch):
+    monkeypatch.setattr(calling, "_PATIENCE_S", OUTER_S)
+    flags = {"minimum": 4, "maximum": 4, **at}
+    nodes = [start(node_rank=rank, **flags) for rank in (3, 1, 2)]
+    assert not nodes[0].decided.wait(0.5)
+    nodes.append(start(node_rank=0, **flags))
+    assert len({node.admitted().key for node in nodes}) == 1
+
+
+def test_runs_have_different_keys_and_a_token_keeps_the_key_from_listeners():
+    assert greeting.run_key("secret", "00" * 32) != greeting.run_key("", "00" * 32)
+    assert greeting.run_key("secret", "00" * 32) != greeting.run_key("secret", "01" * 32)
+
+
+CONTRADICTIONS = {
+    "rank out of range": ({"node_rank": 0}, {"node_rank": 5}, r"--node-rank 5 of .* does not exist with --nnodes 2"),
+    "other number of nodes": (
+        {"node_rank": 0},
+        {"node_rank": 1, "minimum": 3, "maximum": 3},
+        r"--nnodes differs: 2 on .*, 3 on .*; start all nodes with the same",
+    ),
+    "rank on one of them": ({"node_rank": 0}, {}, r"--node-rank is given on .*, but not on "),
+    "other run": (
+        {"node_rank": 0, "token": "t", "run_id": "one"},
+        {"node_rank": 1, "token": "t", "run_id": "two"},
+        r"--rdzv-id differs: one on .*, two on ",
+    ),
+    "other config": (
+        {"node_rank": 0},
+        {"node_rank": 1, "card": {"config": "two"}},
+        r"node 1 \(.*\) differs from node 0 \(.*\) in config",
+    ),
+    "other version": (
+        {"node_rank": 0, "card": {"lockstep": "1.0"}},
+        {"node_rank": 1, "card": {"lockstep": "1.1"}},
+        r"node 1 \(.*\) differs from node 0 \(.*\) in lockstep \(1\.1 instead of 1\.0\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "text"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_contradiction_is_told_to_both_alike(start, at, first, second, text):
+    main = start(**at, **first)
+    until(lambda: listens("127.0.0.1", at["port"]))
+    other = start(**at, **second)
+    with pytest.raises(ConfigError, match=text):
+        raise main.error if main.refused() == other.refused() else AssertionError((main.error, other.error))
+
+
+def test_two_nodes_of_one_rank_both_hear_of_it(start, at):
+    flags = {"minimum": 3, "maximum": 3, **at}
+    nodes = [start(node_rank=rank, **flags) for rank in (0, 1, 1)]
+    said = {node.refused() for node in nodes}
+    assert len(said) == 1
+    assert "--node-rank 1 is given on 2 nodes: " in said.pop()
+
+
+def test_a_second_main_node_elsewhere_is_told_to_both(start, monkeypatch):
+    port = free_port()
+    monkeypatch.setattr(meeting, "is_local", lambda address: address != "127.0.0.8")
+    monkeypatch.setattr(calling, "_PATIENCE_S", OUTER_S)
+    monkeypatch.setattr(calling, "_TELL_S", OUTER_S)
+    second = start(node_rank=0, host="127.0.0.8", port=port)
+    assert not second.decided.wait(0.5), "it may be the first to start"
+    first = start(node_rank=0, host="localhost", port=port)
+    assert first.refused() == second.refused()
+    assert "--node-rank 0 is given on 2 nodes: " in first.refused()
+
+
+def test_a_main_node_that_is_not_at_the_endpoint_is_refused(start, monkeypatch):
+    monkeypatch.setattr(meeting, "is_local", lambda address: False)
+    node = start(node_rank=0, host="127.0.0.8", port=free_port())
+    assert (
+        "--node-rank 0 is the main node, but 127.0.0.8 of --rdzv-endpoint is not an address of this" in node.refused()
+    )
+
+
+def test_a_rank_that_does_not_exist_is_refused_though_nobody_is_there(start, at):
+    assert (
+        "--node-rank 7 does not exist with --nnodes 2; node ranks go from 0 to 1" in start(node_rank=7, **at).refused()
+    )
+
+
+def test_a_contradiction_waits_a_little_for_the_others(start, at, monkeypatch):
+    monkeypatch.setattr(reception, "_SETTLE_S", OUTER_S)
+    flags = {"minimum": 3, "maximum": 3, **at}
+    main, wrong = start(node_rank=0, **flags), start(node_rank=2, card={"config": "two"}, **flags)
+    assert not main.decided.wait(1.0)
+    last = start(node_rank=1, **flags)
+    assert main.refused() == wrong.refused() == last.refused()
+    assert "node 2" in main.refused()
+
+
+def test_a_contradiction_does_not_wait_for_ever(start, at):
+    flags = {"minimum": 3, "maximum": 3, **at}
+    main, wrong = start(node_rank=0, **flags), start(node_rank=2, card={"config": "two"}, **flags)
+    assert main.refused() == wrong.refused()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"token": "right"}, {"token": "wrong"}),
+        ({"token": "right"}, {}),
+        ({}, {"token": "wrong"}),
+        ({"run_id": "7"}, {"run_id": "8"}),
+        ({"token": "7"}, {"run_id": "7"}),
+    ],
+)
+def test_without_the_secret_a_node_is_sent_away_and_both_hear_why(start, at, first, second):
+    main = start(node_rank=0, **at, **first)
+    stranger = start(node_rank=1, **at, **second)
+    why = "LOCKSTEP_TOKEN or --token-file, and --rdzv-id, must be the same on all nodes"
+    assert stranger.refused() == f"the main node sent this one away: {why}"
+    assert main.refused() == f"a node at 127.0.0.1 was sent away: {why} (node 1 is missing)"
+
+
+def test_a_stranger_does_not_keep_the_right_nodes_from_meeting(start, at, monkeypatch):
+    monkeypatch.setattr(reception, "_SETTLE_S", OUTER_S)
+    main = start(node_rank=0, token="right", **at)
+    start(node_rank=1, token="wrong", **at).refused()
+    right = start(node_rank=1, token="right", **at)
+    assert main.admitted().key == right.admitted().key
+
+
+class Stranger:
+    """Speaks by hand to whoever listens."""
+
+    def __init__(self, port):
+        until(lambda: self._connects(port))
+        self.file = self.socket.makefile("rw")
+
+    def _connects(self, port):
+        try:
+            self.socket = socket.create_connection(("127.0.0.1", port), timeout=OUTER_S)
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    def hear(self):
+        line = self.file.readline()
+        return json.loads(line) if line else None
+
+    def say(self, **message):
+        self.file.write(json.dumps(message) + "\n")
+        self.file.flush()
+
+    def close(self):
+        self.file.close()
+        self.socket.close()
+
+
+def test_nothing_is_told_before_the_proof(start, at):
+    main = start(node_rank=0, token="right", **at)
+    with contextlib.closing(Stranger(at["port"])) as stranger:
+        first = stranger.hear()
+        assert set(first) == {"lockstep_meeting", "nonce", "place"}
+        stranger.say(lockstep_meeting=greeting.PROTOCOL, nonce="", proof="00")
+        assert set(stranger.hear()) == {"error", "code"}
+        assert stranger.hear() is None, "the connection stays open"
+    with contextlib.closing(Stranger(at["port"])) as stranger:
+        stranger.hear()
+        hello = greeting.Guest(
+            process="p", host="h", address="a", node_rank=1, minimum=2, maximum=2, nproc=1, run_id="", card=CARD
+        )
+        stranger.say(**{name: getattr(hello, name) for name in hello.__slots__})
+        assert "error" in stranger.hear()
+        assert stranger.hear() is None
+    main.refused()
+
+
+def test_a_node_knows_that_the_main_node_knows_the_secret(start):
+    """An answer without the proof is not believed: what follows would be a stranger's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node = start(node_rank=1, token="right", host="127.0.0.1", port=server.getsockname()[1])
+        with server.accept()[0] as connection, connection.makefile("rw") as file:
+            file.write(json.dumps(greeting.challenge("aa", "")) + "\n" + json.dumps({"proof": "00"}) + "\n")
+            file.flush()
+            assert "the main node does not know this run's secret" in node.refused()
+            said = [json.loads(line) for line in file]
+            assert len(said) == 1, "it told who it is"
+
+
+@pytest.mark.parametrize("message", [b"GET / HTTP/1.0\r\n\r\n", b"x" * (1 << 21), b'[1]\n{"a":\n', b""])
+def test_rubbish_does_not_disturb_a_meeting(start, at, message):
+    main = start(node_rank=0, **at)
+    stranger = Stranger(at["port"])
+    with contextlib.suppress(ConnectionError):
+        stranger.socket.sendall(message)
+    other = start(node_rank=1, **at)
+    assert main.admitted().key == other.admitted().key
+    stranger.close()
+
+
+def test_another_protocol_is_told_to_both(start, at):
+    main = start(node_rank=0, **at)
+    with contextlib.closing(Stranger(at["port"])) as stranger:
+        stranger.hear()
+        stranger.say(lockstep_meeting=99, nonce="", proof="")
+        assert "versions of Lockstep differ" in stranger.hear()["error"]
+    assert "versions of Lockstep differ" in main.refused()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node = start(node_rank=1, host="127.0.0.1", port=server.getsockname()[1])
+        with server.accept()[0] as connection, connection.makefile("rw") as file:
+            file.write('{"lockstep_meeting": 99, "nonce": "aa"}\n')
+            file.flush()
+            assert "protocol 1, another by 99" in node.refused()
+            assert json.loads(file.readline())["lockstep_meeting"] == greeting.PROTOCOL, "the other side must hear it"
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (b"", "it said nothing for 0.5 s"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "it speaks another language"),
+        (b'{"hello": 1}\n', "it speaks another language"),
+        (None, "it closes connections at once"),
+    ],
+)
+def test_what_answers_and_is_no_main_node_is_named_on_both(start, monkeypatch, says, why):
+    monkeypatch.setattr(calling, "GREETING_S", 0.5)
+    monkeypatch.setattr(calling, "_IN_USE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = serve(server, says)
+        port = server.getsockname()[1]
+        other = start(node_rank=1, host="127.0.0.1", port=port)
+        assert f"what answers there is no main node of Lockstep ({why})" in other.refused()
+        for rank in (0, None):
+            main = start(node_rank=rank, host="127.0.0.1", port=port)
+            assert f"port {port} is in use by another program; end that one, or choose another port" in main.refused()
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(OUTER_S)
+
+
+def test_a_port_that_another_run_uses_is_in_use(start, at):
+    alone = {"minimum": 1, "maximum": 1}
+    first = start(**alone, **at)
+    first.admitted()
+    second = start(**alone, **at)
+    assert "is in use by another program" in second.refused()
+    assert first.error is None
+
+
+def test_an_address_that_cannot_be_reached_is_named(start):
+    node = start(node_rank=1, host="127.255.255.255", port=5555)  # a broadcast address: no way to it
+    said = "127.255.255.255:5555: the main node cannot be reached: 127.255.255.255:5555 (Network is unreachable); check"
+    assert said in node.refused()
+
+
+def test_a_name_without_an_address_is_named(start):
+    assert f"--rdzv-endpoint {'x' * 70}:5555: host" in start(node_rank=1, host="x" * 70, port=5555).refused()
+
+
+def test_in_kubernetes_a_name_may_come_late(start, monkeypatch, at):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    known = threading.Event()
+
+    def resolve(host):
+        if not known.is_set():
+            raise ConfigError(f"host {host!r} cannot be resolved")
+        return ["127.0.0.1"]
+
+    monkeypatch.setattr(calling, "resolve", resolve)
+    node = start(node_rank=1, host="pod-0", port=at["port"])
+    assert not node.decided.wait(2.0)
+    known.set()
+    start(node_rank=0, **at).admitted()
+    node.admitted()
+
+
+def test_an_own_address_where_nobody_listens_is_refused_with_the_cure(start, at):
+    said = start(node_rank=1, host="localhost", port=at["port"]).refused()
+    assert "localhost is 127.0.0.1 on this machine. 127.0.0.1 is this machine's loopback address, and no main" in said
+    assert f"use the address of the main node: --rdzv-endpoint IP_OF_MAIN:{at['port']}" in said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((1, 1), "--node-rank 1 is given on 2 nodes: "),
+        ((1, 2), "--node-rank 1 is given on .*, where --rdzv-endpoint leads: it must be node 0"),
+    ],
+)
+def test_nodes_that_nobody_is_the_main_node_of_all_hear_of_it(start, at, monkeypatch, ranks, text):
+    """The endpoint's machine is not node 0, and another node looks for the main one there."""
+    monkeypatch.setattr(calling, "is_local", lambda address: address != "127.0.0.9")
+    here = start(node_rank=ranks[0], minimum=3, maximum=3, **at)
+    other = start(node_rank=ranks[1], minimum=3, maximum=3, **{**at, "host": "127.0.0.9"})
+    assert re.search(text, here.refused())
+    assert here.refused() == other.refused()
+
+
+def test_the_time_to_join_is_bounded_and_all_hear_who_is_missing(start, at):
+    flags = {"minimum": 3, "maximum": 3, **at}
+    other = start(node_rank=2, **flags)
+    main = start(node_rank=0, **{**flags, "join_timeout_s": 2.0})
+    said = main.refused()
+    assert said.startswith("--join-timeout 2 s is over while waiting for 1 of 3 nodes at ")
+    assert ": node 1 is missing; start each missing one with --rdzv-endpoint " in said
+    assert said.endswith(f":{at['port']} and its --node-rank")
+    assert other.refused() == said
+
+
+def test_without_a_main_node_the_time_to_join_is_bounded_too(start, at, monkeypatch):
+    monkeypatch.setattr(calling, "_PATIENCE_S", OUTER_S)
+    said = start(node_rank=1, **at, join_timeout_s=1.0).refused()
+    assert said.startswith(f"--join-timeout 1 s is over while waiting for the main node at 127.0.0.1:{at['port']}")
+
+
+def test_waiting_is_said(start, at, monkeypatch, capfd):
+    monkeypatch.setattr(waiting, "_FIRST_SAID_S", 0.1)
+    main = start(node_rank=0, **at)
+    said = []
+    until(lambda: said.append(capfd.readouterr().err) or "node 1 is missing" in "".join(said))
+    assert "lockstep: waiting for 1 of 2 nodes at " in "".join(said)
+    main.leave()
+
+
+def test_a_node_that_ends_while_it_waits_leaves_its_place(start, at):
+    flags = {"minimum": 3, "maximum": 3, **at}
+    main, first = start(node_rank=0, **flags), start(node_rank=1, **flags)
+    assert not first.decided.wait(0.5)
+    first.leave()
+    assert isinstance(first.error, Cancelled)
+    nodes = [main, start(node_rank=1, **flags), start(node_rank=2, **flags)]
+    assert len({node.admitted().key for node in nodes}) == 1
+
+
+def test_a_node_that_lost_its_connection_takes_its_own_place_again(start, at):
+    """The main node has not noticed yet that the first connection leads nowhere."""
+    flags = {"minimum": 3, "maximum": 3, **at}
+    main, nodes = start(node_rank=0, **flags), Nodes(**flags)
+    guest = meeting._guest(Nodes(**flags, node_rank=1), CARD)
+    joined = []
+
+    def join():
+        with contextlib.suppress(ConfigError):
+            joined.append(calling.Caller(nodes, guest, waiting.Waiting(lambda: False, OUTER_S)).join())
+
+    threads = [threading.Thread(target=join) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        assert not main.decided.wait(0.5), main.error
+    start(node_rank=2, **flags).admitted()
+    main.admitted()
+    for thread in threads:
+        thread.join(OUTER_S)
+    for connection, _ in joined:
+        connection.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_of_the_receiving_thread_ends_the_meeting(start, at, monkeypatch):
+    monkeypatch.setattr(reception, "contradiction", lambda _: 1 / 0)
+    assert "receiving other nodes failed: ZeroDivisionError" in start(node_rank=0, **at).refused(RunError)
+
+
+def test_a_main_node_that_is_stopped_ends_the_others(start, at):
+    flags = {"minimum": 3, "maximum": 3, **at}
+    main, other = start(node_rank=0, **flags), start(node_rank=1, **flags)
+    assert not other.decided.wait(0.5)
+    main.leave()
+    assert isinstance(main.error, Cancelled)
+    assert "the main node has left" in other.refused(RunError)
+
+
+def test_looking_for_a_main_node_can_be_given_up(start, at, monkeypatch):
+    monkeypatch.setattr(calling, "_PATIENCE_S", OUTER_S)
+    node = start(node_rank=1, **at)
+    assert not node.decided.wait(0.3)
+    node.leave()
+    assert isinstance(node.error, Cancelled)
+
+
+def test_elastic_nodes_come_and_go(start, at):
+    flags = {"minimum": 1, "maximum": 3, **at}
+    main = start(**flags)
+    key = main.admitted().key
+    first, second = start(node_rank=None, **{**flags, "host": "127.0.0.1"}), start(**flags)
+    assert first.admitted().key == second.admitted().key == key
+    fourth = start(**flags)
+    assert "the run has its 3 nodes: " in fourth.refused()
+    first.leave()
+    assert start(**flags).admitted().key == key
+
+
+def test_elastic_nodes_gather_until_the_least_number_is_there(start, at):
+    flags = {"minimum": 2, "maximum": 3, **at}
+    main = start(node_rank=0, **flags)
+    assert not main.decided.wait(0.5)
+    assert start(node_rank=2, **flags).admitted().key == main.admitted().key
+
+
+def test_later_nodes_are_judged_one_by_one(start, at):
+    flags = {"minimum": 1, "maximum": 3, **at}
+    main = start(node_rank=0, **flags)
+    main.admitted()
+    first = start(node_rank=1, **flags)
+    first.admitted()
+    assert "in config" in start(node_rank=2, card={"config": "two"}, **flags).refused()
+    assert "--nnodes differs: 1:3 on " in start(node_rank=2, **{**flags, "minimum": 2}).refused()
+    assert "--node-rank 1 is taken by " in start(node_rank=1, **flags).refused()
+    assert "--node-rank 0 is given on 2 nodes" in start(node_rank=0, **flags).refused()
+    assert "sent this one away" in start(node_rank=2, token="wrong", **flags).refused()
+    assert start(node_rank=2, **flags).admitted().key == main.met.key
+    assert main.is_alive()
+    assert first.is_alive()
+
+
+def test_a_place_that_becomes_free_goes_to_who_waits_for_it(start, at, monkeypatch, capfd):
+    """As after a machine vanished: its connection is open until the kernel notices."""
+    monkeypatch.setattr(reception, "_FREE_S", OUTER_S)
+    monkeypatch.setattr(waiting, "_FIRST_SAID_S", 0.3)
+    main, first = start(node_rank=0, **at), start(node_rank=1, **at)
+    first.admitted()
+    again = start(node_rank=1, **at)
+    said = []
+    until(lambda: said.append(capfd.readouterr().err) or "--node-rank 1 is taken by " in "".join(said))
+    assert not again.decided.is_set()
+    first.leave()
+    assert again.admitted().key == main.met.key
+
+
+def test_a_vanished_machine_is_noticed_by_the_kernel(start, at, monkeypatch):
+    seen = []
+    monkeypatch.setattr(reception, "keep_alive", lambda connection: seen.append(greeting.keep_alive(connection)))
+    monkeypatch.setattr(calling, "keep_alive", seen.append)
+    start(node_rank=0, **at)
+    start(node_rank=1, **at).admitted()
+    assert len(seen) >= 2, "each side watches"
+    with socket.socket() as connection:
+        greeting.keep_alive(connection)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, interval, count = (
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert 10 < idle + interval * count <= 25, "longer than a link that is cut for 5 s, shorter than half a minute"
+        assert 1000 * 10 < connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 1000 * 25
+
+
+def test_the_main_node_listens_at_the_endpoint_only(start, monkeypatch):
+    monkeypatch.setattr(meeting, "is_loopback", lambda address: False)
+    port = free_port()
+    main, _ = start(node_rank=0, host="127.0.0.5", port=port), start(node_rank=1, host="127.0.0.5", port=port)
+    met = main.admitted()
+    for at in (port, met.store_port):
+        assert listens("127.0.0.5", at)
+        assert not listens("127.0.0.6", at)
+
+
+def test_localhost_listens_for_the_others_but_alone_it_does_not(start, at):
+    port = at["port"]
+    start(node_rank=0, host="localhost", port=port)
+    until(lambda: listens("127.0.0.6", port))
+    alone = start(minimum=1, maximum=1, host="localhost", port=free_port())
+    alone.admitted()
+    assert listens("127.0.0.1", alone.nodes.port)
+    assert not listens("127.0.0.6", alone.nodes.port)
+
+
+def test_one_machine_alone_needs_no_place_to_meet(start):
+    met = start(minimum=1, maximum=1).admitted()
+    assert (met.main, met.address, met.main_address) == (True, "127.0.0.1", "127.0.0.1")
+    assert listens("127.0.0.1", met.store_port)
+    assert not listens("127.0.0.6", met.store_port)
+    assert "--node-rank 1 does not exist with --nnodes 1" in start(minimum=1, maximum=1, node_rank=1).refused()
+
+
+def test_the_users_own_address_counts(start, at):
+    main = start(node_rank=0, **at, local_address="127.0.0.5")
+    other = start(node_rank=1, **{**at, "host": "127.0.0.5"}, local_address="127.0.0.7")
+    assert main.admitted().address == "127.0.0.5"
+    assert other.admitted().address == "127.0.0.7"
+    assert other.met.main_address == "127.0.0.5"
+    said = start(node_rank=1, **at, local_address="10.255.255.1").refused()
+    assert "--local-addr 10.255.255.1 is not an address of this machine, which has " in said

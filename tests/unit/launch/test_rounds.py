@@ -1,0 +1,170 @@
+"""Two launchers of nodes on this machine: they end, fail, stop and start again together. Any script will do."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch.variables import free_port
+
+BOUND_S = 90.0  # on a busy machine; nothing here takes longer than seconds by itself
+
+RANK = """
+import os, pathlib, signal, sys, time
+rank, here = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+start = os.environ["LOCKSTEP_RESTARTS"]
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"]
+names += ["MASTER_ADDR", "MASTER_PORT"]
+(here / f"start{start}_rank{rank}").write_text(" ".join(os.environ[name] for name in names))
+"""
+
+
+class Node:
+    """One launcher, as a shell would start it."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.output = folder / f"node{len(list(folder.glob('node*')))}.txt"
+        with open(self.output, "wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "lockstep.cli", "launch", *words],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=folder,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(BOUND_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running; it said:\n{self.said}")
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(node_rank, body)` starts a node whose ranks run RANK and then `body`."""
+    port, nodes = free_port(), []
+
+    def _start(node_rank, body="", *more, nnodes="2", nproc=1):
+        script = tmp_path / "script.py"
+        if not script.exists():
+            script.write_text(RANK + body)
+        numbered = [] if node_rank is None else [f"--node_rank={node_rank}"]
+        flags = [f"--nnodes={nnodes}", *numbered, f"--nproc_per_node={nproc}", f"--rdzv_endpoint=127.0.0.1:{port}"]
+        nodes.append(Node(tmp_path, *flags, "--join-timeout=60", *more, str(script), str(tmp_path)))
+        return nodes[-1]
+
+    yield _start
+    for node in nodes:
+        node.end()
+
+
+def until(condition, node):
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline, node.said
+        assert node.process.poll() is None or condition(), node.said
+        time.sleep(0.05)
+
+
+def test_ranks_are_told_who_they_are(start, tmp_path):
+    body = "print('says', rank, flush=True)"
+    one, two = start(1, body, nproc=2), start(0, body, nproc=1)
+    assert (one.wait(), two.wait()) == (0, 0), one.said + two.said
+    told = [(tmp_path / f"start0_rank{rank}").read_text().split() for rank in range(3)]
+    assert ["".join(line[:6]) for line in told] == ["030102", "130212", "231212"]
+    assert {line[6] for line in told} == {"127.0.0.1"} and len({line[7] for line in told}) == 1
+    assert "says 0" in two.said and "says 1" in one.said and "says 2" in one.said
+    assert "node 1 of 2: ranks 1-2 of 3" in one.said
+
+
+def test_numbers_are_assigned_where_none_are_given(start, tmp_path):
+    one, two = start(None), start(None)
+    assert (one.wait(), two.wait()) == (0, 0), one.said + two.said
+    assert sorted(path.name for path in tmp_path.glob("start*")) == ["start0_rank0", "start0_rank1"]
+
+
+def test_a_failing_rank_ends_all_nodes_with_its_code(start):
+    body = "time.sleep(1.0 if rank == 1 else 600.0); sys.exit(7)"
+    one, two = start(0, body), start(1, body)
+    assert (one.wait(), two.wait()) == (7, 7), one.said + two.said
+    assert "rank 1 exited with code 7" in two.said
+    assert "rank 1 exited with code 7 (on " in one.said
+
+
+def test_a_mistake_is_not_tried_again(start, tmp_path):
+    body = "time.sleep(600.0 if rank else 1.0); sys.exit(2)"
+    one, two = start(0, body, "--max-restarts=3"), start(1, body, "--max-restarts=3")
+    assert (one.wait(), two.wait()) == (2, 2), one.said + two.said
+    assert not list(tmp_path.glob("start1_*"))
+
+
+def test_all_start_again_after_a_failure(start, tmp_path):
+    body = "time.sleep(1.0)\nif start == '0': os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(600.0)"
+    one, two = start(0, body, "--max-restarts=1"), start(1, body, "--max-restarts=1")
+    assert (one.wait(), two.wait()) == (0, 0), one.said + two.said
+    assert "rank 1 was killed by SIGKILL" in one.said and "restart 1 of 1" in one.said
+    assert len(list(tmp_path.glob("start1_*"))) == 2
+
+
+def test_restarts_are_counted(start, tmp_path):
+    body = "sys.exit(5 if rank else 0)"
+    one, two = start(0, body, "--max-restarts=1"), start(1, body, "--max-restarts=1")
+    assert (one.wait(), two.wait()) == (5, 5), one.said + two.said
+    assert len(list(tmp_path.glob("start1_*"))) == 2 and not list(tmp_path.glob("start2_*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_one_node_ends_all(start, tmp_path, number):
+    one, two = start(0, "time.sleep(600.0)"), start(1, "time.sleep(600.0)")
+    until(lambda: len(list(tmp_path.glob("start0_*"))) == 2, one)
+    two.process.send_signal(number)
+    assert (one.wait(), two.wait()) == (128 + number, 128 + number), one.said + two.said
+    assert signal.Signals(number).name in one.said and signal.Signals(number).name in two.said
+
+
+def test_a_signal_while_waiting_for_the_others_ends_the_wait(start):
+    one = start(0)
+    until(lambda: "waiting" in one.said, one)
+    one.process.send_signal(signal.SIGINT)
+    assert one.wait() == 130, one.said
+
+
+def test_the_loss_of_the_main_node_ends_the_others(start, tmp_path):
+    one, two = start(0, "time.sleep(600.0)"), start(1, "time.sleep(600.0)")
+    until(lambda: len(list(tmp_path.glob("start0_*"))) == 2, one)
+    one.process.kill()
+    assert two.wait() == 1
+    assert "main node" in two.said
+
+
+def test_nodes_come_and_go(start, tmp_path):
+    """Two nodes, a third joins: all start again; it leaves: the two go on."""
+    body = "\nwhile not (here / 'finish').exists(): time.sleep(0.05)"
+    one, two = start(None, body, nnodes="1:3"), start(None, body, nnodes="1:3")
+    until(lambda: len(list(tmp_path.glob("start*"))) >= 2 and "of 2" in one.said, one)
+    before = {path.name for path in tmp_path.glob("start*")}
+    three = start(None, body, nnodes="1:3")
+    until(lambda: "of 3: rank" in one.said and "of 3: rank" in two.said and "of 3: rank" in three.said, one)
+    grown = {path.name for path in tmp_path.glob("start*")} - before
+    until(lambda: len({path.name for path in tmp_path.glob("start*")} - before) == 3, one)
+    three.process.send_signal(signal.SIGTERM)
+    assert three.wait() == 143, three.said
+    until(lambda: len({path.name for path in tmp_path.glob("start*")} - before - grown) >= 2, one)
+    until(lambda: one.said.count("of 2: rank") >= 2 and two.said.count("of 2: rank") >= 2, one)
+    (tmp_path / "finish").touch()
+    assert (one.wait(), two.wait()) == (0, 0), one.said + two.said
