@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Self
+from typing import Any, Self
 
 _SET_INTERFACE, _TAP, _NO_PACKET_INFO = 0x400454CA, 0x0002, 0x1000
 _PING_PORT = 7777
 _LONGEST_PING_S = 60.0
+_PREFIX = "lockstep-line-"
 INTERFACE = "line0"
 
 _PING = """
@@ -56,10 +57,10 @@ class Host:
     namespace: str
     address: str
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], **how: object) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], **how: Any) -> subprocess.Popen[str]:
         """Start a command on this host."""
         within = ["ip", "netns", "exec", self.namespace, *command]
-        return subprocess.Popen(within, env={**os.environ, **environment}, text=True, **how)  # type: ignore[call-overload]
+        return subprocess.Popen(within, env={**os.environ, **environment}, text=True, **how)
 
 
 class DelayLine:
@@ -74,9 +75,10 @@ class DelayLine:
 
     def __init__(self, count: int, delay_s: float, rate: float = 0, mtu: int = 1500) -> None:
         self.delay_s, self._rate, self._mtu = delay_s, rate, mtu
-        self.hosts = [Host(f"lockstep-line-{os.getpid()}-{i}", f"10.77.0.{i + 1}") for i in range(count)]
+        self.hosts = [Host(f"{_PREFIX}{os.getpid()}-{i}", f"10.77.0.{i + 1}") for i in range(count)]
 
     def __enter__(self) -> Self:
+        _remove_leftovers()
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             relay = folder / "relay"
@@ -132,6 +134,14 @@ def missing() -> str | None:
         if shutil.which(program) is None:
             return program
     return None if Path("/dev/net/tun").exists() else "/dev/net/tun"
+
+
+def _remove_leftovers() -> None:
+    """Namespaces whose maker was killed."""
+    for name in Path("/run/netns").glob(f"{_PREFIX}*"):
+        if not Path("/proc", name.name.removeprefix(_PREFIX).partition("-")[0]).exists():
+            with contextlib.suppress(subprocess.CalledProcessError):  # somebody else was quicker
+                _ip("netns", "delete", name.name)
 
 
 def _ip(*words: str) -> None:

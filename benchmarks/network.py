@@ -2,6 +2,7 @@
 
     python benchmarks/network.py                              # about half an hour
     python benchmarks/network.py --quick                      # a minute or two, for orders of magnitude
+    python benchmarks/network.py --messages                   # a minute: messages alone, also on a busy machine
     python benchmarks/network.py --points points.json && lockstep report --predict points.json
 
 Hosts are network namespaces with a relay between them that holds every frame (delay_line.py); the round trip is what a
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +115,44 @@ def train_as_rank(run_dir: str, num_envs: int, updates: int, scheme: str) -> Non
     sys.exit(exit_code(train(run, run_dir=run_dir)))
 
 
+def send_as_rank(run_dir: str, calls: int) -> None:
+    """Exchange gradients of 9 k parameters as one rank, nothing between two; rank 0 writes the mean seconds of one."""
+    import torch
+
+    from lockstep.torch.comm import Comm
+    from lockstep.world import World
+
+    torch.set_num_threads(1)
+    world, row = World.from_environment(), torch.ones(1, 9_155)
+    with Comm(world, device="cpu") as comm:
+        for call in range(2 * calls):
+            if call == calls:  # connections have found their speed
+                start = time.perf_counter()
+            comm.sum_shards(row, "gradients")
+        took = (time.perf_counter() - start) / calls
+    if world.rank == 0:
+        Path(run_dir).mkdir()
+        Path(run_dir, "message.json").write_text(json.dumps(took))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def message_table(round_trips: Sequence[float] = (10e-3, 100e-3), calls: int = 50) -> str:
+    """Messages alone: far apart, so that what else the machine does weighs little."""
+    rows = []
+    for hosts, local in LAYOUTS:
+        for aim in round_trips:
+            with DelayLine(hosts, aim / 2) as line:
+                round_trip = line.round_trip_s(50)
+                prefixes = [["ip", "netns", "exec", host.namespace] for host in line.hosts for _ in range(local)]
+                with started(prefixes, Trial(hosts, local), line.hosts[0].address, {"calls": calls}) as run_dir:
+                    took = json.loads((run_dir / "message.json").read_text())
+            rows.append(
+                [f"{hosts} x {local}", *(f"{s * 1e3:.2f}" for s in (round_trip, took)), f"{took / round_trip:.2f}"]
+            )
+    return measure.table(["hosts x ranks", "round trip, ms", "message, ms", "round trips"], rows)
+
+
 def measured(trial: Trial, updates: int, base_s: float) -> dict[str, float]:
     """Seconds per update of one run, their parts, messages per update, and the round trip there.
 
@@ -122,19 +161,23 @@ def measured(trial: Trial, updates: int, base_s: float) -> dict[str, float]:
         updates: how many count.
         base_s: round trip of the relay without any delay.
     """
+    how = {"num_envs": trial.num_envs, "updates": updates, "scheme": trial.scheme}
     if trial.hosts == 1:
-        return run([[]] * trial.local, trial, updates, "127.0.0.1")
+        with started([[]] * trial.local, trial, "127.0.0.1", how) as run_dir:
+            return per_update(run_dir)
     with DelayLine(trial.hosts, max(trial.round_trip_s - base_s, 0.0) / 2) as line:
         round_trip = line.round_trip_s()
         prefixes = [["ip", "netns", "exec", host.namespace] for host in line.hosts for _ in range(trial.local)]
-        return {**run(prefixes, trial, updates, line.hosts[0].address), "round_trip_s": round_trip}
+        with started(prefixes, trial, line.hosts[0].address, how) as run_dir:
+            return {**per_update(run_dir), "round_trip_s": round_trip}
 
 
-def run(prefixes: list[list[str]], trial: Trial, updates: int, address: str) -> dict[str, float]:
-    """Train with one rank for each prefix of a command."""
+@contextmanager
+def started(prefixes: list[list[str]], trial: Trial, address: str, how: Mapping[str, object]) -> Iterator[Path]:
+    """The run directory of one rank for each prefix of a command, once all have ended well."""
     with tempfile.TemporaryDirectory() as folder:
-        how = {"run_dir": f"{folder}/run", "num_envs": trial.num_envs, "updates": updates, "scheme": trial.scheme}
-        command = [sys.executable, __file__, "--rank", json.dumps(how)]
+        run_dir = Path(folder, "run")
+        command = [sys.executable, __file__, "--rank", json.dumps({"run_dir": str(run_dir), **how})]
         common = {**os.environ, **measure.ONE_THREAD, "MASTER_ADDR": address, "MASTER_PORT": "29511"}
         common |= {"WORLD_SIZE": str(len(prefixes)), "LOCAL_WORLD_SIZE": str(trial.local)}
         common |= {"GLOO_SOCKET_IFNAME": INTERFACE} if trial.hosts > 1 else {}
@@ -143,13 +186,10 @@ def run(prefixes: list[list[str]], trial: Trial, updates: int, address: str) -> 
         try:
             for rank, (prefix, log) in enumerate(zip(prefixes, logs, strict=True)):
                 who = {"RANK": rank, "LOCAL_RANK": rank % trial.local, "GROUP_RANK": rank // trial.local}
-                environment = common | {name: str(value) for name, value in who.items()}
+                mine = common | {name: str(value) for name, value in who.items()}
                 with log.open("wb") as out, on_cores_of(rank // trial.local, trial.hosts):
-                    ranks.append(
-                        subprocess.Popen(
-                            [*prefix, *command], env=environment, stdout=out, stderr=out, start_new_session=True
-                        )
-                    )
+                    process = subprocess.Popen([*prefix, *command], env=mine, stdout=out, stderr=out, process_group=0)
+                ranks.append(process)
             until = time.monotonic() + LONGEST_S
             codes = [rank.wait(max(until - time.monotonic(), 0.1)) for rank in ranks]
         except subprocess.TimeoutExpired:
@@ -161,7 +201,7 @@ def run(prefixes: list[list[str]], trial: Trial, updates: int, address: str) -> 
                 rank.wait()
         if any(codes):
             sys.exit(f"{trial}: exit codes {codes}\n" + "\n".join(log.read_text()[-3000:] for log in logs))
-        return per_update(Path(how["run_dir"]))
+        yield run_dir
 
 
 @contextmanager
@@ -223,13 +263,16 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--updates", type=int, default=60, help="of each run, that count")
     parser.add_argument("--quick", action="store_true", help="one repetition, few updates, two layouts, 0 and 1 ms")
+    parser.add_argument("--messages", action="store_true", help="instead: a message of gradients alone, 10 and 100 ms")
     parser.add_argument("--points", type=Path, help="write what was measured here, for lockstep report --predict")
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)  # this process is a rank
     args = parser.parse_args()
     if args.rank:
-        train_as_rank(**args.rank)
+        (send_as_rank if "calls" in args.rank else train_as_rank)(**args.rank)
     if lacks := missing():
         sys.exit(f"benchmarks/network.py needs {lacks}")
+    if args.messages:
+        return print(f"{measure.machine()}\n\n{message_table()}")
     repetitions, updates = (1, 20) if args.quick else (args.repetitions, args.updates)
     with DelayLine(2, 0.0) as line:
         base_s = line.round_trip_s()

@@ -86,10 +86,10 @@ def interface_of(address: str) -> str | None:
 
 
 def listening_socket(address: str, port: int, setting: str = "--rdzv-endpoint") -> socket.socket:
-    """A socket that listens at an own address, or with "" on all interfaces; with port 0 anywhere free.
+    """A socket that listens at an own address, or on all interfaces; with port 0 anywhere free.
 
     Args:
-        address: numeric, or "".
+        address: numeric; "" is all IPv4 addresses, "::" is those and all IPv6 ones.
         port: where.
         setting: what the user sets to choose the port; for messages.
     """
@@ -98,6 +98,8 @@ def listening_socket(address: str, port: int, setting: str = "--rdzv-endpoint") 
     try:
         # A port that was in use a minute ago may be taken; one in use now may not.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((address, port))
         listener.listen(_MANY)
     except OSError as error:

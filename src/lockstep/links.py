@@ -7,28 +7,20 @@ collectives, and the reason why a host leaves, are told at once. Nothing is unpi
 """
 
 import contextlib
-import hmac
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lockstep.errors import PeerError, RunError
-from lockstep.interfaces import family_of
-
-KEY_SIZE = 64
-"""Bytes of the secret that a connection is proven by: one half for each side to show."""
 
 _HEADER = struct.Struct("<qq")
 _HEADER_SIZE = 512
 _SUM, _LAST_WORDS = 1, 2
 _LOOK_S = 0.1
 _LONGEST_LOOK_S = 2.0  # time in which this process itself was stopped (a suspended job) says nothing about others
-_HALF = KEY_SIZE // 2
-_GREETING = struct.Struct(f"<{_HALF}sq")
-_STRANGER_S = 2.0
 
 
 def in_slices(num_hosts: int, num_bytes: int) -> bool:
@@ -53,7 +45,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Link:
+class Link:
     """The connection to one other host, and what is on its way."""
 
     place: Place
@@ -64,6 +56,7 @@ class _Link:
     checked: bool = False
 
     def start(self, header: bytes, body: memoryview, into: memoryview) -> None:
+        """Begin to send a message and to expect one."""
         self.out = [part for part in (memoryview(header), body) if len(part)]
         self.into = [part for part in (memoryview(self.header), into) if len(part)]
         self.checked = False
@@ -93,15 +86,17 @@ class _Link:
 
     @property
     def has_header(self) -> bool:
+        """Whether what the other side is doing has arrived."""
         return not self.into or self.into[0].obj is not self.header
 
     @property
     def events(self) -> int:
+        """What `select.poll` is to wait for; 0 once all is sent and received."""
         return (select.POLLOUT if self.out else 0) | (select.POLLIN if self.into else 0)
 
 
 class Links:
-    """The connections of one host to all others, opened by `connected`.
+    """The connections of one host to all others, opened by `lockstep.dial`.
 
     Args:
         rank: this host's first rank, which calls.
@@ -110,7 +105,7 @@ class Links:
         patience_s: how much later than that a message is given up.
     """
 
-    def __init__(self, rank: int, links: Mapping[int, _Link], timeout_s: float, patience_s: float) -> None:
+    def __init__(self, rank: int, links: Mapping[int, Link], timeout_s: float, patience_s: float) -> None:
         self._rank, self._links = rank, links
         self._timeout_s, self._patience_s = timeout_s, patience_s
 
@@ -133,7 +128,7 @@ class Links:
         """
         header, nothing = _packed(_SUM, size, tag), memoryview(b"")
         poller = select.poll()
-        pending: dict[int, _Link] = {}
+        pending: dict[int, Link] = {}
         for host, link in self._links.items():
             link.start(header, outgoing.get(host, nothing), incoming.get(host, nothing))
             link.send()
@@ -171,7 +166,7 @@ class Links:
         for link in self._links.values():
             link.socket.close()
 
-    def _receive(self, link: _Link, tag: str, size: int) -> None:
+    def _receive(self, link: Link, tag: str, size: int) -> None:
         try:
             link.receive()
             if link.has_header and not link.checked:
@@ -182,7 +177,7 @@ class Links:
                 f"{link.place.name} left while rank {self._rank} waited in {tag}; its logs say why", link.place.rank
             ) from error
 
-    def _check(self, link: _Link, tag: str, size: int) -> None:
+    def _check(self, link: Link, tag: str, size: int) -> None:
         kind, bytes_, text = _unpacked(link.header)
         link.checked = True
         if kind == _LAST_WORDS:
@@ -192,85 +187,6 @@ class Links:
                 f"ranks are in different collectives: rank {self._rank} is in {tag} ({size} bytes), "
                 f"rank {link.place.rank} is in {text} ({bytes_} bytes)"
             )
-
-
-def connected(
-    listener: socket.socket, places: Sequence[Place], mine: int, deadline: float, timeout_s: float, patience_s: float
-) -> Links:
-    """Connections to all other places; raises `PeerError` naming the one that cannot be reached.
-
-    Args:
-        listener: listens at the place `mine`.
-        places: of all hosts, equal everywhere.
-        mine: which of them is ours.
-        deadline: of `time.monotonic()`.
-        timeout_s: bound on a message; named in messages.
-        patience_s: how much later a message is given up.
-    """
-    links: dict[int, _Link] = {}
-    me, other = places[mine], places[0]
-    try:
-        for host in range(mine):  # each accepts once it has itself reached those before it
-            other = places[host]
-            links[host] = _Link(other, _connect(me, other, mine, deadline))
-        while len(links) < len(places) - 1:
-            other = next(place for host, place in enumerate(places) if host > mine and host not in links)
-            listener.settimeout(max(0.01, deadline - time.monotonic()))
-            accepted = _accept(listener.accept()[0], me, places, deadline)
-            if accepted is not None and accepted[0] > mine and accepted[0] not in links:
-                links[accepted[0]] = _Link(places[accepted[0]], accepted[1])
-    except OSError as error:
-        for link in links.values():
-            link.socket.close()
-        raise PeerError(
-            f"{me.name} and {other.name} did not connect ({error}); {me.name} is at {me.address}:{me.port}, "
-            f"{other.name} at {other.address}:{other.port}: if these are wrong, set GLOO_SOCKET_IFNAME on each host to "
-            "the interface that reaches the others"
-        ) from error
-    for link in links.values():
-        link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.socket.setblocking(False)
-    return Links(me.rank, links, timeout_s, patience_s)
-
-
-def _connect(me: Place, other: Place, mine: int, deadline: float) -> socket.socket:
-    made = socket.socket(family_of(other.address), socket.SOCK_STREAM)
-    try:
-        made.settimeout(max(0.01, deadline - time.monotonic()))
-        made.connect((other.address, other.port))
-        made.sendall(_GREETING.pack(other.key[:_HALF], mine))
-        if not hmac.compare_digest(_exactly(made, _HALF), other.key[_HALF:]):
-            raise ConnectionRefusedError("something else listens there")
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
-def _accept(
-    made: socket.socket, me: Place, places: Sequence[Place], deadline: float
-) -> tuple[int, socket.socket] | None:
-    """The host that connected, if it belongs to this run; a stranger is hung up on."""
-    try:
-        made.settimeout(min(_STRANGER_S, max(0.01, deadline - time.monotonic())))
-        key, host = _GREETING.unpack(_exactly(made, _GREETING.size))
-        if hmac.compare_digest(key, me.key[:_HALF]) and 0 <= host < len(places):
-            made.sendall(me.key[_HALF:])
-            return host, made
-    except OSError:
-        pass
-    made.close()
-    return None
-
-
-def _exactly(made: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = made.recv(size - len(found))
-        if not part:
-            raise ConnectionResetError("closed")
-        found += part
-    return found
 
 
 def _cut(text: str) -> bytes:

@@ -3,8 +3,11 @@
 import functools
 
 import pytest
-from network import Network, missing
-from small_runs import alone
+
+pytest.register_assert_rewrite("network", "small_runs")
+
+from network import Network, missing  # noqa: E402
+from small_runs import alone  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -204,7 +204,7 @@ class Host:
     def processes(self) -> list[str]:
         """The command lines of everything that lives here, besides the host itself."""
         listed = self.run(
-            ["sh", "-c", "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline && echo; done 2> /dev/null"]
+            ["sh", "-c", "for p in /proc/[0-9]*; do tr '\\0\\n' '  ' < $p/cmdline && echo; done 2> /dev/null"]
         )
         own = ("cat ", "sh -c", "tr ")
         return [line for line in listed.splitlines() if line.strip() and not line.startswith(own)]

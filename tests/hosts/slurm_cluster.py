@@ -8,15 +8,16 @@ import pytest
 from network import Command, Host, Network, wait_for
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+# `cred_expire` is also how long a job that queues again has to wait; two minutes, usually.
 _CONFIG = """\
 ClusterName=lockstep
 SlurmctldHost=alpha
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+AuthInfo=socket={folder}/munge.sock,cred_expire=10
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool_%n
+SlurmdSpoolDir=/mnt
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd_%n.pid
 ProctrackType=proctrack/linuxproc
@@ -31,8 +32,10 @@ SchedulerParameters=batch_sched_delay=1,sched_interval=5
 NodeName={names} CPUs=4 Sockets=1 CoresPerSocket=4 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-# slurmd wants a freezer of control groups, whatever tracks its processes; a host's /sys has none.
+# slurmd wants a freezer of control groups, whatever tracks its processes, and a host's /sys has none. Its sockets want
+# short paths.
 _SLURMD = """\
+mount -t tmpfs tmpfs /mnt &&
 mount -t tmpfs tmpfs /sys/fs/cgroup && mkdir /sys/fs/cgroup/freezer &&
 mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer || exit 77
 exec slurmd -D
@@ -61,9 +64,8 @@ class Slurm:
         self._munge()
         self.daemons = [self._start(self.main, ["slurmctld", "-D"])]
         for host in network.hosts:
-            (folder / f"spool_{host.name}").mkdir()
             self.daemons.append(self._start(host, ["sh", "-c", _SLURMD]))
-        self._wait(lambda: self.run("sinfo", "-h", "-o", "%T %D") == f"idle {len(network.hosts)}\n")
+        self._wait(self.idle)
 
     def run(self, *words: str) -> str:
         """A command on the first host, which has to succeed."""
@@ -76,6 +78,10 @@ class Slurm:
     def job(self, number: int) -> str:
         """What SLURM says of a job's state."""
         return self.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", str(number)).strip()
+
+    def idle(self) -> bool:
+        """Whether nothing runs on any node, or is being cleared away."""
+        return self.run("sinfo", "-h", "-o", "%T %D") == f"idle {len(self.network.hosts)}\n"
 
     def _munge(self) -> None:
         """One daemon serves all hosts: its socket is a file."""

@@ -70,5 +70,30 @@ def test_nothing_stays():
     assert not any(name in _namespaces() for name in names)
 
 
+def test_what_a_killed_one_left_goes_with_the_next():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = f"lockstep-line-{ended.pid}-0"
+    subprocess.run(["ip", "netns", "add", left], check=True)
+    with DelayLine(2, 0.0):
+        assert left not in _namespaces()
+
+
 def _namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+def test_the_benchmark_and_what_it_predicts(tmp_path):
+    """Its quick mode from end to end: every kind of run, the table, points that a prediction can be made from."""
+    script, points = Path(__file__).parents[2] / "benchmarks" / "network.py", tmp_path / "points.json"
+    words = [sys.executable, str(script), "--quick", "--points", str(points)]
+    measured = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=1500)
+    assert measured.returncode == 0, measured.stderr[-3000:]
+    rows = [line.split(" | ") for line in measured.stdout.splitlines() if line.startswith(("| 2 x 1", "| 2 x 2"))]
+    assert [row[0] for row in rows] == ["| 2 x 1", "| 2 x 1", "| 2 x 2", "| 2 x 2"]
+    assert {row[2] for row in rows} == {"17.0"}  # messages of an update: 16 gradient steps, and one before
+    words = [sys.executable, "-m", "lockstep.cli", "report", "--predict", str(points), "--ranks-per-host", "2"]
+    told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    assert "held-out error: median" in told.stdout

@@ -1,11 +1,13 @@
 """Our own launcher on several hosts: same commands, same bits, however the nodes meet."""
 
+from itertools import product
+
 import pytest
 from network import wait_for
 from small_runs import ended_well, only_run, same_bits, small, summary
 
 TRAIN = "lockstep train cartpole --nnodes {count} --nproc-per-node {ranks}"
-OWN_NAMES = pytest.mark.parametrize("own_name", ["address", "127.0.1.1", "localhost"])
+OWN_NAMES = ("address", "127.0.1.1", "localhost")
 # What every rank does with somebody else's training: a sum over all ranks with torch alone.
 SCRIPT = """
 import os, socket, sys
@@ -25,8 +27,13 @@ def train(host, ranks=2, count=2, flags="", environment=None, **changes):
     return host.start(words, environment)
 
 
-@pytest.mark.parametrize("endpoint", ["alpha", "localhost"])
-@OWN_NAMES
+@pytest.mark.parametrize(
+    ("own_name", "endpoint"),
+    [
+        ("127.0.1.1", "localhost"),
+        *(pytest.param(*case, marks=pytest.mark.hosts) for case in product(OWN_NAMES, ["alpha", "localhost"])),
+    ],
+)
 def test_two_hosts_meet_at_an_endpoint_whatever_their_names_resolve_to(network, one_host, endpoint, own_name):
     hosts = network(2, own_name=own_name)
     alpha, beta = hosts.hosts
@@ -37,7 +44,9 @@ def test_two_hosts_meet_at_an_endpoint_whatever_their_names_resolve_to(network, 
     same_bits(one_host("cartpole"), only_run(hosts), ranks=4, hosts=2)
 
 
-@pytest.mark.parametrize("before", ["nothing", "empty", "stale"])
+@pytest.mark.parametrize(
+    "before", ["empty", *(pytest.param(it, marks=pytest.mark.hosts) for it in ("nothing", "stale"))]
+)
 def test_two_hosts_meet_through_a_file(network, one_host, before):
     hosts = network(2)
     alpha, beta = hosts.hosts
@@ -66,6 +75,7 @@ def test_four_hosts_whose_ranks_the_rendezvous_assigns(network, one_host):
     assert summary(run_dir)["ranks"][0]["host"] == "alpha", "rank 0 lives where the endpoint is"
 
 
+@pytest.mark.hosts
 def test_hosts_may_have_different_numbers_of_ranks(network, one_host):
     hosts = network(2)
     alpha, beta = hosts.hosts
@@ -74,7 +84,8 @@ def test_hosts_may_have_different_numbers_of_ranks(network, one_host):
     same_bits(one_host("cartpole"), only_run(hosts), ranks=3, hosts=2)
 
 
-@OWN_NAMES
+@pytest.mark.hosts
+@pytest.mark.parametrize("own_name", OWN_NAMES)
 def test_any_script_is_launched_with_torchruns_flags(network, own_name):
     hosts = network(2, own_name=own_name)
     (hosts.shared / "script.py").write_text(SCRIPT)

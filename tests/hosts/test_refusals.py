@@ -39,13 +39,14 @@ def test_a_node_rank_that_does_not_exist(network):
     )
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.hosts)])
 def test_two_nodes_with_the_same_rank(network, rank):
     hosts = network(2)
     flags = f"--nnodes 2 --node-rank {rank} {AT_ALPHA}"
     refused(train(hosts, 0, flags), train(hosts, 1, flags), each=[rf"node.rank[ =]{rank}"] * 2)
 
 
+@pytest.mark.hosts
 def test_one_node_that_says_its_rank_and_one_that_does_not(network):
     hosts = network(2)
     refused(
@@ -65,7 +66,9 @@ def test_other_settings_on_one_node_are_named(network):
     )
 
 
-@pytest.mark.parametrize(("package", "name"), [("lockstep_rl", "lockstep"), ("torch", "torch")])
+@pytest.mark.parametrize(
+    ("package", "name"), [("torch", "torch"), pytest.param("lockstep_rl", "lockstep", marks=pytest.mark.hosts)]
+)
 def test_another_version_on_one_node_is_named(network, package, name):
     hosts = network(2)
     shadow = hosts.folder / "shadow" / f"{package}-99.0.dist-info"
@@ -88,7 +91,7 @@ def test_other_numbers_of_nodes(network):
     )
 
 
-@pytest.mark.parametrize("flags", ["--rdzv-id 124", ""], ids=["run", "token"])
+@pytest.mark.parametrize("flags", [pytest.param("--rdzv-id 124", marks=pytest.mark.hosts), ""], ids=["run", "token"])
 def test_another_run_or_another_token(network, flags):
     hosts = network(2)
     tokens = [{"LOCKSTEP_TOKEN": "one"}, {"LOCKSTEP_TOKEN": "another" if not flags else "one"}]
@@ -111,6 +114,7 @@ def test_a_port_that_is_in_use(network):
     )
 
 
+@pytest.mark.hosts
 @pytest.mark.parametrize("endpoint", ["10.77.0.99:5555", "192.168.7.7:5555", "omega:5555"])
 def test_an_address_that_cannot_be_reached(network, endpoint):
     hosts = network(2)
@@ -122,6 +126,7 @@ def test_an_address_that_cannot_be_reached(network, endpoint):
     )
 
 
+@pytest.mark.hosts
 def test_a_name_that_is_loopback_on_the_other_node_is_answered_with_the_cure(network):
     hosts = network(2)
     beta = train(hosts, 1, "--nnodes 2 --node-rank 1 --rdzv-endpoint localhost:5555")

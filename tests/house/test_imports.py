@@ -34,6 +34,7 @@ LAYERS = {
     "lockstep.evaluate": 1,
     "lockstep.segment": 1,
     "lockstep.links": 1,
+    "lockstep.dial": 1,
     "lockstep.signals": 1,
     "lockstep.messages": 1,
     "lockstep.fingerprint": 1,

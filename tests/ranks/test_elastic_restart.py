@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,8 +37,13 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
-def torchrun(tmp_path, *words, run=None, **variables):
-    """A torchrun of ranks that train `run.yaml`, its output in `NAME.log`."""
+def torchrun(tmp_path, *words, **options):
+    """A torchrun of ranks that train `run.yaml`, its output in `N.log`."""
+    return launcher(tmp_path, "-m", "torch.distributed.run", *words, **options)
+
+
+def launcher(tmp_path, *words, run=None, **variables):
+    """As `torchrun`, with any module that starts ranks."""
     (tmp_path / "run.yaml").write_text(dump(run or pinned()))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_LAUNCHER", "TORCHELASTIC"))}
     clean |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "PACE": str(tmp_path / "pace")}
@@ -45,7 +51,7 @@ def torchrun(tmp_path, *words, run=None, **variables):
     log = tmp_path / f"{len(list(tmp_path.glob('*.log')))}.log"
     with log.open("wb") as output:
         agent = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *words],
+            [sys.executable, *words],
             env=clean | variables,
             cwd=tmp_path,
             stdout=output,
@@ -180,19 +186,26 @@ def test_ranks_end_when_their_torchrun_is_killed(wrapped, tmp_path):
     assert left == [], log.read_text()
 
 
-def test_a_node_joins_and_leaves_and_nothing_is_lost(tmp_path):
+# torchrun's wait for more nodes is 2 s instead of 30 s here, and ours is as it is.
+ELASTIC = {
+    "torchrun": ["torch.distributed.run", "--rdzv_backend=c10d", "--rdzv_id=123", "--rdzv-conf=last_call_timeout=2"],
+    "lockstep": ["lockstep.cli", "launch", "--rdzv_id=123"],
+}
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+def test_a_node_joins_and_leaves_and_nothing_is_lost(name, tmp_path):
     """One rank per node: 1 rank, then 2, then 1."""
     run = pinned(total_steps=200 * 128, checkpoint_every=8 * 128, evaluate_episodes=4)
     (tmp_path / "pace").touch()
-    words = ["--nnodes=1:2", "--nproc_per_node=1", "--max-restarts=3", "--rdzv_backend=c10d", "--rdzv_id=123"]
-    words += ["--rdzv-conf=last_call_timeout=2,keep_alive_interval=1"]  # instead of 30 s and 5 s
-    words += [f"--rdzv_endpoint=localhost:{free_port()}", "-m", "paced", "run.yaml", "--run-dir=out"]
+    words = ["-m", *ELASTIC[name], "--nnodes=1:2", "--nproc_per_node=1", "--max-restarts=3"]
+    words += [f"--rdzv_endpoint=127.0.0.1:{free_port()}", "-m", "paced", "run.yaml", "--run-dir=out"]
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    first, log = torchrun(tmp_path, *words, run=run, **variables)
+    first, log = launcher(tmp_path, *words, run=run, **variables)
     second = None
     try:
         until(lambda: "steps" in log.read_text(), "first step", log)
-        second, other = torchrun(tmp_path, *words, run=run, **variables)
+        second, other = launcher(tmp_path, *words, run=run, **variables)
         until(
             lambda: re.search(r"restart 1 of \S+, on 2 ranks", log.read_text() + other.read_text()), "join", log, other
         )
@@ -236,3 +249,25 @@ def test_a_torchrun_that_cannot_grow_is_refused_with_the_cure(tmp_path):
         assert re.search(f"lockstep: error: .*{cure}", said), said
         assert re.search(r"exitcode +: 2 ", said), said
         assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_that_waits_for_others_ends_when_it_is_told_to(tmp_path):
+    """Nodes come one after another: each that comes stops ranks that have hardly started."""
+    port = free_port()
+    world = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rank, log = launcher(tmp_path, "-m", "lockstep.train", "run.yaml", run=pinned(startup_timeout_s=120.0), **world)
+
+    def waits():
+        assert rank.poll() is None, log.read_text()
+        with socket.socket() as asking:
+            return asking.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        until(waits, "place to meet", log)
+        rank.terminate()
+        rank.wait(ENDED_S)
+    finally:
+        rank.kill()
+        rank.wait()
+    assert rank.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), log.read_text()

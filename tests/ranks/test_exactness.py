@@ -140,6 +140,7 @@ def test_one_update_sends_one_message_and_one_per_gradient_step(trained):
                 "gather_object",
                 "barrier",
                 "close",
+                "hosts",
                 "checkpoint",  # as often as it takes until the disk has it
             }
 

@@ -164,7 +164,7 @@ def test_an_installed_version_that_differs_ends_all_ranks_with_2(tmp_path):
         ((2,), "lockstep: error: rank 1 has been in its own code, update 1 for 3 s"),
         ((1, 1), r"PeerError: .*\(rank 1\).* in preflight .*timeout_s=3"),
     ],
-    ids=["one host", "two hosts"],
+    ids=["one-host", "two-hosts"],
 )
 def test_a_rank_that_does_not_come_is_named(tmp_path, sizes, words):
     here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}

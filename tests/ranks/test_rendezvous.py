@@ -100,45 +100,64 @@ def test_ranks_that_disagree_on_their_number_end_all():
     all_say(lines, "ConfigError", "disagree", "WORLD_SIZE=4", "WORLD_SIZE=2")
 
 
-def test_a_rank_with_another_token_stays_out_and_the_others_hear_of_it():
-    port = free_port()
-    lines = ranks({"rank": 0, "size": 2, "port": port, "token": "a"}, {"rank": 1, "size": 2, "port": port})
-    all_say(lines, "ConfigError", "token", "rank 1", "LOCKSTEP_TOKEN")
+# What can be known only after a while is waited for by all at once.
+PORTS = {name: free_port() for name in ("token", "missing", "elsewhere", "unknown", "loopback")}
+SLOW = {
+    "token": [{"rank": 0, "size": 2, "token": "a"}, {"rank": 1, "size": 2}],
+    "missing": [{"rank": 0, "size": 5}, {"rank": 2, "size": 5}],
+    "elsewhere": [{"rank": 0, "size": 2, "address": "192.0.2.77"}],
+    "unknown": [{"rank": 1, "size": 2, "address": "no-such-host.invalid"}],
+    "loopback": [{"rank": 0, "size": 2, "local_rank": 0, "local_size": 1}],
+}
 
 
-def test_who_does_not_come_is_named():
-    port = free_port()
-    lines = ranks(*({"rank": rank, "size": 5, "port": port} for rank in (0, 2)), timeout_s=8)
+@pytest.fixture(scope="module")
+def slow():
+    """`slow(name)`: what the ranks of `SLOW[name]` say. All of them start with the first call."""
+    started = {}
+
+    def lines(name):
+        if not started:
+            for each, worlds in SLOW.items():
+                timeout_s = "8" if each == "missing" else "60"
+                words = [[*MEETS, json.dumps(world | {"port": PORTS[each]}), timeout_s] for world in worlds]
+                started[each] = [start(word) for word in words]
+        return said(*started[name])
+
+    yield lines
+    for process in (process for processes in started.values() for process in processes):
+        process.kill()
+        process.communicate()
+
+
+def test_a_rank_with_another_token_stays_out_and_the_others_hear_of_it(slow):
+    all_say(slow("token"), "ConfigError", "token", "rank 1", "LOCKSTEP_TOKEN")
+
+
+def test_who_does_not_come_is_named(slow):
+    lines = slow("missing")
     all_say(lines, "PeerError", "ranks 1, 3-4 did not come within startup_timeout_s=8")
     assert [line["code"] for line in lines] == [1, 1]
+
+
+def test_an_address_of_another_machine_is_named_by_rank_0(slow):
+    all_say(slow("elsewhere"), "ConfigError", "MASTER_ADDR=192.0.2.77", "no address of host")
+
+
+def test_a_name_that_nobody_knows_is_named(slow):
+    all_say(slow("unknown"), "ConfigError", "no-such-host.invalid")
+
+
+def test_loopback_between_hosts_is_refused_once_the_other_hosts_do_not_come(slow):
+    all_say(slow("loopback"), "ConfigError", "MASTER_ADDR=127.0.0.1 is loopback", "address of rank 0's host")
 
 
 def test_a_port_in_use_is_named():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        all_say(
-            ranks({"rank": 0, "size": 2, "port": other.getsockname()[1]}),
-            "ConfigError",
-            "MASTER_PORT",
-            "in use",
-        )
-
-
-def test_an_address_of_another_machine_is_named_by_rank_0():
-    lines = ranks({"rank": 0, "size": 2, "address": "192.0.2.77", "port": free_port()})
-    all_say(lines, "ConfigError", "MASTER_ADDR=192.0.2.77", "no address of host")
-
-
-def test_a_name_that_nobody_knows_is_named_by_all():
-    port = free_port()
-    lines = ranks({"rank": 1, "size": 2, "address": "no-such-host.invalid", "port": port})
-    all_say(lines, "ConfigError", "no-such-host.invalid")
-
-
-def test_loopback_between_hosts_is_refused_once_the_other_hosts_do_not_come():
-    world = {"size": 2, "local_rank": 0, "local_size": 1, "port": free_port()}
-    all_say(ranks(world | {"rank": 0}), "ConfigError", "MASTER_ADDR=127.0.0.1 is loopback", "address of rank 0's host")
+        lines = ranks({"rank": 0, "size": 2, "port": other.getsockname()[1]})
+        all_say(lines, "ConfigError", "MASTER_PORT", "in use")
 
 
 def test_ranks_that_only_claim_to_be_several_hosts_meet_at_loopback():
@@ -175,6 +194,20 @@ def test_ranks_meet_through_a_file(tmp_path, before):
         path.write_text(before)
     met(ranks(*({"rank": rank, "size": 2, "init_file": str(path)} for rank in (0, 1))), 2)
     assert not path.exists()
+
+
+def test_a_stale_file_does_not_lead_into_another_run(tmp_path):
+    """The port in it may be of a living run by now, one that waits for the very same rank."""
+    from lockstep import init_file
+
+    path, port = tmp_path / "run7", free_port()
+    other = start([*MEETS, json.dumps({"rank": 0, "size": 2, "port": port}), "15"])
+    init_file.publish(path, ["127.0.0.1"], port, "gone", alive=lambda _: False)
+    world = {"size": 2, "init_file": str(path)}
+    first = start([*MEETS, json.dumps(world | {"rank": 1})])
+    (alone,) = said(other)  # it has waited, and so has the rank with the stale file
+    assert "rank 1 did not come" in alone["error"]
+    met(said(first, start([*MEETS, json.dumps(world | {"rank": 0})])), 2)
 
 
 # -- launchers ---------------------------------------------------------------------------------------------------------

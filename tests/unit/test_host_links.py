@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from lockstep.dial import KEY_SIZE, connected, unpaced
 from lockstep.errors import PeerError, RunError
-from lockstep.links import KEY_SIZE, Place, connected, in_slices
+from lockstep.links import Place, in_slices
 
 
 def never():
@@ -15,7 +16,7 @@ def never():
 
 
 def places_of(count):
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    listeners = [unpaced(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
     keys = [bytes([number]) * KEY_SIZE for number in range(count)]
     places = [
         Place(f"host {number}", 10 * number, *listener.getsockname(), key)
@@ -162,6 +163,24 @@ def test_who_does_not_connect_is_named_with_the_way_out():
     assert all("set GLOO_SOCKET_IFNAME" in str(error) for error in said)
     for listener in listeners:
         listener.close()
+
+
+def test_links_do_not_pace_what_they_send(open_links):
+    """Also on the side that was connected to: a listener hands down how it sends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        try:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        except OSError:
+            pytest.skip("this machine has no BBR")
+        unpaced(listener)
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            found = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert found.rstrip(b"\0") == b"reno"
+    assert b"bbr" not in [
+        link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+        for links in open_links(2)
+        for link in links._links.values()
+    ]
 
 
 def test_slices_are_for_large_buffers_among_many():

@@ -150,6 +150,15 @@ def test_a_listening_socket_on_all_interfaces():
             socket.create_connection((address, listener.getsockname()[1]), timeout=10).close()
 
 
+@pytest.mark.skipif(not interfaces.is_local("::1"), reason="this machine has no IPv6")
+def test_a_listening_socket_for_both_kinds_of_addresses():
+    with interfaces.listening_socket("::", 0) as listener:
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, listener.getsockname()[1]), timeout=10).close()
+    with interfaces.listening_socket("::1", 0) as listener, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=10)
+
+
 def test_an_address_of_another_machine_cannot_be_listened_at():
     with pytest.raises(
         ConfigError, match=r"--rdzv-endpoint: 192\.0\.2\.77 is not an address of this machine; it has .*lo"

@@ -137,3 +137,24 @@ time.sleep(60)
 def test_nothing_has_a_name(pair):
     assert pair[0].address.startswith(f"/proc/{os.getpid()}/fd/")
     assert not [name for name in os.listdir("/dev/shm") if "lockstep" in name]
+
+
+def test_others_go_on_once_the_first_has_passed_on_what_other_hosts_sent(pair):
+    first, second = pair
+    for _ in range(3):
+        first.arrive("moments", 8)
+        second.arrive("moments", 8)
+        with pytest.raises(AssertionError, match="wait for 0"):
+            second.wait_for_first(never)
+        first.pass_on()
+        second.wait_for_first(never)
+
+
+def test_last_words_of_the_first_are_read_by_all_whatever_their_length(pair):
+    first, second = pair
+    assert second.failure() == ""
+    first.fail("host béta left")
+    assert second.failure() == first.failure() == "host béta left"
+    first.fail("x" * 5000)
+    assert 400 < len(second.failure()) < 1000
+    assert second.tag(1) == "", "the next rank's record was written over"

@@ -22,7 +22,7 @@ _IN_USE_S = 3.0  # for what took the port of this main node to say that it is an
 _ALIVE_S = 5.0  # for the run of a shared file to answer
 _PAUSE_S = 0.2
 _LOOK_S = 0.1
-_PATIENCE_S = 10.0  # with what will hardly mend itself
+_PATIENCE_S = 8.0  # with what will hardly mend itself
 _TELL_S = 15.0  # how long to look for the main node to tell it what is wrong here
 _CLOSED_S = 5.0  # with a port that is open and says nothing: a main node that is just ending does so, too
 _SILENCE_S = 30.0  # the main node speaks every 2 s to those who wait
@@ -102,6 +102,7 @@ class Caller:
     def _connected(self, addresses: Sequence[str], port: int) -> socket.socket | None:
         """A connection to the first address that takes one; None if none does now, but perhaps later."""
         failures: dict[str, OSError] = {}
+        began = time.monotonic()  # silence counts from here
         for address in addresses:
             try:
                 return connect(address, port, self._poll, own=self._nodes.local_address)
@@ -109,10 +110,9 @@ class Caller:
                 failures[address] = error
         refused = [address for address, error in failures.items() if isinstance(error, ConnectionRefusedError)]
         if not refused:
-            self._troubled(
-                "way", ConfigError(f"{self._setting}: {_unreachable(port, failures)}"), _patience(self._nodes)
-            )
-        elif all(is_local(address) for address in refused):
+            error = ConfigError(f"{self._setting}: {_unreachable(port, failures)}")
+            self._troubled("way", error, _patience(self._nodes), began)
+        elif self._nodes.init_file is None and all(is_local(address) for address in refused):
             self.nobody_here = True
             self._troubled("own", ConfigError(self._nobody_here(refused[0])), _PATIENCE_S)
             self.nobody_here = False
@@ -144,11 +144,11 @@ class Caller:
         except Stranger:  # silent after it had proved itself: its machine is gone
             raise Dropped from None
 
-    def _troubled(self, kind: str, error: ConfigError | None, patience_s: float) -> None:
+    def _troubled(self, kind: str, error: ConfigError | None, patience_s: float, since: float | None = None) -> None:
         """Note what keeps us from the main node; raises its error once it has lasted too long."""
         now = time.monotonic()
         if kind != self._trouble:
-            self._trouble, self._since = kind, now
+            self._trouble, self._since = kind, now if since is None else since
         self._heard, self._awaited = False, f"the main node at {self._where}"
         if self._known is not None:
             self._awaited += f" (to tell it: {_short(self._known.error)})"

@@ -114,7 +114,8 @@ def _host(nodes: Nodes, guest: Guest, listener: socket.socket, waiting: Waiting)
         with Reception(replace(guest, address=guess), listener, secret(nodes), told, nonce) as reception:
             place = None
             if nodes.init_file is not None:
-                where = (reachable_addresses() or [_LOOPBACK]) if everywhere else [bound]
+                ours = (reachable_addresses() or [_LOOPBACK]) if everywhere else [bound]
+                where = [address for address in ours if bound != _EVERYWHERE[0] or ":" not in address]
                 place = init_file.publish(nodes.init_file, where, port, nonce, alive=answers)
             try:
                 how = f"--init-file {nodes.init_file}" if place else f"--rdzv-endpoint {endpoint(guess, port)}"
@@ -155,7 +156,8 @@ def _stand_in(nodes: Nodes, guest: Guest, error: ConfigError, waiting: Waiting) 
         listener = listening_socket(_bound_to(nodes, resolve(nodes.host)), nodes.port)
     except ConfigError:  # somebody listens here now
         return
-    with Reception(guest, listener, secret(nodes), {}) as reception:
+    address = nodes.local_address or _towards_others()
+    with Reception(replace(guest, address=address), listener, secret(nodes), {}) as reception:
         end = time.monotonic() + _STAND_IN_S
         while not reception.refusal and time.monotonic() < end:
             waiting(f"other nodes, to tell them: {error}")
@@ -206,12 +208,10 @@ def _bound_to(nodes: Nodes, where: Sequence[str]) -> str:
         return where[0]
     if len(where) == 1 and not is_loopback(where[0]):
         return where[0]
-    return "" if _has_ipv4() else _EVERYWHERE[1]  # the user said `localhost`, or a file: the others must get in
-
-
-def _has_ipv4() -> bool:
-    reachable = reachable_addresses()
-    return not reachable or any(":" not in address for address in reachable)
+    # The user said `localhost`, or a file: the others must get in.
+    reachable = where or reachable_addresses() or [_LOOPBACK]
+    needs_ipv6 = any(":" in address for address in where) or all(":" in address for address in reachable)
+    return _EVERYWHERE[1] if needs_ipv6 else ""
 
 
 def _towards_others() -> str:

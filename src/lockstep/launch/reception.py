@@ -221,7 +221,6 @@ class Reception:
         elif len(guests) >= self._host.minimum:
             for caller in waiting:
                 self._admit(caller)
-            self._sent_away = ""
             self.gathered.set()
         elif self._sent_away and now > self._sent_away_at + _SETTLE_S:
             self.refusal = f"{self._sent_away} ({missing(guests)})"

@@ -55,5 +55,6 @@ def check_growth(world: World, num_shards: int | None) -> None:
     if num_shards is None or num_shards < ranks:
         now = "without num_shards the first start decides" if num_shards is None else f"num_shards={num_shards}"
         raise ConfigError(
-            f"--nnodes={nodes} may grow to {ranks} ranks, and a rank needs a shard ({now}); add --set num_shards={ranks}"
+            f"--nnodes={nodes} may grow to {ranks} ranks, and a rank needs a shard ({now}); "
+            f"add --set num_shards={ranks}"
         )

@@ -13,9 +13,10 @@ from typing import Any, cast
 import numpy as np
 
 from lockstep.cores import usable_cores
+from lockstep.dial import KEY_SIZE, connected, unpaced
 from lockstep.errors import PeerError
 from lockstep.interfaces import addresses, listening_socket, reachable_addresses, towards
-from lockstep.links import KEY_SIZE, Links, Place, connected
+from lockstep.links import Links, Place
 from lockstep.record.timers import Timers
 from lockstep.segment import Segment, supported
 from lockstep.torch.hosts import Host, Hosts
@@ -109,7 +110,7 @@ def _listener(world: World) -> socket.socket:
             own = [towards(world.address, world.port)]
         except OSError:
             own = [*reachable_addresses(), "127.0.0.1"]
-    return listening_socket(own[0], 0)
+    return unpaced(listening_socket(own[0], 0))
 
 
 def _place(listener: socket.socket | None) -> list[Any]:

@@ -212,7 +212,7 @@ def join(world: World, began: float, timeout_s: float, refused: set[str]) -> Met
             if "resolved" not in str(error) or time.monotonic() > began + _FOUND_S:  # a name may appear late
                 raise
         if time.monotonic() > began + _FOUND_S:
-            _give_up_early(world, why, refusing)
+            _give_up_early(world, why, refusing, bool(refused))
         time.sleep(_POLL_S)
     raise PeerError(
         f"rank {world.rank} could not meet the other {world.size - 1} ranks at {world.address}:{world.port} within "
@@ -220,11 +220,18 @@ def join(world: World, began: float, timeout_s: float, refused: set[str]) -> Met
     )
 
 
-def _give_up_early(world: World, why: str, refusing: bool) -> None:
+def _give_up_early(world: World, why: str, refusing: bool, complete: bool) -> None:
     """What will not change is told now, not at the end of the time."""
     if several_hosts(world) and means_this_host(world.address):
         raise loopback_cure(world)
-    if not refusing and not uses_agent_store(world):
+    if uses_agent_store(world):
+        return
+    if complete and not refusing:
+        raise ConfigError(
+            f"the {world.size} ranks that meet at {world.address}:{world.port} are complete without this process, "
+            f"which is rank {world.rank}, too; give each process its own RANK, each run its own port"
+        )
+    if not refusing:
         raise ConfigError(
             f"rank 0 cannot be reached from host {socket.gethostname()} at MASTER_ADDR={world.address}, "
             f"MASTER_PORT={world.port}: {why}; check the address, and that no firewall closes the port"

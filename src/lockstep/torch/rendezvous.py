@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from lockstep.errors import ConfigError, PeerError
-from lockstep.interfaces import endpoint, is_local
+from lockstep.errors import PeerError
+from lockstep.interfaces import is_local
 from lockstep.join import placed
 from lockstep.routes import choose_interface, several_hosts
-from lockstep.torch.rank_zero import host, join, uses_agent_store, withdraw
+from lockstep.torch.rank_zero import host, join, withdraw
 from lockstep.torch.roll_call import CompleteError, roll_call
 from lockstep.torch.stores import Met, answers, bounded
 from lockstep.torchrun import loopback_cure, means_this_host
@@ -19,7 +19,6 @@ from lockstep.watch import MARGIN_S
 from lockstep.world import World
 
 _LOOPBACK_S = 25.0  # when ranks of other hosts cannot be expected any more at a loopback address
-_EARLIER_START_S = 15.0  # how long ranks of an earlier start may hold the port
 _FULL_MESH_S = 10.0  # what opening the group may take when the last rank came at the last moment
 _LOOK_S = 0.5
 _POLL_S = 0.05
@@ -86,10 +85,9 @@ def store_of(world: World, timeout_s: float) -> Store:
             store = _meet(met, times, world, began, timeout_s, seen_to)
         except CompleteError:
             refused.add(met.nonce)
-            if not (world.init_file or uses_agent_store(world)) and time.monotonic() > began + _EARLIER_START_S:
-                raise ConfigError(
-                    f"the {world.size} ranks that meet at {endpoint(met.address, world.port)} are complete without "
-                    f"this process, which is rank {world.rank}, too; give each process its own RANK, each run its port"
+            if time.monotonic() > began + timeout_s:
+                raise PeerError(
+                    f"rank {world.rank} found only ranks of an earlier start within startup_timeout_s={timeout_s:g}"
                 ) from None
             met, times = None, 0
             time.sleep(_POLL_S)

@@ -88,7 +88,8 @@ def ranges(ranks: Iterable[int]) -> str:
 
 def _enter(store: Store, world: World) -> None:
     """Take this rank's place; a contradiction is written down for all."""
-    me = {"rank": world.rank, "size": world.size, "host": socket.gethostname(), "pid": os.getpid()}
+    me: dict[str, Any] = {"rank": world.rank, "size": world.size, "host": socket.gethostname(), "pid": os.getpid()}
+    me["one_host"] = world.local_size == world.size
     store.add("entered", 1)
     mine = json.dumps({**me, "nonce": secrets.token_hex(8)})  # two containers may share host name and process number
     first = json.loads(store.compare_set("first", "", mine))
@@ -98,6 +99,11 @@ def _enter(store: Store, world: World) -> None:
         error = (
             f"ranks disagree on their number: {_who(me)} was told WORLD_SIZE={world.size}, {_who(first)} "
             f"WORLD_SIZE={first['size']}; start all with the same number of nodes and of ranks per node"
+        )
+    elif first["one_host"] and me["one_host"] and first["host"] != me["host"]:
+        error = (
+            f"{_who(me)} and {_who(first)} were not told that they are on several hosts; set LOCAL_RANK and "
+            "LOCAL_WORLD_SIZE (which rank of its host each is, and of how many)"
         )
     elif there != json.loads(mine):
         error = (

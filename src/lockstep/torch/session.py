@@ -101,8 +101,9 @@ class Session:
     def __enter__(self) -> Self:
         """Open everything, in an order that leaves nothing behind when a step fails."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.signals)
+            stack.push(self.signals)
             stack.enter_context(self.comm)
+            self.signals.__enter__()  # until here a signal ends the process: ranks that wait for others cannot agree
             found = preflight(self.comm, self.run)
             tell, place = self.comm.broadcast_object, {"joined": self._joined, "exists": self._resumed is not None}
             self.journal = Journal.open(self.run, self.world, tell, self._run_dir, **place)

@@ -9,6 +9,7 @@ import threading
 import pytest
 from meeting_nodes import CARD, OUTER_S, listens, serve, until
 
+from lockstep import interfaces
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch import calling, greeting, meeting, reception, waiting
 from lockstep.launch.meeting import Cancelled
@@ -492,6 +493,20 @@ def test_localhost_listens_for_the_others_but_alone_it_does_not(start, at):
     alone.admitted()
     assert listens("127.0.0.1", alone.nodes.port)
     assert not listens("127.0.0.6", alone.nodes.port)
+
+
+@pytest.mark.skipif(not interfaces.is_local("::1"), reason="this machine has no IPv6")
+@pytest.mark.parametrize("addresses", [["::1"], ["::1", "127.0.0.1"]])
+def test_ipv6(start, at, monkeypatch, addresses):
+    """Where a name has addresses of both kinds, another node may come by either."""
+    monkeypatch.setattr(calling, "resolve", lambda host: addresses if host == "alpha" else [host])
+    flags = {**at, "minimum": 3, "maximum": 3}
+    main = start(node_rank=0, **{**flags, "host": "alpha"})
+    by_ipv6, by_ipv4 = start(node_rank=1, **{**flags, "host": "::1"}), start(node_rank=2, **flags)
+    assert main.admitted().key == by_ipv6.admitted().key == by_ipv4.admitted().key
+    assert by_ipv6.met.main_address == by_ipv6.met.address == "::1"
+    assert by_ipv4.met.main_address == by_ipv4.met.address == "127.0.0.1"
+    assert listens("127.0.0.1", main.met.store_port)
 
 
 def test_one_machine_alone_needs_no_place_to_meet(start):

@@ -9,8 +9,8 @@ from small_runs import BATCH, Paced, ended_well, same_bits, steps, training
 
 OURS = "lockstep train --nnodes 1:4 --nproc-per-node 1 --rdzv-endpoint alpha:5555 --max-restarts 5 --run-dir run"
 TORCHRUN = (
-    "python -m torch.distributed.run --nproc_per_node=1 --nnodes=1:4 --max-restarts=5 --rdzv_id=123 "
-    "--rdzv_backend=c10d --rdzv_endpoint=alpha:5555 -m lockstep.train --run-dir run"
+    "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 python -m torch.distributed.run --nproc_per_node=1 --nnodes=1:4 "
+    "--max-restarts=5 --rdzv_id=123 --rdzv_backend=c10d --rdzv_endpoint=alpha:5555 -m lockstep.train --run-dir run"
 )
 
 
@@ -33,6 +33,7 @@ def goes_on(network: Network, ranks: int, command: Command) -> None:
     training(run_dir, command, beyond=steps(run_dir) + 2 * BATCH)
 
 
+@pytest.mark.hosts
 @pytest.mark.parametrize("command", [OURS, TORCHRUN], ids=["ours", "torchrun"])
 def test_a_host_vanishes_and_returns_and_the_bits_are_those_of_one_host(network, command):
     hosts = network(4)
