@@ -41,7 +41,7 @@ def said(*processes):
             out, err = process.communicate(timeout=BOUND_S)
             found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
             assert found, f"{process.args}: {out}\n{err}"
-            lines += [line | {"code": process.returncode} for line in found]
+            lines += [line | {"code": process.returncode, "told": err} for line in found]
     finally:
         for process in processes:
             if process.poll() is None:
@@ -207,6 +207,7 @@ def test_a_stale_file_does_not_lead_into_another_run(tmp_path):
     first = start([*MEETS, json.dumps(world | {"rank": 1})])
     (alone,) = said(other)  # it has waited, and so has the rank with the stale file
     assert "rank 1 did not come" in alone["error"]
+    assert "waiting for rank 1 of 2" in alone["told"]
     met(said(first, start([*MEETS, json.dumps(world | {"rank": 0})])), 2)
 
 

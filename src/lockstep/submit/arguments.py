@@ -45,9 +45,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     add("--job-restarts", metavar="N", default=JOB_RESTARTS, help="how often the cluster may start the job again")
     add("--resume", metavar="DIR", help="go on with a run (kubernetes: same --run-dir again)")
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
-    add(
-        "--max-restarts", metavar="N", default="0", help="how often the launchers may start all ranks anew (default: 0)"
-    )
+    add("--max-restarts", metavar="N", help="how often the launchers start all ranks anew (default: 0; MIN:MAX: 3)")
     add("--join-timeout", metavar="S", help="how long launchers wait for each other, seconds")
     add("--token-file", metavar="FILE", help="secret of the run, a file on every node")
 

@@ -129,7 +129,6 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
 
 def _checked_run(args: argparse.Namespace) -> tuple["Run", int | None]:
     """The run, and the shards of the checkpoint it goes on from."""
-    number(args.max_restarts, "--max-restarts", least=0)
     if args.resume is not None:
         going_on = resumption(args)
         if going_on.exact is not None:
@@ -148,9 +147,15 @@ def _check_world(run: "Run", nodes: list[int], nproc: str, num_shards: int | Non
     """Refuse counts that do not divide among the shards, for the smallest world and the largest."""
     from lockstep.world import World
 
+    shards = run.num_shards or num_shards
+    if nodes[0] != nodes[1] and shards is None:
+        most = nodes[1] * (1 if nproc == "auto" else int(nproc))
+        raise ConfigError(
+            f"--nnodes {nodes[0]}:{nodes[1]} may grow to {most} ranks, and a rank needs a shard (without num_shards "
+            f"the first start decides); add --set num_shards={most}"
+        )
     for count in dict.fromkeys(nodes):
         size = count * (1 if nproc == "auto" else int(nproc))
-        shards = run.num_shards or num_shards
         if shards is not None and size > shards:
             raise ConfigError(
                 f"--nnodes {count} with --nproc-per-node {nproc} are {size} ranks, more than num_shards={shards}; "
@@ -209,7 +214,9 @@ def _words(args: argparse.Namespace, *, target: bool) -> list[str]:
 
 
 def _launcher_flags(args: argparse.Namespace) -> list[str]:
-    flags = ["--max-restarts", args.max_restarts] if args.max_restarts != "0" else []
+    flags: list[str] = []
+    if args.max_restarts is not None:
+        flags += ["--max-restarts", str(number(args.max_restarts, "--max-restarts", least=0))]
     if args.join_timeout is not None:
         flags += ["--join-timeout", str(number(args.join_timeout, "--join-timeout", "a number of seconds"))]
     if args.token_file is not None:

@@ -1,6 +1,7 @@
 """The ranks of a world find each other at a store, make sure that all are there, and open the process group."""
 
 import datetime
+import sys
 import time
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from lockstep.interfaces import is_local
 from lockstep.join import placed
 from lockstep.routes import choose_interface, several_hosts
 from lockstep.torch.rank_zero import host, join, withdraw
-from lockstep.torch.roll_call import CompleteError, roll_call
+from lockstep.torch.roll_call import CompleteError, ranges, roll_call
 from lockstep.torch.stores import Met, answers, bounded
 from lockstep.torchrun import loopback_cure, means_this_host
 from lockstep.watch import MARGIN_S
@@ -21,6 +22,7 @@ from lockstep.world import World
 _LOOPBACK_S = 25.0  # when ranks of other hosts cannot be expected any more at a loopback address
 _FULL_MESH_S = 10.0  # what opening the group may take when the last rank came at the last moment
 _LOOK_S = 0.5
+_TELL_S = 10.0  # who waits in silence looks as if it hung
 _POLL_S = 0.05
 
 _met: dict[tuple[str, str, int, int, int], tuple[Met, int]] = {}
@@ -102,10 +104,10 @@ def _meet(
     """The roll call; then messages take the way that ranks came."""
     store = met.part(world.token, times)
     lonely = several_hosts(world) and means_this_host(world.address) and not world.init_file
-    looked = 0.0
+    looked, tell = 0.0, began + _TELL_S
 
     def meanwhile() -> None:
-        nonlocal looked
+        nonlocal looked, tell
         if time.monotonic() < looked + _LOOK_S:
             return
         looked = time.monotonic()
@@ -113,6 +115,10 @@ def _meet(
             seen_to()
         if world.rank == 0:
             met.check_strangers(store)
+            if looked > tell:
+                missing = ranges(rank for rank in range(world.size) if not store.check([f"rank/{rank}"]))
+                print(f"waiting for {missing} of {world.size}", file=sys.stderr, flush=True)
+                tell += 3 * _TELL_S
         if lonely and looked > began + _LOOPBACK_S and not _others_came(store, world):
             raise loopback_cure(world)
 

@@ -32,6 +32,8 @@ SSH = ("--on", "ssh", "--hosts", "alpha,beta")
         (["cartpole", *SLURM, "--nnodes", "3", "--nproc-per-node", "3"], "num_envs=32"),
         (["cartpole", *SLURM, "--nnodes", "3", "--set", "num_shards=2"], "more than num_shards=2"),
         (["cartpole", *SLURM, "--nnodes", "2:8", "--set", "num_shards=4"], "--nnodes 8 with"),
+        (["cartpole", *SLURM, "--nnodes", "1:2", "--nproc-per-node", "4"], "add --set num_shards=8"),
+        (["cartpole", *SLURM, "--max-restarts", "few"], "--max-restarts few"),
         (["cartpole", *SLURM, "--nproc-per-node", "auto", "--set", "num_shards=5"], "num_envs=32"),
         (["cartpole", *SLURM, "--ranks", "4"], "--nproc-per-node"),
         (["cartpole", *SLURM, "--name", "Big_Run"], "lower-case"),
@@ -95,6 +97,12 @@ COMMANDS = dict.fromkeys(("train", "evaluate", "recipe", "chaos", "doctor", "lau
 def test_gpus_decide_how_many_ranks(capsys):
     assert "--nproc-per-node 4" in text_of(capsys, "cartpole", *SLURM, "--gpus-per-node", "4")
     assert "--nproc-per-node 1" in text_of(capsys, "cartpole", *SLURM)
+
+
+def test_restarts_are_the_launchers_to_choose_unless_said(capsys):
+    elastic = ("cartpole", *SLURM, "--nnodes", "1:2", "--set", "num_shards=2")
+    assert "--max-restarts" not in text_of(capsys, *elastic)
+    assert "--max-restarts 0" in text_of(capsys, *elastic, "--max-restarts", "0")
 
 
 def test_hyphens_and_underscores_are_alike(capsys):

@@ -187,7 +187,7 @@ def test_a_later_attempt_goes_on_from_a_checkpoint(capsys, here, image):
         (["--resource", "cpu"], "KEY=QUANTITY"),
         (["--resource", "nvidia.com/gpu=2", "--gpus-per-node", "2", "--nnodes", "2"], "--gpus-per-node"),
         (["--name", "x" * 50], "too long"),
-        (["--kind", "pytorchjob", "--nnodes", "1:2"], "--kind jobset"),
+        (["--kind", "pytorchjob", "--nnodes", "1:2", "--set", "num_shards=4"], "--kind jobset"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )

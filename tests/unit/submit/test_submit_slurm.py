@@ -167,7 +167,9 @@ def test_flags_of_sbatch_that_cannot_be(capsys, flag):
     assert "--slurm" in refusal(capsys, *GIVEN, "--slurm", flag)
 
 
-@pytest.mark.parametrize("words", [[], ["--nnodes", "1:2"], ["--setup", "echo 'a b'"], ["--run-dir", "a b'c"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--nnodes", "1:2", "--set", "num_shards=4"], ["--setup", "echo 'a b'"], ["--run-dir", "a b'c"]]
+)
 def test_a_shell_understands_it(capsys, words):
     text = text_of(capsys, *GIVEN, *words)
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""

@@ -154,7 +154,7 @@ def test_tags_of_the_library_have_different_marks():
     tags = [
         "sum_shards", "sum", "mean", "max", "any", "broadcast", "moments", "average_gradients",
         "broadcast_object", "gather_object", "barrier", "check_equal", "close",
-        "preflight", "first_rollout", "log", "evaluate", "summary",
+        "preflight", "first_rollout", "log", "evaluate", "summary", "hosts",
     ]  # fmt: skip
     marks = [zlib.crc32(tag.encode()) % _MARKS for tag in tags]
     assert len(set(marks)) == len(tags), sorted(zip(marks, tags, strict=True))
