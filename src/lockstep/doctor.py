@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cores import usable_cores
-from lockstep.interfaces import addresses
+from lockstep.network.interfaces import addresses
 
 _SIZES = (1_000, 100_000, 1_000_000)  # float32 numbers: a small policy, a large one, a convolutional network
 _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"

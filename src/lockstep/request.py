@@ -172,7 +172,7 @@ def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes 
         )
     if (args.master_addr, args.master_port, args.init_file) == (None, None, None):
         return world
-    from lockstep.join import joined
+    from lockstep.network.join import joined
 
     return joined(world, master_addr=args.master_addr, master_port=args.master_port, init_file=args.init_file)
 

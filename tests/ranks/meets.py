@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.join import joined
+from lockstep.network.join import joined
 from lockstep.torch.rendezvous import connect
 from lockstep.world import World
 

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
-from lockstep.links import in_slices
+from lockstep.network.links import in_slices
 from lockstep.predict import Costs, Layout, Work, amounts_of, compare, exchange, measured, predict, prices
 from lockstep.run import Run
 

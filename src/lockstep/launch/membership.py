@@ -37,11 +37,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.interfaces import interface_of
 from lockstep.launch.meeting import Cancelled, Met
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.place import Place
 from lockstep.launch.variables import free_port
+from lockstep.network.interfaces import interface_of
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them
 _ANSWER_S = 60.0  # bound on one question to the main node's store: a link that is cut for a moment is no end

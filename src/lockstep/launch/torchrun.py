@@ -6,8 +6,8 @@ import os
 import shlex
 
 from lockstep.errors import ConfigError
-from lockstep.routes import several_hosts
-from lockstep.torchrun import address_of_this_node, around, is_main_node, loopback_cure, means_this_host
+from lockstep.network.routes import several_hosts
+from lockstep.network.torchrun import address_of_this_node, around, is_main_node, loopback_cure, means_this_host
 from lockstep.world import World
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"

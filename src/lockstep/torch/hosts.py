@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import RunError
-from lockstep.links import Links, in_slices
+from lockstep.network.links import Links, in_slices
 from lockstep.record.timers import WAIT, Timers
 from lockstep.torch.slots import Slots
 from lockstep.tree import Node, owned_nodes, tree_sum

@@ -13,10 +13,10 @@ from typing import Any, cast
 import numpy as np
 
 from lockstep.cores import usable_cores
-from lockstep.dial import KEY_SIZE, connected, unpaced
 from lockstep.errors import PeerError
-from lockstep.interfaces import addresses, listening_socket, reachable_addresses, towards
-from lockstep.links import Links, Place
+from lockstep.network.dial import KEY_SIZE, connected, unpaced
+from lockstep.network.interfaces import addresses, listening_socket, reachable_addresses, towards
+from lockstep.network.links import Links, Place
 from lockstep.record.timers import Timers
 from lockstep.segment import Segment, supported
 from lockstep.torch.hosts import Host, Hosts

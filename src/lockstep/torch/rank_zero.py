@@ -12,14 +12,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep import init_file
 from lockstep.errors import ConfigError, PeerError
-from lockstep.init_file import Place
-from lockstep.interfaces import endpoint, is_local, is_loopback, listening_socket, reachable_addresses, resolve, towards
-from lockstep.routes import several_hosts
+from lockstep.network import init_file
+from lockstep.network.init_file import Place
+from lockstep.network.interfaces import (
+    endpoint,
+    is_local,
+    is_loopback,
+    listening_socket,
+    reachable_addresses,
+    resolve,
+    towards,
+)
+from lockstep.network.routes import several_hosts
+from lockstep.network.torchrun import Torchrun, around, loopback_cure, means_this_host
 from lockstep.torch.roll_call import CompleteError, Store, roll_call
 from lockstep.torch.stores import Met, lives, reached, serve, visit
-from lockstep.torchrun import Torchrun, around, loopback_cure, means_this_host
 from lockstep.world import World
 
 _FOUND_S = 20.0  # machines start and names appear within it, or they are mistaken

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.errors import PeerError
-from lockstep.interfaces import is_local
-from lockstep.join import placed
-from lockstep.routes import choose_interface, several_hosts
+from lockstep.network.interfaces import is_local
+from lockstep.network.join import placed
+from lockstep.network.routes import choose_interface, several_hosts
+from lockstep.network.torchrun import loopback_cure, means_this_host
 from lockstep.torch.rank_zero import host, join, withdraw
 from lockstep.torch.roll_call import CompleteError, ranges, roll_call
 from lockstep.torch.stores import Met, answers, bounded
-from lockstep.torchrun import loopback_cure, means_this_host
 from lockstep.watch import MARGIN_S
 from lockstep.world import World
 

@@ -19,7 +19,7 @@ from torch.distributed import (
 )
 
 from lockstep.errors import ConfigError
-from lockstep.interfaces import endpoint
+from lockstep.network.interfaces import endpoint
 from lockstep.world import World
 
 _CONNECT_S = 2.0  # bound on one attempt to connect

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from meeting_nodes import Node
 
-from lockstep.launch import calling, reception
+from lockstep.launch.meeting import calling, reception
 from lockstep.launch.variables import free_port
 
 

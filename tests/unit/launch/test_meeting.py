@@ -9,12 +9,11 @@ import threading
 import pytest
 from meeting_nodes import CARD, OUTER_S, listens, serve, until
 
-from lockstep import interfaces
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch import calling, greeting, meeting, reception, waiting
-from lockstep.launch.meeting import Cancelled
+from lockstep.launch.meeting import Cancelled, calling, greeting, meeting, reception, waiting
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.variables import free_port
+from lockstep.network import interfaces
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

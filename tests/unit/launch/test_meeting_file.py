@@ -7,9 +7,9 @@ import time
 import pytest
 from meeting_nodes import OUTER_S, listens, serve, until
 
-from lockstep import init_file
-from lockstep.init_file import Place, read
-from lockstep.launch import calling, meeting, reception
+from lockstep.launch.meeting import calling, meeting, reception
+from lockstep.network import init_file
+from lockstep.network.init_file import Place, read
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

@@ -14,9 +14,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep import init_file
 from lockstep.errors import ConfigError, RunError
-from lockstep.interfaces import (
+from lockstep.launch.meeting.calling import Caller, Known, answers, resolved
+from lockstep.launch.meeting.contradictions import contradiction
+from lockstep.launch.meeting.greeting import Guest, run_key, secret
+from lockstep.launch.meeting.reception import Reception
+from lockstep.launch.meeting.waiting import Cancelled, Waiting
+from lockstep.launch.nodes import Nodes
+from lockstep.network import init_file
+from lockstep.network.interfaces import (
     endpoint,
     interface_of,
     is_local,
@@ -26,12 +32,6 @@ from lockstep.interfaces import (
     resolve,
     towards,
 )
-from lockstep.launch.calling import Caller, Known, answers, resolved
-from lockstep.launch.contradictions import contradiction
-from lockstep.launch.greeting import Guest, run_key, secret
-from lockstep.launch.nodes import Nodes
-from lockstep.launch.reception import Reception
-from lockstep.launch.waiting import Cancelled, Waiting
 
 __all__ = ["Cancelled", "Met", "meet"]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.errors import ConfigError
-from lockstep.interfaces import listening_socket, reachable_addresses
-from lockstep.pmi import told_by_rank_0
+from lockstep.network.interfaces import listening_socket, reachable_addresses
+from lockstep.network.pmi import told_by_rank_0
+from lockstep.network.routes import several_hosts
 from lockstep.processes import identity, private_folder, starter
-from lockstep.routes import several_hosts
 from lockstep.world import World
 
 _PORT = 29500  # torchrun's

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lockstep import init_file
 from lockstep.errors import ConfigError, RunError
-from lockstep.interfaces import endpoint, family_of, is_local, is_loopback, resolve
-from lockstep.launch.greeting import GREETING_S, Call, Dropped, Guest, Stranger, keep_alive, secret
+from lockstep.launch.meeting.greeting import GREETING_S, Call, Dropped, Guest, Stranger, keep_alive, secret
+from lockstep.launch.meeting.waiting import Waiting
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.waiting import Waiting
+from lockstep.network import init_file
+from lockstep.network.interfaces import endpoint, family_of, is_local, is_loopback, resolve
 
 _CONNECT_S = 3.0  # for one address; a machine that is there answers in milliseconds
 _IN_USE_S = 3.0  # for what took the port of this main node to say that it is another

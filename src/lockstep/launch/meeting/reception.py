@@ -15,9 +15,8 @@ from typing import Any, Self
 import msgspec
 
 from lockstep.errors import ConfigError
-from lockstep.interfaces import is_loopback
-from lockstep.launch.contradictions import contradiction, missing, obstacle
-from lockstep.launch.greeting import (
+from lockstep.launch.meeting.contradictions import contradiction, missing, obstacle
+from lockstep.launch.meeting.greeting import (
     GREETING_S,
     KEEPS_APART,
     Dropped,
@@ -28,6 +27,7 @@ from lockstep.launch.greeting import (
     keep_alive,
     send,
 )
+from lockstep.network.interfaces import is_loopback
 
 _TICK_S = 0.1
 _TELL_S = 2.0  # how often those who wait hear what for, and so that the main node lives

@@ -96,7 +96,7 @@ class Link:
 
 
 class Links:
-    """The connections of one host to all others, opened by `lockstep.dial`.
+    """The connections of one host to all others, opened by `lockstep.network.dial`.
 
     Args:
         rank: this host's first rank, which calls.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ConfigError
-from lockstep.interfaces import endpoint
+from lockstep.network.interfaces import endpoint
 
 _FORMAT = 1
 _BEGINNING = '{"lockstep_init_file": '  # tells a torn file of ours from somebody's file that was named by mistake

@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from lockstep import torchrun
-from lockstep.torchrun import loopback_cure, means_this_host, parse
+from lockstep.network import torchrun
+from lockstep.network.torchrun import loopback_cure, means_this_host, parse
 from lockstep.world import World
 
 MAIN = (

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lockstep.card import differences
-from lockstep.launch.greeting import Guest
+from lockstep.launch.meeting.greeting import Guest
 
 
 def contradiction(guests: Sequence[Guest]) -> str | None:

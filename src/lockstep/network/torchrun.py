@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import ConfigError
-from lockstep.interfaces import is_local, reachable_addresses, resolve, towards
+from lockstep.network.interfaces import is_local, reachable_addresses, resolve, towards
 from lockstep.processes import torchrun_agent
 from lockstep.world import World
 

@@ -4,7 +4,7 @@ import os
 import socket
 
 from lockstep.errors import ConfigError
-from lockstep.interfaces import addresses, interface_of, is_local, towards
+from lockstep.network.interfaces import addresses, interface_of, is_local, towards
 from lockstep.world import World
 
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from lockstep import init_file
 from lockstep.errors import ConfigError
-from lockstep.init_file import Place, find, keep, publish, read, withdraw
+from lockstep.network import init_file
+from lockstep.network.init_file import Place, find, keep, publish, read, withdraw
 
 
 def dead(_):

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from lockstep import interfaces
 from lockstep.errors import ConfigError
+from lockstep.network import interfaces
 
 # A network of our own: an interface with two IPv4 addresses, one of them labelled, and an IPv6 one; one that is down.
 NETWORK = """
@@ -28,7 +28,7 @@ exec "$@"
 """
 FACTS = """
 import json
-from lockstep import interfaces as i
+from lockstep.network import interfaces as i
 def way(address):
     try:
         return i.towards(address, 5555)

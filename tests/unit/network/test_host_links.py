@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from lockstep.dial import KEY_SIZE, connected, unpaced
 from lockstep.errors import PeerError, RunError
-from lockstep.links import Place, in_slices
+from lockstep.network.dial import KEY_SIZE, connected, unpaced
+from lockstep.network.links import Place, in_slices
 
 
 def never():

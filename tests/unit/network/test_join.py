@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from lockstep import join
 from lockstep.errors import ConfigError, PeerError
-from lockstep.interfaces import reachable_addresses
-from lockstep.join import joined, placed
-from lockstep.pmi import told_by_rank_0
+from lockstep.network import join
+from lockstep.network.interfaces import reachable_addresses
+from lockstep.network.join import joined, placed
+from lockstep.network.pmi import told_by_rank_0
 from lockstep.world import World
 
 SRUN = World(rank=1, size=4, local_rank=1, local_size=2, address="gpu1", port=12345, launcher="SLURM")

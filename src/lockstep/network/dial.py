@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 
 from lockstep.errors import PeerError
-from lockstep.interfaces import family_of
-from lockstep.links import Link, Links, Place
+from lockstep.network.interfaces import family_of
+from lockstep.network.links import Link, Links, Place
 
 KEY_SIZE = 64
 """Bytes of the secret that a connection is proven by: one half for each side to show."""

@@ -1,0 +1,1 @@
+"""How hosts and ranks find each other and talk; standard library only."""
