@@ -264,6 +264,10 @@ class Command:
         code = self.process.returncode
         return code if code >= 0 else 128 - code
 
+    def tells(self, text: str) -> None:
+        """Wait until it has written something."""
+        wait_for(lambda: text in self.said, lambda: f"{self} does not say {text!r}:\n{self.said}")
+
     def pid(self) -> int:
         """Of the command itself, as seen from outside; what entered the host for it waits for it."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from network import WITHIN_S, Command, Network, wait_for
 from safetensors import safe_open
 
 BATCH = 16 * 8
+ANSWER_S = 30.0  # from the start of the last node; the machine that runs the tests is busy, and this holds all the same
 SETTINGS = {
     "num_envs": 16,
     "num_shards": 4,
@@ -113,6 +115,21 @@ def ended_well(*commands: Command) -> None:
     codes = [command.wait() for command in commands]
     said = "\n".join(f"--- {command}\n{command.said}" for command in commands)
     assert codes == [0] * len(commands), f"{codes}\n{said}"
+
+
+def refused(*commands: Command, each: list[str]) -> None:
+    """All end in time with code 2, one line of error, and what it has to tell."""
+    since = max(command.began for command in commands)
+    codes = [command.wait(within_s=4 * ANSWER_S) for command in commands]
+    said = "\n".join(f"--- {command}\n{command.said}" for command in commands)
+    assert codes == [2] * len(commands), f"{codes}\n{said}"
+    for command, pattern in zip(commands, each, strict=True):
+        errors = [line for line in command.said.splitlines() if line.startswith("lockstep: error: ")]
+        assert len(errors) == 1, said
+        assert re.search(pattern, errors[0]), f"{pattern!r} is not in\n{said}"
+        assert "Traceback" not in command.said, said
+    took = max(command.ended - since for command in commands if command.ended is not None)
+    assert took < ANSWER_S, f"{took:.0f} s\n{said}"
 
 
 def same_bits(one: Path, other: Path, ranks: int, hosts: int) -> None:

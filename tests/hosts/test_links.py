@@ -39,6 +39,7 @@ def test_a_link_that_is_cut_for_five_seconds_costs_only_time(network, command):
     same_bits(paced.alone(), run_dir, ranks=4, hosts=2)
 
 
+@pytest.mark.hosts
 def test_a_link_that_is_cut_for_good_ends_both_sides_which_name_each_other(network):
     hosts = network(2)
     timeout_s = 8

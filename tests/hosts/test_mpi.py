@@ -29,6 +29,7 @@ def test_mpirun_with_a_place_to_meet(network, one_host, meet):
 
 
 @needs_mpich
+@pytest.mark.hosts
 def test_mpich_over_two_hosts_needs_no_further_flag(network, one_host):
     hosts = network(2)
     hosts.serve_shells()

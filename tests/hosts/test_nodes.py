@@ -1,10 +1,11 @@
 """Our own launcher on several hosts: same commands, same bits, however the nodes meet."""
 
+import signal
 from itertools import product
 
 import pytest
 from network import wait_for
-from small_runs import ended_well, only_run, same_bits, small, summary
+from small_runs import BATCH, Paced, ended_well, only_run, same_bits, small, summary, training
 
 TRAIN = "lockstep train cartpole --nnodes {count} --nproc-per-node {ranks}"
 OWN_NAMES = ("address", "127.0.1.1", "localhost")
@@ -99,3 +100,18 @@ def test_any_script_is_launched_with_torchruns_flags(network, own_name):
     said = "".join(command.said for command in commands)
     for rank, host in enumerate(("alpha", "alpha", "beta", "beta")):
         assert f"rank {rank} on {host}: 1111 ['--its', 'own']" in said
+
+
+@pytest.mark.hosts
+def test_a_signal_to_one_node_ends_all_at_one_step_and_one_host_goes_on(network):
+    hosts = network(2)
+    paced = Paced(hosts.folder, 40)
+    flags = "lockstep train --nnodes 2 --nproc-per-node 2 --rdzv-endpoint alpha:5555 --run-dir run"
+    commands = [host.start(flags.split() + paced.arguments) for host in hosts.hosts]
+    training(hosts.shared / "run", commands[0], beyond=2 * BATCH)
+    commands[1].signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143], "\n".join(command.said for command in commands)
+    assert summary(hosts.shared / "run")["status"] == "interrupted"
+    paced.let_go()
+    hosts.hosts[0].run("lockstep train --resume run --ranks 1")
+    same_bits(paced.alone(), hosts.shared / "run", ranks=1, hosts=1)

@@ -10,7 +10,8 @@ import pytest
 from meeting_nodes import CARD, OUTER_S, listens, serve, until
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.meeting import Cancelled, calling, greeting, meeting, reception, waiting
+from lockstep.launch import meeting
+from lockstep.launch.meeting import Cancelled, calling, greeting, reception, waiting
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.variables import free_port
 from lockstep.network import interfaces

@@ -7,7 +7,8 @@ import time
 import pytest
 from meeting_nodes import OUTER_S, listens, serve, until
 
-from lockstep.launch.meeting import calling, meeting, reception
+from lockstep.launch import meeting
+from lockstep.launch.meeting import calling, reception
 from lockstep.network import init_file
 from lockstep.network.init_file import Place, read
 
