@@ -110,7 +110,7 @@ class Network:
         ssh.chmod(0o755)
         for host in self.hosts:
             daemon = host.start([sys.executable, str(program), "serve"])
-            wait_for(lambda daemon=daemon: "serving" in daemon.said, lambda daemon=daemon: daemon.said)
+            daemon.tells("serving")
 
     def switch(self, *words: str) -> None:
         """Run `ip` where the switch is; a cable whose host has gone may be gone too."""

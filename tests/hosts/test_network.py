@@ -30,7 +30,7 @@ while True:
 
 def connected(client, server):
     listening = server.start([sys.executable, "-c", SERVER])
-    wait_for(lambda: "listening" in listening.said)
+    listening.tells("listening")
     sending = client.start([sys.executable, "-c", CLIENT, server.name])
     wait_for(lambda: "again" in listening.said, lambda: listening.said + sending.said)
     return listening, sending

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from network import Command, Network, wait_for
+from network import Command, Network
 from small_runs import refused, small
 
 AT_ALPHA = "--rdzv-endpoint alpha:5555"
@@ -91,7 +91,7 @@ def test_a_port_that_is_in_use(network):
     hosts = network(2)
     program = "import socket, time; s = socket.create_server(('', 5555)); print('up', flush=True); time.sleep(1000)"
     taken = hosts.hosts[0].start(["python", "-c", program])
-    wait_for(lambda: "up" in taken.said)
+    taken.tells("up")
     refused(
         train(hosts, 0, f"--nnodes 2 --node-rank 0 {AT_ALPHA}"),
         train(hosts, 1, f"--nnodes 2 --node-rank 1 {AT_ALPHA}"),

@@ -46,6 +46,7 @@ from lockstep.network.interfaces import interface_of
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them
 _ANSWER_S = 60.0  # bound on one question to the main node's store: a link that is cut for a moment is no end
 _LOOK_S = 0.05
+_STOP_S = 1.0
 _TELL_S = 5.0  # bound on telling how a round ended: where the link is cut, each node ends alone
 _END = "end"
 _SIGNATURE = 32  # bytes
@@ -79,7 +80,7 @@ class Round:
 
     def __init__(self, store: Store, place: Place, failures: int, starts: int) -> None:
         self.place, self.failures, self.starts = place, failures, starts
-        self._store = store
+        self._store, self._lost = store, False
 
     def told(self) -> End | None:
         """What another node has told about this round's end."""
@@ -95,6 +96,7 @@ class Round:
         try:
             held = _in_thread(lambda: self._store.compare_set(_END, "", json.dumps(asdict(mine))), timeout_s=_TELL_S)
         except RunError:
+            self._lost = True
             return replace(mine, again=False)
         return End(**json.loads(held))
 
@@ -110,14 +112,19 @@ class Round:
 
     def seen(self) -> None:
         """This node knows how the round ended and asks nothing more."""
-        with contextlib.suppress(RunError):
-            _in_thread(lambda: self._store.add("seen", 1), timeout_s=_TELL_S)
+        self._count("seen", 1)
 
     def all_seen(self) -> bool:
-        """Whether no node will ask anything more: the main node may go."""
-        with contextlib.suppress(RunError):
-            return _in_thread(lambda: self._store.add("seen", 0), timeout_s=_TELL_S) >= self.place.num_nodes
-        return True
+        """Whether no node will ask anything more, as far as can be known: the main node may go."""
+        return self._count("seen", 0) >= self.place.num_nodes
+
+    def _count(self, name: str, more: int) -> float:
+        """Of a number that all nodes add to; infinite where the main node does not answer."""
+        if not self._lost:
+            with contextlib.suppress(RunError):
+                return _in_thread(lambda: self._store.add(name, more), timeout_s=_TELL_S)
+            self._lost = True
+        return math.inf
 
 
 class Membership:
@@ -161,7 +168,7 @@ class Membership:
         # Not shutdown(): that would end the rendezvous for the nodes that go on. Where the link is cut, the thread that
         # is to stop waits for an answer; it dies with this process.
         with contextlib.suppress(RunError):
-            _in_thread(self._handler._stop_heartbeats, timeout_s=_TELL_S)  # pyright: ignore[reportPrivateUsage]
+            _in_thread(self._handler._stop_heartbeats, timeout_s=_STOP_S)  # pyright: ignore[reportPrivateUsage]
 
     def join(self, failures: int, cancelled: Callable[[], bool]) -> Round:
         """Wait until enough nodes are there for another start of all ranks.
