@@ -7,8 +7,9 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
-# Suites that start processes and watch clocks: alone, one test after another.
-SERIAL := $(wildcard tests/ranks tests/hosts tests/chaos tests/examples tests/house tests/unit/launch)
+# Suites that start processes and watch clocks: one test after another. Those that mostly wait run beside the others.
+BUSY := $(wildcard tests/ranks tests/chaos tests/examples)
+WAITING := $(wildcard tests/hosts tests/house tests/unit/launch)
 
 .PHONY: help setup train test test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
 
@@ -26,8 +27,10 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 
 test: setup .venv-jax/.installed  ## Run all quick suites, then the JAX ones in an environment without torch.
 	@code=0; \
-	$(BIN)/python -m pytest -n $(JOBS) $(SERIAL:%=--ignore=%) || code=1; \
-	$(BIN)/python -m pytest $(SERIAL) || code=1; \
+	$(BIN)/python -m pytest -n $(JOBS) $(BUSY:%=--ignore=%) $(WAITING:%=--ignore=%) || code=1; \
+	said=$$(mktemp); $(BIN)/python -m pytest $(WAITING) > $$said 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest $(BUSY) || code=1; \
+	wait $$beside || code=1; cat $$said; rm $$said; \
 	.venv-jax/bin/python -m pytest tests/golden/test_jax_returns.py || code=1; \
 	exit $$code
 
