@@ -7,9 +7,12 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
-# Suites that start processes and watch clocks: one test after another. Those that mostly wait run beside the others.
+# Suites that start processes and watch clocks: one test after another. Those that mostly wait run beside those that
+# compute; what measures a time runs with nothing beside it.
+ALONE := $(wildcard tests/house)
 BUSY := $(wildcard tests/ranks tests/chaos tests/examples)
-WAITING := $(wildcard tests/hosts tests/house tests/unit/launch)
+WAITING := $(wildcard tests/hosts tests/unit/launch)
+SERIAL := $(ALONE) $(BUSY) $(WAITING)
 
 .PHONY: help setup train test test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
 
@@ -27,7 +30,8 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 
 test: setup .venv-jax/.installed  ## Run all quick suites, then the JAX ones in an environment without torch.
 	@code=0; \
-	$(BIN)/python -m pytest -n $(JOBS) $(BUSY:%=--ignore=%) $(WAITING:%=--ignore=%) || code=1; \
+	$(BIN)/python -m pytest -n $(JOBS) $(SERIAL:%=--ignore=%) || code=1; \
+	$(BIN)/python -m pytest $(ALONE) || code=1; \
 	said=$$(mktemp); $(BIN)/python -m pytest $(WAITING) > $$said 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest $(BUSY) || code=1; \
 	wait $$beside || code=1; cat $$said; rm $$said; \
