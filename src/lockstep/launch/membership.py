@@ -209,6 +209,11 @@ class Membership:
         known = max(int(one["failures"]) for one in every)
         return Round(store, place, known, int(first["starts"]))
 
+    @property
+    def main(self) -> bool:
+        """Whether this node hosts what the others ask."""
+        return self._met.main
+
     def changed(self) -> bool:
         """Whether a node waits to be let in."""
         with _asking():

@@ -97,7 +97,8 @@ class _Node:
                 failure = self._wait_for_others(this, others)
         if failure is None or not others.again:
             this.seen()
-            self._stay_until_seen(this)
+            if self._membership.main:
+                self._stay_until_seen(this)
         if failure is None:
             return 0
         if others.again and not self._caught:
@@ -143,7 +144,7 @@ class _Node:
         return None
 
     def _stay_until_seen(self, this: Round) -> None:
-        """The main node's store answers until the others have heard how it ended."""
+        """On the main node: its store answers until the others have heard how it ended."""
         deadline = time.monotonic() + _LEAVE_S
         while not this.all_seen() and time.monotonic() < deadline:
             time.sleep(0.1)
