@@ -3,8 +3,6 @@
 Any launcher can start it: `torchrun ... -m lockstep.probe`, `srun python -m lockstep.probe`.
 """
 
-import atexit
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -94,8 +92,6 @@ def _row(found: "Preflight", index: int) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    code = main()
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of a group that lost a rank may neither keep this one from ending nor abort it
+    from lockstep.launch.child import leave
+
+    leave(main())

@@ -1,6 +1,5 @@
 """Train a run: `python -m lockstep.train ...` is `lockstep train ...`; `train(run)` is for Python callers."""
 
-import atexit
 import itertools
 import os
 import signal
@@ -150,8 +149,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of a group that lost a rank may neither keep this one from ending nor abort it
+    from lockstep.launch.child import leave
+
+    leave(main())

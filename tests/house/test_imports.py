@@ -39,6 +39,7 @@ LAYERS = {
     "lockstep.fingerprint": 1,
     "lockstep.tree": 1,
     "lockstep.cores": 1,
+    "lockstep.bounded": 1,
     "lockstep.processes": 1,
     "lockstep.elastic": 1,
     "lockstep.card": 1,

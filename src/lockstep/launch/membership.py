@@ -11,8 +11,6 @@ import json
 import logging
 import math
 import os
-import threading
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -25,6 +23,7 @@ from torch.distributed import (
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousError,
+    RendezvousInfo,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
@@ -36,6 +35,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     Token,
 )
 
+from lockstep.bounded import bounded
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.meeting import Cancelled, Met
 from lockstep.launch.nodes import Nodes
@@ -45,7 +45,6 @@ from lockstep.network.interfaces import interface_of
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them
 _ANSWER_S = 60.0  # bound on one question to the main node's store: a link that is cut for a moment is no end
-_LOOK_S = 0.05
 _STOP_S = 1.0
 _TELL_S = 5.0  # bound on telling how a round ended: where the link is cut, each node ends alone
 _END = "end"
@@ -94,8 +93,8 @@ class Round:
         """
         mine = replace(end, node_rank=self.place.node_rank, node=os.uname().nodename)
         try:
-            held = _in_thread(lambda: self._store.compare_set(_END, "", json.dumps(asdict(mine))), timeout_s=_TELL_S)
-        except RunError:
+            held = bounded(lambda: self._store.compare_set(_END, "", json.dumps(asdict(mine))), _TELL_S)
+        except (RuntimeError, TimeoutError):
             self._lost = True
             return replace(mine, again=False)
         return End(**json.loads(held))
@@ -121,8 +120,8 @@ class Round:
     def _count(self, name: str, more: int) -> float:
         """Of a number that all nodes add to; infinite where the main node does not answer."""
         if not self._lost:
-            with contextlib.suppress(RunError):
-                return _in_thread(lambda: self._store.add(name, more), timeout_s=_TELL_S)
+            with contextlib.suppress(RuntimeError, TimeoutError):
+                return bounded(lambda: self._store.add(name, more), _TELL_S)
             self._lost = True
         return math.inf
 
@@ -167,8 +166,8 @@ class Membership:
     def __exit__(self, *_: object) -> None:
         # Not shutdown(): that would end the rendezvous for the nodes that go on. Where the link is cut, the thread that
         # is to stop waits for an answer; it dies with this process.
-        with contextlib.suppress(RunError):
-            _in_thread(self._handler._stop_heartbeats, timeout_s=_STOP_S)  # pyright: ignore[reportPrivateUsage]
+        with contextlib.suppress(RendezvousError, TimeoutError):
+            bounded(self._handler._stop_heartbeats, _STOP_S)  # pyright: ignore[reportPrivateUsage]
 
     def join(self, failures: int, cancelled: Callable[[], bool]) -> Round:
         """Wait until enough nodes are there for another start of all ranks.
@@ -177,7 +176,7 @@ class Membership:
             failures: how many starts this node has seen fail.
             cancelled: polled; raises `Cancelled` once it is true.
         """
-        info = _in_thread(self._handler.next_rendezvous, cancelled)
+        info = self._next_rendezvous(cancelled)
         store, met = info.store, self._met
         mine = {
             "node_rank": self._nodes.node_rank,
@@ -209,6 +208,16 @@ class Membership:
         known = max(int(one["failures"]) for one in every)
         return Round(store, place, known, int(first["starts"]))
 
+    def _next_rendezvous(self, cancelled: Callable[[], bool]) -> RendezvousInfo:
+        def look() -> None:
+            if cancelled():
+                raise Cancelled
+
+        try:
+            return bounded(self._handler.next_rendezvous, meanwhile=look)
+        except (RuntimeError, RendezvousError) as error:
+            raise _explained(error) from error
+
     @property
     def main(self) -> bool:
         """Whether this node hosts what the others ask."""
@@ -239,33 +248,6 @@ def _asking() -> Generator[None]:
         yield
     except (RuntimeError, RendezvousError) as error:
         raise RunError(f"the main node does not answer any more: {str(error).splitlines()[0]}") from error
-
-
-def _in_thread(
-    call: Callable[[], Any], cancelled: Callable[[], bool] = lambda: False, *, timeout_s: float = math.inf
-) -> Any:
-    """The result of a call that cannot be interrupted; given up when cancelled, or after `timeout_s`."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="rendezvous")
-    thread.start()
-    deadline = time.monotonic() + timeout_s
-    while thread.is_alive():
-        thread.join(_LOOK_S)
-        if cancelled():
-            raise Cancelled
-        if time.monotonic() > deadline:
-            raise RunError(f"the main node did not answer within {timeout_s:g} s")
-    if errors:
-        raise _explained(errors[0]) from errors[0]
-    return results[0]
 
 
 def _explained(error: BaseException) -> Exception:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from lockstep.bounded import bounded
 from lockstep.errors import PeerError
 from lockstep.network.interfaces import is_local
 from lockstep.network.join import placed
@@ -15,7 +16,7 @@ from lockstep.network.routes import choose_interface, several_hosts
 from lockstep.network.torchrun import loopback_cure, means_this_host
 from lockstep.torch.rank_zero import host, join, withdraw
 from lockstep.torch.roll_call import CompleteError, ranges, roll_call
-from lockstep.torch.stores import Met, answers, bounded
+from lockstep.torch.stores import Met, answers
 from lockstep.watch import MARGIN_S
 from lockstep.world import World
 

@@ -6,11 +6,8 @@ import hmac
 import json
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from torch.distributed import (
     PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
@@ -18,6 +15,7 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from lockstep.bounded import bounded
 from lockstep.errors import ConfigError
 from lockstep.network.interfaces import endpoint
 from lockstep.world import World
@@ -28,8 +26,6 @@ _GREETING = "lockstep/greeting"
 _STRANGER = "lockstep/stranger"
 _STRANGER_S = 10.0  # how long a rank that another took for a stranger is waited for
 _POLL_S = 0.01
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -123,27 +119,6 @@ def answers(store: Store) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def bounded(call: Callable[[], T], seconds: float) -> T:
-    """The result of a call that may never return; `TimeoutError` then. The call goes on in its own thread."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="lockstep-bounded")
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
-    return results[0]
 
 
 def _greeting(store: Store, address: str, port: int) -> dict[str, str]:
