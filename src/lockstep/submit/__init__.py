@@ -5,6 +5,7 @@ fails, and passes signals on: a node that is about to be taken away costs a chec
 """
 
 import argparse
+import sys
 
 
 def submit_command(args: argparse.Namespace) -> int:
@@ -12,6 +13,22 @@ def submit_command(args: argparse.Namespace) -> int:
     from lockstep.submit import kubernetes, slurm, ssh
     from lockstep.submit.job import requested_job
 
+    if args.dry_run:
+        _stand_in(args)
     job = requested_job(args)
     target = {"slurm": slurm, "kubernetes": kubernetes, "ssh": ssh}[args.on]
     return target.submit(job, args)
+
+
+def _stand_in(args: argparse.Namespace) -> None:
+    """A dry run shows its shape before there is an image or a host: names stand in for what only the user knows."""
+    missing: dict[str, str] = {}
+    if args.on == "kubernetes":
+        missing = {"image": "registry.example/lockstep:tag", "claim": "your-claim"}
+    elif args.on == "ssh" and not args.hostfile:
+        most = (args.nnodes or "2").rpartition(":")[2]
+        missing = {"hosts": ",".join(f"host-{i}" for i in range(int(most) if most.isdecimal() else 0))}
+    for name, value in missing.items():
+        if getattr(args, name) is None and value:
+            setattr(args, name, value)
+            print(f"lockstep: note: no --{name} given; {value} stands for yours", file=sys.stderr)
