@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from lockstep.errors import ConfigError
 from lockstep.processes import TORCHRUN, identity, private_folder, torchrun_agent
+from lockstep.record.leftovers import written_at
 from lockstep.record.run_dir import RUN_FILE, write_atomically
 from lockstep.resume import Resumption, go_on
 from lockstep.run import Run
@@ -49,7 +50,7 @@ class Trained:
     @property
     def source(self) -> Path:
         """What to resume: the run, or the checkpoint that the user named while nothing newer is there."""
-        untouched = self.checkpoint is not None and _written_at(Path(self.run_dir) / _LATEST) == self.latest
+        untouched = self.checkpoint is not None and written_at(Path(self.run_dir) / _LATEST) == self.latest
         return Path(self.checkpoint) if self.checkpoint and untouched else Path(self.run_dir)
 
 
@@ -174,7 +175,7 @@ def note(memo: Memo, run_dir: Path, earlier: Again | None, resume: Path | None) 
     """
     chosen = earlier.resumption.exact if earlier is not None else resume
     exact = str(chosen.absolute()) if chosen is not None and chosen.name.startswith("step_") else None
-    latest = _written_at(run_dir / _LATEST)
+    latest = written_at(run_dir / _LATEST)
     starts = 1 + (earlier.restarts if earlier is not None else 0)
     try:
         memo.write(Trained(run_dir=str(run_dir.absolute()), starts=starts, checkpoint=exact, latest=latest))
@@ -223,10 +224,3 @@ def _noted(path: Path) -> list[dict[str, Any] | None]:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-
-
-def _written_at(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None

@@ -41,6 +41,11 @@ def hosts(nodelist: str) -> list[str]:
     return found
 
 
+def port_of(job: str) -> int:
+    """A port that all ranks of a job can work out from what its launcher calls it."""
+    return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
+
+
 def _torchrun(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """Torchrun's variables, which are ours, Kubernetes' PyTorchJob's and the usual ones to set by hand, too."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
@@ -110,7 +115,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
         "local_size": local_size,
         "node_rank": node,
         "address": "127.0.0.1" if local_size == size else next(iter(hosts(nodelist)), "127.0.0.1"),
-        "port": _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS,
+        "port": port_of(job),
         "token": f"SLURM {job}",
         "launcher": "SLURM",
     }

@@ -130,6 +130,7 @@ def policy_source(given: str | None) -> Path | None:
 def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":
     """The machines whose ranks this process is to start, if the flags ask for that."""
     from lockstep.launch.flags import asks_for_nodes, nodes_of
+    from lockstep.launch.nodes import check_shards
 
     if not asks_for_nodes(args):
         return None
@@ -138,13 +139,8 @@ def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes 
         raise ConfigError(
             f"--ranks {args.ranks} counts the ranks of one machine's run; with --nnodes say --nproc-per-node K"
         )
-    most = nodes.maximum * nodes.nproc
-    if nodes.elastic and (num_shards is None or num_shards < most):
-        now = "without num_shards the first start decides" if num_shards is None else f"num_shards={num_shards}"
-        raise ConfigError(
-            f"--nnodes {args.nnodes} may grow to {most} ranks, and a rank needs a shard ({now}); "
-            f"add --set num_shards={most}"
-        )
+    if nodes.elastic:
+        check_shards(f"--nnodes {args.nnodes}", nodes.maximum * nodes.nproc, num_shards)
     return nodes
 
 

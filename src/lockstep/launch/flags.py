@@ -8,6 +8,7 @@ from pathlib import Path
 from lockstep.cores import usable_cores
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
+from lockstep.request import number
 
 _PORT = 29400  # torchrun's, where an endpoint names none
 _MASTER_PORT = 29500  # torchrun's, for --master-addr
@@ -100,15 +101,15 @@ def max_restarts_of(args: argparse.Namespace, nodes: Nodes) -> int:
     """How often all ranks may start anew after one failed."""
     if args.max_restarts is None:
         return _ELASTIC_RESTARTS if nodes.elastic else 0
-    return _number(args.max_restarts, "--max-restarts", least=0)
+    return number(args.max_restarts, "--max-restarts", least=0)
 
 
 def _count(args: argparse.Namespace) -> tuple[int, int]:
     if args.nnodes is None:
         return 1, 1
     low, colon, high = args.nnodes.partition(":")
-    minimum = _number(low, "--nnodes", "N or MIN:MAX")
-    maximum = _number(high, "--nnodes", "N or MIN:MAX") if colon else minimum
+    minimum = number(low, "--nnodes", "N or MIN:MAX")
+    maximum = number(high, "--nnodes", "N or MIN:MAX") if colon else minimum
     if minimum > maximum:
         raise ConfigError(f"--nnodes {args.nnodes}: MIN:MAX wants the smaller number first")
     return minimum, maximum
@@ -138,9 +139,9 @@ def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
 
 def _node_rank(args: argparse.Namespace, environment: Mapping[str, str], *, elastic: bool) -> int | None:
     if args.node_rank is not None:
-        return _number(args.node_rank, "--node-rank", least=0)
+        return number(args.node_rank, "--node-rank", least=0)
     if not elastic and args.nnodes is not None and "SLURM_STEP_ID" in environment:  # srun, one task per node
-        return _number(environment.get("SLURM_NODEID", ""), "SLURM_NODEID", least=0)
+        return number(environment.get("SLURM_NODEID", ""), "SLURM_NODEID", least=0)
     return None
 
 
@@ -154,7 +155,7 @@ def _nproc(text: str | None) -> int:
                 "--nproc-per-node gpu, but there is no GPU that torch can use; `lockstep doctor` says why"
             )
         return max(gpus, 1)
-    return usable_cores() if text == "cpu" else _number(text, "--nproc-per-node", "a number, auto, gpu or cpu")
+    return usable_cores() if text == "cpu" else number(text, "--nproc-per-node", "a number, auto, gpu or cpu")
 
 
 def _token(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
@@ -181,13 +182,7 @@ def _seconds(text: str | None) -> float:
 
 
 def _port(text: str, what: str) -> int:
-    port = _number(text, what, "a port")
+    port = number(text, what, "a port")
     if port > _LARGEST_PORT:
         raise ConfigError(f"{what} {port} must be a port, at most {_LARGEST_PORT}")
     return port
-
-
-def _number(text: str, flag: str, expected: str = "a number", least: int = 1) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"{flag} {text} must be {expected}, at least {least}")
-    return int(text)

@@ -17,7 +17,8 @@ from lockstep.launch.signals import caught_signals
 from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, RankGroup, interruption
 from lockstep.launch.variables import variables
-from lockstep.launch.verdict import mark, report, say, written_at
+from lockstep.launch.verdict import mark, report, say
+from lockstep.record.leftovers import written_at
 
 _T = TypeVar("_T")
 _BOUNDS = Bounds()

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
@@ -34,3 +36,18 @@ class Nodes:
     def elastic(self) -> bool:
         """Whether nodes may come and go."""
         return self.minimum != self.maximum
+
+
+def check_shards(flag: str, most: int, num_shards: int | None) -> None:
+    """Refuse a run that may grow to more ranks than it has shards.
+
+    Args:
+        flag: what the user typed, `--nnodes 1:4`.
+        most: ranks of the largest world.
+        num_shards: of the config or the checkpoint; None: as many as there are ranks at first.
+    """
+    if num_shards is None or num_shards < most:
+        now = "without num_shards the first start decides" if num_shards is None else f"num_shards={num_shards}"
+        raise ConfigError(
+            f"{flag} may grow to {most} ranks, and a rank needs a shard ({now}); add --set num_shards={most}"
+        )

@@ -6,6 +6,7 @@ import os
 import shlex
 
 from lockstep.errors import ConfigError
+from lockstep.launch.nodes import check_shards
 from lockstep.network.routes import several_hosts
 from lockstep.network.torchrun import address_of_this_node, around, is_main_node, loopback_cure, means_this_host
 from lockstep.world import World
@@ -51,10 +52,4 @@ def check_growth(world: World, num_shards: int | None) -> None:
             f"torchrun --nnodes={nodes} does not tell nodes that come later where to meet, unless {_OWN_STORE}=1 is "
             f"set; start it so on every node: {_OWN_STORE}=1 {shlex.join(command.words)}"
         )
-    ranks = int(most) * world.local_size
-    if num_shards is None or num_shards < ranks:
-        now = "without num_shards the first start decides" if num_shards is None else f"num_shards={num_shards}"
-        raise ConfigError(
-            f"--nnodes={nodes} may grow to {ranks} ranks, and a rank needs a shard ({now}); "
-            f"add --set num_shards={ranks}"
-        )
+    check_shards(f"--nnodes={nodes}", int(most) * world.local_size, num_shards)

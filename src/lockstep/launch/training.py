@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from lockstep.errors import ConfigError
 from lockstep.launch.local import Restarts, launch
-from lockstep.launch.verdict import say, written_at
-from lockstep.record.leftovers import remove_results
+from lockstep.launch.verdict import say
+from lockstep.record.leftovers import remove_results, written_at
 from lockstep.record.run_dir import hold, write_config
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.rank import Rank
 from lockstep.launch.supervise import Failure
 from lockstep.record.failure import read_failure, record_failure
+from lockstep.record.leftovers import written_at
 
 MARK = "--- lockstep: "
 """How the line begins that separates the starts in a log."""
@@ -89,14 +90,6 @@ def report(failure: Failure, ranks: int, late: list[int], run_dir: Path | None, 
             say(line)
     for line in tail:
         say(f"rank {failure.rank} | {line}")
-
-
-def written_at(path: Path) -> int | None:
-    """When a file was written last, None if it does not exist; tells what an earlier start wrote from this one's."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
 
 
 def mark(failure: Failure, ranks: int, run_dir: Path, before: int | None, *, restarts: int) -> None:

@@ -2,11 +2,11 @@
 
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.errors import ConfigError
+from lockstep.launchers import port_of
 from lockstep.network.interfaces import listening_socket, reachable_addresses
 from lockstep.network.pmi import told_by_rank_0
 from lockstep.network.routes import several_hosts
@@ -15,7 +15,6 @@ from lockstep.world import World
 
 _PORT = 29500  # torchrun's
 _LARGEST_PORT = 65535
-_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below those that the kernel deals out to outgoing connections
 _BY_HAND = "give all ranks --master-addr HOST (where rank 0 runs), or --init-file FILE on a file system that all share"
 
 _told: dict[tuple[int, int], tuple[str, int]] = {}
@@ -96,8 +95,7 @@ def _by_open_mpi(world: World, environment: Mapping[str, str]) -> World:
     found = [address for listed in re.findall(r"tcp6?://([^:/]+|\[[^/]*\]):\d+", uri) for address in _listed(listed)]
     if not found:
         raise ConfigError(f"mpirun does not say at which address rank 0 is; {_BY_HAND}")
-    port = _FIRST_PORT + zlib.crc32(uri.encode()) % _NUM_PORTS
-    return replace(world, address=",".join(found), port=port)
+    return replace(world, address=",".join(found), port=port_of(uri))
 
 
 def _listed(text: str) -> list[str]:

@@ -60,3 +60,11 @@ def _remove(entry: os.DirEntry[str]) -> None:
     else:
         with contextlib.suppress(OSError):
             os.unlink(entry.path)
+
+
+def written_at(path: Path) -> int | None:
+    """When a file was written last, None if it does not exist; tells what an earlier start wrote from this one's."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None

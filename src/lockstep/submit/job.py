@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import ConfigError
+from lockstep.launch.nodes import check_shards
 from lockstep.request import checked, number, policy_source, requested_run, resumption
 from lockstep.submit.arguments import ONLY_FOR
 
@@ -149,11 +150,7 @@ def _check_world(run: "Run", nodes: list[int], nproc: str, num_shards: int | Non
 
     shards = run.num_shards or num_shards
     if nodes[0] != nodes[1] and shards is None:
-        most = nodes[1] * (1 if nproc == "auto" else int(nproc))
-        raise ConfigError(
-            f"--nnodes {nodes[0]}:{nodes[1]} may grow to {most} ranks, and a rank needs a shard (without num_shards "
-            f"the first start decides); add --set num_shards={most}"
-        )
+        check_shards(f"--nnodes {nodes[0]}:{nodes[1]}", nodes[1] * (1 if nproc == "auto" else int(nproc)), None)
     for count in dict.fromkeys(nodes):
         size = count * (1 if nproc == "auto" else int(nproc))
         if shards is not None and size > shards:
