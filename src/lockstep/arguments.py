@@ -8,11 +8,11 @@ from typing import NoReturn
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import add_node_arguments
 
-_LATER = {"--video": "recording videos"}
 _EXAMPLES = """\
 examples:
   lockstep train cartpole --ranks 2
   lockstep train CartPole-v1 --algo ppo --ranks 4 --seed 3 --set num_envs=64 --set learning_rate=1e-3
+  lockstep train ALE/Breakout-v5 --algo dqn --ranks 2 --set double=false
   lockstep train --resume runs/NAME
   lockstep recipe cartpole > my_cartpole.py && lockstep train my_cartpole.py:recipe
   python -m torch.distributed.run --nproc_per_node=2 -m lockstep.train --task=CartPole-v1 --distributed
@@ -45,6 +45,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     evaluate.add_argument("run", metavar="RUN", help="run directory")
     evaluate.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
     evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
+    evaluate.add_argument("--video", action="store_true", help="draw one more episode: RUN/videos/evaluate.gif")
     evaluate.set_defaults(call=commands["evaluate"])
     chaos = chosen.add_parser("chaos", help="put faults into a run of yours, and see what survives", allow_abbrev=False)
     add_run_arguments(chaos)
@@ -81,8 +82,6 @@ def hyphenated(word: str) -> str:
 def unknown_argument(word: str, command: str) -> str:
     """What to say about an argument that no command takes."""
     name = word.partition("=")[0]
-    if name in _LATER:
-        return f"{name}: {_LATER[name]} is not there yet in this version"
     if not word.startswith("-"):
         hint = f"did you mean --set {word}?" if "=" in word else f"see lockstep {command} --help"
         return f"unexpected argument {word}; {hint}"
@@ -111,7 +110,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
     add("--task", metavar="ID", help="the task, as users of robot-learning suites name it")
-    add("--algo", help="algorithm (default: ppo)")
+    add("--algo", metavar="ppo|dqn", help="algorithm (default: ppo for a task; a recipe has its own)")
     add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
     add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
     add("--seed", metavar="S", help="same seed, same parameters")
@@ -126,6 +125,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-envs", metavar="N", help="environments, all ranks together")
     add("--max-iterations", metavar="N", help="train for N rollouts")
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
+    add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
     add("--headless", action="store_true", help="do not render; nothing renders unless asked to")
     add("--debug", action="store_true", help="show tracebacks")
 

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.errors import ConfigError
 from lockstep.faults import KINDS, Fault
 from lockstep.launch.signals import caught_signals
@@ -46,18 +48,18 @@ def prepared(run: Run, ranks: int, *, whole: bool) -> Run:
         updates = min(updates, UPDATES)
     if updates < 4:
         raise ConfigError(f"total_steps={run.total_steps} is {updates} updates; chaos needs at least {4 * rollout}")
-    return override(
-        run,
-        {
-            "num_shards": run.num_shards or ranks,
-            "total_steps": updates * rollout,
-            "checkpoint_every": max(1, updates // 6) * rollout,
-            "check_every": min(run.check_every, 2),
-            "timeout_s": min(run.timeout_s, MAX_TIMEOUT_S),
-            "non_finite": "stop",
-            "stop_when_solved": False,
-        },
-    )
+    changes: dict[str, Any] = {
+        "num_shards": run.num_shards or ranks,
+        "total_steps": updates * rollout,
+        "checkpoint_every": max(1, updates // 6) * rollout,
+        "check_every": min(run.check_every, 2),
+        "timeout_s": min(run.timeout_s, MAX_TIMEOUT_S),
+        "non_finite": "stop",
+        "stop_when_solved": False,
+    }
+    if isinstance(run.algorithm, DQNConfig) and not whole:  # or nothing would be learned, and nothing could be lost
+        changes["learning_starts"] = min(run.algorithm.learning_starts, changes["checkpoint_every"])
+    return override(run, changes)
 
 
 def schedule(faults: Sequence[str], run: Run, ranks: int, seed: int) -> list[Fault]:
@@ -112,6 +114,7 @@ def _introduce(run: Run, ranks: int, folder: Path, exact: bool) -> None:
         f"{run.task} on {ranks} ranks, {run.total_steps // rollout} updates of {rollout} steps; for the trial "
         f"num_shards={run.num_shards}, timeout_s={run.timeout_s:g}, checkpoint_every={run.checkpoint_every}, "
         f"check_every={run.check_every}"
+        + (f", learning_starts={run.algorithm.learning_starts}" if isinstance(run.algorithm, DQNConfig) else "")
     )
     if not exact:
         _say("the environments cannot be saved: a restarted run need not end with the same parameters")

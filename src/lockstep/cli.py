@@ -154,11 +154,13 @@ def evaluate_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--episodes {args.episodes} must be at least 1")
     from lockstep.torch.evaluate_policy import evaluate_run
 
-    result = evaluate_run(path, episodes=args.episodes, greedy=not args.sampled)
+    result = evaluate_run(path, episodes=args.episodes, greedy=not args.sampled, video=args.video)
     print(
         f"{result['task']}: return {result['eval_return_mean']:.2f} +- {result['eval_return_std']:.2f} "
         f"over {result['eval_episodes']} episodes"
     )
+    if result["video"] is not None:
+        print(f"video: {result['video']}")
     return 0
 
 
@@ -233,13 +235,18 @@ def _max_restarts(args: argparse.Namespace, world: "World") -> int:
 
 
 def _check_world(run: "Run", world: "World", num_shards: int | None = None) -> None:
-    """Refuse counts that do not divide among shards (a checkpoint's, if any) and more ranks than GPUs."""
+    """Refuse counts that do not divide among shards (a checkpoint's, if any), what takes too much, too many ranks."""
     from lockstep.elastic import restarts_ranks
 
     if restarts_ranks(world):
         return  # a run that goes on has the shards of its checkpoint, and a launcher says too late what it will start
     shards = world.with_shards(run.num_shards or num_shards)
-    run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"))
+    run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"), shards.num_shards)
+    if run.algo == "dqn":
+        from lockstep.demands import check_host
+        from lockstep.envs.vector import env_spec
+
+        check_host(run, env_spec(run.task, run.env), shards)
     if run.device == "cpu" or world.launcher != "none":
         return  # under a launcher every rank asks for its own device
     from lockstep.doctor import nvidia_gpu_present, visible_gpus

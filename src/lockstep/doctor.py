@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cores import usable_cores
+from lockstep.memory import usable_memory
 from lockstep.network.interfaces import addresses
 
 _SIZES = (1_000, 100_000, 1_000_000)  # float32 numbers: a small policy, a large one, a convolutional network
@@ -23,7 +24,7 @@ _OPTIONAL = {  # import name: (distribution, what it brings, how to get it)
     "pygame": ("pygame", "pictures of Gymnasium's classic tasks", "pip install 'gymnasium[classic-control]'"),
     "mujoco": ("mujoco", "MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
     "Box2D": ("box2d", "LunarLander and other Box2D tasks", "pip install 'gymnasium[box2d]'"),
-    "ale_py": ("ale-py", "Atari tasks", "pip install ale-py"),
+    "ale_py": ("ale-py", "Atari tasks", "pip install 'lockstep-rl[atari]'"),
     "tensorboard": ("tensorboard", "TensorBoard files in run directories", "pip install tensorboard"),
     "isaaclab": ("isaaclab", "Isaac Lab tasks", "https://isaac-sim.github.io/IsaacLab (needs an NVIDIA GPU)"),
 }
@@ -102,7 +103,9 @@ def _machine() -> Iterator[str]:
     with_memory = Path("/proc/meminfo")
     if with_memory.exists():
         kilobytes = int(with_memory.read_text().split()[1])
-        yield f"{kilobytes / 2**20:.1f} GiB memory"
+        free = usable_memory()
+        usable = f", {free / 2**30:.1f} GiB of it usable now (replays need some)" if free is not None else ""
+        yield f"{kilobytes / 2**20:.1f} GiB memory{usable}"
     if Path("/dev/shm").is_dir():
         usage = shutil.disk_usage("/dev/shm")
         yield f"/dev/shm: {usage.free / 2**20:.0f} MiB free (shared memory between CPU ranks)"

@@ -18,6 +18,14 @@ MAX_STEPS = 100_000
 """Longest episode of a task that names no limit of its own."""
 
 
+class GivenUp(Exception):  # noqa: N818  # no error: somebody asked for the end
+    """An evaluation ended before its episodes did. `signal` is the one that asked for it."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """Episodes in an order that no number of ranks changes: by shard, environment and time."""
@@ -47,7 +55,7 @@ def play(
         choose: observations [B, O] to actions for the environment.
         episodes: how many.
         seeds: one for each environment.
-        beat: called every step, to tell the watch that this goes on.
+        beat: called every step, to tell the watch that this goes on; may raise `GivenUp`.
     """
     size = env.num_envs
     share = np.array([len(block(episodes, size, i)) for i in range(size)])

@@ -28,13 +28,16 @@ class Work:
     num_envs: int
     num_steps: int
     """Steps of each environment in a rollout."""
-    num_epochs: int
-    gradient_steps: int
-    """`num_epochs * num_minibatches`."""
+    replay_ratio: float
+    """How often a transition is learned from, on average: PPO's `num_epochs`."""
+    gradient_steps: float
+    """Mean per update."""
     num_bytes: int
     """Bytes of one message of gradients, from one rank."""
     num_shards: int | None = None
     """Pinned number of shards; None: one per rank."""
+    more_steps: bool = False
+    """Whether a larger `num_envs` means more gradient steps, as with a replay, instead of larger minibatches."""
 
     @classmethod
     def of(cls, run: Run, num_bytes: int, num_shards: int | None = None) -> "Work":
@@ -45,15 +48,21 @@ class Work:
             num_bytes: of one message of gradients: four per parameter.
             num_shards: of a run that was resumed, where the config does not say it.
         """
-        c = run.algorithm
+        c, gradient_steps = run.algorithm, run.algorithm.gradient_steps(run.num_envs)
         return cls(
             num_envs=run.num_envs,
             num_steps=c.num_steps,
-            num_epochs=c.num_epochs,
-            gradient_steps=c.num_epochs * c.num_minibatches,
+            replay_ratio=gradient_steps * c.minibatch_rows(run.num_envs, 1) / (run.num_envs * c.num_steps),
+            gradient_steps=gradient_steps,
             num_bytes=num_bytes,
             num_shards=run.num_shards or num_shards,
+            more_steps=c.gradient_steps(2 * run.num_envs) > gradient_steps,
         )
+
+    def with_envs(self, num_envs: int) -> "Work":
+        """The same with another number of environments."""
+        factor = num_envs / self.num_envs if self.more_steps else 1.0
+        return replace(self, num_envs=num_envs, gradient_steps=factor * self.gradient_steps)
 
     @property
     def steps(self) -> int:
@@ -61,7 +70,7 @@ class Work:
         return self.num_envs * self.num_steps
 
     @property
-    def messages(self) -> int:
+    def messages(self) -> float:
         """Messages of one update: one for each gradient step, and one for what all must agree on before."""
         return self.gradient_steps + 1
 
@@ -201,7 +210,7 @@ def amounts_of(work: Work, layout: Layout) -> dict[str, float]:
         "step_call": turns * shards * work.num_steps,
         "step_row": turns * rows,
         "gradient_call": turns * shards * work.gradient_steps,
-        "gradient_row": turns * rows * work.num_epochs,
+        "gradient_row": turns * rows * work.replay_ratio,
         "update": turns,
         "local_message": turns * work.messages * (neighbours > 0),
         "local_rank": turns * work.messages * neighbours,
@@ -232,13 +241,18 @@ def compare(costs: Costs, work: Work, layout: Layout) -> Comparison:
     here, alone = predict(costs, work, layout), predict(costs, work, layout.on_one_host())
     between = here.host_messages + here.transfer
     advice = None
+    larger = (
+        "fewer updates_per_step with a larger batch_size"
+        if work.more_steps
+        else "a larger num_envs or num_steps, fewer num_minibatches or num_epochs"
+    )
     if layout.hosts > 1 and here.steps_per_second < _SLOWER * alone.steps_per_second:
         advice = (
-            f"more nodes are slower here: {work.messages} messages per update x {between / work.messages * 1e3:.3g} ms "
-            f"= {between * 1e3:.3g} ms between hosts, against {(here.seconds - between) * 1e3:.3g} ms of work; "
+            f"more nodes are slower here: {work.messages:g} messages per update x "
+            f"{between / work.messages * 1e3:.3g} ms = {between * 1e3:.3g} ms between hosts, against "
+            f"{(here.seconds - between) * 1e3:.3g} ms of work; "
             f"{layout.hosts} hosts would do {here.steps_per_second:.0f} steps/s, one of them alone "
-            f"{alone.steps_per_second:.0f}; use one node, or more work per message: a larger num_envs or num_steps, "
-            "fewer num_minibatches or num_epochs"
+            f"{alone.steps_per_second:.0f}; use one node, or more work per message: {larger}"
         )
     return Comparison(here=here, one_host=alone, advice=advice)
 

@@ -58,7 +58,7 @@ def lines(found: "Preflight") -> Iterator[str]:
         yield f"training, such as the recipe {_RECIPE}"
         yield from (f"  {note}" for note in found.notes)
         if ahead := found.outlook:
-            yield f"  {ahead.line}; {ahead.messages_per_update} messages per update"
+            yield f"  {ahead.line}; {ahead.messages_per_update:g} messages per update"
     for warning in found.warnings:
         yield f"warning: {warning}"
 

@@ -61,6 +61,7 @@ def _changes(args: argparse.Namespace, task: str | None) -> dict[str, str]:
         "num_envs": args.num_envs,
         "device": args.device,
         "task": task,
+        "evaluate_video": "true" if args.video else None,
     }
     changes = {name: value for name, value in flags.items() if value is not None}
     for pair in args.set:
@@ -95,19 +96,21 @@ def _from_target(target: str) -> "Run":
 
 
 def checked(args: argparse.Namespace, run: "Run") -> "Run":
-    """Refuse a framework that does not exist yet and a task that cannot be made."""
+    """Refuse a framework that does not exist yet, and a task that cannot be made or learned."""
     if run.ml_framework == "jax":
         raise ConfigError("ml_framework=jax: training on JAX is not there yet; use --ml-framework torch")
     from lockstep import recipes
+    from lockstep.demands import check_task
     from lockstep.envs.vector import env_spec
 
     try:
-        env_spec(run.task, run.env)
+        spec = env_spec(run.task, run.env)
     except ConfigError as error:
         near: list[str] = difflib.get_close_matches(run.task.lower().replace("-", "_"), recipes.names(), 2, 0.7)
         if run.task != (args.target or args.task) or not near:
             raise
         raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
+    check_task(run, spec)
     return run
 
 
@@ -149,7 +152,7 @@ def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes 
     from lockstep.world import World
 
     if nodes is not None:
-        return World(size=nodes.maximum * nodes.nproc)
+        return World(size=nodes.maximum * nodes.nproc, local_size=nodes.nproc)
     world = World.from_environment()
     if world.launcher == "none":
         if args.distributed and args.ranks is None and args.nproc_per_node is None:

@@ -11,14 +11,21 @@ from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.run_dir import RUN_FILE
-from lockstep.run import Run, load, override, to_dict
+from lockstep.run import Run, from_dict, load, override, to_dict
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state was made with: another value would need another state."""
 _FIXED_PARTS = ("network.", "env.")
-_FIXED_ENDS = (".normalize_observation", ".normalize_return")
+_FIXED_OF_ALGORITHM = (
+    *("normalize_observation", "normalize_return", "dueling", "noisy"),
+    *("value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles"),
+)
+"""What normalizers hold, and what the outputs of a network mean."""
+_FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
+"""The form of a replay and when it is first learned from: they may change where the checkpoint's is left out."""
 _HARMLESS = (
     *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
+    "evaluate_video",
     *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
 )
 """Settings that decide when something happens or when the run ends, and change no gradient by themselves."""
@@ -73,13 +80,17 @@ def go_on(path: Path, run: Run) -> Resumption:
 
 def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Notes on what changed since a checkpoint; raises `ConfigError` for what may not change."""
-    before, after = leaves(saved), leaves(now)
+    before, after = leaves(to_dict(from_dict(saved))), leaves(now)  # a setting that is new since has its default
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    kept = after.get("algorithm.checkpoint_replay", False)
+    in_algorithm = _FIXED_OF_ALGORITHM + (_FIXED_WITH_REPLAY if kept else ())
     for name in changed:
-        if name in _FIXED or name.startswith(_FIXED_PARTS) or name.endswith(_FIXED_ENDS):
+        if name in _FIXED or name.startswith(_FIXED_PARTS) or name.removeprefix("algorithm.") in in_algorithm:
+            replay = name.removeprefix("algorithm.") in _FIXED_WITH_REPLAY
             raise ConfigError(
                 f"{name}={_shown(after.get(name))} differs from the {_shown(before.get(name))} that the checkpoint was "
                 "made with, and cannot change within a run; start a new one (--init-from takes over the policy)"
+                + (", or leave the saved replay out (--set checkpoint_replay=false)" if replay else "")
             )
     notes: list[str] = []
     for name in changed:

@@ -1,6 +1,7 @@
 """Collecting experience: every local shard steps its environments, numpy at the border.
 
-Shapes: K shards of this rank, T steps, B environments of a shard, O observation, W noise of an action.
+Shapes: K shards of this rank, T steps, B environments of a shard, O observation (one number, or the channels, height
+and width of an image), W noise of an action.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from lockstep.envs.spec import ActionSpec
 from lockstep.envs.state import can_save
 from lockstep.envs.vector import VectorEnv
+from lockstep.episodes import EpisodeStats
 from lockstep.errors import RunError
 from lockstep.fingerprint import combine, digest
 from lockstep.normalize import RunningMoments
@@ -75,41 +77,6 @@ class Rollout:
     """The first number from an environment that is not finite; None if all are."""
 
 
-class EpisodeStats:
-    """Returns and lengths of the episodes of one shard, found once per rollout. Attributes: `returns`, `lengths`."""
-
-    def __init__(self, num_envs: int) -> None:
-        self._return, self._length = np.zeros(num_envs), np.zeros(num_envs)
-        self.returns, self.lengths = np.zeros(0), np.zeros(0)
-
-    def update(self, reward: np.ndarray, ended: np.ndarray, weight: np.ndarray) -> None:
-        """Take in a rollout [T, B]; `returns` and `lengths` [episodes] are those that ended in it.
-
-        A reward that is not finite counts 0, or no later episode of its environment would have a return.
-        """
-        summed = np.cumsum(np.where(np.isfinite(reward), reward, 0), 0, dtype=np.float64) + self._return
-        counted = np.cumsum(weight, 0, dtype=np.float64) + self._length
-        env, step = np.nonzero(ended.T)  # by environment, then in time: an episode starts where the previous one ended
-        self.returns, self.lengths = summed[step, env], counted[step, env]
-        follows = np.flatnonzero(env[1:] == env[:-1]) + 1
-        last = np.flatnonzero(np.append(env[1:] != env[:-1], True)) if len(env) else np.zeros(0, int)
-        self._return, self._length = summed[-1], counted[-1]
-        self._return[env[last]] -= self.returns[last]
-        self._length[env[last]] -= self.lengths[last]
-        self.returns[follows], self.lengths[follows] = (
-            self.returns[follows] - self.returns[follows - 1],
-            self.lengths[follows] - self.lengths[follows - 1],
-        )
-
-    def state(self) -> dict[str, np.ndarray]:
-        """What the episodes that have not ended have come to."""
-        return {"return": self._return, "length": self._length}
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` told."""
-        self._return, self._length = state["return"], state["length"]
-
-
 class Collector:
     """Steps the environments of this rank's shards with one actor, and keeps what they did.
 
@@ -122,6 +89,7 @@ class Collector:
         seed: of the run.
         timers: told whether the time goes to acting or to environments.
         observation_moments: normalizer of what the actor sees; None shows observations as they are.
+        noise_per_env: draw each environment's noise from a stream of its own instead of one stream per shard.
         tell_faults: whether a number that is not finite is told in `Rollout.fault`, for an algorithm that asks all
             ranks what to do about it; otherwise it ends this rank.
     """
@@ -137,15 +105,21 @@ class Collector:
         seed: int,
         timers: Timers,
         observation_moments: RunningMoments | None = None,
+        noise_per_env: bool = False,
         tell_faults: bool = False,
     ) -> None:
         self._world, self._envs, self._actor, self._sampler = world, envs, actor, sampler
         self._timers, self._moments, self._tell_faults = timers, observation_moments, tell_faults
         spec, count, size = envs[0].spec, len(envs), envs[0].num_envs
-        self._noise_streams = [stream(seed, "action", shard) for shard in world.shards]
+        self._noise_streams = [
+            [stream(seed, "action of environment", shard * size + i) for i in range(size)]
+            if noise_per_env
+            else [stream(seed, "action", shard)]
+            for shard in world.shards
+        ]
         self._action_spec = spec.action
         self._same_step = spec.autoreset == "same_step"
-        self._observation = np.zeros((count, num_steps + 1, size, spec.observation_size), np.float32)
+        self._observation = np.zeros((count, num_steps + 1, size, *spec.observation_shape), spec.observation_dtype)
         kind = np.float32 if spec.action.kind == "continuous" else np.int64
         shape = () if spec.action.kind == "discrete" else (spec.action.width,)
         self._action = np.zeros((count, num_steps, size, *shape), kind)
@@ -173,7 +147,7 @@ class Collector:
         steps, size = self._reward.shape[1:]
         observation[:, 0] = observation[:, -1]
         self._ended[:, 0] = self._ended[:, -1]
-        noise = np.stack([sampler.draw_noise(generator, (steps, size)) for generator in self._noise_streams], 1)
+        noise = np.stack([self._draw(streams, steps, size) for streams in self._noise_streams], 1)
         final: list[list[tuple[int, np.ndarray, np.ndarray]]] = [[] for _ in envs]
         clip = clipper(self._action_spec)
         for t in range(steps):
@@ -195,7 +169,7 @@ class Collector:
                 self._truncated[k, t] = truncated
                 if last is not None and truncated.any():
                     rows = np.flatnonzero(truncated & ~terminated)
-                    final[k].append((t, rows, last[rows].astype(np.float32)))
+                    final[k].append((t, rows, last[rows].astype(observation.dtype)))
         timers.enter(OTHER)
         np.logical_or(self._terminated, self._truncated, out=self._ended[:, 1:])
         if not self.fingerprints:
@@ -203,6 +177,11 @@ class Collector:
                 combine(digest(part) for part in (observation[k], action[k], noise[:, k])) for k in range(len(envs))
             ]
         return [self._finish(k, final[k]) for k in range(len(envs))]
+
+    def _draw(self, streams: Sequence[np.random.Generator], steps: int, size: int) -> np.ndarray:
+        """Noise [T, B, W] of a shard: from one stream, or a part from each environment's own."""
+        each = size // len(streams)
+        return np.concatenate([self._sampler.draw_noise(generator, (steps, each)) for generator in streams], 1)
 
     def _finish(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> Rollout:
         """What can be found once per rollout instead of once per step."""
@@ -235,7 +214,7 @@ class Collector:
         parts += [(t, rows, "an observation", last[None]) for t, rows, last in final]
         first, found = self._world.shards[k] * self._reward.shape[2], list[Fault]()
         for start, rows, what, array in parts:
-            if not np.isfinite(array).all():
+            if array.dtype != np.uint8 and not np.isfinite(array).all():
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
                 env = int(place[1] if rows is None else rows[place[1]])
                 found.append(Fault(int(place[0]) + start, first + env, what, float(array[place])))
@@ -248,7 +227,7 @@ class Collector:
             "environments": env.state() if can_save(env) else None,
             "observation": self._observation[k, -1],
             "ended": self._ended[k, -1],
-            "noise": self._noise_streams[k].bit_generator.state,
+            "noise": [generator.bit_generator.state for generator in self._noise_streams[k]],
             "episodes": episodes.state(),
             "fingerprint": self.fingerprints[k] if self.fingerprints else None,
         }
@@ -259,7 +238,8 @@ class Collector:
         Returns:
             Whether its environments continue too; those that cannot be saved begin new episodes, with new seeds.
         """
-        self._noise_streams[k].bit_generator.state = state["noise"]
+        for generator, saved in zip(self._noise_streams[k], state["noise"], strict=True):
+            generator.bit_generator.state = saved
         self.fingerprints[k : k + 1] = [state["fingerprint"]] if state["fingerprint"] is not None else []
         env = self._envs[k]
         if state["environments"] is None or not can_save(env):

@@ -4,14 +4,18 @@ Every count is global. Where a run takes place (ranks, run directory) is not par
 unchanged.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from lockstep import settings
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
+
+ALGORITHMS: Mapping[str, type[PPOConfig] | type[DQNConfig]] = {"ppo": PPOConfig, "dqn": DQNConfig}
+"""The settings that each algorithm has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +36,20 @@ class EnvConfig:
 class NetworkConfig:
     """The policy and value networks."""
 
+    encoder: Literal["auto", "mlp", "nature", "impala", "wide", "small"] = "auto"
+    """What stands between an observation and the heads. `auto`: `nature` for images, `mlp` for all else.
+    `nature`: Mnih et al., 2015; `small`: Mnih et al., 2013; `impala`: Espeholt et al., 2018; `wide`: 128, 128 and 512
+    channels; `mlp`: the linear layers of `hidden`."""
+    features: int = 512
+    """Units of the linear layer behind the convolutions."""
     hidden: tuple[int, ...] = (64, 64)
-    """Units of each hidden layer."""
+    """`mlp` only: units of each hidden layer."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
-    """Between layers."""
-    shared: bool = False
-    """One body with two heads instead of two networks."""
+    """`mlp` only: between layers."""
+    shared: bool | None = None
+    """One body with two heads instead of two networks; `null`: for images."""
     module: str | None = None
-    """Your own network, `module:Class`; `docs/algorithms/ppo.md` says what it is called with."""
+    """Your own network, `module:Class`; `docs/networks.md` says what it is called with."""
     initial_log_std: float = 0.0
     """Log deviation of continuous actions at the start."""
 
@@ -50,7 +60,7 @@ class Run:
 
     task: str
     """A Gymnasium id, a built-in `lockstep/...` id, or `module:Class` of your own environment."""
-    algo: Literal["ppo"] = "ppo"
+    algo: Literal["ppo", "dqn"] = "ppo"
     """Algorithm; decides what `algorithm` holds."""
     ml_framework: Literal["torch", "jax"] = "torch"
     """Backend."""
@@ -60,8 +70,8 @@ class Run:
     """Environments stepped in parallel, all ranks together."""
     total_steps: int = 500_000
     """Environment steps of the run, all ranks together."""
-    algorithm: PPOConfig = field(default_factory=PPOConfig)
-    """The algorithm's own settings."""
+    algorithm: PPOConfig | DQNConfig = cast(PPOConfig, None)  # noqa: RUF009  # `__post_init__` knows which
+    """The algorithm's own settings; by default those of `algo`."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     num_shards: int | None = None
@@ -80,10 +90,12 @@ class Run:
     """Environment steps between lines of metrics.jsonl."""
     evaluate_every: int | None = 50_000
     """Environment steps between evaluations; `null`: only at the end."""
-    evaluate_episodes: int = 100
-    """Episodes of one evaluation, over all ranks."""
+    evaluate_episodes: int | None = None
+    """Episodes of one evaluation, over all ranks. `null`: 100, or 10 where observations are images."""
     evaluate_greedy: bool = True
     """Evaluate the most likely action instead of a sampled one."""
+    evaluate_video: bool = False
+    """Draw one more episode at each evaluation, `videos/step_N.gif` in the run directory."""
     checkpoint_every: int | None = 100_000
     """Environment steps between checkpoints; `null`: only at the end, and when a signal stops the run."""
     num_checkpoints: int = 3
@@ -101,12 +113,18 @@ class Run:
     startup_timeout_s: float = 300.0
     """Bound on everything before the first update."""
 
-    def __post_init__(self) -> None:
-        """Refuse values that cannot run."""
-        for name in ("num_envs", "total_steps", "shard_threads", "evaluate_episodes", "num_checkpoints", "check_every"):
+    def __post_init__(self) -> None:  # noqa: C901  # one check after another
+        """Fill in the algorithm's defaults and refuse values that cannot run."""
+        if cast(object, self.algorithm) is None:
+            object.__setattr__(self, "algorithm", ALGORITHMS[self.algo]())
+        if type(self.algorithm) is not ALGORITHMS.get(self.algo):
+            raise ConfigError(
+                f"algo={self.algo} does not go with a {type(self.algorithm).__name__}; set both algo and algorithm"
+            )
+        for name in ("num_envs", "total_steps", "shard_threads", "num_checkpoints", "check_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("num_shards", "log_every", "evaluate_every", "checkpoint_every"):
+        for name in ("num_shards", "log_every", "evaluate_every", "evaluate_episodes", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1, or null")
@@ -137,7 +155,11 @@ def from_dict(data: object) -> Run:
     task = settings.value_of(data, "task")
     if task is None:
         raise ConfigError("task is missing; a run is a mapping of settings that names at least its task")
-    return settings.updated(Run(task=str(task)), settings.flatten(data, Run))
+    run = with_algo(Run(task=str(task)), settings.value_of(data, "algo"))
+    own = settings.value_of(data, "algorithm")
+    if isinstance(own, Mapping):
+        _check_owner(run, [f"algorithm.{name}" for name in cast(Mapping[object, Any], own)])
+    return settings.updated(run, settings.flatten(data, run))
 
 
 def to_dict(run: Run) -> dict[str, Any]:
@@ -159,4 +181,37 @@ def override(run: Run, changes: Mapping[str, Any]) -> Run:
             one, `env.kwargs.key` one environment argument. A string is read as YAML (`null`, `1e-3`, `[64, 64]`);
             anything else is taken as it is.
     """
+    run = with_algo(run, changes.get("algo"))
+    _check_owner(run, changes)
     return settings.override(run, changes)
+
+
+def with_algo(run: Run, algo: Any) -> Run:
+    """The same run with the default settings of another algorithm. What is no algorithm changes nothing here.
+
+    Raises:
+        ConfigError: the run has settings of its own algorithm that would be lost.
+    """
+    if algo == run.algo or not isinstance(algo, str) or algo not in ALGORITHMS:
+        return run
+    default = ALGORITHMS[run.algo]()
+    for item in fields(default):
+        if (value := getattr(run.algorithm, item.name)) != getattr(default, item.name):
+            raise ConfigError(
+                f"algo={algo}, but this run is one of {run.algo}, with settings such as {item.name}={value} that would "
+                f"be lost; leave algo={algo} out, or train the task alone: lockstep train {run.task} --algo {algo}"
+            )
+    return replace(run, algo=cast(Any, algo), algorithm=ALGORITHMS[algo]())
+
+
+def _check_owner(run: Run, names: Iterable[str]) -> None:
+    """Refuse settings of another algorithm, by its name."""
+    known = {item.name for node in (run, run.algorithm, run.network, run.env) for item in fields(node)}
+    for name in names:
+        setting = name.removeprefix("algorithm.")
+        owners = [algo for algo, cls in ALGORITHMS.items() if setting in {item.name for item in fields(cls)}]
+        if owners and setting not in known:
+            raise ConfigError(
+                f"{name} is a setting of {' and '.join(owners)}, and this run trains with algo={run.algo}; "
+                f"leave it out, or choose algo={owners[0]}"
+            )

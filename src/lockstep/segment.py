@@ -112,11 +112,7 @@ class Segment:
         return self._slots
 
     def turn(self) -> int:
-        """Which of two halves of the slots the next collective uses.
-
-        Two are enough: a rank writes to a half again only after every rank has arrived at the collective between, and a
-        rank arrives there only when it has read the half before.
-        """
+        """Which of two places for a tag the next arrival uses: no rank is ahead of another by two."""
         return (self._sequence + 1) & 1
 
     def enter(self, tag: str) -> None:

@@ -54,16 +54,16 @@ def value_of(data: object, key: str) -> Any:
     return cast(Mapping[object, Any], data).get(key) if isinstance(data, Mapping) else None
 
 
-def flatten(data: object, cls: type, prefix: str = "", root: type | None = None) -> dict[str, Any]:
-    """The leaves of a mapping by dotted name; refuses what is not a field of `cls`."""
+def flatten(data: object, node: object, prefix: str = "", root: object = None) -> dict[str, Any]:
+    """The leaves of a mapping by dotted name; refuses what is not a field of `node`, a part of the tree `root`."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{prefix.rstrip('.') or 'a run'}={_shown(data)} must be a mapping of settings")
-    hints, leaves = get_type_hints(cls), dict[str, Any]()
+    hints, leaves = get_type_hints(type(node)), dict[str, Any]()
     for key, value in cast(Mapping[object, Any], data).items():
         if key not in hints:
-            raise _unknown(f"{prefix}{key}", _settings(root or cls))
-        if isinstance(inner := hints[cast(str, key)], type) and is_dataclass(inner):
-            leaves |= flatten(value, inner, f"{prefix}{key}.", root or cls)
+            raise _unknown(f"{prefix}{key}", _settings(root or node))
+        if is_dataclass(inner := getattr(node, cast(str, key))):
+            leaves |= flatten(value, inner, f"{prefix}{key}.", root or node)
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves
@@ -84,7 +84,7 @@ def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
 
 def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     """`updated`, with names as people type them and strings read as YAML; see `lockstep.run.override`."""
-    hints, leaves = _settings(type(tree)), dict[str, Any]()
+    hints, leaves = _settings(tree), dict[str, Any]()
     for name, given in changes.items():
         path, keys = _find(name, hints)
         value = parse(given, f"{name}={given}") if isinstance(given, str) else given
@@ -93,8 +93,8 @@ def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
         if keys:
             path_value: Any = leaves.get(path, attrgetter(path)(tree))
             value = _nested(path_value, keys, value)
-        if isinstance(hints[path], type) and is_dataclass(hints[path]):
-            leaves |= flatten(plain(value), hints[path], path + ".", type(tree))
+        if is_dataclass(inner := attrgetter(path)(tree)):
+            leaves |= flatten(plain(value), inner, path + ".", tree)
         else:
             leaves[path] = value
     return updated(tree, leaves)
@@ -119,13 +119,13 @@ for _class in (_Loader, _Dumper):
     )
 
 
-def _settings(cls: Any, prefix: str = "") -> dict[str, Any]:
+def _settings(node: Any, prefix: str = "") -> dict[str, Any]:
     """The type of every field of the tree, inner nodes included, by dotted name."""
     found: dict[str, Any] = {}
-    for name, hint in get_type_hints(cls).items():
+    for name, hint in get_type_hints(node.__class__).items():
         found[prefix + name] = hint
-        if isinstance(hint, type) and is_dataclass(hint):
-            found |= _settings(hint, f"{prefix}{name}.")
+        if is_dataclass(inner := getattr(node, name)):
+            found |= _settings(inner, f"{prefix}{name}.")
     return found
 
 
@@ -149,7 +149,7 @@ def _unknown(name: str, hints: Mapping[str, Any]) -> ConfigError:
     near = [last] if last in by_name else difflib.get_close_matches(name, [*by_name, *hints], n=3)
     near = near or difflib.get_close_matches(last, by_name, n=3)
     meant = list(dict.fromkeys(by_name.get(item, item) for item in near))
-    hint = f"did you mean {' or '.join(meant)}?" if meant else "`lockstep recipe cartpole` shows every setting"
+    hint = f"did you mean {' or '.join(meant)}?" if meant else "`lockstep recipe NAME` shows every setting"
     return ConfigError(f"unknown setting {name}; {hint}")
 
 

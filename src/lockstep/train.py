@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +62,9 @@ def train(
     launch = None if joined or not restarts_ranks(world) else _Launch(run, world)
     if launch is not None:
         source = launch.earlier.resumption if launch.earlier is not None else source
-    from lockstep.torch import ppo
     from lockstep.torch.session import Session
 
+    learn = _loop_of(run)
     session = Session(
         run,
         world,
@@ -75,10 +76,19 @@ def train(
     with session:
         if launch is not None:
             launch.begin(session, Path(resume) if resume else None)
-        ppo.train(session)
+        learn(session)
     if launch is not None:
         launch.end(session)
     return session.summary
+
+
+def _loop_of(run: Run) -> Callable[["Session"], None]:
+    """The training loop of the run's algorithm."""
+    if run.algo == "dqn":
+        from lockstep.torch.dqn import train as learn
+    else:
+        from lockstep.torch.ppo import train as learn
+    return learn
 
 
 class _Launch:
@@ -106,7 +116,7 @@ class _Launch:
             self.earlier = again(self._memo, run, world, comm.gather_object)
         if self.earlier is None:  # the command line could not say: a run that goes on keeps its shards
             shards = world.with_shards(run.num_shards)
-            run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"))
+            run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"), shards.num_shards)
 
     def begin(self, session: "Session", resume: Path | None) -> None:
         """The run directory is known: note it for the next start."""

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.faults import Fault
 from lockstep.run import NetworkConfig, Run, dump, override
@@ -41,7 +43,24 @@ def small(**changes) -> Run:
         timeout_s=TIMEOUT_S,
         startup_timeout_s=60.0,
     )
+    if changes.get("algo") == "dqn":
+        run = replace(run, algo="dqn", algorithm=REPLAY)
     return override(run, changes)
+
+
+REPLAY = DQNConfig(
+    num_steps=8,
+    batch_size=32,
+    updates_per_step=1 / 32,
+    learning_starts=4 * BATCH,
+    capacity=16 * BATCH,
+    learning_rate=1e-3,
+    n_step=3,
+    prioritized=True,
+    target_update_every=20,
+    epsilon_steps=200 * BATCH,
+)
+"""Four gradient steps per rollout of `small`, on a replay that soon goes round and that checkpoints hold."""
 
 
 class Start:

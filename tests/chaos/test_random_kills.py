@@ -18,6 +18,7 @@ RANKS = (1, 2, 4)
 CHANGES = {
     "discrete": {"task": "CartPole-v1"},
     "continuous": {"task": "Pendulum-v1", "normalize_observation": True, "normalize_return": True},
+    "replay": {"task": "CartPole-v1", "algo": "dqn"},
 }
 
 

@@ -11,11 +11,14 @@ import yaml
 from pages import CHINESE, PAGES, ROOT, blocks, commands, name, prose, tables
 
 from lockstep import settings
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.recipes import pong
 from lockstep.record.summary import empty_summary
 from lockstep.run import EnvConfig, NetworkConfig, Run
 
 TRANSLATED = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/guides/*.md") if not p.name.endswith(CHINESE))]
+SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -74,7 +77,8 @@ def test_the_translation_is_chinese(page):
     ("page", "config"),
     [
         ("docs/algorithms/ppo.md", PPOConfig()),
-        ("docs/algorithms/ppo.md", NetworkConfig()),
+        ("docs/algorithms/dqn.md", DQNConfig()),
+        ("docs/networks.md", NetworkConfig()),
         ("docs/settings.md", Run(task="any")),
         ("docs/settings.md", EnvConfig()),
     ],
@@ -92,14 +96,25 @@ def test_every_setting_is_documented_with_its_default(page, config):
             assert yaml.safe_load(default.strip("`")) == settings.plain(config)[field.name], field.name
 
 
-def test_no_setting_is_documented_that_does_not_exist():
-    known = {field.name for config in (PPOConfig, NetworkConfig, EnvConfig, Run) for field in fields(config)}
-    for page in ("docs/algorithms/ppo.md", "docs/settings.md"):
-        assert {row[0].strip("`") for row in tables((ROOT / page).read_text(), "setting")} <= known
+@pytest.mark.parametrize(
+    ("page", "configs"),
+    [
+        ("docs/algorithms/ppo.md", [PPOConfig]),
+        ("docs/algorithms/dqn.md", [DQNConfig]),
+        ("docs/networks.md", [NetworkConfig]),
+        ("docs/settings.md", [Run, EnvConfig]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_no_setting_is_documented_that_does_not_exist(page, configs):
+    documented = [row[0].strip("`") for row in tables((ROOT / page).read_text(), "setting")]
+    assert set(documented) <= {field.name for config in configs for field in fields(config)}
+    assert len(set(documented)) == len(documented)
 
 
-def test_equations_stand_in_the_code():
-    rows = tables((ROOT / "docs/algorithms/ppo.md").read_text(), "equation")
+@pytest.mark.parametrize("page", ["docs/algorithms/ppo.md", "docs/algorithms/dqn.md"])
+def test_equations_stand_in_the_code(page):
+    rows = tables((ROOT / page).read_text(), "equation")
     assert len(rows) > 10
     for _, line, file in rows:
         assert line.strip("`") in (ROOT / "src/lockstep" / file.strip("`")).read_text(), line
@@ -127,6 +142,17 @@ def test_the_guide_shows_the_example_as_it_is():
         if block.language == "python":
             lines = [line.strip() for line in block.body.splitlines()]
             assert any(source[i : i + len(lines)] == lines for i in range(len(source))), block.body
+
+
+@pytest.mark.parametrize("suffix", [".md", CHINESE])
+def test_pong_of_the_guide_is_the_recipe(suffix):
+    """What stands beside another library's numbers is what `lockstep train pong` does."""
+    rows = tables((ROOT / f"docs/guides/coming-from-di-engine{suffix}").read_text(), f"DI-engine{SIDE[suffix]}")
+    told = {name: yaml.safe_load(value) for row in rows for name, value in re.findall(r"`(\w+): ([^`]+)`", row[2])}
+    run = pong.recipe()
+    done = {name: value for part in (run, run.network, run.algorithm) for name, value in settings.plain(part).items()}
+    assert len(told) > 20
+    assert {name: done[name] for name in told} == pytest.approx(told)
 
 
 def test_decisions_are_listed():

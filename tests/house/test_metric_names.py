@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.algorithms.ppo import METRICS
+from lockstep.algorithms import dqn, ppo
 from lockstep.record.timers import PHASES
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +19,8 @@ def documented(text: str) -> set[str]:
 
 
 def emitted() -> set[str]:
-    """Names of the algorithm's table, and the keys written in record/: `metrics["..."] = `, the phases' filled in."""
-    names = set(METRICS)
+    """Names of the algorithms' tables, and the keys written in record/: `metrics["..."] = `, the phases' filled in."""
+    names = {*ppo.METRICS, *dqn.METRICS}
     for path in (ROOT / "src/lockstep/record").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Assign):

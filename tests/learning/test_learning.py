@@ -23,6 +23,12 @@ def test_cartpole_is_solved(tmp_path, ranks, seed):
     assert evaluation_return(tmp_path, "cartpole", ranks, seed) >= 475
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_is_solved_by_dqn(tmp_path, ranks, seed):
+    assert evaluation_return(tmp_path, "cartpole_dqn", ranks, seed) >= 475
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_pendulum_is_learned(tmp_path, seed):
     assert evaluation_return(tmp_path, "pendulum", 1, seed) >= -250

@@ -67,6 +67,17 @@ class Broken:
         pass
 
 
+class BrokenChoice(Broken):
+    """`Broken` with five moves to choose from: stay, or along one of the axes."""
+
+    def __init__(self, num_envs: int, fault: str = "", at: int = 20, on: int = 13) -> None:
+        super().__init__(num_envs, fault, at, on)
+        self.spec = dataclasses.replace(self.spec, action=ActionSpec("discrete", (5,)))
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, ...]:
+        return super().step(np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)[action])
+
+
 def broken(fault: str, non_finite: str, at: int = 20, on: int = 13, **changes: Any) -> Run:
     base = {"num_shards": SHARDS, "num_envs": ENVS, "num_steps": STEPS, "total_steps": UPDATES * ENVS * STEPS}
     kwargs = {"env.kwargs": {"fault": fault, "at": at, "on": on}, "non_finite": non_finite}

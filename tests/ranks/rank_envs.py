@@ -1,12 +1,16 @@
 """Environments that know their rank: what a test needs to make one rank's data unlike the other's."""
 
+import contextlib
+import dataclasses
 import os
 import signal
 import time
 
 import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.toys import Corridor
 
 
 class Ticking:
@@ -73,3 +77,54 @@ class Faulty(Ticking):
                 case _:
                     os._exit(int(self.fault))
         return observation, reward, ended, truncated, final
+
+
+class Halting(Ticking):
+    """`Ticking` whose environments lose a step at each episode's end, in which they only reset themselves.
+
+    Where episodes are short, few steps are transitions: replays of ranks fill at different speeds.
+    """
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.spec = dataclasses.replace(self.spec, autoreset="next_step")
+        self.ended = np.zeros(num_envs, bool)
+
+    def step(self, action):
+        resets = self.ended
+        observation, reward, ended, truncated, _ = super().step(action)
+        self.step_in_episode[resets] = 0
+        self.ended = ended & ~resets
+        return observation, np.where(resets, np.float32(0), reward), self.ended.copy(), truncated, None
+
+
+class Dying(CartPoleEnv):
+    """CartPole of Gymnasium; on rank 1 one of its processes is killed in its step `at`, whichever comes first."""
+
+    def __init__(self, once, at=30):
+        super().__init__()
+        self.once, self.at, self.steps = once, at, 0
+
+    def step(self, action):
+        self.steps += 1
+        if os.environ.get("RANK") == "1" and self.steps == self.at:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+class Ringing(Corridor):
+    """Sends its process SIGTERM in the third step of an evaluation, once: `mark` is a file that is there afterwards."""
+
+    def __init__(self, num_envs, mark=""):
+        super().__init__(num_envs)
+        self.mark, self.count = mark, 0 if num_envs == 2 else -1_000_000  # the test trains with 4 to a shard
+
+    def step(self, action):
+        self.count += 1
+        if self.count == 3 and self.mark:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGTERM)
+        return super().step(action)

@@ -5,6 +5,7 @@ import json
 import os
 import traceback
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from host_blocks import on_hosts
 
 from lockstep import spawn
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.launch.variables import free_port
 from lockstep.run import NetworkConfig, Run, override
@@ -26,6 +28,36 @@ def small(task: str, **changes: Any) -> Run:
         algorithm=PPOConfig(num_steps=8, num_epochs=2, num_minibatches=2, learning_rate=1e-3),
         network=NetworkConfig(hidden=(16, 16)),
         log_every=16 * 8 * 5,
+        evaluate_every=None,
+        evaluate_episodes=8,
+        stop_when_solved=False,
+        timeout_s=30.0,
+        startup_timeout_s=60.0,
+    )
+    return override(run, changes)
+
+
+def small_dqn(task: str, **changes: Any) -> Run:
+    """200 gradient steps of a small network on prioritized replay, a few seconds on one core."""
+    run = Run(
+        task=task,
+        algo="dqn",
+        num_envs=16,
+        total_steps=960,
+        algorithm=DQNConfig(
+            num_steps=2,
+            learning_starts=160,
+            updates_per_step=0.25,
+            batch_size=32,
+            capacity=512,  # it goes round
+            learning_rate=1e-3,
+            n_step=3,
+            prioritized=True,
+            target_update_every=25,
+            epsilon_steps=640,
+        ),
+        network=NetworkConfig(hidden=(16, 16)),
+        log_every=160,
         evaluate_every=None,
         evaluate_episodes=8,
         stop_when_solved=False,
@@ -85,10 +117,13 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
 
     from lockstep.errors import RunError
     from lockstep.rollout import Rollout
-    from lockstep.torch import ppo, session
+    from lockstep.torch import session
     from lockstep.torch.comm import Comm
-    from lockstep.torch.networks import Policy
     from lockstep.train import train
+
+    algorithm = import_module(f"lockstep.torch.{one.run.algo}")
+    network_name = {"ppo": "Policy", "dqn": "QPolicy"}[one.run.algo]
+    network: Any = getattr(algorithm, network_name)
 
     size = int(os.environ["WORLD_SIZE"])
     world = on_hosts(rank, one.port, one.hosts or (size,))
@@ -115,12 +150,12 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
         actor = actor_of(*args)
 
         def act(observation: np.ndarray) -> np.ndarray:
-            counts["acted"] += int(np.prod(observation.shape[:-1]))
+            counts["acted"] += int(np.prod(observation.shape[:2]))  # [K, B, *O]
             return actor(observation)
 
         return act
 
-    class CountedPolicy(Policy):
+    class CountedPolicy(network):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             kept["before"] = {name: p.detach().clone() for name, p in self.named_parameters()}
@@ -128,29 +163,37 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
 
         def forward(self, observation: Any) -> Any:
             parameters, value = super().forward(observation)
-            if value.requires_grad and counts["steps"] and not run_compiles:  # not what only warms up
-                value.register_hook(lambda gradient: counts.update(differentiated=len(gradient)))
+            count_differentiated(value)
             return parameters, value
+
+        def outputs(self, observation: Any) -> Any:
+            found = super().outputs(observation)
+            count_differentiated(found)
+            return found
+
+    def count_differentiated(value: Any) -> None:
+        if value.requires_grad and counts["steps"] and not run_compiles:  # not what only warms up
+            value.register_hook(lambda gradient: counts.update(differentiated=len(gradient)))
 
     def keep_comm(*args: Any, **kwargs: Any) -> Comm:
         kept["comm"] = Comm(*args, **kwargs, shared_memory=one.shared_memory)
         return kept["comm"]
 
-    class FailingCollector(ppo.Collector):
+    class FailingCollector(algorithm.Collector):
         def collect(self) -> list[Rollout]:
             if kept.setdefault("rollouts", 0) == one.fails_at:
                 raise RunError("the test ends this run")
             kept["rollouts"] += 1
             return super().collect()
 
-    make_env, actor_of, run_compiles = session.make_vector_env, ppo.actor_of, one.run.compile
+    make_env, actor_of, run_compiles = session.make_vector_env, algorithm.actor_of, one.run.compile
     summary, error = {}, ""
     with (
         mock.patch.object(session, "make_vector_env", counted_env),
-        mock.patch.object(ppo, "actor_of", counted_actor),
-        mock.patch.object(ppo, "Policy", CountedPolicy),
+        mock.patch.object(algorithm, "actor_of", counted_actor),
+        mock.patch.object(algorithm, network_name, CountedPolicy),
         mock.patch.object(session, "Comm", keep_comm),
-        mock.patch.object(ppo, "Collector", FailingCollector),
+        mock.patch.object(algorithm, "Collector", FailingCollector),
     ):
         try:
             init_from = one.init_from[rank] if one.init_from else None

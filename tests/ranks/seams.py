@@ -8,7 +8,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,7 @@ def seeds(world: World, folder: str) -> dict[str, Any]:
     class KeptCollector(ppo.Collector):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            kept["action"] = [ahead(s) for s in self._noise_streams]
+            kept["action"] = [ahead(s) for streams in self._noise_streams for s in streams]
 
     def ahead(generator: np.random.Generator) -> list[int]:
         return copy.deepcopy(generator.bit_generator).random_raw(2000).tolist()
@@ -236,9 +236,13 @@ SEAMS = [
 
 
 def run_seams(rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
+    return run_listed(SEAMS, rank, ports, folder)
+
+
+def run_listed(seams: Sequence[Any], rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
     """Each named seam in a world of its own, so that a broken one spoils no other; an error is told as text."""
     found: dict[str, Any] = {}
-    for seam in SEAMS:
+    for seam in seams:
         name = seam.__name__
         if name in ports:
             world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), address="127.0.0.1", port=ports[name])

@@ -1,10 +1,12 @@
 """Numbers that go off on rank 1 alone, as broken memory would have it. `test_proof.py` judges what comes of it."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import dqn_seams
 import numpy as np
 import torch
 from running import Job, small, train_one
@@ -45,20 +47,32 @@ def flip(array: np.ndarray) -> None:
 
 
 def compared(world: World) -> dict[str, str]:
-    """For whatever an update changes: what the proof says when it differs on rank 1."""
+    """For whatever an update of PPO changes: what the proof says when it differs on rank 1."""
     schedule = {"learning_rate_schedule": "linear", "normalize_observation": True, "normalize_return": True}
-    progress, found = Progress(100, 50, 2, 3), dict[str, str]()
     with learner(world, config(**schedule)) as ppo:
-        state = RunState(world, ppo, None, None, progress)  # what belongs to a shard is not asked for
-        before = {path: array.copy() for path, array in arrays(ppo)}
-        ppo.update([make_rollout(shard) for shard in world.shards], np.zeros((len(world.shards), 1)), progress)
-        after = dict(arrays(ppo))
-        changed = [path for path in after if before[path].tobytes() != after[path].tobytes()]
-        for path in ppo.comm.broadcast_object(changed):
-            found[path] = said(ppo.comm, state, lambda path=path: flip(after[path]))
-        for name in ("env_steps", "updates", "episodes"):
-            found[name] = said(ppo.comm, state, lambda name=name: setattr(progress, name, getattr(progress, name) ^ 1))
-        ppo.comm.check_equal(state.tensors())  # and nothing is amiss now
+        return asked(world, ppo)
+
+
+def compared_with_replay(world: World) -> dict[str, str]:
+    """The same for DQN, whose target network moves in every gradient step."""
+    changes = {"learning_rate_schedule": "linear", "prioritized": True, "target_rate": 0.1, "updates_per_step": 0.05}
+    with dqn_seams.learner(world, dqn_seams.config(**changes)) as dqn:
+        return asked(world, dqn)
+
+
+def asked(world: World, algorithm: Any) -> dict[str, str]:
+    """What the proof says of each thing that one update changes."""
+    progress, found, comm = Progress(100, 50, 2, 3), dict[str, str](), algorithm.comm
+    state = RunState(world, algorithm, None, None, progress)  # what belongs to a shard is not asked for
+    before = {path: array.copy() for path, array in arrays(algorithm)}
+    algorithm.update([make_rollout(shard) for shard in world.shards], np.zeros((len(world.shards), 1)), progress)
+    after = dict(arrays(algorithm))
+    changed = [path for path in after if before[path].tobytes() != after[path].tobytes()]
+    for path in comm.broadcast_object(changed):
+        found[path] = said(comm, state, lambda path=path: flip(after[path]))
+    for name in ("env_steps", "updates", "episodes"):
+        found[name] = said(comm, state, lambda name=name: setattr(progress, name, getattr(progress, name) ^ 1))
+    comm.check_equal(state.tensors())  # and nothing is amiss now
     return found
 
 
@@ -96,6 +110,7 @@ def spoil_all(rank: int, ports: list[int], folder: str) -> dict[str, Any]:
     world = World(rank=rank, size=2, address="127.0.0.1", port=ports[0])
     return {
         "compared": compared(world),
+        "compared with replay": compared_with_replay(dataclasses.replace(world, port=ports[3])),
         "proved": goes_off(world, ports[1], Path(folder, "proved"), check_every=4, checkpoint_every=None),
         "saved": goes_off(world, ports[2], Path(folder, "saved"), check_every=1000, checkpoint_every=4 * 128),
     }

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def told(folder):
-    return spawn(spoil_all, 2, ([free_port() for _ in range(3)], str(folder)), timeout_s=120)
+    return spawn(spoil_all, 2, ([free_port() for _ in range(4)], str(folder)), timeout_s=120)
 
 
 def test_whatever_an_update_changes_is_proved_equal(told):
@@ -34,6 +34,18 @@ def test_whatever_an_update_changes_is_proved_equal(told):
         assert known <= found.keys(), "the update changed less than it should; the test proves less"
         missed = [path for path, said in found.items() if not said.startswith("ranks 0 and 1 hold different ")]
         assert set(missed) == OF_A_STEP | OF_A_SHARD, f"not compared: {sorted({*missed} - OF_A_STEP - OF_A_SHARD)}"
+
+
+def test_whatever_an_update_from_a_replay_changes_is_proved_equal(told):
+    for rank in told:
+        found = rank["compared with replay"]
+        known = {"optimizer.moment", "optimizer.square", "optimizer.steps", "learning_rate", "metrics.table"}
+        known |= {"flat.values", "_target_values", "counters", "env_steps", "updates", "episodes"}
+        assert known <= found.keys(), "the update changed less than it should; the test proves less"
+        missed = {path for path, said in found.items() if not said.startswith("ranks 0 and 1 hold different ")}
+        left = {path for path in missed - OF_A_STEP if not path.startswith("replays.")}
+        assert left == set(), "not compared"
+        assert any(path.startswith("replays.") for path in missed), "the replay did not change; the test proves less"
 
 
 def test_what_goes_off_is_noticed_when_the_next_proof_is_due(told, folder):

@@ -117,6 +117,22 @@ def test_more_steps_are_added_to_a_finished_run(tmp_path):
     assert load(tmp_path / "short" / "run.yaml") == longer
 
 
+def test_a_signal_cuts_an_evaluation_short_and_the_resumed_run_begins_with_it(tmp_path):
+    whole = pinned("rank_envs:Ringing", total_steps=9 * 128)
+    rung = pinned("rank_envs:Ringing", total_steps=9 * 128, **{"env.kwargs.mark": str(tmp_path / "mark")})
+    told = train_all(2, {"whole": job(whole, tmp_path, "whole"), "cut": job(rung, tmp_path, "cut")})
+    stopped = [outcome.summary for outcome in told["cut"]]  # one rank was asked, both stop
+    assert [(s["status"], s["error"], s["env_steps"]) for s in stopped] == [
+        ("interrupted", "stopped by SIGTERM", 6 * 128)
+    ] * 2
+    assert not (tmp_path / "cut" / "evaluations.jsonl").exists()
+    again = train_all(1, {"cut": job(rung, tmp_path, "unused", resume=str(tmp_path / "cut"))})["cut"][0].summary
+    assert again["resumed_from"] == f"checkpoints/step_{6 * 128}"
+    assert again["params_fingerprint"] == told["whole"][0].summary["params_fingerprint"]
+    assert timeless(str(tmp_path / "cut")) == timeless(str(tmp_path / "whole"))
+    assert lines(str(tmp_path / "cut"), "evaluations.jsonl") == lines(str(tmp_path / "whole"), "evaluations.jsonl")
+
+
 def command(*more):
     counts = {"num_envs": 16, "num_steps": 8, "num_minibatches": 2, "num_shards": 4, "total_steps": 16000}
     counts |= {"log_every": 500, "evaluate_every": 5000, "evaluate_episodes": 4}

@@ -10,7 +10,7 @@ from lockstep import faults, trial
 from lockstep.chaos import MAX_TIMEOUT_S, UPDATES, chosen_faults, prepared, schedule
 from lockstep.errors import ConfigError
 from lockstep.faults import KINDS, NOTE, Fault
-from lockstep.run import Run
+from lockstep.run import Run, override
 from lockstep.trial import HEAD, Trial, Trials
 
 RUN = Run(task="CartPole-v1", num_envs=8)
@@ -37,6 +37,15 @@ def test_the_run_is_pinned_short_and_saved_often():
     )
     assert (whole.num_shards, whole.total_steps, whole.timeout_s) == (4, 60 * BATCH, 2)
     assert whole.checkpoint_every == 10 * BATCH
+
+
+def test_a_replay_begins_to_learn_within_the_trial():
+    run = Run(task="CartPole-v1", algo="dqn", num_envs=8)
+    assert run.algorithm.learning_starts > UPDATES * 8
+    tried = prepared(run, 2, whole=False)
+    assert (tried.total_steps, tried.checkpoint_every, tried.algorithm.learning_starts) == (UPDATES * 8, 32, 32)
+    whole = prepared(override(run, {"total_steps": 50_000}), 2, whole=True)
+    assert (whole.total_steps, whole.algorithm.learning_starts) == (50_000, run.algorithm.learning_starts)
 
 
 def test_a_run_that_is_too_short_is_refused():

@@ -10,6 +10,7 @@ import types
 import pytest
 
 from lockstep import cli, doctor, recipes
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.run import Run, load, override
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -60,12 +61,14 @@ def test_every_recipe_makes_its_environment_and_divides_among_two_ranks():
     from lockstep.envs.vector import env_spec
     from lockstep.world import World
 
-    assert recipes.names() == ["cartpole", "cartpole_isaac", "pendulum"]
+    assert recipes.names() == [
+        *("cartpole", "cartpole_dqn", "cartpole_isaac", "pendulum", "pong", "pong_ppo", "pong_small"),
+    ]
     for name in recipes.names():
         run = recipes.load(name)
         env_spec(run.task, run.env)
         for ranks in (1, 2, 4):
-            run.algorithm.minibatch_rows(World(size=ranks).shard_size(run.num_envs, "num_envs"))
+            run.algorithm.minibatch_rows(World(size=ranks).shard_size(run.num_envs, "num_envs"), ranks)
 
 
 def test_flags_and_settings_reach_the_run(trained):
@@ -75,6 +78,25 @@ def test_flags_and_settings_reach_the_run(trained):
     )  # fmt: skip
     expected = override(Run(task="CartPole-v1"), {"seed": 3, "num_envs": 16, "device": "cpu", "learning_rate": 1e-3})
     assert run == override(expected, {"hidden": [8, 8], "env.kwargs": {"sutton_barto_reward": True}})
+
+
+def test_dqn_on_a_task_of_its_own(trained):
+    run = requested(trained, "CartPole-v1", "--algo", "dqn", "--set", "double=false", "--set", "algorithm.gamma=0.9")
+    assert run == Run(task="CartPole-v1", algo="dqn", algorithm=DQNConfig(double=False, gamma=0.9))
+    run = requested(trained, "--algo=dqn", "--task=CartPole-v1", "--max_iterations=10", "--set", "num_steps=4")
+    assert run.total_steps == 10 * run.num_envs * 4
+
+
+def test_a_replay_is_asked_to_fit_before_ranks_start(launched, here, monkeypatch):
+    asked = []
+    monkeypatch.setattr("lockstep.demands.check_host", lambda run, spec, world: asked.append(world))
+    monkeypatch.setattr("lockstep.launch.commands.train_on_nodes", lambda *args: 0)
+    assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--ranks", "2"]) == 7
+    nodes = ["--nnodes", "2", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]
+    assert cli.main(["train", "CartPole-v1", "--algo", "dqn", *nodes]) == 0
+    assert [(world.size, world.local_size) for world in asked] == [(2, 2), (4, 2)], "of this machine alone"
+    assert cli.main(["train", "CartPole-v1", "--ranks", "2"]) == 7
+    assert len(asked) == 2, "nothing to keep"
 
 
 def test_robot_learning_spelling(trained):
@@ -93,25 +115,31 @@ def test_a_config_file_and_a_run_directory_can_be_trained(trained, here):
     assert requested(trained, "run").seed == 9
 
 
-@pytest.mark.parametrize("name", ["cartpole", "cartpole_isaac", "pendulum"])
+@pytest.mark.parametrize("name", recipes.names())
 def test_a_printed_recipe_is_complete_and_equal(name, trained, here, capsys):
     assert cli.main(["recipe", name]) == 0
     text = capsys.readouterr().out
     (here / "my_own.py").write_text(text)
     assert requested(trained, "my_own.py:recipe") == recipes.load(name)
     assert requested(trained, str(here / "my_own.py")) == recipes.load(name)
-    for setting in ("num_shards=None", "gae_lambda=", "vectorization=", "initial_log_std=", "startup_timeout_s="):
+    own, other = ("gae_lambda=", "DQNConfig") if recipes.load(name).algo == "ppo" else ("epsilon_end=", "PPOConfig")
+    for setting in ("num_shards=None", own, "vectorization=", "initial_log_std=", "startup_timeout_s="):
         assert setting in text
+    assert other not in text, "imports what is used, and no more"
+    assert f"python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 my_{name}.py" in text
     assert "# Discount per step." in text
     for line in text.splitlines():
         assert len(line) <= 120
 
 
-def test_a_printed_recipe_is_well_formatted(here):
+@pytest.mark.parametrize("name", ["cartpole", "cartpole_dqn", "pong"])
+def test_a_printed_recipe_is_well_formatted(here, name):
     pytest.importorskip("ruff")
-    (here / "my_own.py").write_text(recipes.source("cartpole"))
-    command = [sys.executable, "-m", "ruff", "format", "--check", "--line-length", "120", "--isolated", "my_own.py"]
-    assert subprocess.run(command, capture_output=True).returncode == 0
+    (here / "my_own.py").write_text(recipes.source(name))
+    isolated = ["--line-length", "120", "--isolated", "my_own.py"]
+    for command in (["format", "--check"], ["check", "--select", "F,I"]):  # nothing imported for nothing, in order
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *isolated], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
 
 
 def test_a_printed_recipe_runs_as_a_script(here):
@@ -224,13 +252,19 @@ def test_exit_codes(status, error, code, monkeypatch):
         ("cartpole --max-iterations 3 --set total_steps=5", ["--max-iterations", "total_steps"]),
         ("cartpole --ml_framework jax", ["ml_framework=jax", "not there yet"]),
         ("cartpole --ml_framework tf", ["ml_framework='tf'", "torch, jax"]),
-        ("cartpole --algo dqn", ["algo='dqn'", "ppo"]),
+        ("cartpole --algo sac", ["algo='sac'", "one of ppo, dqn"]),
+        ("cartpole --algo dqn", ["algo=dqn", "would be lost", "lockstep train CartPole-v1 --algo dqn"]),
+        ("cartpole_dqn --set algo=ppo", ["algo=ppo", "one of dqn", "lockstep train CartPole-v1 --algo ppo"]),
+        ("CartPole-v1 --algo dqn --set num_epochs=3", ["num_epochs is a setting of ppo", "algo=dqn"]),
+        ("CartPole-v1 --set epsilon_end=0.1", ["epsilon_end is a setting of dqn", "algo=ppo"]),
+        ("CartPole-v1 --algo dqn --set epsilon_nd=0.1", ["unknown setting epsilon_nd", "algorithm.epsilon_end"]),
+        ("CartPole-v1 --algo dqn --set batch_size=33 --ranks 2", ["batch_size=33 does not divide among 2 shards"]),
         ("cartpole --distributed", ["--distributed", "torch.distributed.run", "--ranks 2"]),
         ("cartpole --device cuda", ["device=cuda", "lockstep doctor"]),
         ("cartpole --ranks 2 --set backend=nccl", ["backend=nccl", "lockstep doctor"]),
         ("cartpole --max-restarts -1", ["--max-restarts -1", "at least 0"]),
         ("cartpole --max-restarts many", ["--max-restarts many", "a number"]),
-        ("cartpole --video", ["--video", "not there yet"]),
+        ("--task=lockstep/Reach-v0 --video", ["a video was asked for", "lockstep/Reach-v0 cannot be drawn"]),
         ("cartpole --init-from nowhere", ["--init-from nowhere", "does not exist"]),
         ("cartpole --ranks 2 --run-dir /proc/nowhere/a", ["run_dir=/proc/nowhere/a", "--run-dir"]),
         ("nothing.yaml", ["nothing.yaml"]),

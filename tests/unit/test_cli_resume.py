@@ -10,6 +10,7 @@ import pytest
 
 from lockstep import cli
 from lockstep.launch import training
+from lockstep.record.checkpoint import FORMAT
 from lockstep.run import Run, dump, load, to_dict
 
 RUN = Run(task="lockstep/Corridor-v0", num_envs=12, seed=4)
@@ -29,7 +30,7 @@ def a_run(here, *steps, run=RUN, world_size=2, num_shards=4):
 def a_checkpoint(path, step, run=RUN, world_size=2, num_shards=4):
     folder = path / "checkpoints" / f"step_{step}"
     folder.mkdir(parents=True)
-    manifest = {"format": 1, "step": step, "num_shards": num_shards, "world_size": world_size, "files": {}}
+    manifest = {"format": FORMAT, "step": step, "num_shards": num_shards, "world_size": world_size, "files": {}}
     (folder / "manifest.json").write_text(json.dumps(manifest | {"run": to_dict(run)}))
     (path / "checkpoints" / "LATEST").write_text(f"step_{step}\n")
 
@@ -162,7 +163,7 @@ def test_a_resumed_run_is_not_begun_anew(here, launched):
         ("--resume run --checkpoint run", ["leave out --init-from"]),
         ("--resume run --task CartPole-v1", ["task=CartPole-v1", RUN.task]),
         ("--resume run --seed 9", ["seed=9", "4"]),
-        ("--resume run --algo dqn", ["algo='dqn'"]),
+        ("--resume run --algo dqn", ["algo=dqn"]),
         ("--resume run --num-envs 24", ["num_envs=24", "12"]),
         ("--resume run --ml-framework jax", ["ml_framework=jax"]),
         ("--resume run --set num_shards=2", ["num_shards=2"]),

@@ -1,6 +1,7 @@
 """The doctor says what is there, what is missing, and measures."""
 
 import builtins
+import re
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ def test_examine_names_devices_interfaces_measurements_and_what_is_missing(capsy
     monkeypatch.setitem(doctor._OPTIONAL, "no_such_package", ("no-such", "nothing", "pip install no-such"))
     assert doctor.examine(2) == 0
     said = capsys.readouterr().out
+    assert re.search(r"GiB memory, \d+\.\d GiB of it usable now", said)
     for word in ("usable cores", "torch ", "gloo", "lo: 127.0.0.1", "no-such (nothing): pip install no-such"):
         assert word in said
     assert "all-reduce between 2 ranks" in said

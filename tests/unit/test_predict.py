@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
 from lockstep.network.links import in_slices
 from lockstep.predict import Costs, Layout, Work, amounts_of, compare, exchange, measured, predict, prices
 from lockstep.run import Run
 
-WORK = Work(num_envs=16, num_steps=128, num_epochs=4, gradient_steps=16, num_bytes=40_000)
+WORK = Work(num_envs=16, num_steps=128, replay_ratio=4, gradient_steps=16, num_bytes=40_000)
 COSTS = Costs(
     step_call=50e-6,
     step_row=5e-6,
@@ -28,7 +29,20 @@ def test_work_is_what_the_config_says():
     run = Run(task="CartPole-v1", num_envs=32, algorithm=PPOConfig(num_steps=64, num_epochs=10, num_minibatches=8))
     work = Work.of(run, num_bytes=4)
     assert (work.steps, work.gradient_steps, work.messages) == (2048, 80, 81)  # DESIGN: 1 + epochs * minibatches
-    assert work.num_shards is None
+    assert (work.replay_ratio, work.num_shards) == (10, None)
+    assert work.with_envs(64) == replace(work, num_envs=64), "larger minibatches, as many of them"
+
+
+def test_work_of_a_replay_grows_by_gradient_steps():
+    config = DQNConfig(num_steps=2, updates_per_step=0.5, batch_size=64)
+    work = Work.of(Run(task="CartPole-v1", algo="dqn", num_envs=8, algorithm=config), num_bytes=4)
+    assert (work.steps, work.gradient_steps, work.messages, work.replay_ratio) == (16, 8, 9, 32)
+    amounts = amounts_of(work, Layout(ranks=2))
+    assert amounts["gradient_call"] == 8
+    assert amounts["gradient_row"] == 8 * 64 / 2, "a rank learns from its half of each batch"
+    assert work.with_envs(32) == replace(work, num_envs=32, gradient_steps=32)
+    seldom = Run(task="CartPole-v1", algo="dqn", num_envs=1, algorithm=DQNConfig(updates_per_step=0.25))
+    assert Work.of(seldom, num_bytes=4).messages == 1.25
 
 
 def test_an_update_by_hand():
@@ -108,6 +122,10 @@ def test_far_hosts_are_advised_against_and_near_ones_are_not():
     assert "17 messages per update x 10.1 ms = 172 ms" in far.advice
     assert "use one node" in far.advice
     assert far.one_host.steps_per_second > far.here.steps_per_second
+    assert "a larger num_envs or num_steps, fewer num_minibatches" in far.advice
+    replayed = compare(COSTS, replace(WORK, more_steps=True), Layout(ranks=4, hosts=2, round_trip_s=20e-3))
+    assert replayed.advice is not None
+    assert replayed.advice.endswith("fewer updates_per_step with a larger batch_size")
     near = compare(COSTS, replace(WORK, num_envs=1024), Layout(ranks=4, hosts=2, round_trip_s=0.1e-3))
     assert near.advice is None
     assert near.here.steps_per_second > 1.5 * near.one_host.steps_per_second

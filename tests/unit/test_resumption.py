@@ -12,6 +12,7 @@ from lockstep.resume import prepare
 from lockstep.run import Run, load, to_dict
 
 RUN = Run(task="CartPole-v1", num_shards=4)
+REPLAY = Run(task="CartPole-v1", num_shards=4, algo="dqn")
 
 
 @pytest.fixture
@@ -67,6 +68,52 @@ def test_what_the_state_was_made_with_cannot_change(run_dir, name):
         ConfigError, match=rf"{key.rpartition('.')[2]}=.* differs from the .* cannot change within a run"
     ):
         prepare(run_dir, {key: value})
+
+
+@pytest.fixture
+def replay_dir(tmp_path):
+    path = tmp_path / "run"
+    RunDir.create(path, REPLAY)
+    add(path, 512, run=to_dict(REPLAY))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("capacity=50000", "n_step=3", "prioritized=true", "learning_starts=5"),
+        *("dueling=true", "value_distribution=quantile", "v_max=3", "noisy=true"),
+    ],
+)
+def test_a_replay_and_the_meaning_of_outputs_cannot_change(replay_dir, name):
+    key, value = name.split("=")
+    with pytest.raises(ConfigError, match=rf"algorithm.{key}=.* cannot change within a run") as caught:
+        prepare(replay_dir, {key: value})
+    assert ("checkpoint_replay=false" in str(caught.value)) == (
+        key in ("capacity", "n_step", "prioritized", "learning_starts")
+    )
+
+
+def test_a_replay_that_is_left_out_may_have_another_form(replay_dir):
+    found = prepare(replay_dir, {"capacity": "50000", "n_step": "3", "checkpoint_replay": "false"})
+    assert (found.run.algorithm.capacity, found.run.algorithm.n_step) == (50_000, 3)
+    assert [note.split()[0] for note in found.notes] == [
+        "algorithm.capacity", "algorithm.checkpoint_replay", "algorithm.n_step",
+    ]  # fmt: skip
+
+
+def test_another_algorithm_cannot_go_on(replay_dir):
+    with pytest.raises(ConfigError, match=r"^algo=ppo differs from the dqn that the checkpoint was made with"):
+        prepare(replay_dir, {"algo": "ppo"})
+
+
+def test_settings_that_are_new_since_the_checkpoint_have_their_defaults(run_dir):
+    older = to_dict(RUN)
+    del older["network"]["encoder"], older["check_every"]
+    add(run_dir, 512, run=older)
+    assert prepare(run_dir, {}).notes == []
+    with pytest.raises(ConfigError, match=r"network.encoder=small differs from the auto"):
+        prepare(run_dir, {"encoder": "small"})
 
 
 def test_what_may_change_is_noted_with_its_effect(run_dir):

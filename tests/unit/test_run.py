@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig, NetworkConfig, Run, dump, from_dict, load, override, to_dict
@@ -27,6 +28,8 @@ def refusal(changes):
         Run(task="a", network=NetworkConfig(hidden=(3,)), env=EnvConfig(wrappers=("a:B", "c:D"), max_episode_steps=7)),
         Run(task="a", env=EnvConfig(kwargs={"rate": 1e-7, "text": "1e-7", "deep": {"list": [1, 2.0, None, True]}})),
         Run(task="a", algorithm=PPOConfig(learning_rate=1e-20, max_grad_norm=None, target_kl=0.1 + 0.2)),
+        Run(task="a", algo="dqn"),
+        Run(task="a", algo="dqn", algorithm=DQNConfig(target_rate=0.005, replay_path="/a/b", max_grad_norm=None)),
     ],
 )
 def test_a_run_survives_yaml_exactly(run, tmp_path):
@@ -101,6 +104,42 @@ def test_changes_are_checked_together_and_kwargs_add_up():
     assert (run.device, run.backend) == ("cpu", "gloo")
     run = override(Run(task="a", env=EnvConfig(kwargs={"a": 1})), {"kwargs.b": "2", "env.kwargs.c": "3"})
     assert run.env.kwargs == {"a": 1, "b": 2, "c": 3}
+
+
+def test_the_algorithm_decides_what_algorithm_holds():
+    assert BASE.algorithm == PPOConfig()
+    assert Run(task="a", algo="dqn").algorithm == DQNConfig()
+    run = override(BASE, {"double": "false", "algo": "dqn", "algorithm.gamma": "0.9", "batch_size": "64"})
+    assert (run.algo, run.algorithm) == ("dqn", DQNConfig(double=False, gamma=0.9, batch_size=64))
+    assert from_dict({"task": "a", "algorithm": {"double": False}, "algo": "dqn"}).algorithm == DQNConfig(double=False)
+    with pytest.raises(ConfigError, match="algo=ppo does not go with a DQNConfig; set both algo and algorithm"):
+        Run(task="a", algorithm=DQNConfig())
+
+
+def test_another_algorithm_is_not_taken_where_settings_would_be_lost():
+    tuned = Run(task="CartPole-v1", algorithm=PPOConfig(gae_lambda=0.9))
+    with pytest.raises(ConfigError) as caught:
+        override(tuned, {"algo": "dqn"})
+    for word in ("algo=dqn", "gae_lambda=0.9", "would be lost", "lockstep train CartPole-v1 --algo dqn"):
+        assert word in str(caught.value)
+    assert override(tuned, {"algo": "ppo"}) == tuned
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_epochs": 3}, ["num_epochs is a setting of ppo", "algo=dqn", "leave it out, or choose algo=ppo"]),
+        ({"algorithm.clip_range": 0.1}, ["algorithm.clip_range is a setting of ppo"]),
+    ],
+)
+def test_a_setting_of_another_algorithm_is_refused_by_its_name(given, words, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        override(Run(task="a", algo="dqn"), given)
+    assert all(word in str(caught.value) for word in words), caught.value
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: a\nalgorithm: {epsilon_end: 0.1}\n")
+    with pytest.raises(ConfigError, match=r"epsilon_end is a setting of dqn, .* choose algo=dqn"):
+        load(path)
 
 
 @pytest.mark.parametrize(

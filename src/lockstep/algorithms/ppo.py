@@ -78,8 +78,9 @@ class PPOConfig:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
 
-    def minibatch_rows(self, shard_envs: int) -> int:
+    def minibatch_rows(self, shard_envs: int, num_shards: int) -> int:
         """Transitions of one shard's part of a minibatch (N)."""
+        del num_shards  # a shard shuffles what it collected itself
         rows = shard_envs * self.num_steps
         if rows % self.num_minibatches:
             raise ConfigError(
@@ -87,3 +88,8 @@ class PPOConfig:
                 f"({shard_envs} environments x num_steps={self.num_steps}); change num_steps or num_minibatches"
             )
         return rows // self.num_minibatches
+
+    def gradient_steps(self, num_envs: int) -> float:
+        """Gradient steps per rollout."""
+        del num_envs
+        return self.num_epochs * self.num_minibatches

@@ -1,6 +1,7 @@
-"""Gymnasium's vector environments behind our protocol: flat float32 arrays, true final observations, clear errors."""
+"""Gymnasium's vector environments behind our protocol: flat arrays or images, true final observations, clear errors."""
 
 import copy
+import math
 import os
 import traceback
 import warnings
@@ -16,7 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import SyncVectorEnv
 
 from lockstep.envs import layers
-from lockstep.envs.spaces import action_spec, flatten_observation, observation_size, restore_action
+from lockstep.envs.spaces import Convert, action_spec, flat_space, flatten_batch, flatten_observation, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.workers import WorkerEnvs, become_worker
 from lockstep.errors import ConfigError, RunError
@@ -36,7 +37,7 @@ class VectorizedTask:
         self._task = task
         self._step = env.step
         self._next_step = spec.autoreset == "next_step"
-        self._flat = len(env.single_observation_space.shape or ()) == 1
+        self._convert = flatten_batch(env.single_observation_space)
         self._restore_action = restore_action(env.single_action_space, (env.num_envs,))
         self.savable = layers.savable(env)
         # Tasks assert that each batch of actions is valid, a seventh of CartPole's step; ours are drawn from the space.
@@ -51,7 +52,7 @@ class VectorizedTask:
             observation, _ = self._env.reset(seed=int(seeds[0]))
         except Exception as error:
             raise RunError(f"{self._task} failed in reset: {describe(error)}") from error
-        return np.asarray(observation, np.float32).reshape(self.num_envs, -1)
+        return self._convert(observation)
 
     def step(self, action: np.ndarray) -> VectorStep:
         """Step every environment once."""
@@ -61,15 +62,13 @@ class VectorizedTask:
             observation, reward, terminated, truncated, info = self._step(action)
         except Exception as error:
             raise RunError(f"{self._task} failed in step: {describe(error)}") from error
-        observation = np.asarray(observation, np.float32)
-        if not self._flat:
-            observation = observation.reshape(self.num_envs, -1)
+        observation = self._convert(observation)
         return (
             observation,
             np.asarray(reward, np.float32),
             np.asarray(terminated, np.bool_),
             np.asarray(truncated, np.bool_),
-            None if self._next_step else _final(observation, terminated, truncated, info),
+            None if self._next_step else _final(observation, terminated, truncated, info, self._convert),
         )
 
     def state(self) -> dict[str, Any]:
@@ -94,11 +93,16 @@ class VectorizedTask:
 class SingleEnvs:
     """Single environments, in this process or in workers."""
 
-    def __init__(self, env: SyncVectorEnv | WorkerEnvs, threshold: float | None, limit: int | None, task: str) -> None:
-        """Adapt `env`, made of `FlatEnv`."""
+    def __init__(
+        self, env: SyncVectorEnv | WorkerEnvs, threshold: float | None, limit: int | None, task: str, frames: int = 1
+    ) -> None:
+        """Adapt `env`, made of `FlatEnv`; `frames`: how many the channels of an image are, see `EnvSpec`."""
         spaces_of: Any = env
+        observed = spaces_of.single_observation_space
         self.spec = EnvSpec(
-            observation_size=observation_size(spaces_of.single_observation_space, task),
+            observation_size=math.prod(observed.shape),
+            image=observed.shape if observed.dtype == np.uint8 else None,
+            frames=frames,
             action=action_spec(spaces_of.single_action_space, task),
             autoreset="same_step",
             separately_seedable=True,
@@ -122,7 +126,7 @@ class SingleEnvs:
             observation, reward, terminated, truncated, info = self._env.step(action)
         except (EOFError, OSError) as error:  # a pipe broke; what environments raise themselves comes as RunError
             raise self._death(error) from error
-        final = _final(observation, terminated, truncated, info)
+        final = _final(observation, terminated, truncated, info, np.asarray)
         return observation, reward.astype(np.float32), terminated, truncated, final
 
     def state(self) -> dict[str, Any]:
@@ -161,14 +165,14 @@ class SingleEnvs:
 
 
 class FlatEnv(gymnasium.Env[np.ndarray, Any]):
-    """One environment with flat spaces that names itself in errors and drops what nobody reads (info)."""
+    """One environment with flat spaces, or images, that names itself in errors and drops what nobody reads (info)."""
 
     def __init__(self, env: Env, index: int, task: str) -> None:
         """Flatten `env`, number `index` of its shard."""
-        size, action = observation_size(env.observation_space, task), action_spec(env.action_space, task)
+        action = action_spec(env.action_space, task)
         self.env = env
         self.metadata, self.render_mode = env.metadata, env.render_mode
-        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.observation_space = flat_space(env.observation_space, task)
         if action.kind == "continuous":
             self.action_space = spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32))
         elif action.kind == "discrete":
@@ -276,8 +280,10 @@ def _named(what: str, where: str) -> Generator[None]:
         raise RunError(f"{what} failed in {where}: {describe(error)}") from error
 
 
-def _final(observation: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any]) -> np.ndarray:
-    """Observations before any reset; the same array where nothing ended."""
+def _final(
+    observation: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any], convert: Convert
+) -> np.ndarray:
+    """Observations before any reset; the same array where nothing ended. `convert` makes a batch flat."""
     ended = np.flatnonzero(terminated | truncated)
     if not ended.size:
         return observation
@@ -285,5 +291,5 @@ def _final(observation: np.ndarray, terminated: np.ndarray, truncated: np.ndarra
         raise RunError("the environment declares same-step autoreset, but gave no final_obs for an ended episode")
     final, rows = observation.copy(), info["final_obs"]
     for row in ended:
-        final[row] = np.asarray(rows[row], np.float32).reshape(-1)
+        final[row] = convert(np.asarray(rows[row])[None])[0]
     return final

@@ -13,9 +13,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.wrappers import TimeLimit
 
+from lockstep.envs import atari
 from lockstep.envs.adapters import Env, Maker, SingleEnvs, VectorizedTask, clear_errors
 from lockstep.envs.load import load_object, near
-from lockstep.envs.spaces import action_spec, observation_size
+from lockstep.envs.spaces import action_spec, image_shape, observation_size
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import BUILT_IN, VectorEnv, refuse_unknown_kwargs
 from lockstep.envs.workers import WorkerEnvs
@@ -25,17 +26,23 @@ from lockstep.run import EnvConfig
 
 def known_tasks() -> list[str]:
     """Every id that can be named as task."""
+    atari.register()
     return [*BUILT_IN, *gymnasium.registry]
 
 
-def make(task: str, config: EnvConfig, num_envs: int, *, render: bool) -> VectorEnv:
+def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training: bool = True) -> VectorEnv:
     """The vector environment of a registered Gymnasium id."""
     registered = gymnasium.registry.get(task)
     if registered is None:
-        raise ConfigError(
-            f"task={task} is unknown{near(task, known_tasks())} "
-            "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood)"
-        )
+        known = known_tasks()  # which lets Gymnasium know the games
+        registered = gymnasium.registry.get(task)
+        if registered is None:
+            raise atari.refusal(task) or ConfigError(
+                f"task={task} is unknown{near(task, known)} "
+                "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood)"
+            )
+    if atari.is_game(registered):
+        return _games(registered, config, num_envs, render=render, training=training)
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit = registered.max_episode_steps if config.max_episode_steps is None else config.max_episode_steps
     refusal = None
@@ -61,6 +68,20 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool) -> Vector
     create = partial(gymnasium.make, task, config.max_episode_steps, disable_env_checker=True, **kwargs)
     env = _vectorize(create, task, config, num_envs)
     return SingleEnvs(env, _number(registered.reward_threshold), limit, task)
+
+
+def _games(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
+    """Atari's games, in C++; one by one behind Gymnasium's wrappers where the config asks for that."""
+    if not config.wrappers and config.vectorization in ("auto", "entry_point"):
+        return atari.make(registered, config, num_envs, render=render, training=training)
+    if config.vectorization == "entry_point":
+        raise ConfigError("env.vectorization=entry_point: env.wrappers need single environments; use auto")
+    from lockstep.envs.atari_wrappers import single_game
+
+    rom, options, limit = atari.settings_of(registered, config)
+    create = single_game(registered.id, rom, options, limit, training=training, render=render)
+    env = _vectorize(create, registered.id, config, num_envs)
+    return SingleEnvs(env, None, limit, registered.id, 1 if config.wrappers else options.stack_num)
 
 
 def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, render: bool) -> VectorEnv | None:
@@ -134,6 +155,7 @@ def _adapt_vector(
             return "its observation space is no Box"
         spec = EnvSpec(
             observation_size=observation_size(observation_space, task),
+            image=image_shape(observation_space),
             action=action_spec(env.single_action_space, task),
             autoreset="next_step" if mode is AutoresetMode.NEXT_STEP else "same_step",
             separately_seedable=False,

@@ -22,11 +22,48 @@ def observation_size(space: Any, task: str) -> int:
     return size
 
 
+def image_shape(space: Any) -> tuple[int, int, int] | None:
+    """Channels, height and width, if an observation of `space` is an image: bytes in three dimensions.
+
+    The channels may come first or last; where both could be, the smaller dimension is meant.
+    """
+    if not _is(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
+        return None
+    first, second, last = (int(size) for size in space.shape)
+    return (last, first, second) if last < first else (first, second, last)
+
+
+def flat_space(space: Any, task: str) -> spaces.Box:
+    """What `flatten_observation` makes of `space`."""
+    size, image = observation_size(space, task), image_shape(space)
+    return spaces.Box(-np.inf, np.inf, (size,), np.float32) if image is None else spaces.Box(0, 255, image, np.uint8)
+
+
 def flatten_observation(space: Any) -> Convert:
-    """A function that makes one observation of `space` a new flat float32 array; choices become one-hot."""
+    """A function that makes one observation of `space` a new array.
+
+    An image stays one, of bytes with its channels first; all else becomes a flat float32 vector, choices one-hot.
+    """
+    image = image_shape(space)
+    if image is not None:
+        if image == tuple(space.shape):
+            return lambda observation: np.array(observation, np.uint8)
+        return lambda observation: np.array(np.moveaxis(observation, -1, 0), np.uint8)
     if _is(space, spaces.Box):
         return lambda observation: np.array(observation, np.float32).reshape(-1)
     return lambda observation: np.array(spaces.flatten(space, observation), np.float32)
+
+
+def flatten_batch(space: Any) -> Convert:
+    """The same for a batch of observations of a Box; the result may be a view of what is given."""
+    image, shape = image_shape(space), tuple(space.shape)
+    if image is None:
+        if len(shape) == 1:  # the hot path of the smallest tasks
+            return lambda batch: np.asarray(batch, np.float32)
+        return lambda batch: np.asarray(batch, np.float32).reshape(len(batch), -1)
+    if image == shape:
+        return np.asarray
+    return lambda batch: np.moveaxis(batch, -1, 1)
 
 
 def action_spec(space: Any, task: str) -> ActionSpec:

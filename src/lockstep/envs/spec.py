@@ -4,6 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from lockstep.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
@@ -34,7 +38,7 @@ class EnvSpec:
     """One environment of a task."""
 
     observation_size: int
-    """Length of the flat observation."""
+    """Numbers of an observation."""
     action: ActionSpec
     autoreset: Literal["next_step", "same_step"]
     """`next_step`: the step after an end resets (its action is ignored, its reward 0).
@@ -45,6 +49,31 @@ class EnvSpec:
     """Mean return at which the task counts as solved, if somebody defined one."""
     max_episode_steps: int | None = None
     """Steps after which an episode is truncated, if it is."""
+    image: tuple[int, int, int] | None = None
+    """Channels, height and width of an observation that is an image of bytes; `None`: it is a flat float32 vector."""
+    frames: int = 1
+    """How many consecutive frames the channels of an image are, the newest last. All that lie before an episode's first
+    frame are zero."""
+
+    def __post_init__(self) -> None:
+        """Refuse an image that cannot be."""
+        if self.image is not None:
+            channels, height, width = self.image
+            if channels * height * width != self.observation_size or channels % self.frames:
+                raise ConfigError(
+                    f"an image of {list(self.image)} in {self.frames} frames does not have "
+                    f"observation_size={self.observation_size}"
+                )
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Of one observation."""
+        return self.image or (self.observation_size,)
+
+    @property
+    def observation_dtype(self) -> type[np.uint8] | type[np.float32]:
+        """Bytes for images, else float32."""
+        return np.float32 if self.image is None else np.uint8
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it (infinite bounds as strings, which every JSON reader takes)."""
@@ -62,5 +91,6 @@ class EnvSpec:
         for bound in ("low", "high"):
             action[bound] = tuple(float(v) for v in action[bound])
         action["sizes"] = tuple(int(n) for n in action["sizes"])
-        fields: dict[str, Any] = {**data, "action": ActionSpec(**action)}
+        image = data.get("image")
+        fields: dict[str, Any] = {**data, "action": ActionSpec(**action), "image": image and tuple(image)}
         return cls(**fields)

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
@@ -70,7 +71,9 @@ class VectorEnv(Protocol):
         ...
 
 
-def make_vector_env(task: str, config: EnvConfig, num_envs: int, *, render: bool = False) -> VectorEnv:
+def make_vector_env(
+    task: str, config: EnvConfig, num_envs: int, *, render: bool = False, training: bool = True
+) -> VectorEnv:
     """The environments of a shard.
 
     Call it on the main thread: worker processes live as long as the thread that made them.
@@ -81,16 +84,12 @@ def make_vector_env(task: str, config: EnvConfig, num_envs: int, *, render: bool
         config: how environments are made.
         num_envs: how many.
         render: let environments draw (`rgb_array`); nothing is drawn otherwise.
+        training: `False`: environments that are easier to learn from than to be judged by (Atari: episodes that end
+            with a life, rewards of which only the sign is left) are what they are judged by.
     """
-    if num_envs < 1:
-        raise ConfigError(f"num_envs={num_envs} must be at least 1")
-    if config.max_episode_steps is not None and config.max_episode_steps < 1:
-        raise ConfigError(f"env.max_episode_steps={config.max_episode_steps} must be at least 1, or null")
-    if "render_mode" in config.kwargs:
-        raise ConfigError(
-            f"env.kwargs render_mode={config.kwargs['render_mode']} is not a config's to decide; remove it "
-            "(training draws nothing)"
-        )
+    _check(config, num_envs)
+    if render:  # SDL, which Gymnasium's tasks draw with, would look for a display and complain on the terminal
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if isaac.is_isaac(task):
         raise isaac.refusal(task)
     if task in BUILT_IN:
@@ -100,13 +99,13 @@ def make_vector_env(task: str, config: EnvConfig, num_envs: int, *, render: bool
     from lockstep.envs import gymnasium
 
     if ":" not in task:
-        return gymnasium.make(task, config, num_envs, render=render)
+        return gymnasium.make(task, config, num_envs, render=render, training=training)
     location, _, name = task.rpartition(":")
     module = load_module(location, f"task={task}")
     found = getattr(module, name, None)
     if found is None:
         if name in gymnasium.known_tasks():
-            return gymnasium.make(name, config, num_envs, render=render)
+            return gymnasium.make(name, config, num_envs, render=render, training=training)
         own = [key for key, value in vars(module).items() if inspect.isclass(value)]
         raise ConfigError(f"task={task}: {location} has no {name}{near(name, [*own, *gymnasium.known_tasks()])}")
     if not inspect.isclass(found):
@@ -125,6 +124,19 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
         return env.spec
     finally:
         env.close()
+
+
+def _check(config: EnvConfig, num_envs: int) -> None:
+    """Refuse what no task can be made with."""
+    if num_envs < 1:
+        raise ConfigError(f"num_envs={num_envs} must be at least 1")
+    if config.max_episode_steps is not None and config.max_episode_steps < 1:
+        raise ConfigError(f"env.max_episode_steps={config.max_episode_steps} must be at least 1, or null")
+    if "render_mode" in config.kwargs:
+        raise ConfigError(
+            f"env.kwargs render_mode={config.kwargs['render_mode']} is not a config's to decide; remove it "
+            "(training draws nothing)"
+        )
 
 
 def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool) -> VectorEnv:

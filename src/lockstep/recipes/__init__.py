@@ -58,12 +58,13 @@ Run it with
 
     lockstep train my_{name}.py:recipe --ranks 2
     python my_{name}.py --ranks 2
+    torchrun --nproc_per_node=2 my_{name}.py
+    python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 my_{name}.py
 """
 
 import sys
 
-from lockstep.algorithms.ppo import PPOConfig
-from lockstep.run import EnvConfig, NetworkConfig, Run
+{_imports(run)}
 from lockstep.train import main
 
 
@@ -76,6 +77,17 @@ if __name__ == "__main__":
     sys.exit(main([f"{{__file__}}:recipe", *sys.argv[1:]]))
 '''
     return text
+
+
+def _imports(run: Run) -> str:
+    """The statements that name the classes of a run's tree, sorted as isort does."""
+    used: dict[str, set[str]] = {}
+    nodes: list[Any] = [run]
+    while nodes:
+        node = nodes.pop()
+        used.setdefault(type(node).__module__, set()).add(type(node).__name__)
+        nodes += [value for item in fields(node) if is_dataclass(value := getattr(node, item.name))]
+    return "\n".join(f"from {module} import {', '.join(sorted(used[module]))}" for module in sorted(used))
 
 
 def _module(name: str) -> Any:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from lockstep.errors import ConfigError
 from lockstep.record.run_dir import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 LEARNER = "learner.safetensors"

@@ -36,12 +36,14 @@ class Journal:
         summary: what `summary.json` will hold.
         episodes: recent episodes of each local shard.
         evaluated_at: step of the last evaluation, -1 before the first.
+        owed: an evaluation was due and has not taken place, since the run was asked to stop.
     """
 
     def __init__(self, run: Run, world: World, run_dir: RunDir, *, joined: bool, held: int | None = None) -> None:
         self.path, self.summary = run_dir.path, empty_summary(run)
+        self.summary |= {"world_size": world.size, "num_shards": world.num_shards}
         self.episodes = [RecentEpisodes() for _ in world.shards]
-        self.evaluated_at = -1
+        self.evaluated_at, self.owed = -1, False
         self._world, self._run, self._run_dir, self._held = world, run, run_dir, held
         self._log = None if joined else RankLog(run_dir.path, world.rank)
         self._console = Console() if world.rank == 0 else None
@@ -138,7 +140,7 @@ class Journal:
     def evaluated(self, progress: Progress, episodes: Episodes, stop_return: float | None, elapsed: float) -> bool:
         """Write an evaluation down. Returns whether it is the best so far."""
         mean = float(np.mean(episodes.returns))
-        self.evaluated_at = progress.env_steps
+        self.evaluated_at, self.owed = progress.env_steps, False
         self.summary["eval_return_mean"] = mean
         self.summary["eval_return_std"] = float(np.std(episodes.returns))
         self.summary["eval_episodes"] = len(episodes.returns)
@@ -181,6 +183,7 @@ class Journal:
             "sums": self._sums,
             "logged": list(self._logged),
             "evaluated_at": self.evaluated_at,
+            "owed": self.owed,
             "best": self._best if np.isfinite(self._best) else None,
             "summary": {key: self.summary[key] for key in _EVALUATED},
         }
@@ -190,7 +193,7 @@ class Journal:
         self._recent.extend(state["recent"])
         self._sums[:] = state["sums"]
         self._logged = (int(state["logged"][0]), float(state["logged"][1]))
-        self.evaluated_at = state["evaluated_at"]
+        self.evaluated_at, self.owed = state["evaluated_at"], state["owed"]
         self._best = -np.inf if state["best"] is None else state["best"]
         self.summary |= state["summary"]
 

@@ -54,6 +54,7 @@ def fit(points: Sequence[Point]) -> Costs:
         raise ConfigError(
             f"{len(points)} measurements of one size do not tell what a call costs from what a row costs; "
             "measure also with other numbers of environments per rank, such as a quarter of num_envs"
+            + (", and with another batch_size" if any(point.work.more_steps for point in points) else "")
         )
     values = non_negative(matrix[:, paid], right)
     return Costs(**known | {_NAMES[i]: float(value) for i, value in zip(paid, values, strict=True)})

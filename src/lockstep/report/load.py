@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import settings
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.errors import ConfigError
 from lockstep.predict import Layout, Work
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
@@ -22,7 +23,10 @@ _APART = ("evaluate", "checkpoint")
 # What may differ between runs whose costs are the same.
 _FREE = ("seed", "num_envs", "total_steps", "num_shards", "stop_return", "stop_when_solved", "non_finite")
 _FREE_ENDINGS = ("_every", "_episodes", "_greedy", "_s", "num_checkpoints")
-_FREE_OF_ALGORITHM = ("num_steps", "num_epochs", "num_minibatches")
+_FREE_OF_ALGORITHM = (
+    *("num_steps", "num_epochs", "num_minibatches"),
+    *("updates_per_step", "batch_size", "learning_starts", "epsilon_start", "epsilon_end", "epsilon_steps"),
+)
 
 
 def load_points(paths: Sequence[Path]) -> tuple[list[Point], list[str]]:
@@ -51,13 +55,18 @@ def load_points(paths: Sequence[Path]) -> tuple[list[Point], list[str]]:
     return points, notes
 
 
-def seconds_per_update(run_dir: Path) -> tuple[float, tuple[float, float, float], float]:
+def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, tuple[float, float, float], float]:
     """Seconds of an update, those of its parts, and how many updates were measured.
 
     From the first line of `metrics.jsonl` to the last, evaluations and checkpoints left out: what is slow only once is
     no part of it.
+
+    Args:
+        run_dir: where the run was written.
+        learning_starts: environment steps that a replay was filled with before anything was learned: they do not count.
     """
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if line["step"] >= learning_starts]
     if len(lines) < 2:
         return 0.0, (0.0, 0.0, 0.0), 0.0
     first, last = lines[0], lines[-1]
@@ -76,7 +85,8 @@ def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:
     run = load(run_dir / RUN_FILE)
     try:
         summary: dict[str, Any] = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
-        seconds, parts, updates = seconds_per_update(run_dir)
+        starts = run.algorithm.learning_starts if isinstance(run.algorithm, DQNConfig) else 0
+        seconds, parts, updates = seconds_per_update(run_dir, starts)
     except (OSError, ValueError, KeyError):
         return None, f"{run_dir}: not used: it has no {SUMMARY_FILE} or no metrics.jsonl that can be read"
     if summary["status"] == "failed" or summary["resumed_from"]:
@@ -147,7 +157,7 @@ def _of_entry(entry: Mapping[str, Any], where: str) -> Point:
         Work(
             num_envs=int(entry["num_envs"]),
             num_steps=int(entry["num_steps"]),
-            num_epochs=epochs,
+            replay_ratio=epochs,
             gradient_steps=epochs * int(entry["num_minibatches"]),
             num_bytes=int(entry["num_bytes"]),
             num_shards=entry.get("num_shards"),

@@ -147,8 +147,8 @@ def _scaled(
     rows = [["ranks", "hosts", "environments", "steps/s", "efficiency", "ms per update", "bound by"]]
     for ranks, num_envs, alone_envs in worlds:
         hosts = -(-ranks // target.ranks_per_host)
-        found = predict(costs, replace(work, num_envs=num_envs), replace(layout, ranks=ranks, hosts=hosts))
-        alone = predict(costs, replace(work, num_envs=alone_envs), Layout(ranks=1))
+        found = predict(costs, work.with_envs(num_envs), replace(layout, ranks=ranks, hosts=hosts))
+        alone = predict(costs, work.with_envs(alone_envs), Layout(ranks=1))
         efficiency = found.steps_per_second / (ranks * alone.steps_per_second)
         numbers = [f"{found.steps_per_second:.0f}", f"{efficiency:.0%}", f"{found.seconds * 1e3:.2f}"]
         rows.append([str(ranks), str(hosts), str(num_envs), *numbers, found.bound])

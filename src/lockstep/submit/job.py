@@ -160,7 +160,7 @@ def _check_world(run: "Run", nodes: list[int], nproc: str, num_shards: int | Non
             )
         if nproc != "auto" or shards is not None:
             world = World(size=size).with_shards(shards)
-            run.algorithm.minibatch_rows(world.shard_size(run.num_envs, "num_envs"))
+            run.algorithm.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
 
 
 def _check_devices(run: "Run", nproc: str, gpus: int, on: str) -> None:

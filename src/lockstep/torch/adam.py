@@ -56,3 +56,9 @@ class Adam:
     def state(self) -> dict[str, Tensor]:
         """Everything that must survive a restart and be equal on all ranks."""
         return {"moment": self.moment, "square": self.square, "steps": self.steps}
+
+
+def adapted(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
+    """The rate a third lower when the policy moved too far, a half higher when it hardly moved."""
+    factor = torch.where(kl > 2.0 * desired_kl, 1 / 1.5, torch.where(kl < 0.5 * desired_kl, 1.5, 1.0))
+    return (learning_rate * factor).clamp(1e-6, 1e-2)

@@ -34,7 +34,8 @@ class Batch:
         kind = torch.float32 if action.kind == "continuous" else torch.int64
         # Five, since one tensor used five times would be compiled otherwise than five.
         columns = [torch.zeros(rows, device=device) for _ in range(5)]
-        observation = torch.zeros(rows, spec.observation_size, device=device)
+        seen = torch.uint8 if spec.image else torch.float32
+        observation = torch.zeros(rows, *spec.observation_shape, dtype=seen, device=device)
         return Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns)
 
     def shuffled(self, order: Tensor) -> "Batch":

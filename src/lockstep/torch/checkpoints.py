@@ -50,6 +50,7 @@ class Checkpoints:
         if found is not None:
             manifest, shared, shards = found
             exact = state.restore(shared, shards)
+            shards.clear()  # a replay is large, and its memory is wanted for the copy of the next checkpoint
             self._comm.check_equal(state.tensors())
             self._timers.resumed(progress.updates)
             behind_s, self._begun_at = float(shared["elapsed_s"]), progress.env_steps

@@ -122,6 +122,10 @@ class Comm:
             rows: [K, n], one row for each shard of this rank.
             tag: what is summed; for messages about ranks that are elsewhere.
         """
+        return self._sum_rows(rows, tag).clone()
+
+    def _sum_rows(self, rows: Tensor, tag: str) -> Tensor:
+        """As `sum_shards`; the sum may lie in memory that the next collective writes to."""
         assert len(rows) == len(self.world.shards), f"{len(rows)} rows for {len(self.world.shards)} shards"
         leaves = {(shard, shard + 1): row for shard, row in zip(self.world.shards, rows, strict=True)}
         mine = [tree_sum(leaves, node, torch.add) for node in self._nodes[self.world.rank]]
@@ -154,7 +158,7 @@ class Comm:
         if self.world.size == 1:
             return value
         parts = self._exchange([value.reshape(-1) for _ in self._nodes[self.world.rank]], tag, torch.maximum)
-        return tree_sum(parts, self._root, torch.maximum).view(value.shape)
+        return tree_sum(parts, self._root, torch.maximum).clone().view(value.shape)
 
     def any(self, flag: bool, tag: str = "any") -> bool:
         """Whether any rank says so: how a local fact (a clock, a signal) becomes a common decision; *collective*."""
@@ -193,7 +197,7 @@ class Comm:
         ordinary module, `.grad` holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say).
         """
         if isinstance(parameters, FlatParameters):
-            total = self.sum_shards(parameters.rows, tag)
+            total = self._sum_rows(parameters.rows, tag)
             sums = total[parameters.num_parameters :].clone()
             torch.div(total[: parameters.num_parameters], sums[0], out=parameters.gradient)
             return sums

@@ -1,48 +1,113 @@
 """Evaluation over all ranks: each shard plays its part of the episodes, everyone learns all results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv, make_vector_env
-from lockstep.evaluate import Episodes, play, quota
+from lockstep.evaluate import Episodes, GivenUp, play, quota
 from lockstep.normalize import RunningMoments
+from lockstep.record.journal import Journal
+from lockstep.record.video import MAX_FRAMES, write_gif
 from lockstep.rollout import clipper
 from lockstep.run import Run
 from lockstep.torch.comm import Comm
-from lockstep.torch.networks import Policy, actor_of
+from lockstep.torch.networks import AnyPolicy, actor_of
 from lockstep.world import stream, stream_seed
+
+_EPISODES, _GAMES = 100, 10  # of an evaluation; a game takes thousands of steps
 
 
 class Evaluation:
-    """Plays a policy as it is now; environments are made at the first evaluation and kept."""
+    """Plays a policy as it is now; environments are made at the first evaluation and kept.
+
+    With a `journal`, rank 0 draws one more episode per evaluation into its directory where the run asks for that.
+    """
 
     def __init__(
-        self, run: Run, comm: Comm, spec: EnvSpec, policy: Policy, observations: RunningMoments | None
+        self,
+        run: Run,
+        comm: Comm,
+        spec: EnvSpec,
+        policy: AnyPolicy,
+        observations: RunningMoments | None,
+        journal: Journal | None = None,
     ) -> None:
-        self._run, self._comm, self._observations = run, comm, observations
+        self._run, self._comm, self._observations, self._journal = run, comm, observations, journal
         self._distribution, self._actor = policy.distribution, actor_of(policy, comm.device)
         self._clip = clipper(spec.action)
+        self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _GAMES)
         self._envs: dict[int, VectorEnv] = {}
 
     def play(self, index: int, *, beat: Callable[[], object]) -> Episodes:
-        """All episodes of evaluation number `index`, in shard order, on every rank; collective."""
+        """All episodes of evaluation number `index`, in shard order, on every rank; collective.
+
+        Args:
+            index: decides seeds and noise.
+            beat: called every step; may raise `GivenUp`.
+
+        Raises:
+            GivenUp: on all ranks, if `beat` raised it on any.
+        """
+        mine, signal = list[tuple[int, list[float], list[int]]](), 0
+        try:
+            mine = self._play(index, beat)
+        except GivenUp as asked:
+            signal = asked.signal
+        every: list[Any] = self._comm.gather_object([signal, mine], "evaluate")
+        if signal := max(told for told, _ in every):
+            raise GivenUp(signal)
+        parts = sorted(part for _, played in every for part in played)
+        return Episodes([r for _, returns, _ in parts for r in returns], [n for *_, lengths in parts for n in lengths])
+
+    def _play(self, index: int, beat: Callable[[], object]) -> list[tuple[int, list[float], list[int]]]:
+        """Shard, returns and lengths of each local shard's episodes; and a video, if one is wanted."""
         mine: list[tuple[int, list[float], list[int]]] = []
         world, seed = self._comm.world, self._run.seed
         for shard in world.shards:
-            num_envs, episodes = quota(self._run.evaluate_episodes, world, shard)
+            num_envs, episodes = quota(self._episodes, world, shard)
             if not num_envs:
                 continue
             if shard not in self._envs:
-                self._envs[shard] = make_vector_env(self._run.task, self._run.env, num_envs)
+                self._envs[shard] = make_vector_env(self._run.task, self._run.env, num_envs, training=False)
             key = f"evaluate {index}/{shard}"
             seeds = [stream_seed(seed, key, i) for i in range(num_envs)]
             noise = stream(seed, key)
             played = play(self._envs[shard], lambda o, noise=noise: self._choose(o, noise), episodes, seeds, beat)
             mine.append((shard, played.returns, played.lengths))
-        every = sorted(part for rank in self._comm.gather_object(mine, "evaluate") for part in rank)
-        return Episodes([r for _, returns, _ in every for r in returns], [n for *_, lengths in every for n in lengths])
+        if self._journal is not None and self._run.evaluate_video and world.rank == 0:
+            path = self._journal.path / "videos" / f"step_{index}.gif"
+            self._journal.attempt(lambda: self.record(path, index, beat=beat))
+        return mine
+
+    def record(self, path: Path, index: int, *, beat: Callable[[], object]) -> None:
+        """Draw one more episode, of rank 0 alone, with the seed and noise of no other.
+
+        Args:
+            path: the GIF; `RunError` where it cannot be written.
+            index: which evaluation it belongs to.
+            beat: called every step.
+        """
+        env: Any = make_vector_env(self._run.task, self._run.env, 1, render=True, training=False)
+        try:
+            write_gif(path, self._frames(env, f"video {index}", beat), getattr(env, "frames_per_second", 30))
+        finally:
+            env.close()
+
+    def _frames(self, env: Any, key: str, beat: Callable[[], object]) -> Generator[np.ndarray]:
+        noise = stream(self._run.seed, key)
+        observation = env.reset([stream_seed(self._run.seed, key)])
+        for _ in range(MAX_FRAMES - 1):
+            beat()
+            yield env.render()[0]
+            observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise))
+            if terminated[0] or truncated[0]:
+                break
+        if env.spec.autoreset == "next_step":  # else this is the next episode's first
+            yield env.render()[0]
 
     def close(self) -> None:
         """Close the environments."""

@@ -1,38 +1,46 @@
 """The policy file: parameters, normalizer and what they mean, in one safetensors file. Loading runs no code from it."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
 from lockstep.settings import updated
-from lockstep.torch.networks import Policy
+from lockstep.torch.networks import AnyPolicy, Policy
+from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.tensor_file import write_tensors
 
 POLICY_FILE = "policy.safetensors"
 BEST_POLICY_FILE = "policy_best.safetensors"
 _NORMALIZER = "normalizer."
+_FORMAT = 2
+"""1: no `algo`, which was always ppo."""
+_HEADS = ("dueling", "value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles", "noisy", "noisy_std")
+_TOLD = (*_HEADS, "epsilon_end")
+"""The settings of DQN that its network follows from, and how often it acts at random."""
 
 
-def save_policy(path: Path, policy: Policy, observations: RunningMoments | None, run: Run, spec: EnvSpec) -> None:
+def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: Run, spec: EnvSpec) -> None:
     """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
     if observations is not None:
         tensors |= {_NORMALIZER + name: torch.from_numpy(value).clone() for name, value in observations.state().items()}
-    about = {"format": 1, "task": run.task, "network": asdict(run.network), "spec": spec.to_dict()}
-    write_tensors(path, tensors, about)
+    about = {"format": _FORMAT, "task": run.task, "network": asdict(run.network), "spec": spec.to_dict()}
+    write_tensors(path, tensors, about | {"algo": _algo(policy), "algorithm": _algorithm(policy)})
 
 
-def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:
-    """Read a policy file, or the policy of a run directory."""
+def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None, EnvSpec]:
+    """Read a policy file, or the policy of a run directory. Which class it is says the file."""
     if path.is_dir():
         path = path / POLICY_FILE
     if not path.is_file():
@@ -47,9 +55,10 @@ def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(f"{path} is not a Lockstep policy file, or is damaged ({error})") from error
+    if about["format"] > _FORMAT:
+        raise ConfigError(f"{path} was written by a newer version (format {about['format']}); upgrade lockstep-rl")
     spec = EnvSpec.from_dict(about["spec"])
-    network = updated(NetworkConfig(), about["network"])
-    policy = Policy(spec, network)
+    policy = _made(about, spec)
     moments = {
         name.removeprefix(_NORMALIZER): tensors.pop(name).numpy()
         for name in list(tensors)
@@ -66,13 +75,18 @@ def load_policy(path: Path) -> tuple[Policy, RunningMoments | None, EnvSpec]:
     return policy, observations, spec
 
 
-def start_from(path: Path, policy: Policy, observations: RunningMoments | None) -> None:
+def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
     """Copy the parameters and the normalizer of a policy file into a fresh policy of the same shape."""
     source, moments, _ = load_policy(path)
+    if _algo(source) != _algo(policy):
+        raise ConfigError(
+            f"--init-from {path}: a policy of algo={_algo(source)}, and this run has algo={_algo(policy)}; "
+            f"use --algo {_algo(source)}, or start without it"
+        )
     mine, theirs = policy.state_dict(), source.state_dict()
     different = [
         n for n in sorted({*mine, *theirs}) if n not in mine or n not in theirs or mine[n].shape != theirs[n].shape
-    ]
+    ] or _meant_otherwise(policy, source)
     if different:
         raise ConfigError(
             f"--init-from {path}: its network differs from this run's in {different[0]}; use the same network"
@@ -84,3 +98,28 @@ def start_from(path: Path, policy: Policy, observations: RunningMoments | None) 
     policy.load_state_dict(theirs)
     if moments is not None and observations is not None:
         observations.restore(moments.state())
+
+
+def _algo(policy: AnyPolicy) -> str:
+    return "dqn" if isinstance(policy, QPolicy) else "ppo"
+
+
+def _algorithm(policy: AnyPolicy) -> dict[str, Any]:
+    return {name: getattr(policy.algorithm, name) for name in _TOLD} if isinstance(policy, QPolicy) else {}
+
+
+def _made(about: Mapping[str, Any], spec: EnvSpec) -> AnyPolicy:
+    """A policy as a file describes it, with parameters of its own."""
+    network = updated(NetworkConfig(), about["network"])
+    if about.get("algo", "ppo") == "ppo":
+        return Policy(spec, network)
+    return QPolicy(spec, network, updated(DQNConfig(), about["algorithm"]))
+
+
+def _meant_otherwise(mine: AnyPolicy, theirs: AnyPolicy) -> list[str]:
+    """Settings by which parameters of equal shapes mean something else."""
+    names = ("value_distribution", "v_min", "v_max")
+    a, b = _algorithm(mine), _algorithm(theirs)
+    if not a or a[names[0]] == b[names[0]] != "categorical":
+        return []
+    return [f"algorithm.{name}" for name in names if a[name] != b[name]]

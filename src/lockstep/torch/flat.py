@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from lockstep.torch.layers import add_in_place
+
 
 class FlatParameters:
     """Owns the memory of a module's parameters (P numbers) and of what each local shard adds to a gradient step.
@@ -35,6 +37,7 @@ class FlatParameters:
             part = slice(offset, offset + parameter.numel())
             parameter.data = values[part].view_as(parameter)
             parameter.grad = self.gradient[part].view_as(parameter)
+            add_in_place(parameter)
             offset = part.stop
         self.values = nn.Parameter(values)
         self.values.grad = self.gradient

@@ -3,14 +3,11 @@
 Shapes: N rows, O observation, P parameters of the action distribution.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from lockstep.envs.load import load_object
@@ -18,8 +15,8 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import distribution_of
-
-_TORCH = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu}
+from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder
+from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 
 
 def _relu(x: np.ndarray) -> np.ndarray:
@@ -33,53 +30,29 @@ def _elu(x: np.ndarray) -> np.ndarray:
 _NUMPY: dict[str, Callable[[np.ndarray], np.ndarray]] = {"tanh": np.tanh, "relu": _relu, "elu": _elu}
 
 
-class Mlp(nn.Module):
-    """Linear layers with an activation between them, and after the last one if `activate_last`."""
-
-    def __init__(
-        self, sizes: tuple[int, ...], activation: str, *, last_gain: float, activate_last: bool = False
-    ) -> None:
-        super().__init__()
-        layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.layers = cast("Sequence[nn.Linear]", layers)  # torch types its items as any module
-        self.activation, self.last_gain, self.activate_last = activation, last_gain, activate_last
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Orthogonal weights (Saxe et al., 2014) with gain sqrt(2), the last layer with `last_gain`; biases 0."""
-        for i, layer in enumerate(self.layers):
-            last = i == len(self.layers) - 1
-            nn.init.orthogonal_(layer.weight, self.last_gain if last else math.sqrt(2), generator=generator)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, first size] to [N, last size]."""
-        activation, last = _TORCH[self.activation], len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            x = F.linear(x, layer.weight, layer.bias)
-            if i < last or self.activate_last:
-                x = activation(x)
-        return x
-
-
 class ActorCritic(nn.Module):
     """Action distribution parameters and value of an observation: two networks, or one body with two heads."""
 
-    def __init__(self, observation_size: int, num_parameters: int, config: NetworkConfig) -> None:
+    def __init__(self, spec: EnvSpec, num_parameters: int, config: NetworkConfig) -> None:
         super().__init__()
-        sizes = (observation_size, *config.hidden)
-        if config.shared:
-            self.body = Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True)
-            self.actor = Mlp((sizes[-1], num_parameters), config.activation, last_gain=0.01)
-            self.critic = Mlp((sizes[-1], 1), config.activation, last_gain=1.0)
-        else:
-            self.body = None
-            self.actor = Mlp((*sizes, num_parameters), config.activation, last_gain=0.01)
-            self.critic = Mlp((*sizes, 1), config.activation, last_gain=1.0)
+        encoder = make_encoder(spec, config)
+        images = not isinstance(encoder, Mlp)
+        self.body, self.bodies = None, None
+        if images if config.shared is None else config.shared:
+            self.body = encoder
+        elif images:
+            self.bodies = nn.ModuleList([encoder, make_encoder(spec, config)])
+        before = (encoder.num_features,) if self.body or images else (spec.observation_size, *config.hidden)
+        self.actor = Mlp((*before, num_parameters), config.activation, last_gain=0.01)
+        self.critic = Mlp((*before, 1), config.activation, last_gain=1.0)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """[N, O] to distribution parameters [N, P] and value [N]."""
-        features = observation if self.body is None else self.body(observation)
-        return self.actor(features), self.critic(features).squeeze(-1)
+        if self.bodies is not None:
+            seen, valued = (body(observation) for body in self.bodies)
+        else:
+            seen = valued = observation if self.body is None else self.body(observation)
+        return self.actor(seen), self.critic(valued).squeeze(-1)
 
 
 class Network(Protocol):
@@ -99,19 +72,23 @@ class Policy(nn.Module):
         self.distribution = distribution_of(spec.action, config.initial_log_std)
         parameters = self.distribution.num_parameters
         if config.module is None:
-            self.network: nn.Module = ActorCritic(spec.observation_size, parameters, config)
+            self.network: nn.Module = ActorCritic(spec, parameters, config)
         else:
             with torch.random.fork_rng(devices=[]):  # the user's own initialisation is the same on every rank too
                 torch.manual_seed(seed)
                 self.network = _own(config.module, spec.observation_size, parameters)
         generator = torch.Generator().manual_seed(seed)
         for module in self.network.modules():
-            if isinstance(module, Mlp):
+            if isinstance(module, (Mlp, Convolutions, Impala)):
                 module.initialize(generator)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """[N, O] to distribution parameters [N, P] and value [N]."""
         return self.network(observation)
+
+
+AnyPolicy = Policy | QPolicy
+"""Of whatever algorithm: observations to what actions are drawn from, and a value."""
 
 
 class NumpyActor:
@@ -121,11 +98,10 @@ class NumpyActor:
     the matrix product: each shard's rows are multiplied by a kernel of the shard's own shape, whatever rank holds them.
     """
 
-    def __init__(self, network: ActorCritic) -> None:
-        chain = [network.actor] if network.body is None else [network.body, network.actor]
-        layers = [(layer, mlp) for mlp in chain for layer in mlp.layers]
-        self._layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer, _ in layers]
-        self._activation = _NUMPY[network.actor.activation]
+    def __init__(self, chain: Sequence[Mlp | Head]) -> None:
+        layers = [layer for part in chain for layer in part.layers]
+        self._layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
+        self._activation = _NUMPY[chain[-1].activation]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[..., N, O] to [..., N, P]."""
@@ -141,23 +117,41 @@ class NumpyActor:
 class TorchActor:
     """Distribution parameters by torch, for any network on any device."""
 
-    def __init__(self, policy: Policy, device: torch.device) -> None:
+    def __init__(self, policy: AnyPolicy, device: torch.device) -> None:
         self._policy, self._device = policy, device
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[..., N, O] to [..., N, P]; one call for each shard of the leading axis, so kernels keep its shape."""
-        if observation.ndim > 2:
+        if observation.ndim > 1 + len(self._policy.spec.observation_shape):
             return np.stack([self(part) for part in observation])
         with torch.inference_mode():
             parameters, _ = self._policy(torch.from_numpy(np.ascontiguousarray(observation)).to(self._device))
         return parameters.float().cpu().numpy()
 
 
-def actor_of(policy: Policy, device: torch.device) -> NumpyActor | TorchActor:
-    """The cheapest exact way to act."""
-    if device.type == "cpu" and isinstance(policy.network, ActorCritic):
-        return NumpyActor(policy.network)
+def actor_of(policy: AnyPolicy, device: torch.device) -> NumpyActor | TorchActor:
+    """The cheapest exact way to act; without the noise of noisy layers."""
+    chain = _linear(policy.network)
+    if device.type == "cpu" and policy.spec.image is None and chain:
+        return NumpyActor(chain)
     return TorchActor(policy, device)
+
+
+def multiplications(policy: nn.Module) -> int:
+    """Of one row, about: how much work a forward pass is. Convolutions of your own count as if they had one pixel."""
+    encoders = [part for part in policy.modules() if isinstance(part, (Convolutions, Impala))]
+    inside = sum(parameter.numel() for encoder in encoders for parameter in encoder.parameters())
+    rest = sum(parameter.numel() for parameter in policy.parameters()) - inside
+    return rest + sum(encoder.uses for encoder in encoders)
+
+
+def _linear(network: nn.Module) -> Sequence[Mlp | Head]:
+    """What makes the parameters of the action distribution, if it is linear layers one after another."""
+    if isinstance(network, ActorCritic):
+        return [network.body, network.actor] if isinstance(network.body, Mlp) else [network.actor]
+    if isinstance(network, QNetwork) and isinstance(network.encoder, Mlp) and network.plain:
+        return [network.encoder, network.advantage]
+    return []
 
 
 def _own(path: str, observation_size: int, num_parameters: int) -> nn.Module:

@@ -7,6 +7,7 @@ Shapes: T steps of a rollout, B environments of a shard, N transitions of a shar
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -20,14 +21,21 @@ from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.tensor_file import leave_tensors
+from lockstep.torch.transitions import TransitionBatch
 
 FOLDER = "non_finite"
 _ROLLOUT = ("observation", "action", "reward", "terminated", "ended", "weight")
 
+_COLUMNS = ("observation", "action", "value", "log_prob", "target", "advantage")
+_REPLAYED = ("observation", "reward", "next_observation", "weight")
+
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]
+ReplayLoss = Callable[[TransitionBatch], tuple[Tensor, Tensor, Tensor]]
 
 Finding = tuple[int, int, int, str]
-"""How near to the cause (0 is nearest), step of the rollout, global index of the environment, and words."""
+"""How near to the cause (0 is nearest), step of the rollout, global index of the environment, and words.
+
+From a replay: 2, number of the gradient step after the rollout, row of the minibatch, and words."""
 
 Located = tuple[int, int, int, str, int, int]
 """A finding with its rank and shard."""
@@ -80,15 +88,64 @@ def blame(
     for shard, rollout, batch in zip(world.shards, rollouts, batches, strict=True):
         if (fault := rollout.fault) is not None:
             found[shard] = (0, fault.step, fault.env, str(fault))
-        elif (finding := _in_columns(batch, size, shard)) is not None:
+        elif (finding := _in_columns(batch, _COLUMNS, partial(_made, size, shard))) is not None:
             found[shard] = finding
         elif (row := _first_bad(batch, is_finite, rows)) is not None:
-            found[shard] = _made(row, size, shard, "loss or gradient", "")
-    told: list[dict[str, Finding]] = comm.gather_object({str(shard): f for shard, f in found.items()}, "non_finite")
-    every = [(*finding, rank, int(shard)) for rank, theirs in enumerate(told) for shard, finding in theirs.items()]
+            found[shard] = _made(size, shard, row, "loss or gradient", "")
+    worst = _agreed(comm, found)
     held = zip(world.shards, rollouts, batches, strict=True)
-    saved = {shard: _tensors(rollout, batch) for shard, rollout, batch in held if shard in found or not every}
-    message, rank = _words(min(every, default=None), progress, size * world.num_shards)
+    saved = {shard: _tensors(rollout, batch) for shard, rollout, batch in held if shard in found or worst is None}
+    message, rank = _words(worst, progress, size * world.num_shards)
+    return NonFiniteError(message, rank, saved)
+
+
+def blame_replayed(
+    comm: Comm,
+    rollouts: Sequence[Rollout],
+    drawn: Sequence[Sequence[TransitionBatch]],
+    progress: Progress,
+    loss: ReplayLoss,
+    flat: FlatParameters,
+) -> NonFiniteError:
+    """The error that names where a number that is not finite came from, learning from a replay; *collective*.
+
+    Args:
+        comm: the ranks.
+        rollouts: one for each local shard.
+        drawn: the minibatches since that rollout, oldest first: of each, what each local shard drew.
+        progress: before this rollout.
+        loss: of some rows, their sums to tell, and their priorities.
+        flat: where their gradient goes; it is lost.
+    """
+    world, (steps, size) = comm.world, rollouts[0].reward.shape
+
+    def is_finite(part: TransitionBatch) -> bool:
+        flat.zero_gradient_()
+        value, sums, _ = loss(part)
+        value.backward()
+        norm = cast(Tensor, torch.linalg.vector_norm(flat.gradient))
+        return bool((sums.sum() + norm).isfinite())
+
+    found: dict[int, Finding] = {}
+    saved: dict[int, dict[str, Tensor]] = {}
+    for k, (shard, rollout) in enumerate(zip(world.shards, rollouts, strict=True)):
+        batches = [parts[k] for parts in drawn]
+        if (fault := rollout.fault) is not None:
+            found[shard] = (0, fault.step, fault.env, str(fault))
+            saved[shard] = _told(rollout)
+            continue
+        for step, batch in enumerate(batches):
+            finding = _in_columns(batch, _REPLAYED, partial(_drawn, step))
+            if finding is None and not is_finite(batch):
+                row = next((i for i in range(len(batch.reward)) if not is_finite(batch.row(i))), None)
+                finding = None if row is None else _drawn(step, row, "loss or gradient", "")
+            if finding is not None:
+                found[shard], saved[shard] = finding, _columns(batch)
+                break
+    worst = _agreed(comm, found)
+    if worst is None and drawn:
+        saved = {shard: _columns(part) for shard, part in zip(world.shards, drawn[0], strict=True)}
+    message, rank = _words(worst, progress, size * world.num_shards, steps)
     return NonFiniteError(message, rank, saved)
 
 
@@ -99,8 +156,15 @@ def save(error: NonFiniteError, run_dir: Path) -> None:
         leave_tensors(path, tensors, {"format": 1, "error": str(error)})
 
 
-def _words(worst: Located | None, progress: Progress, num_envs: int) -> tuple[str, int | None]:
-    """The message, and the rank that it names."""
+def _agreed(comm: Comm, found: dict[int, Finding]) -> Located | None:
+    """The finding of all ranks that is nearest to the cause; *collective*."""
+    told: list[dict[str, Finding]] = comm.gather_object({str(shard): f for shard, f in found.items()}, "non_finite")
+    every = [(*finding, rank, int(shard)) for rank, theirs in enumerate(told) for shard, finding in theirs.items()]
+    return min(every, default=None)
+
+
+def _words(worst: Located | None, progress: Progress, num_envs: int, steps: int = 0) -> tuple[str, int | None]:
+    """The message, and the rank that it names, after a rollout of `steps`."""
     update, rest = f"update {progress.updates + 1}", "; or leave such updates out with non_finite=skip"
     if worst is None:
         text = f"the gradient of {update} (environment step {progress.env_steps}) is not finite, although that of each "
@@ -109,23 +173,25 @@ def _words(worst: Located | None, progress: Progress, num_envs: int) -> tuple[st
         )
         return text + rest, None
     nearness, step, _, words, rank, shard = worst
-    taken = progress.env_steps + (step + 1) * num_envs
-    where = f"in step {step} of" if step >= 0 else "before"
+    taken = progress.env_steps + (steps if nearness == 2 else step + 1) * num_envs
+    where = f"in gradient step {step} after" if nearness == 2 else f"in step {step} of" if step >= 0 else "before"
     cure = "look for a division by 0 or a diverging simulation" if nearness == 0 else "try a smaller learning_rate"
     text = f"{words}, {where} the rollout of {update} (environment step {taken}, rank {rank}, shard {shard}); "
     return text + f"its batch is saved in {FOLDER}/shard_{shard}.safetensors; {cure}{rest}", rank
 
 
-def _in_columns(batch: Batch, size: int, shard: int) -> Finding | None:
+def _in_columns(
+    batch: Batch | TransitionBatch, columns: Sequence[str], made: Callable[[int, str, str], Finding]
+) -> Finding | None:
     """The first row with a column that is not finite: what the network or the returns made of finite numbers."""
     found: list[Finding] = []
-    for column in ("observation", "action", "value", "log_prob", "target", "advantage"):
+    for column in columns:
         values: Tensor = getattr(batch, column)
         bad = ~values.isfinite().flatten(1).all(1) if values.ndim > 1 else ~values.isfinite()
         if bool(bad.any()):
             row = int(bad.nonzero()[0])
             number = next(float(x) for x in values[row].flatten() if not x.isfinite())
-            found.append(_made(row, size, shard, f"the {column.replace('_', ' ')}", f" ({number})"))
+            found.append(made(row, f"the {column.replace('_', ' ')}", f" ({number})"))
     return min(found, key=lambda finding: finding[:3], default=None)
 
 
@@ -142,15 +208,29 @@ def _first_bad(batch: Batch, is_finite: Callable[[Batch], bool], rows: int) -> i
     return None
 
 
-def _made(row: int, size: int, shard: int, what: str, number: str) -> Finding:
+def _made(size: int, shard: int, row: int, what: str, number: str) -> Finding:
     """A finding about row t * B + b of a shard's batch."""
     step, b = divmod(row, size)
     env = shard * size + b
     return 1, step, env, f"{what} of environment {env} is not finite{number}"
 
 
+def _drawn(step: int, row: int, what: str, number: str) -> Finding:
+    """A finding about a row of what a shard drew for a gradient step."""
+    return 2, step, row, f"{what} of transition {row} from the replay is not finite{number}"
+
+
 def _tensors(rollout: Rollout, batch: Batch) -> dict[str, Tensor]:
     shape = rollout.reward.shape
-    kept = {f"batch.{f.name}": getattr(batch, f.name).detach().cpu().unflatten(0, shape) for f in fields(Batch)}
-    kept |= {f"rollout.{name}": torch.from_numpy(getattr(rollout, name)) for name in _ROLLOUT}
-    return {name: tensor.clone() for name, tensor in kept.items()}  # safetensors refuses memory held in common
+    columns = {name: cast(Tensor, tensor.unflatten(0, shape)) for name, tensor in _columns(batch).items()}
+    return columns | _told(rollout)
+
+
+def _columns(batch: Batch | TransitionBatch) -> dict[str, Tensor]:
+    held: dict[str, Tensor] = {f"batch.{f.name}": getattr(batch, f.name) for f in fields(batch)}
+    # Clones, here and below: safetensors refuses memory held in common.
+    return {name: tensor.detach().cpu().clone() for name, tensor in held.items()}
+
+
+def _told(rollout: Rollout) -> dict[str, Tensor]:
+    return {f"rollout.{name}": torch.from_numpy(getattr(rollout, name)).clone() for name in _ROLLOUT}

@@ -5,20 +5,27 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import make_vector_env
 from lockstep.predict import Comparison, Layout, Work, compare, measured
 from lockstep.record.timers import Timers
 from lockstep.rollout import Collector
 from lockstep.run import Run, override
-from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.hardware import share_cores
-from lockstep.torch.networks import Policy, actor_of
+from lockstep.torch.networks import Policy, actor_of, multiplications
+from lockstep.torch.q_networks import QPolicy
 from lockstep.world import World
+
+if TYPE_CHECKING:
+    from lockstep.torch.dqn import DQN
+    from lockstep.torch.ppo import PPO
 
 _FOR_S = 0.1  # bound on each of four measurements, in which every thing is done at least once
 _REPEATS = 20
@@ -32,7 +39,7 @@ class Outlook:
     """A prediction, in numbers and words."""
 
     num_parameters: int
-    messages_per_update: int
+    messages_per_update: float
     steps_per_second: float
     one_host_steps_per_second: float
     line: str
@@ -69,12 +76,14 @@ def outlook(run: Run, comm: Comm, layout: Layout, message_s: float) -> Outlook |
 
 
 def _measured(run: Run, comm: Comm, layout: Layout, message_s: float) -> Outlook | str:
-    from lockstep.torch.ppo import PPO  # which imports the session, which imports this
-
     world, alone = comm.world, Comm(World(), device=run.device)
     size = world.shard_size(run.num_envs, "num_envs")
+    rows = run.algorithm.minibatch_rows(size, world.num_shards)
     few, many = min(size, _FEW), min(size * layout.hosts, _MANY)
-    make_vector_env(run.task, run.env, 1).close()  # whatever has to be imported
+    env = make_vector_env(run.task, run.env, 1)  # imports whatever has to be imported
+    env.close()
+    learner = _learner(run, env.spec, alone, size, rows)
+    policy, num_parameters = learner.policy, learner.flat.num_parameters
     steps: list[tuple[float, float]] = []
     for count in (few, many):
         start = time.perf_counter()
@@ -82,7 +91,6 @@ def _measured(run: Run, comm: Comm, layout: Layout, message_s: float) -> Outlook
         try:
             if time.perf_counter() - start > _MAKING_S:
                 return "no prediction: environments take too long to make"
-            policy = Policy(env.spec, run.network).to(comm.device)
             actor = actor_of(policy, comm.device)
             rollout = Collector(
                 alone.world, [env], actor, policy.distribution, num_steps=_STEPS, seed=run.seed, timers=Timers()
@@ -90,32 +98,29 @@ def _measured(run: Run, comm: Comm, layout: Layout, message_s: float) -> Outlook
             steps.append((count, _seconds(rollout.collect) / _STEPS))
         finally:
             env.close()
-    ppo = PPO(override(run, {"num_envs": size, "num_shards": 1, "compile": False}), policy, alone)
-    rows = run.algorithm.minibatch_rows(size)
-    share_cores(world, rows * ppo.flat.num_parameters)  # as training will
-
-    def gradient_step(rows: int) -> float:
-        batch, left_out = Batch.blank(policy.spec, rows, comm.device), torch.ones((), device=comm.device)
-
-        def once() -> None:
-            ppo.flat.zero_gradient_()
-            loss, sums = ppo.loss(batch)
-            loss.backward()
-            ppo.flat.keep(0, sums)
-            ppo.optimizer.step(left_out)
-            float(ppo.optimizer.steps)  # on a GPU: wait until it is there
-
-        return _seconds(once)
-
+    share_cores(world, rows * multiplications(policy))  # as training will
     part = max(1, rows // 8)
-    gradients = [(part, gradient_step(part))]
+    gradients = [(part, _seconds(learner.rehearsal(part)))]
     whole = min(rows, int(part * max(1.0, _FOR_S / gradients[0][1])))  # as much of it as there is time for
     other = whole if whole > part else max(1, part // 4)
-    gradients.append((other, gradient_step(other)))
+    gradients.append((other, _seconds(learner.rehearsal(other))))
     fixed = world.pinned or world.num_shards != world.size
-    work = Work.of(run, num_bytes=4 * ppo.flat.num_parameters, num_shards=world.num_shards if fixed else None)
+    work = Work.of(run, num_bytes=4 * num_parameters, num_shards=world.num_shards if fixed else None)
     costs, layout = measured(layout, steps, gradients, message_s)
-    return _told(ppo.flat.num_parameters, work, layout, compare(costs, work, layout))
+    return _told(num_parameters, work, layout, compare(costs, work, layout))
+
+
+def _learner(run: Run, spec: EnvSpec, comm: Comm, size: int, rows: int) -> "PPO | DQN":
+    """The algorithm for one shard of `size` environments and minibatches of `rows`; a replay with little room."""
+    from lockstep.torch.dqn import DQN  # which imports the session, which imports this
+    from lockstep.torch.ppo import PPO
+
+    changes: dict[str, Any] = {"num_envs": size, "num_shards": 1, "compile": False}
+    config = run.algorithm
+    if not isinstance(config, DQNConfig):
+        return PPO(override(run, changes), Policy(spec, run.network).to(comm.device), comm)
+    changes |= {"batch_size": rows, "capacity": max(rows, size * (config.n_step + 1)), "replay_path": None}
+    return DQN(override(run, changes), QPolicy(spec, run.network, config).to(comm.device), comm)
 
 
 def _told(num_parameters: int, work: Work, layout: Layout, compared: Comparison) -> Outlook:

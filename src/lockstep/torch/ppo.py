@@ -4,8 +4,7 @@ Shapes: K shards of this rank, T steps of a rollout, B environments of a shard, 
 minibatch, O observation, P parameters of the action distribution.
 """
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -13,36 +12,42 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.ppo import METRICS, PPOConfig
+from lockstep.demands import check_task
 from lockstep.normalize import DiscountedReturns, RunningMoments
 from lockstep.progress import Progress
 from lockstep.record.timers import LEARN, OTHER
 from lockstep.rollout import Collector, Rollout
 from lockstep.run import Run
-from lockstep.torch.adam import Adam
+from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.non_finite import blame
+from lockstep.torch.rehearsal import rehearsal
 from lockstep.torch.returns import gae
 from lockstep.torch.session import Session
 from lockstep.world import stream, stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
+_IMAGES_AT_ONCE = 64  # more do not fit in a core's cache
 
 
 class PPO:
     """Clipped-surrogate policy gradient with a learned value baseline.
 
-    What lives across updates: `policy`, `optimizer`, the normalizers and each shard's minibatch stream.
+    Across updates live `policy`, `optimizer`, the normalizers and each shard's minibatch stream.
     """
 
     def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
-        config: PPOConfig = run.algorithm
+        config, image = run.algorithm, policy.spec.image
+        assert isinstance(config, PPOConfig)
+        check_task(run, policy.spec)
         self.config, self.policy, self.comm = config, policy, comm
         shard_envs = comm.world.shard_size(run.num_envs, "num_envs")
-        self._rows = config.minibatch_rows(shard_envs)
+        self.rows = config.minibatch_rows(shard_envs, comm.world.num_shards)
+        self._rows_at_once = shard_envs * (config.num_steps + 1) if image is None else _IMAGES_AT_ONCE
         comm.broadcast_(policy)
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
@@ -54,8 +59,7 @@ class PPO:
         self.metrics = Metrics(METRICS, comm.device)
         self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
         self._left_out = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
-        low = run.precision == "bfloat16"
-        self._precision = torch.autocast(comm.device.type, torch.bfloat16) if low else contextlib.nullcontext()
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -78,7 +82,7 @@ class PPO:
         batches, finite, told = self._prepare(rollouts, also)
         if not finite:
             if self._stops:
-                raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self._rows)
+                raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
             steps = c.num_epochs * c.num_minibatches
             self.metrics.add(("optim/skipped",), steps * self._left_out[-1:], steps)
             return told
@@ -87,7 +91,7 @@ class PPO:
                 torch.from_numpy(s.permutation(len(b.target))).to(self.comm.device)
                 for s, b in zip(self._streams, batches, strict=True)
             ]
-            minibatches = [b.shuffled(order).split(self._rows) for b, order in zip(batches, orders, strict=True)]
+            minibatches = [b.shuffled(order).split(self.rows) for b, order in zip(batches, orders, strict=True)]
             sums = torch.zeros_like(self._left_out)
             for parts in zip(*minibatches, strict=True):
                 sums += self._step(parts)
@@ -102,15 +106,14 @@ class PPO:
                 break
         # The host reads this once per update; it would wait for the device anyway, when next it acts.
         if self._stops and bool(self._halted):
-            raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self._rows)
+            raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return told
 
-    def warm_up(self) -> None:
-        """Run the loss once on rows that weigh nothing: what is compiled is compiled before the clocks start."""
-        loss, _ = self._loss(Batch.blank(self.policy.spec, self._rows, self.comm.device))
-        loss.backward()
-        self.flat.zero_gradient_()
+    def rehearsal(self, rows: int) -> Callable[[], object]:
+        """A gradient step on `rows` rows that weigh nothing, as a function: it sends nothing and changes nothing."""
+        batch = Batch.blank(self.policy.spec, rows, self.comm.device)
+        return rehearsal(self.flat, self.optimizer, lambda: self._loss(batch))
 
     def _step(self, parts: Sequence[Batch]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
@@ -205,10 +208,11 @@ class PPO:
 
     @torch.no_grad()
     def _batch(self, rollout: Rollout, observation: Tensor) -> Batch:
-        """Values, log-probabilities and advantages of a shard's rollout, in one pass of the network."""
+        """Values, log-probabilities and advantages of a shard's rollout."""
         c, device = self.config, self.comm.device
         steps, size = rollout.reward.shape
-        parameters, values = self.policy(observation.flatten(0, 1))
+        parts = [self.policy(rows) for rows in torch.split(observation.flatten(0, 1), self._rows_at_once)]
+        parameters, values = (torch.cat(column) for column in zip(*parts, strict=True))
         values = values.float().view(steps + 1, size)
         value, next_value = values[:-1], values[1:].clone()
         for t, envs, final in rollout.final:  # where the row after is the next episode's first: use the true one
@@ -259,12 +263,6 @@ class PPO:
         self._discounted[k].value[:] = state["discounted"]
 
 
-def adapted(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
-    """The rate a third lower when the policy moved too far, a half higher when it hardly moved."""
-    factor = torch.where(kl > 2.0 * desired_kl, 1 / 1.5, torch.where(kl < 0.5 * desired_kl, 1.5, 1.0))
-    return (learning_rate * factor).clamp(1e-6, 1e-2)
-
-
 def train(session: Session) -> None:
     """Collect, learn, tell, keep, until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
@@ -283,7 +281,7 @@ def train(session: Session) -> None:
         tell_faults=True,
     )
     if run.compile:
-        ppo.warm_up()
+        ppo.rehearsal(ppo.rows)()
     progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
         while not session.over:

@@ -18,7 +18,7 @@ import torch
 from lockstep import stacks
 from lockstep.envs.vector import VectorEnv, env_spec, make_vector_env
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
-from lockstep.fingerprint import fingerprint
+from lockstep.evaluate import GivenUp
 from lockstep.normalize import RunningMoments
 from lockstep.progress import Progress
 from lockstep.record.journal import Journal
@@ -33,8 +33,8 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.evaluation import Evaluation
 from lockstep.torch.evidence import save_evidence
 from lockstep.torch.export import BEST_POLICY_FILE, POLICY_FILE, save_policy, start_from
-from lockstep.torch.hardware import describe, pin, share_cores
-from lockstep.torch.networks import Policy
+from lockstep.torch.hardware import pin, share_cores
+from lockstep.torch.networks import AnyPolicy, multiplications
 from lockstep.torch.preflight import preflight
 from lockstep.torch.state import Learner, RunState
 from lockstep.watch import Watch
@@ -60,6 +60,7 @@ class Session:
         summary: what `summary.json` will hold.
         progress: global counters, once `training` began.
         signals: those that asked this rank to stop.
+        stopped_by: the signal that all ranks agreed to stop for; 0 while none.
     """
 
     def __init__(
@@ -79,8 +80,7 @@ class Session:
             self.world = replace(self.world, num_shards=resumed.num_shards or self.world.num_shards)
         self.timers = Timers()
         self.spec = env_spec(run.task, run.env)
-        self.progress = Progress(run.total_steps)
-        self._init_from = init_from
+        self.progress, self._init_from = Progress(run.total_steps), init_from
         self.signals, self._stack = StopSignals(), contextlib.ExitStack()
         self._stop_return = run.stop_return if run.stop_return is not None else self.spec.reward_threshold
         pin(run, self.world)
@@ -94,9 +94,7 @@ class Session:
         )
         self._run_dir, self._joined = run_dir, joined
         self._state: RunState | None = None
-        self.solved = False
-        self.stopped_by = 0
-        """The signal all ranks agreed to stop for; 0 while none."""
+        self.solved, self.stopped_by = False, 0
 
     def __enter__(self) -> Self:
         """Open everything, in an order that leaves nothing behind when a step fails."""
@@ -122,13 +120,8 @@ class Session:
             )  # fmt: skip
             stack.callback(watch.close)
             self._stack = stack.pop_all()
-        self.summary = self.journal.summary
-        self.summary |= {
-            "world_size": self.world.size,
-            "num_shards": self.world.num_shards,
-            "backend": self.comm.backend,
-            "restarts": int(os.environ.get("LOCKSTEP_RESTARTS", "0")),
-        }
+        self.summary, restarts = self.journal.summary, int(os.environ.get("LOCKSTEP_RESTARTS", "0"))
+        self.summary |= {"backend": self.comm.backend, "restarts": restarts}
         return self
 
     def __exit__(
@@ -153,20 +146,21 @@ class Session:
             self._stack.callback(env.close)
         return envs
 
-    def begin(self, policy: Policy, observations: RunningMoments | None, learner: Learner) -> None:
+    def begin(self, policy: AnyPolicy, observations: RunningMoments | None, learner: Learner) -> None:
         """Say what is trained: its policy, the normalizer of what the policy sees, and the algorithm's own state.
 
         Starts it from `--init-from`, equal on all ranks.
         """
-        rows = self.run.num_envs * self.run.algorithm.num_steps // self.run.algorithm.num_minibatches
-        share_cores(self.world, rows // self.world.size * sum(p.numel() for p in policy.parameters()))
+        shard_envs = self.world.shard_size(self.run.num_envs, "num_envs")
+        rows = self.run.algorithm.minibatch_rows(shard_envs, self.world.num_shards)
+        share_cores(self.world, rows * multiplications(policy))
         self._policy, self._observations, self._learner = policy, observations, learner
         if self._init_from is not None:
             start_from(self._init_from, policy, observations)
             self.comm.broadcast_(policy)
             if observations is not None:
                 observations.restore(self.comm.broadcast_object(observations.state()))
-        self._evaluation = Evaluation(self.run, self.comm, self.spec, policy, observations)
+        self._evaluation = Evaluation(self.run, self.comm, self.spec, policy, observations, self.journal)
         self._stack.callback(self._evaluation.close)
 
     @contextlib.contextmanager
@@ -178,6 +172,8 @@ class Session:
         self.solved = self._reached() and self.run.stop_when_solved
         self.timers.restart()
         self._started, self._updated = time.monotonic() - behind_s, False
+        if self.journal.owed:
+            self.evaluate()
         yield
         self._finish()
 
@@ -224,9 +220,17 @@ class Session:
         self.journal.log(self.progress, metrics, total.view(self.world.num_shards, -1).numpy())
 
     def evaluate(self) -> None:
-        """Play the evaluation episodes; stop the run, on all ranks together, if they solve the task."""
+        """Play the evaluation episodes; stop the run, on all ranks together, if they solve the task.
+
+        A signal cuts it short, since games are long; the resumed run begins with it.
+        """
         previous = self.timers.enter(EVALUATE)
-        episodes = self._evaluation.play(self.progress.env_steps, beat=lambda: self.timers.enter(EVALUATE))
+        try:
+            episodes = self._evaluation.play(self.progress.env_steps, beat=self._beat)
+        except GivenUp as asked:
+            self.journal.owed, self.stopped_by = True, asked.signal
+            self.timers.enter(previous)
+            return
         best = self.journal.evaluated(self.progress, episodes, self._stop_return, self._elapsed_s)
         self.timers.enter(CHECKPOINT)
         if best and self.world.rank == 0:
@@ -256,18 +260,9 @@ class Session:
             self.evaluate()
         wall = self._elapsed_s
         self._prove()
-        parameters = {n: p.detach().float().cpu().numpy() for n, p in self._policy.named_parameters()}
-        mine = {
-            "rank": self.world.rank,
-            "host": os.uname().nodename,
-            "device": describe(self.comm.device),
-            "params_fingerprint": fingerprint(parameters),
-            "first_rollout_fingerprint": self._collector.fingerprint(),
-            "env_steps": self.progress.env_steps // self.world.num_shards * len(self.world.shards),
-            "episodes": sum(episodes.count for episodes in self.journal.episodes),
-            "phases_s": self.timers.read(),
-        }
-        ranks = self.comm.gather_object(mine, "summary")
+        assert self._state is not None
+        done = self._state.done(self._policy, self.comm.device) | {"phases_s": self.timers.read()}
+        ranks = self.comm.gather_object(done, "summary")
         ended = "finished" if self.summary["solved_at_step"] is None else "solved"
         if self.world.rank == 0:
             self._save(POLICY_FILE)
@@ -281,6 +276,11 @@ class Session:
     def _reached(self) -> bool:
         mean: float | None = self.summary["eval_return_mean"]
         return self._stop_return is not None and mean is not None and mean >= self._stop_return
+
+    def _beat(self) -> None:
+        self.timers.enter(EVALUATE)
+        if self.signals.received is not None:
+            raise GivenUp(self.signals.received[1])
 
     def _prove(self) -> None:
         assert self._state is not None

@@ -29,6 +29,7 @@ class Slots:
         self._segment, self._first = segment, first
         self._timeout_s, self._timers = timeout_s, timers
         self._half = 0  # bytes for one collective
+        self._turn = 0
         self._tables: dict[tuple[int, int, int, torch.dtype], Tensor] = {}
         self._tag = ""
         self._patience_s, self._waited_s, self._looked_at = 0.0, 0.0, 0.0
@@ -41,12 +42,13 @@ class Slots:
     def table(self, rows: int, length: int, kind: torch.dtype, tag: str) -> Tensor:
         """Memory [rows, length] for the next collective, with what an earlier one left there.
 
-        All ranks of the host ask for the same. Read it before the collective after the next.
+        All ranks of the host ask for the same. Read it before the next collective: two halves, used in turn, are
+        enough, since a rank writes to a half again only after every rank has arrived at the collective between.
         """
         size = rows * length * kind.itemsize
         if size > self._half:
             self._grow(size, tag)
-        turn = self._segment.turn()
+        self._turn = turn = 1 - self._turn
         key = (turn, rows, length, kind)
         table = self._tables.get(key)
         if table is None:

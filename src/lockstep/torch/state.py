@@ -1,16 +1,19 @@
 """What a checkpoint holds of a run, gathered from the parts that own it and given back to them."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.errors import ConfigError
+from lockstep.fingerprint import fingerprint
 from lockstep.progress import Progress
 from lockstep.record.journal import Journal
 from lockstep.rollout import Collector
+from lockstep.torch.hardware import describe
 from lockstep.world import World
 
 
@@ -55,6 +58,20 @@ class RunState:
         progress = self._progress
         counters = torch.tensor([progress.env_steps, progress.updates, progress.episodes])
         return self._learner.shared_tensors() | {"progress": counters}
+
+    def done(self, policy: nn.Module, device: torch.device) -> dict[str, Any]:
+        """What this rank did, for `summary.json`."""
+        world = self._world
+        parameters = {name: p.detach().float().cpu().numpy() for name, p in policy.named_parameters()}
+        return {
+            "rank": world.rank,
+            "host": os.uname().nodename,
+            "device": describe(device),
+            "params_fingerprint": fingerprint(parameters),
+            "first_rollout_fingerprint": self._collector.fingerprint(),
+            "env_steps": self._progress.env_steps // world.num_shards * len(world.shards),
+            "episodes": sum(episodes.count for episodes in self._journal.episodes),
+        }
 
     def shared(self) -> dict[str, Any]:
         """What all ranks hold alike."""

@@ -106,6 +106,37 @@ class GymVector(gymnasium.vector.VectorEnv):
         return self._observe(), actions.astype(np.int64), ended, ~ended & False, info
 
 
+class Camera(Counter):
+    """Observes a colour image [height 5, width 4, 3 channels] whose numbers say where they belong; can be drawn."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, length=3, render_mode=None):
+        super().__init__(length, spaces.Box(0, 255, (5, 4, 3), np.uint8))
+        self.render_mode = render_mode
+        self.picture = np.arange(60, dtype=np.uint8).reshape(5, 4, 3)
+
+    def _observe(self):
+        self.picture[0, 0, 0] = 100 + self.array[1]
+        return self.picture
+
+    def render(self):
+        return np.full((20, 640, 3), self.array[1], np.uint8)
+
+
+class GymCamera(GymVector):
+    """The same images from a vector environment."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.single_observation_space = spaces.Box(0, 255, (5, 4, 3), np.uint8)
+
+    def _observe(self):
+        image = np.tile(np.arange(60, dtype=np.uint8).reshape(5, 4, 3), (self.num_envs, 1, 1, 1))
+        image[:, 0, 0, 0] = 100 + self.count
+        return image
+
+
 class Half:
     """Neither one nor the other."""
 

@@ -207,3 +207,40 @@ def test_nothing_is_drawn_unless_asked():
     assert make_vector_env("CartPole-v1", SYNC, 1, render=True)._env.envs[0].render_mode == "rgb_array"
     with pytest.raises(ConfigError, match="render_mode"):
         env_spec("CartPole-v1", EnvConfig(kwargs={"render_mode": "human"}))
+
+
+@pytest.mark.parametrize(("task", "mode"), [("Camera", "sync"), ("Camera", "async"), ("GymCamera", "auto")])
+def test_images_stay_bytes_with_their_channels_first(task, mode):
+    env = make_vector_env(f"own_envs:{task}", EnvConfig(vectorization=mode), 2)
+    assert (env.spec.image, env.spec.observation_size, env.spec.frames) == ((3, 5, 4), 60, 1)
+    expected = np.moveaxis(np.arange(60).reshape(5, 4, 3), -1, 0)
+
+    def check(images, count):
+        expected[0, 0, 0] = 100 + count
+        assert images.dtype == np.uint8
+        np.testing.assert_array_equal(images, [expected, expected])
+
+    check(env.reset([1, 2]), 0)
+    last = 3 if task == "Camera" else 2
+    for count in range(1, last + 1):
+        observation, _, terminated, _, final = env.step(np.array([1, 1]))
+        check(final, count)
+        check(observation, count if count < last else 0)
+    assert terminated.all()
+    env.close()
+
+
+def test_images_are_those_of_bytes_in_three_dimensions():
+    for shape, dtype, image in (
+        ((5, 4, 3), np.uint8, (3, 5, 4)),
+        ((3, 5, 4), np.uint8, (3, 5, 4)),
+        ((5, 4), np.uint8, None),
+        ((5, 4, 3), np.float32, None),
+    ):
+        space = spaces.Box(0, 1, shape, dtype)
+        spec = own_spec(observation_space=space, observation=np.zeros(shape, dtype))
+        assert (spec.image, spec.observation_size) == (image, int(np.prod(shape)))
+
+
+def own_spec(**kwargs):
+    return env_spec("own_envs:Counter", EnvConfig(kwargs=kwargs))

@@ -32,7 +32,7 @@ LAYOUTS = [
 
 
 def work(num_envs, **changes):
-    known = {"num_steps": 128, "num_epochs": 4, "gradient_steps": 16, "num_bytes": 37_000}
+    known = {"num_steps": 128, "replay_ratio": 4, "gradient_steps": 16, "num_bytes": 37_000}
     return Work(num_envs=num_envs, **known | changes)
 
 
@@ -44,8 +44,8 @@ def point(layout, done, costs=TRUE, *, parts=True, factor=1.0):
 
 
 def grid(**how):
-    sizes = [work(16), work(64), work(256), work(64, num_steps=32), work(32, num_epochs=2, gradient_steps=16)]
-    sizes += [work(32, num_epochs=2, gradient_steps=8)]
+    sizes = [work(16), work(64), work(256), work(64, num_steps=32), work(32, replay_ratio=2, gradient_steps=16)]
+    sizes += [work(32, replay_ratio=2, gradient_steps=8)]
     return [point(layout, size, **how) for layout in LAYOUTS for size in sizes]
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
 from lockstep.record.summary import empty_summary
@@ -103,6 +104,20 @@ def test_what_the_model_knows_may_differ(run_dir):
     free = {"seed": 3, "num_envs": 64, "total_steps": 7, "num_epochs": 2, "log_every": 5, "timeout_s": 9}
     points, _ = load_points([run_dir("one"), run_dir("two", run=override(RUN, free))])
     assert len(points) == 2
+
+
+def test_a_run_with_a_replay_is_measured_from_when_it_learns(run_dir):
+    run = Run(task="CartPole-v1", algo="dqn", num_envs=16, algorithm=DQNConfig(learning_starts=10_240))
+    told = run_dir("one", run=run, lines=6)
+    assert seconds_per_update(told, 0)[2] == 50
+    assert seconds_per_update(told, run.algorithm.learning_starts)[2] == 40, "lines at 10240, 15360, ... steps"
+    other = override(run, {"batch_size": 64, "updates_per_step": 1, "learning_starts": 0, "num_steps": 4, "seed": 1})
+    (one, two), _ = load_points([told, run_dir("two", run=other)])
+    assert (one.work.gradient_steps, two.work.gradient_steps) == (4, 64)
+    with pytest.raises(ConfigError, match=r"do not cost the same \(double: true and double: false\)"):
+        load_points([told, run_dir("three", run=override(run, {"double": "false"}))])
+    started_late = run_dir("four", run=override(run, {"learning_starts": 10**9}))
+    assert "0 updates between its log lines" in load_points([started_late])[1][0]
 
 
 def test_a_path_that_is_not_there(tmp_path):

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from lockstep import World, probe
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import RunError
 from lockstep.predict import Layout
-from lockstep.run import EnvConfig, NetworkConfig, Run
+from lockstep.run import EnvConfig, NetworkConfig, Run, override
 from lockstep.torch.comm import Comm
 from lockstep.torch.hardware import kind_of, processor
 from lockstep.torch.latency import Network, Timing
@@ -161,6 +162,20 @@ def test_the_outlook_measures_predicts_and_leaves_random_streams_alone():
     assert 0 < ahead.steps_per_second < 8 * 8 / (3 * 0.0015), "faster than its messages allow"
     assert ahead.one_host_steps_per_second > 0
     assert "on one host of 2 ranks" in ahead.line
+
+
+@pytest.mark.parametrize("changes", [{}, {"noisy": True, "value_distribution": "categorical"}], ids=["plain", "noisy"])
+def test_the_outlook_of_a_replay_counts_its_gradient_steps(changes, tmp_path):
+    config = DQNConfig(batch_size=64, num_steps=4, updates_per_step=0.25, replay_path=str(tmp_path / "replay"))
+    run = override(Run(task="CartPole-v1", algo="dqn", num_envs=16, algorithm=config), changes)
+    ahead = look(run)
+    assert isinstance(ahead, Outlook), ahead
+    assert ahead.messages_per_update == 17, "16 gradient steps per 64 steps, and the facts"
+    assert 0 < ahead.steps_per_second < 64 / (17 * 0.0015), "faster than its messages allow"
+    assert list(tmp_path.iterdir()) == [], "the replay of a measurement lies in memory"
+    seldom = look(override(run, {"num_envs": 4, "num_steps": 1, "updates_per_step": 0.125}))
+    assert isinstance(seldom, Outlook), seldom
+    assert seldom.messages_per_update == 1.5
 
 
 def test_a_slow_network_is_advised_against():

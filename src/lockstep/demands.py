@@ -1,0 +1,110 @@
+"""What a run demands of its task and of this host: told before a process starts and before memory is taken."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import make_vector_env
+from lockstep.errors import ConfigError
+from lockstep.exploration import EpsilonGreedy
+from lockstep.memory import check_memory, in_words, replay_bytes
+from lockstep.run import NetworkConfig, Run
+from lockstep.world import World
+
+
+def check_task(run: Run, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for a task that the algorithm cannot learn, or the network cannot see."""
+    config = run.algorithm
+    if isinstance(config, DQNConfig):
+        try:
+            EpsilonGreedy(spec.action)
+        except ConfigError as error:
+            raise ConfigError(f"task={run.task}: {error}") from None
+    elif config.normalize_observation and spec.image is not None:
+        raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
+    check_encoder(run.network, spec)
+    if run.evaluate_video:
+        check_drawing(run)
+
+
+def check_drawing(run: Run) -> None:
+    """Raise `ConfigError` for a task that cannot be drawn, also for want of a package: one picture is drawn."""
+    try:
+        env: Any = make_vector_env(run.task, run.env, 1, render=True, training=False)
+    except ConfigError as error:
+        raise ConfigError(f"a video was asked for: {error}") from error
+    try:
+        env.reset([0])
+        picture = env.render()
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"a video was asked for, and task={run.task} cannot be drawn here: {why}") from error
+    finally:
+        env.close()
+    if not picture or np.shape(picture[0])[2:] != (3,):
+        raise ConfigError(f"a video was asked for, and task={run.task} draws no pictures (render_mode=rgb_array)")
+
+
+def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
+    """Raise `ConfigError` where convolutions are asked for and there is no image."""
+    if spec.image is None and config.encoder not in ("auto", "mlp"):
+        raise ConfigError(
+            f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
+        )
+
+
+def check_host(run: Run, spec: EnvSpec, world: World) -> None:
+    """Raise `ConfigError` where this host has not the memory or the disk for the replays of its ranks."""
+    config = run.algorithm
+    if not isinstance(config, DQNConfig):
+        return
+    memory, whole = bytes_of_host(run, spec, world), bytes_of_host(run, spec, world, mapped=False)
+    check_memory(config.capacity, memory, copy=whole if config.checkpoint_replay else 0)
+    if config.replay_path is not None:
+        _check_disk(Path(config.replay_path), whole - memory)
+
+
+def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None = None) -> int:
+    """Memory that the replays of this rank's host take together.
+
+    Args:
+        run: one with a replay.
+        spec: of its environments.
+        world: who takes part.
+        mapped: leave out what lies in files; default: as the config has it.
+    """
+    config = run.algorithm
+    assert isinstance(config, DQNConfig)
+    first = world.rank - world.local_rank
+    shards = sum(len(world.shards_of(rank)) for rank in range(first, first + world.local_size))
+    return shards * replay_bytes(
+        spec,
+        world.shard_size(run.num_envs, "num_envs"),
+        world.shard_size(config.capacity, "capacity"),
+        n_step=config.n_step,
+        prioritized=config.prioritized,
+        mapped=config.replay_path is not None if mapped is None else mapped,
+    )
+
+
+def _check_disk(path: Path, wanted: int) -> None:
+    """Refuse a directory that cannot be made, written to, or filled so far."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if not there.is_dir():
+        why = f"{there} is a file"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        why = f"{there} cannot be written to"
+    elif wanted > free:
+        why = f"{in_words(free)} are free there"
+    else:
+        return
+    raise ConfigError(
+        f"algorithm.replay_path={path} cannot take {in_words(wanted)} ({why}); "
+        "use another directory or a smaller algorithm.capacity"
+    )

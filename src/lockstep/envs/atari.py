@@ -1,0 +1,126 @@
+"""Atari games by their usual names, preprocessed as the field agrees on (Mnih et al., 2015; Machado et al., 2018).
+
+`ale_py` is imported when a game is asked for, never before.
+"""
+
+import importlib
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+
+from lockstep.envs.vector import VectorEnv, refuse_unknown_kwargs
+from lockstep.errors import ConfigError
+from lockstep.run import EnvConfig
+
+FRAMES_PER_GAME = 108_000
+"""Half an hour at 60 frames per second, after which a game is truncated."""
+_NAME = re.compile(r"ALE/.+|[A-Z][A-Za-z]*NoFrameskip-v\d+")
+INSTALL = 'pip install "lockstep-rl[atari]"'
+"""What gives a machine the console."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtariOptions:
+    """What `env.kwargs` can say of a game; the names are those of `ale_py.AtariVectorEnv`."""
+
+    frameskip: int = 4
+    """Frames of the console that an action lasts."""
+    repeat_action_probability: float = 0.0
+    """At each frame, that the console goes on with the action before ("sticky"); default: what the task's id says."""
+    noop_max: int = 30
+    """A game begins with fewer than this many frames without an action, how many is drawn."""
+    use_fire_reset: bool = True
+    """Press FIRE where a game begins, and with `episodic_life` where a life does."""
+    maxpool: bool = True
+    """Show the brighter of the last two frames: some consoles draw things every other frame only."""
+    img_height: int = 84
+    """Pixels."""
+    img_width: int = 84
+    """Pixels."""
+    grayscale: bool = True
+    """One channel per frame instead of three."""
+    stack_num: int = 4
+    """Frames that are seen at once, one per step."""
+    full_action_space: bool = False
+    """All 18 actions of the joystick, also those that the game does not know."""
+    episodic_life: bool = True
+    """Whether an episode ends with a life, in training; evaluation plays whole games."""
+    reward_clipping: bool = True
+    """Whether a reward is only its sign, in training; evaluation counts the game's own points."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no console can do."""
+        for name in ("frameskip", "img_height", "img_width", "stack_num"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"env.kwargs {name}={getattr(self, name)} must be at least 1")
+        if self.noop_max < 0:
+            raise ConfigError(f"env.kwargs noop_max={self.noop_max} must not be negative")
+        if not 0 <= self.repeat_action_probability <= 1:
+            raise ConfigError(
+                f"env.kwargs repeat_action_probability={self.repeat_action_probability} is no probability"
+            )
+
+
+def register() -> bool:
+    """Let Gymnasium know the games, if `ale_py` is installed; whether it is."""
+    if find_spec("ale_py") is None:
+        return False
+    importlib.import_module("ale_py")  # which registers them
+    return True
+
+
+def refusal(task: str) -> ConfigError | None:
+    """What to install, if `task` is named like a game and `ale_py` is missing."""
+    if find_spec("ale_py") is not None or not _NAME.fullmatch(task):
+        return None
+    return ConfigError(f"task={task} is an Atari game, and ale_py is not installed: {INSTALL}")
+
+
+def is_game(registered: Any) -> bool:
+    """Whether an entry of Gymnasium's registry is a game of the console."""
+    return registered.entry_point == "ale_py.env:AtariEnv"
+
+
+def make(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
+    """The games of a shard, in C++.
+
+    Args:
+        registered: the task in Gymnasium's registry.
+        config: how environments are made.
+        num_envs: how many.
+        render: let `render()` give the consoles' screens.
+        training: `False` plays whole games for their own points.
+    """
+    from lockstep.envs.atari_vector import AtariEnvs
+
+    rom, options, limit = settings_of(registered, config)
+    try:
+        return AtariEnvs(rom, options, limit, num_envs, training=training, render=render)
+    except Exception as error:
+        raise ConfigError(f"task={registered.id} could not be made: {type(error).__name__}: {error}") from error
+
+
+def settings_of(registered: Any, config: EnvConfig) -> tuple[str, AtariOptions, int]:
+    """Which cartridge, how it is played, and after how many steps a game is truncated."""
+    options = _options_of(registered, config)
+    return registered.kwargs["game"], options, config.max_episode_steps or FRAMES_PER_GAME // options.frameskip
+
+
+def _options_of(registered: Any, config: EnvConfig) -> AtariOptions:
+    """What the task's id and `env.kwargs` say together."""
+    kwargs = dict(config.kwargs)
+    refuse_unknown_kwargs(AtariOptions, kwargs, registered.id)
+    if not isinstance(registered.kwargs["frameskip"], int) and "frameskip" not in kwargs:
+        steady = registered.id.replace("-v", "NoFrameskip-v")
+        raise ConfigError(
+            f"task={registered.id} lets an action last 2 to 4 frames, drawn at random, which is no longer played; "
+            f"use task={steady}, or set env.kwargs.frameskip"
+        )
+    kwargs.setdefault("repeat_action_probability", registered.kwargs["repeat_action_probability"])
+    try:
+        return msgspec.convert(kwargs, AtariOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"task={registered.id}: env.kwargs: {error}") from error

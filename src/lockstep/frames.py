@@ -1,0 +1,153 @@
+"""The last observations of each environment, in rings of rows; of stacked images each frame once.
+
+Shapes: B environments, E of them, R rows of a ring, N rows anywhere, `*O` observation.
+"""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+
+
+class Frames:
+    """Rings of observations, B of them with R rows each. Row r of environment b has the index b R + r.
+
+    An observation that stacks frames (`EnvSpec.frames`) is kept as its newest frame alone, and put together again from
+    the rows before it. Frames from before an episode are 0.
+
+    Args:
+        spec: of the environments.
+        num_envs: B.
+        num_rows: R.
+        path: a file to keep the rows in, mapped into memory. It is made anew, its space is reserved, and it is gone
+            when the process ends.
+
+    Raises:
+        ConfigError: the file cannot be made, or its disk is too full.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, num_rows: int, path: Path | None = None) -> None:
+        self.num_rows, self._depth, self._shape = num_rows, spec.frames, spec.observation_shape
+        shape, kind = (num_envs * num_rows, *_row_shape(spec)), np.dtype(spec.observation_dtype)
+        if path is None:
+            self.row = np.empty(shape, kind)
+            self.row.fill(0)  # takes the memory now, not in mid-training
+        else:
+            self.row = _mapped(path, shape, kind)
+        self.age = np.full(num_envs * num_rows, 0, np.uint8)
+        """Of each row: how many rows before it belong to its stack."""
+        self.written = np.zeros(num_envs, np.int64)
+        """Rows that each environment has ever written."""
+        self.env = np.arange(num_envs)
+        self._first = self.env * num_rows
+        self._back = np.arange(spec.frames - 1, -1, -1)
+
+    @property
+    def filled(self) -> int:
+        """Rows in use of the fullest ring."""
+        return int(min(self.written.max(), self.num_rows))
+
+    def index(self, env: np.ndarray, back: int = 0) -> np.ndarray:
+        """The rows that environments [E] wrote `back` rows before their newest."""
+        return self._first[env] + (self.written[env] - (1 + back)) % self.num_rows
+
+    def after(self, index: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """The rows `steps` after those at `index`, or before; shapes are broadcast."""
+        slot = index % self.num_rows
+        return index - slot + (slot + steps) % self.num_rows
+
+    def append(self, env: np.ndarray, observation: np.ndarray, *, first: bool) -> np.ndarray:
+        """Write a row of environments [E], for observations [E, *O], over their oldest.
+
+        Args:
+            env: which.
+            observation: what they showed.
+            first: whether episodes begin; otherwise the row goes on with the one before.
+
+        Returns:
+            Indices of rows that are overwritten, or no longer have all of their stack.
+        """
+        if self._depth == 1:
+            return self._append(env, observation, 0)
+        newest = observation[:, -self.row.shape[1] :]
+        if not first:
+            return self._append(env, newest, np.minimum(self.age[self.index(env)] + 1, self._depth - 1))
+        older = observation.reshape(len(env), self._depth, -1)[:, :-1]
+        if not older.any():
+            return self._append(env, newest, 0)
+        # Where a run went on in mid-episode, without this ring: the frames of the stack become rows of their own.
+        seen: np.ndarray = (older != 0).max(2)
+        depth = np.where(seen.any(1), self._depth - 1 - seen.argmax(1), 0)
+        lost: list[np.ndarray] = []
+        for back in range(self._depth - 1, 0, -1):
+            has = depth >= back
+            frame = older[has, self._depth - 1 - back].reshape(-1, *newest.shape[1:])
+            lost.append(self._append(env[has], frame, depth[has] - back))
+        return np.unique(np.concatenate([*lost, self._append(env, newest, depth)]))
+
+    def newest_is(self, observation: np.ndarray) -> bool:
+        """Whether the newest rows are those of observations [B, *O]; of stacks the newest frame is compared."""
+        newest = observation if self._depth == 1 else observation[:, -self.row.shape[1] :]
+        return bool((self.written > 0).all() and (self.row[self.index(self.env)] == newest).all())
+
+    def observation(self, index: np.ndarray) -> np.ndarray:
+        """Observations [N, *O] at rows [N]."""
+        if self._depth == 1:
+            return self.row[index]
+        stack = self.row[self.after(index[:, None], -self._back)]
+        absent = self.age[index][:, None] < self._back
+        if absent.any():
+            stack[absent] = 0
+        return stack.reshape(len(index), *self._shape)
+
+    def _append(self, env: np.ndarray, row: np.ndarray, age: np.ndarray | int) -> np.ndarray:
+        self.written[env] += 1
+        index = self.index(env)
+        if self._depth == 1:
+            lost = index
+        else:
+            near = self.after(index[:, None], self._back)
+            lost = near[self.age[near] >= self._back]
+        self.row[index], self.age[index] = row, age
+        return lost
+
+
+def ring_rows(spec: EnvSpec, num_envs: int, capacity: int, n_step: int) -> int:
+    """R for `capacity` transitions of all B environments.
+
+    Beside an environment's part it has room for what cannot be sampled at the ends of a full ring: the oldest rows
+    lack frames of their stack, the newest their n-th next observation; and for a final observation, so that however
+    short episodes are, one transition is always left.
+    """
+    return -(-capacity // num_envs) + n_step + spec.frames
+
+
+def observation_bytes(spec: EnvSpec, num_rows: int) -> int:
+    """What rows of observations take."""
+    return num_rows * math.prod(_row_shape(spec)) * np.dtype(spec.observation_dtype).itemsize
+
+
+def _row_shape(spec: EnvSpec) -> tuple[int, ...]:
+    """Of one frame of a stack, or of the whole observation."""
+    return (spec.observation_shape[0] // spec.frames, *spec.observation_shape[1:])
+
+
+def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarray:
+    """An array in a file, all 0."""
+    size = math.prod(shape) * kind.itemsize
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w+b") as file:
+            path.unlink()  # the space is given back when the process ends, however it ends
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is told now, not by a signal in mid-training
+            return np.asarray(np.memmap(file, kind, "r+", shape=shape))
+    except OSError as error:
+        raise ConfigError(
+            f"algorithm.replay_path={path.parent} cannot take {size / 1e6:.1f} MB ({error.strerror}); "
+            "use another directory or a smaller algorithm.capacity"
+        ) from None

@@ -1,0 +1,42 @@
+"""Episodes as moving pictures: GIF, which every browser shows without a codec, and which keeps a game's few colours."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from lockstep.errors import RunError
+
+MAX_FRAMES = 3000
+"""Longer episodes are cut: at 15 frames per second this is more than three minutes, and some megabytes."""
+_MAX_WIDTH = 320
+
+
+def write_gif(path: Path, frames: Iterable[np.ndarray], frames_per_second: float) -> None:
+    """Write `frames`, uint8 [H, W, 3], at most `MAX_FRAMES` of them and shrunk to 320 pixels of width.
+
+    The file appears whole or not at all; `RunError` where it cannot be written.
+    """
+    pictures = (_picture(frame) for _, frame in zip(range(MAX_FRAMES), frames, strict=False))
+    first = next(pictures)
+    part = path.with_name(f".{path.name}.part")
+    duration = max(round(1000 / frames_per_second), 20)  # many viewers slow down what is shorter
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                first.save(file, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"the video {path} could not be written: {error.strerror or error}") from error
+
+
+def _picture(frame: np.ndarray) -> Image.Image:
+    image = Image.fromarray(np.ascontiguousarray(frame, np.uint8))
+    if image.width > _MAX_WIDTH:
+        image = image.resize((_MAX_WIDTH, round(image.height * _MAX_WIDTH / image.width)), Image.Resampling.BOX)
+    return image.quantize(256)

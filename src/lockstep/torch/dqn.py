@@ -1,0 +1,300 @@
+"""Deep Q-learning (Mnih et al., 2015) with its standard improvements (Hessel et al., 2018, arXiv:1710.02298).
+
+Shapes: K shards of this rank, S of all ranks, T steps of a rollout, B environments of a shard, N transitions of a
+shard's part of a minibatch, A actions, Z points of a return's distribution.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import vector_to_parameters
+
+from lockstep.algorithms.dqn import METRICS, DQNConfig
+from lockstep.exploration import EpsilonGreedy, epsilon
+from lockstep.progress import Progress
+from lockstep.record.timers import LEARN, OTHER
+from lockstep.replay import Transitions
+from lockstep.rollout import Collector, Rollout
+from lockstep.run import Run
+from lockstep.torch import value_losses as losses
+from lockstep.torch.adam import Adam
+from lockstep.torch.comm import Comm
+from lockstep.torch.flat import FlatParameters
+from lockstep.torch.metrics import Metrics
+from lockstep.torch.networks import actor_of
+from lockstep.torch.non_finite import blame_replayed
+from lockstep.torch.q_networks import NoisyActor, QPolicy
+from lockstep.torch.rehearsal import rehearsal
+from lockstep.torch.session import Session
+from lockstep.torch.transitions import TransitionBatch, announce, make_replays, weighing
+from lockstep.world import block, stream, stream_seed
+
+_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
+_TAKEN, _BEGIN, _OWED = range(3)
+
+
+class DQN:
+    """Q-learning from a replay, with a target network.
+
+    What lives across updates: `policy`, `target`, `optimizer`, each shard's replay and its stream, and `counters`: the
+    gradient steps taken, the environment step from which learning may begin, the part of a gradient step still owed.
+    """
+
+    def __init__(self, run: Run, policy: QPolicy, comm: Comm) -> None:
+        config, world = run.algorithm, comm.world
+        assert isinstance(config, DQNConfig)
+        self.config, self.policy, self.comm, self._seed = config, policy, comm, run.seed
+        self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
+        self.replays = make_replays(run, policy.spec, comm)
+        self._streams = [stream(run.seed, "replay", shard) for shard in world.shards]
+        comm.broadcast_(policy)
+        self.target = copy.deepcopy(policy)
+        followers = [t for p, t in zip(policy.parameters(), self.target.parameters(), strict=True) if p.requires_grad]
+        # The sums of a gradient step end with a slot for each shard's largest importance weight.
+        self.flat = FlatParameters(policy, len(world.shards), num_sums=1 + len(_SUMS) + world.num_shards)
+        self._target_values = self.flat.values.detach().clone()
+        vector_to_parameters(self._target_values, followers)  # as views: one copy moves all of them
+        self.target.requires_grad_(False)
+        self._slot = torch.eye(world.num_shards, device=comm.device)[list(world.shards)]
+        self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
+        self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
+        self.counters = torch.tensor([0, config.learning_starts, 0], dtype=torch.float64)
+        self.metrics = Metrics(METRICS, comm.device)
+        self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
+        self._left_out = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
+        low = run.precision == "bfloat16"
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16) if low else contextlib.nullcontext()
+        self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+
+    def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+        """Put a rollout of every local shard into its replay, and take the gradient steps that are due; collective.
+
+        Args:
+            rollouts: one for each local shard.
+            also: [K, M] numbers that the caller wants summed over all shards with the same message.
+            progress: how far the run is, this rollout not counted; default: at its start.
+
+        Returns:
+            The sums of `also` [M].
+
+        Raises:
+            NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
+        """
+        c, progress = self.config, progress or Progress(1)
+        (faults, waiting, size), told = self._take_in(rollouts, also)
+        if faults and self._stops:
+            raise blame_replayed(self.comm, rollouts, [], progress, self.loss, self.flat)
+        if c.learning_rate_schedule == "linear":
+            self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
+        due = self._due(progress.env_steps, rollouts[0].reward.size * self.comm.world.num_shards, ready=not waiting)
+        weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
+        sums, kept = torch.zeros_like(self._left_out), list[list[TransitionBatch]]()
+        for _ in range(due):
+            self.comm.timers.enter(LEARN)  # tells the watch that this goes on
+            drawn = [replay.sample(self.rows, s) for replay, s in zip(self.replays, self._streams, strict=True)]
+            parts = [TransitionBatch.of(one, weight_of(one), self.comm.device) for one in drawn]
+            sums += self._step(parts, drawn)
+            kept += [parts] * self._stops
+        # The host reads this once per rollout; it would wait for the device anyway, when next it acts.
+        if due and self._stops and bool(self._halted):
+            raise blame_replayed(self.comm, rollouts, kept, progress, self.loss, self.flat)
+        self.policy.resample(None)  # evaluations and files see the network without noise
+        facts = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
+        self.metrics.add(METRICS[-3:], torch.tensor(facts, dtype=torch.float64).to(self.comm.device), 1.0)
+        if due:
+            self.metrics.add(_SUMS, sums[1:-2], sums[0])
+            self.metrics.add(("optim/grad_norm",), sums[-2:-1], due - sums[-1])
+            self.metrics.add(("optim/skipped",), sums[-1:], due)
+            self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
+        return told
+
+    def _take_in(self, rollouts: list[Rollout], also: np.ndarray) -> tuple[list[float], np.ndarray]:
+        """Put each shard's rollout into its replay, unless a number in it is not finite. One message.
+
+        Returns:
+            Of all shards: how many found such a number, how many cannot yet draw, transitions; and the sums of `also`.
+        """
+        facts = np.zeros((len(rollouts), 3))
+        for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
+            if rollout.fault is None:
+                replay.extend(rollout)
+            facts[k] = rollout.fault is not None, not replay.ready(1), replay.size
+        total = self.comm.sum_shards(torch.from_numpy(np.concatenate([facts, also], 1)), "facts")
+        return cast("list[float]", total[:3].tolist()), total[3:].numpy()
+
+    def _due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
+        """Gradient steps to take after a rollout of `new_steps`: from numbers that are the same on all ranks."""
+        if self.counters[_BEGIN] < 0:
+            self.counters[_BEGIN] = env_steps + self.config.learning_starts
+        if not ready or env_steps + new_steps < self.counters[_BEGIN]:
+            return 0
+        owed = float(self.counters[_OWED]) + new_steps * self.config.updates_per_step
+        due = int(owed + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
+        self.counters[_OWED] = owed - due
+        return due
+
+    def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
+        """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
+
+        Returns:
+            Rows, sums, norm, and whether the step was left out; of a step left out no more than that.
+        """
+        c, priorities = self.config, list[Tensor]()
+        self._draw_noise()
+        for k, part in enumerate(parts):
+            self.flat.zero_gradient_()
+            loss, sums, priority = self._loss(part)
+            loss.backward()
+            self.flat.keep(k, torch.cat([sums, self._slot[k] * part.weight.max()]))
+            priorities.append(priority)
+        sums = self.comm.average_gradients_(self.flat)
+        sums, largest = sums[: 1 + len(_SUMS)], sums[1 + len(_SUMS) :].max()
+        gradient, scale = self.flat.gradient, 1.0 / largest
+        norm = cast(Tensor, torch.linalg.vector_norm(gradient)) * scale
+        if c.max_grad_norm is not None:
+            gradient.mul_(scale * (c.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        elif c.prioritized:
+            gradient.mul_(scale)
+        told = torch.cat([sums[:1], sums[1:2] * scale, sums[2:], norm.reshape(1), self._left_out[:1]])
+        # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
+        left_out = (told - told).any()
+        if self._stops:  # no step after it either: the parameters stay those with which it happened
+            left_out = self._halted.logical_or_(left_out)
+        self.optimizer.step(left_out.float())
+        self.counters[_TAKEN] += 1
+        if c.target_rate is not None:
+            self._move_target(c.target_rate)
+        elif not self.counters[_TAKEN] % c.target_update_every:
+            self.copy_to_target()
+        if c.prioritized and not left_out:
+            for replay, one, priority in zip(self.replays, drawn, priorities, strict=True):
+                replay.update_priorities(one.index, priority.cpu().numpy())
+        return torch.where(left_out, self._left_out, told)
+
+    def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The weighted *sum* over rows [N] of how far off Q is; sums to tell, rows first; priorities [N].
+
+        y = R + discount Q'(s', argmax_a Q(s', a)) with `double`, else R + discount max_a Q'(s', a)
+        L = w l(y - Q(s, a)), or of the two distributions of the return
+        """
+        c, policy = self.config, self.policy
+        with self._precision:
+            outputs = losses.chosen(policy.outputs(batch.observation), batch.action).float()
+            with torch.no_grad():
+                following = self.target.outputs(batch.next_observation)
+                judge = policy.outputs(batch.next_observation) if c.double else following
+                following = losses.chosen(following, policy.expected(judge).argmax(-1)).float()
+        if c.value_distribution == "categorical":
+            support = policy.support
+            target = losses.categorical_projection(policy.probability(following), batch.reward, batch.discount, support)
+            row = losses.cross_entropy(outputs, target)
+            q, y = (policy.probability(outputs) * support).sum(-1), (target * support).sum(-1)
+        elif c.value_distribution == "quantile":
+            target = losses.td_target(batch.reward, batch.discount, following)
+            row, q, y = losses.quantile_huber(outputs, target), outputs.mean(-1), target.mean(-1)
+        else:
+            q, y = outputs, losses.td_target(batch.reward, batch.discount, following)
+            row = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
+        with torch.no_grad():
+            error = (y - q).abs()
+            sums = torch.stack([torch.ones_like(q), batch.weight * row, q, y, error]).sum(1)
+        priority = error if c.value_distribution == "none" else row.detach()
+        return torch.dot(batch.weight, row), sums, priority
+
+    def rehearsal(self, rows: int) -> Callable[[], object]:
+        """A gradient step on `rows` rows of zeros, as a function: it sends nothing and changes nothing."""
+        batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device)
+
+        def loss() -> tuple[Tensor, Tensor]:
+            self._draw_noise()
+            total, sums, _ = self._loss(batch)
+            self.policy.resample(None)
+            return total, torch.cat([sums, self._slot[0]])
+
+        return rehearsal(self.flat, self.optimizer, loss)
+
+    def copy_to_target(self) -> None:
+        """Make the target network equal to the one that learns."""
+        self._move_target(1.0)
+
+    def _move_target(self, rate: float) -> None:
+        self._target_values.lerp_(self.flat.values.detach(), rate)
+        for mine, other in zip(self.target.buffers(), self.policy.buffers(), strict=True):
+            mine.copy_(other)
+
+    def _draw_noise(self) -> None:
+        """New noise in both networks, the same on all ranks: by the number of the gradient step, from no state."""
+        if self.config.noisy:
+            step = int(self.counters[_TAKEN])
+            self.policy.resample(stream(self._seed, "noise", step))
+            self.target.resample(stream(self._seed, "noise of target", step))
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Everything that must be equal on all ranks, in place: written into, it continues another run."""
+        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        named |= {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
+        return named | {"counters": self.counters, "learning_rate": self.learning_rate, "metrics": self.metrics.table}
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """What belongs to local shard number `k` alone and outlives an update."""
+        replay = self.replays[k].state() if self.config.checkpoint_replay else None
+        return {"stream": self._streams[k].bit_generator.state, "replay": replay}
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Continue local shard number `k` from what `shard_state` told."""
+        self._streams[k].bit_generator.state = state["stream"]
+        if state["replay"] is None or not self.config.checkpoint_replay:
+            self.counters[_BEGIN], self.counters[_OWED] = -1, 0  # first a new replay must fill
+        else:
+            self.replays[k].restore(state["replay"])
+
+
+def train(session: Session) -> None:
+    """Act, keep, learn, tell, until all ranks together have taken `run.total_steps` steps."""
+    run, comm, timers = session.run, session.comm, session.timers
+    config = run.algorithm
+    assert isinstance(config, DQNConfig)
+    policy = QPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init")).to(comm.device)
+    dqn = DQN(run, policy, comm)
+    session.begin(policy, None, dqn)
+    dqn.copy_to_target()  # it may have begun from another run's policy
+    announce(session.journal, run, policy.spec, comm.world)
+    envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
+    actor = NoisyActor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
+    explorer = EpsilonGreedy(session.spec.action)
+    collector = Collector(
+        comm.world,
+        session.make_envs(run.num_envs),
+        actor,
+        explorer,
+        num_steps=config.num_steps,
+        seed=run.seed,
+        timers=timers,
+        noise_per_env=True,
+        tell_faults=True,
+    )
+    if run.compile:
+        dqn.rehearsal(dqn.rows)()
+    progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
+    with session.training(progress, collector):
+        while not session.over:
+            explorer.epsilon = epsilon(config, progress.env_steps)
+            if isinstance(actor, NoisyActor):
+                actor.begin(progress.updates)
+            rollouts = collector.collect()
+            timers.enter(LEARN)
+            told = dqn.update(rollouts, session.local_facts(), progress)
+            timers.enter(OTHER)
+            session.advance(batch_size, told)
+            if progress.due(run.log_every, batch_size):
+                session.log(dqn.metrics.read())
+            if progress.due(run.evaluate_every, batch_size):
+                session.evaluate()
+            session.keep(batch_size)
+        session.keep_last(dqn.metrics.read)

@@ -1,0 +1,217 @@
+"""From an observation to features: linear layers for vectors, convolutions for images.
+
+Shapes: N rows, O numbers of a vector, C channels, H height and W width of an image, F features.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from lockstep.demands import check_encoder
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.run import NetworkConfig
+from lockstep.torch.layers import conv2d, linear
+
+ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu}
+_CONVOLUTIONS = {
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "wide": ((128, 8, 4), (128, 4, 2), (512, 3, 1)),
+    "small": ((16, 8, 4), (32, 4, 2)),
+}
+"""Channels, kernel and stride of each layer."""
+
+
+class Encoder(Protocol):
+    """Makes features of observations; a torch module."""
+
+    num_features: int
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the parameters."""
+        ...
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        """[N, O], or images [N, C, H, W] of bytes, to [N, F]."""
+        ...
+
+
+class Mlp(nn.Module):
+    """Linear layers with an activation between them, and after the last one if `activate_last`."""
+
+    def __init__(
+        self, sizes: tuple[int, ...], activation: str, *, last_gain: float, activate_last: bool = False
+    ) -> None:
+        super().__init__()
+        layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.layers = cast("Sequence[nn.Linear]", layers)  # torch types its items as any module
+        self.activation, self.last_gain, self.activate_last = activation, last_gain, activate_last
+        self.num_features = sizes[-1]
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Orthogonal weights (Saxe et al., 2014) with gain sqrt(2), the last layer with `last_gain`; biases 0."""
+        for i, layer in enumerate(self.layers):
+            last = i == len(self.layers) - 1
+            _initialize(layer, generator, self.last_gain if last else math.sqrt(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, first size] to [N, last size]; images are taken as vectors."""
+        activation, last = ACTIVATIONS[self.activation], len(self.layers) - 1
+        if x.ndim > 2:
+            x = x.flatten(1).float().div_(255)
+        for i, layer in enumerate(self.layers):
+            x = linear(x, layer.weight, layer.bias)
+            if i < last or self.activate_last:
+                x = activation(x)
+        return x
+
+
+class Convolutions(nn.Module):
+    """Convolutions with ReLU between them, then one linear layer.
+
+    Args:
+        image: C, H and W.
+        layers: channels, kernel and stride of each.
+        features: F; `None` has no linear layer: F is then what the convolutions give.
+        activate_last: ReLU after the linear layer too.
+        orthogonal: how the weights begin: orthogonal, or as torch has them.
+
+    Attributes:
+        uses: of the parameters for one row, about: one of a convolution is used at each pixel of what it makes.
+    """
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        layers: Sequence[tuple[int, int, int]],
+        features: int | None,
+        *,
+        activate_last: bool,
+        orthogonal: bool = True,
+    ) -> None:
+        super().__init__()
+        channels, height, width = image
+        made: list[nn.Conv2d] = []
+        self.uses, self._orthogonal = 0, orthogonal
+        for out, kernel, stride in layers:
+            made.append(nn.Conv2d(channels, out, kernel, stride))
+            channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise ConfigError(f"images of {image[1]} by {image[2]} are too small for this encoder; use mlp")
+            self.uses += made[-1].weight.numel() * height * width
+        self.layers = cast("Sequence[nn.Conv2d]", nn.ModuleList(made))
+        size = channels * height * width
+        self.linear = None if features is None else nn.Linear(size, features)
+        self.uses += size * (features or 0)
+        self.num_features, self.activate_last = features or size, activate_last
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Orthogonal weights with gain sqrt(2), biases 0; or both uniform within 1 / sqrt(numbers that come in)."""
+        for layer in (*self.layers, self.linear):
+            if layer is not None and self._orthogonal:
+                _initialize(layer, generator, math.sqrt(2))
+            elif layer is not None:
+                bound = 1 / math.sqrt(layer.weight[0].numel())
+                for parameter in layer.parameters():
+                    nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Bytes [N, C, H, W] to [N, F]."""
+        x = _scaled(x)
+        for layer in self.layers:
+            x = F.relu(conv2d(x, layer), inplace=True)
+        x = x.flatten(1)
+        if self.linear is None:
+            return x
+        x = linear(x, self.linear.weight, self.linear.bias)
+        return F.relu(x) if self.activate_last else x
+
+
+class Impala(nn.Module):
+    """Three blocks of a convolution, a max pool and two residual units, then one linear layer (Espeholt et al., 2018).
+
+    Args:
+        image: C, H and W.
+        features: F; `None` has no linear layer: F is then what the blocks give.
+
+    Attributes:
+        uses: of the parameters for one row, as in `Convolutions`.
+    """
+
+    def __init__(self, image: tuple[int, int, int], features: int | None) -> None:
+        super().__init__()
+        channels, height, width = image
+        made: list[nn.Conv2d] = []
+        self.uses = 0
+        for out in (16, 32, 32):
+            made += [nn.Conv2d(channels, out, 3, padding=1)] + [nn.Conv2d(out, out, 3, padding=1) for _ in range(4)]
+            self.uses += made[-5].weight.numel() * height * width
+            channels, height, width = out, (height + 1) // 2, (width + 1) // 2
+            self.uses += sum(layer.weight.numel() for layer in made[-4:]) * height * width
+        self.layers = cast("Sequence[nn.Conv2d]", nn.ModuleList(made))
+        size = channels * height * width
+        self.linear = None if features is None else nn.Linear(size, features)
+        self.uses += size * (features or 0)
+        self.num_features = features or size
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Orthogonal weights with gain sqrt(2), biases 0."""
+        for layer in (*self.layers, self.linear):
+            if layer is not None:
+                _initialize(layer, generator, math.sqrt(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Bytes [N, C, H, W] to [N, F]."""
+        x = _scaled(x)
+        for first in range(0, len(self.layers), 5):
+            entry, *residual = (self._convolution(i) for i in range(first, first + 5))
+            x = F.max_pool2d(entry(x), 3, 2, 1)
+            for a, b in (residual[:2], residual[2:]):
+                x = x + b(F.relu(a(F.relu(x))))
+        x = F.relu(x).flatten(1)
+        return x if self.linear is None else F.relu(linear(x, self.linear.weight, self.linear.bias))
+
+    def _convolution(self, i: int) -> Callable[[Tensor], Tensor]:
+        layer = self.layers[i]
+        return lambda x: F.conv2d(x, layer.weight, layer.bias, padding=1)
+
+
+def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> Mlp | Convolutions | Impala:
+    """The encoder that the config asks for, or that suits the observations.
+
+    Args:
+        spec: what is observed.
+        config: of the network.
+        last: without it the last hidden layer is left to the heads, each of which then has one of its own; that of
+            `wide` is no such layer, since no activation follows it.
+    """
+    check_encoder(config, spec)
+    kind = config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
+    if kind == "mlp":
+        sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
+        return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True)
+    assert spec.image is not None  # or it was refused
+    features = config.features if last or kind == "wide" else None
+    if kind == "impala":
+        return Impala(spec.image, features)
+    plain = kind != "wide"  # the reference network begins as torch has it, and ends without an activation
+    return Convolutions(spec.image, _CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
+
+
+def _scaled(x: Tensor) -> Tensor:
+    """Bytes as numbers from 0 to 1; on a CPU in the layout, channels last, in which convolutions are fastest there."""
+    if x.dtype != torch.uint8:
+        return x
+    if x.device.type == "cpu":  # `stack`, and of bytes: a third of what torch's own change of layout takes
+        x = torch.stack(x.unbind(1), -1).permute(0, 3, 1, 2)
+    return x.float().div_(255)
+
+
+def _initialize(layer: nn.Linear | nn.Conv2d, generator: torch.Generator, gain: float) -> None:
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(cast(Tensor, layer.bias))

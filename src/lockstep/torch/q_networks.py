@@ -1,0 +1,265 @@
+"""Networks that value actions: plain, dueling, with a distribution of the return, with learned noise, and all of these.
+
+Shapes: N rows, O observation, F features, A actions, Z points of a return's distribution (atoms of C51 or quantiles of
+QR-DQN), B environments of a shard.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.envs.load import load_object
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.exploration import EpsilonGreedy
+from lockstep.run import NetworkConfig
+from lockstep.torch.encoders import ACTIVATIONS, Mlp, make_encoder
+from lockstep.torch.layers import linear
+from lockstep.world import stream
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer whose weights vary by learned deviations (Fortunato et al., 2018, arXiv:1706.10295, eq. 9 to 11).
+
+    y = (w + s_w * (f(e_out) f(e_in)^T)) x + b + s_b * f(e_out),  f(e) = sign(e) sqrt|e|,  e standard normal
+
+    Attributes:
+        noise: f(e_in) [in] and f(e_out) [out], or those of every row, [N, in] and [N, out]; None: y = w x + b. No
+            parameter and no buffer: it is neither learned, nor compared between ranks, nor saved.
+    """
+
+    def __init__(self, size: int, out: int, std: float) -> None:
+        super().__init__()
+        self.weight, self.weight_std = nn.Parameter(torch.empty(out, size)), nn.Parameter(torch.empty(out, size))
+        self.bias, self.bias_std = nn.Parameter(torch.empty(out)), nn.Parameter(torch.empty(out))
+        self._std = std
+        self.noise: tuple[Tensor, Tensor] | None = None
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """As section 3.2 of the paper has it: means uniform within 1 / sqrt(in), deviations noisy_std / sqrt(in)."""
+        _initialize(self.weight, self.bias, generator)
+        for deviation in (self.weight_std, self.bias_std):
+            nn.init.constant_(deviation, self._std / math.sqrt(self.weight.shape[1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, in] to [N, out]."""
+        y = linear(x, self.weight, self.bias)
+        if self.noise is None:
+            return y
+        # s_w * (out in^T) x = out * (s_w (in * x)): no matrix of noise is ever made, and rows may each have their own.
+        before, after = self.noise
+        return y + after * linear(x * before, self.weight_std, self.bias_std)
+
+
+class Head(nn.Module):
+    """Linear layers behind an encoder, with an activation between them; noisy ones if `noisy_std` is given."""
+
+    def __init__(self, sizes: tuple[int, ...], activation: str, noisy_std: float | None) -> None:
+        super().__init__()
+        made = [nn.Linear(a, b) if noisy_std is None else NoisyLinear(a, b, noisy_std) for a, b in pairwise(sizes)]
+        self.layers = cast("Sequence[nn.Linear | NoisyLinear]", nn.ModuleList(made))
+        self.activation = activation
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Uniform within 1 / sqrt(in), weights and biases."""
+        for layer in self.layers:
+            if isinstance(layer, NoisyLinear):
+                layer.initialize(generator)
+            else:
+                _initialize(layer.weight, layer.bias, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, first size] to [N, last size]."""
+        for i, layer in enumerate(self.layers):
+            x = x if i == 0 else ACTIVATIONS[self.activation](x)
+            x = layer(x) if isinstance(layer, NoisyLinear) else linear(x, layer.weight, layer.bias)
+        return x
+
+
+class QNetwork(nn.Module):
+    """An encoder and its heads: one, or two streams.
+
+    The last hidden layer stands in the heads: each stream has one of its own (Wang et al., 2016, arXiv:1511.06581),
+    and where there is noise, it is noisy. Attributes: `plain`, whether one head gives Q as it is.
+    """
+
+    def __init__(self, spec: EnvSpec, config: NetworkConfig, algorithm: DQNConfig, points: int) -> None:
+        super().__init__()
+        self.num_actions, self.points = spec.action.sizes[0], points
+        self.encoder = make_encoder(spec, config, last=False)
+        vectors = isinstance(self.encoder, Mlp)
+        hidden = config.hidden[-1:] if vectors else (config.features,)
+        activation = config.activation if vectors else "relu"
+        sizes = (self.encoder.num_features, *hidden)
+        std = algorithm.noisy_std if algorithm.noisy else None
+        self.advantage = Head((*sizes, self.num_actions * points), activation, std)
+        self.value = Head((*sizes, points), activation, std) if algorithm.dueling else None
+        self.plain = not algorithm.dueling and not algorithm.noisy and algorithm.value_distribution == "none"
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the parameters."""
+        for part in (self.encoder, self.advantage, self.value):
+            if part is not None:
+                part.initialize(generator)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """[N, O] to [N, A Z]: Q, or V + A - mean A over the actions (Wang et al., 2016, eq. 9)."""
+        features = self.encoder(observation)
+        advantage = self.advantage(features)
+        if self.value is None:
+            return advantage
+        advantage = advantage.view(-1, self.num_actions, self.points)
+        value = self.value(features).view(-1, 1, self.points)
+        return (value + advantage - advantage.mean(1, keepdim=True)).flatten(1)
+
+
+class QPolicy(nn.Module):
+    """A network that values actions, and how actions are chosen from that.
+
+    Args:
+        spec: of the environments.
+        network: what stands before the heads; `network.module` is called as `YourClass(observation_size, A Z)`, and
+            called with observations [N, O] gives [N, A Z].
+        algorithm: which heads.
+        seed: of the parameters.
+
+    Attributes:
+        spec: of the environments.
+        algorithm: which heads.
+        network: the network.
+        distribution: epsilon-greedy, as often random as at the end of training.
+        num_noise: how many random numbers a draw of noise takes; 0 without noisy layers.
+    """
+
+    def __init__(self, spec: EnvSpec, network: NetworkConfig, algorithm: DQNConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.spec, self.algorithm = spec, algorithm
+        self.distribution = EpsilonGreedy(spec.action, algorithm.epsilon_range[1])
+        self.points = {"none": 1, "categorical": algorithm.num_atoms, "quantile": algorithm.num_quantiles}[
+            algorithm.value_distribution
+        ]
+        # Not saved: the settings that it follows from are.
+        atoms = torch.linspace(algorithm.v_min, algorithm.v_max, algorithm.num_atoms)
+        self.support: Tensor
+        """z of C51 [Z]."""
+        self.register_buffer("support", atoms, persistent=False)
+        if network.module is None:
+            self.network: nn.Module = QNetwork(spec, network, algorithm, self.points)
+            self.network.initialize(torch.Generator().manual_seed(seed))
+        else:
+            self.network = _own(network.module, spec, algorithm, self.points, seed)
+        self._noisy = [layer for layer in self.network.modules() if isinstance(layer, NoisyLinear)]
+        self._noise_sizes = [size for layer in self._noisy for size in reversed(layer.weight.shape)]
+        self.num_noise = sum(self._noise_sizes)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, O] to Q [N, A] and the largest Q [N]."""
+        q = self.expected(self.outputs(observation))
+        return q, q.amax(-1)
+
+    def outputs(self, observation: Tensor) -> Tensor:
+        """[N, O] to Q [N, A], or to the return's distribution [N, A, Z]: logits of its atoms, or its quantiles."""
+        outputs = self.network(observation)
+        distributional = self.algorithm.value_distribution != "none"
+        return outputs.view(len(outputs), -1, self.points) if distributional else outputs
+
+    def probability(self, logits: Tensor) -> Tensor:
+        """Of each atom of C51, from logits [..., Z]; float32."""
+        return logits.float().softmax(-1)
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """What `outputs` says of Q, [N, A], float32: sum_i p_i z_i of atoms, the mean of quantiles."""
+        outputs = outputs.float()
+        if self.algorithm.value_distribution == "categorical":
+            return (self.probability(outputs) * self.support).sum(-1)
+        return outputs if outputs.ndim == 2 else outputs.mean(-1)
+
+    def resample(self, generator: np.random.Generator | None) -> None:
+        """Draw noise, one for all rows that come; None switches it off. Without noisy layers nothing happens."""
+        self.set_noise(None if generator is None else generator.standard_normal(self.num_noise, np.float32))
+
+    def set_noise(self, numbers: np.ndarray | None) -> None:
+        """Make noise of standard normal numbers [num_noise], or of those of each row [N, num_noise]; None: no noise."""
+        if numbers is None:
+            for layer in self._noisy:
+                layer.noise = None
+        elif self._noisy:
+            scaled = np.sign(numbers) * np.sqrt(np.abs(numbers))
+            on_device = torch.from_numpy(scaled).to(self._noisy[0].weight.device)
+            parts = torch.split(on_device, self._noise_sizes, -1)
+            for layer, before, after in zip(self._noisy, parts[::2], parts[1::2], strict=True):
+                layer.noise = before, after
+
+
+class NoisyActor:
+    """Values of actions under noise: each environment has its own at each step, whatever shard and rank holds it.
+
+    Args:
+        policy: with noisy layers; outside of calls its noise is off.
+        device: where it is.
+        seed: of the run.
+        envs: the global indices of the environments of each local shard.
+    """
+
+    def __init__(self, policy: QPolicy, device: torch.device, seed: int, envs: Sequence[range]) -> None:
+        self._policy, self._device, self._seed, self._envs = policy, device, seed, envs
+        self.begin(0)
+
+    def begin(self, iteration: int) -> None:
+        """Draw from the streams of this iteration on, so that nothing needs to be kept between two."""
+        if self._policy.num_noise:
+            self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """[K, B, O] to Q [K, B, A], K local shards; one call of the network for each."""
+        return np.stack([self._act(part, streams) for part, streams in zip(observation, self._streams, strict=True)])
+
+    def _act(self, observation: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
+        policy = self._policy
+        policy.set_noise(np.stack([s.standard_normal(policy.num_noise, np.float32) for s in streams]))
+        with torch.inference_mode():
+            q, _ = policy(torch.from_numpy(np.ascontiguousarray(observation)).to(self._device))
+        policy.set_noise(None)
+        return q.cpu().numpy()
+
+
+def _initialize(weight: Tensor, bias: Tensor, generator: torch.Generator) -> None:
+    bound = 1.0 / math.sqrt(weight.shape[1])
+    for parameter in (weight, bias):
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+
+def _own(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int) -> nn.Module:
+    for name in ("dueling", "noisy"):
+        if getattr(algorithm, name):
+            raise ConfigError(
+                f"algorithm.{name}=true shapes Lockstep's own heads, but network.module={path} has its own; "
+                f"use --set {name}=false"
+            )
+    with torch.random.fork_rng(devices=[]):  # the user's own initialisation is the same on every rank too
+        torch.manual_seed(seed)
+        network = load_object(path, "network.module")(spec.observation_size, spec.action.sizes[0] * points)
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
+    _try(network, path, spec, spec.action.sizes[0] * points)
+    return network
+
+
+@torch.no_grad()
+def _try(network: nn.Module, path: str, spec: EnvSpec, num_outputs: int) -> None:
+    """Refuse a network that does not give values of actions; that is cheaper to find out now than in a run."""
+    was_training = network.training
+    given = network.eval()(torch.from_numpy(np.zeros((2, *spec.observation_shape), spec.observation_dtype)))
+    network.train(was_training)
+    shape = list(given.shape) if isinstance(given, Tensor) else f"a {type(given).__name__}"
+    if shape != [2, num_outputs]:
+        raise ConfigError(
+            f"network.module={path} made {shape} of 2 observations; algo=dqn needs values of actions, "
+            f"a tensor [2, {num_outputs}]: see docs/networks.md"
+        )

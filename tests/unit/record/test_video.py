@@ -1,0 +1,56 @@
+"""GIFs of episodes: whole, bounded, and what was seen."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.errors import RunError
+from lockstep.record import video
+from lockstep.record.video import write_gif
+
+
+def frames(count, shape=(21, 16, 3)):
+    for index in range(count):
+        frame = np.zeros(shape, np.uint8)
+        frame[index % shape[0]] = (200, 10 * index % 256, 7)
+        yield frame
+
+
+def read(path):
+    with Image.open(path) as image:
+        found = []
+        for index in range(image.n_frames):
+            image.seek(index)
+            found.append((np.asarray(image.convert("RGB")), image.info["duration"]))
+        return found
+
+
+def test_what_is_written_can_be_seen(tmp_path):
+    path = tmp_path / "videos" / "step_8.gif"
+    write_gif(path, frames(7), 15)
+    seen = read(path)
+    assert [duration for _, duration in seen] == [60] * 7 or [duration for _, duration in seen] == [70] * 7
+    for (picture, _), frame in zip(seen, frames(7), strict=True):
+        np.testing.assert_array_equal(picture, frame)
+    assert [file.name for file in path.parent.iterdir()] == ["step_8.gif"]
+
+
+def test_long_and_wide_ones_are_cut_and_shrunk(tmp_path, monkeypatch):
+    monkeypatch.setattr(video, "MAX_FRAMES", 4)
+    path = tmp_path / "a.gif"
+    write_gif(path, frames(9, (100, 640, 3)), 1000)
+    seen = read(path)
+    assert len(seen) == 4 and seen[0][0].shape == (50, 320, 3) and seen[0][1] == 20
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    def failing():
+        yield from frames(3)
+        raise RunError("the game is over")
+
+    with pytest.raises(RunError, match="the game is over"):
+        write_gif(tmp_path / "a.gif", failing(), 15)
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"the video .*file/a.gif could not be written: "):
+        write_gif(tmp_path / "file" / "a.gif", frames(3), 15)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

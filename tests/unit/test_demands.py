@@ -1,0 +1,95 @@
+"""What a run demands of its task and of a host is told before anything starts."""
+
+import pytest
+
+from lockstep import demands
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.demands import bytes_of_host, check_host, check_task
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.memory import replay_bytes
+from lockstep.run import Run, override
+from lockstep.world import World
+
+VECTOR = EnvSpec(
+    observation_size=4, action=ActionSpec(kind="discrete", sizes=(2,)), autoreset="same_step", separately_seedable=True
+)
+IMAGE = EnvSpec(
+    observation_size=2 * 36 * 36,
+    action=ActionSpec(kind="discrete", sizes=(2,)),
+    autoreset="same_step",
+    separately_seedable=True,
+    image=(2, 36, 36),
+    frames=2,
+)
+FORCES = EnvSpec(
+    observation_size=4,
+    action=ActionSpec(kind="continuous", sizes=(1,), low=(-1.0,), high=(1.0,)),
+    autoreset="same_step",
+    separately_seedable=True,
+)
+RUN = Run(task="a", algo="dqn", num_envs=8, algorithm=DQNConfig(capacity=8000, n_step=3))
+
+
+def test_a_task_that_can_be_learned_passes():
+    for run, spec in ((RUN, VECTOR), (RUN, IMAGE), (Run(task="a"), FORCES), (Run(task="a"), IMAGE)):
+        check_task(run, spec)
+    check_task(override(RUN, {"encoder": "impala"}), IMAGE)
+    check_task(override(RUN, {"encoder": "mlp"}), IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("run", "spec", "words"),
+    [
+        (RUN, FORCES, ["task=a", "algo=dqn", "one discrete action", "real numbers", "use algo=ppo"]),
+        (override(RUN, {"encoder": "nature"}), VECTOR, ["network.encoder=nature needs images", "mlp, or auto"]),
+        (
+            override(Run(task="a"), {"normalize_observation": True}),
+            IMAGE,
+            ["normalize_observation=true", "set it false"],
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_learned_is_refused(run, spec, words):
+    with pytest.raises(ConfigError) as caught:
+        check_task(run, spec)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_host_holds_the_parts_of_its_own_ranks():
+    part = {"n_step": 3, "prioritized": False}
+    whole = bytes_of_host(RUN, VECTOR, World())
+    assert whole == replay_bytes(VECTOR, 8, 8000, **part)
+    here = World(rank=2, size=4, local_rank=0, local_size=2)
+    assert bytes_of_host(RUN, VECTOR, here) == 2 * replay_bytes(VECTOR, 2, 2000, **part)
+    uneven = World(rank=2, size=3, local_rank=0, local_size=1).with_shards(4)
+    assert bytes_of_host(RUN, VECTOR, uneven) == len(uneven.shards) * replay_bytes(VECTOR, 2, 2000, **part)
+    in_files = override(RUN, {"replay_path": "/tmp"})
+    assert bytes_of_host(in_files, VECTOR, World()) == replay_bytes(VECTOR, 8, 8000, **part, mapped=True) < whole
+    assert bytes_of_host(in_files, VECTOR, World(), mapped=False) == whole
+
+
+def test_memory_is_asked_for_what_this_host_holds(monkeypatch):
+    asked = []
+    monkeypatch.setattr(demands, "check_memory", lambda capacity, wanted, *, copy: asked.append((wanted, copy)))
+    here = World(rank=2, size=4, local_rank=0, local_size=2)
+    check_host(RUN, VECTOR, here)
+    check_host(override(RUN, {"checkpoint_replay": "false"}), VECTOR, here)
+    whole = bytes_of_host(RUN, VECTOR, here)
+    assert asked == [(whole, whole), (whole, 0)]
+    in_files = override(RUN, {"replay_path": "/tmp"})
+    check_host(in_files, VECTOR, here)
+    assert asked[2] == (bytes_of_host(in_files, VECTOR, here), whole), "the copy for a checkpoint lies in memory"
+    check_host(Run(task="a"), VECTOR, here)
+    assert len(asked) == 3, "there is no replay"
+
+
+def test_a_directory_that_cannot_hold_the_replay_is_refused(tmp_path):
+    check_host(override(RUN, {"replay_path": str(tmp_path / "new" / "replay")}), VECTOR, World())
+    assert list(tmp_path.iterdir()) == [], "only asked"
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"replay_path=.*/file/below cannot take .* \(.*/file is a file\)"):
+        check_host(override(RUN, {"replay_path": str(tmp_path / "file" / "below")}), VECTOR, World())
+    larger = override(RUN, {"replay_path": str(tmp_path), "capacity": "1e12", "checkpoint_replay": "false"})
+    with pytest.raises(ConfigError, match=r"capacity|cannot take .* are free there"):
+        check_host(larger, VECTOR, World())

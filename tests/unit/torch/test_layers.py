@@ -1,0 +1,171 @@
+"""Layers with a backward pass of their own, against torch's."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from lockstep.torch.flat import FlatParameters
+from lockstep.torch.layers import add_in_place, conv2d, linear
+
+LAYERS = {
+    "nature 2": (32, 64, 4, 2, 20, 20),
+    "nature 3": (64, 64, 3, 1, 9, 9),
+    "wide 1": (4, 128, 8, 4, 84, 84),
+    "not square": (3, 64, 4, 3, 17, 23),
+    "one pixel": (5, 64, 4, 2, 4, 5),
+}
+
+
+def image(shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(memory_format=torch.channels_last)
+
+
+def layer_of(name, **more):
+    channels, out, side, stride, height, width = LAYERS[name]
+    torch.manual_seed(1)
+    return nn.Conv2d(channels, out, side, stride, **more), image((6, channels, height, width))
+
+
+def ours(y):
+    """Whether the backward pass is ours."""
+    return type(y.grad_fn).__name__ in ("_ConvolutionBackward", "_LinearBackward")
+
+
+def gradients(layer, x, function, inputs=True):
+    """Of a function of the result that is neither linear nor symmetric."""
+    layer.zero_grad()
+    x = x.detach().requires_grad_(inputs)
+    y = function(x)
+    weights = torch.linspace(-1, 2, y.numel()).view_as(y)
+    (y.tanh() * weights).sum().backward()
+    return [g for g in (layer.weight.grad, layer.bias.grad, x.grad) if g is not None]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("inputs", [True, False])
+def test_a_convolution_has_torchs_gradients(name, inputs):
+    layer, x = layer_of(name)
+    assert ours(conv2d(x, layer)), "this layer is left to torch"
+    assert torch.equal(conv2d(x, layer), layer(x))
+    found = gradients(layer, x, lambda x: conv2d(x, layer), inputs)
+    wanted = gradients(layer.double(), x.double(), layer, inputs)
+    assert len(found) == 2 + inputs
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+def test_gradients_add_up_over_backward_passes_and_from_any_layout():
+    layer, x = layer_of("nature 3")
+    once = gradients(layer, x, lambda x: conv2d(x, layer).contiguous())
+    again = [g.clone() for g in once[:2]]
+    conv2d(x, layer).tanh().mul(0).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=False))
+    conv2d(x, layer).sum().backward()
+    assert not torch.equal(layer.bias.grad, again[1])
+    assert torch.allclose(layer.bias.grad - again[1], torch.tensor(6.0 * 7 * 7), rtol=1e-4)
+
+
+def test_a_view_into_a_larger_batch_is_unfolded_where_it_lies():
+    layer, x = layer_of("nature 3")
+    apart = gradients(layer, x[2:5].clone(memory_format=torch.channels_last), lambda x: conv2d(x, layer))
+    whole = x.clone(memory_format=torch.channels_last)
+    within = gradients(layer, x, lambda _: conv2d(whole[2:5], layer))
+    assert all(torch.equal(a, b) for a, b in zip(apart[:2], within[:2], strict=True))
+
+
+@pytest.mark.parametrize("case", ["few channels", "padded", "no bias", "contiguous", "double", "frozen", "no grad"])
+def test_what_gains_nothing_is_left_to_torch(case):
+    more = {"padded": {"padding": 1}, "no bias": {"bias": False}}.get(case, {})
+    layer, x = layer_of("nature 3", **more)
+    if case == "few channels":
+        layer = nn.Conv2d(64, 32, 3)
+    elif case == "contiguous":
+        x = x.contiguous()
+    elif case == "double":
+        layer, x = layer.double(), x.double()
+    elif case == "frozen":
+        layer.requires_grad_(False)
+        x.requires_grad_(True)
+    with torch.set_grad_enabled(case != "no grad"):
+        y = conv2d(x, layer)
+    assert not ours(y)
+    assert torch.equal(y, layer(x))
+
+
+def test_lower_precision_is_left_to_torch():
+    layer, x = layer_of("nature 3")
+    weight = nn.Parameter(torch.randn(512, 1024))
+    add_in_place(weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not ours(conv2d(x, layer))
+        y = linear(torch.ones(2, 1024), weight, None)
+    assert y.dtype == torch.bfloat16
+    assert not ours(y)
+
+
+def wide(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(1024, 300)
+
+
+def test_a_large_linear_layer_adds_to_its_gradient_where_it_lies():
+    layer, plain, x = wide(), wide(), torch.randn(7, 1024)
+    flat = FlatParameters(layer)
+    assert ours(linear(x, layer.weight, layer.bias))
+    place = layer.weight.grad.data_ptr()
+    for part in (x[:3], x[3:]):
+        inputs, others = part.clone().requires_grad_(), part.clone().requires_grad_()
+        linear(inputs, layer.weight, layer.bias).square().sum().backward()
+        plain(others).square().sum().backward()
+        torch.testing.assert_close(inputs.grad, others.grad)
+    assert layer.weight.grad.data_ptr() == place
+    torch.testing.assert_close(flat.gradient, torch.cat([p.grad.flatten() for p in plain.parameters()]))
+    flat.zero_gradient_()
+    assert not layer.weight.grad.any()
+
+
+def test_a_gradient_has_the_same_bits_however_many_shards_lie_here():
+    x, found = torch.randn(8, 1024), []
+    for shards in (1, 2):
+        flat = FlatParameters(layer := wide(), shards)
+        for shard in range(shards):
+            flat.zero_gradient_()
+            linear(x, layer.weight, layer.bias).tanh().sum().backward()
+            flat.keep(shard, torch.ones(1))
+        found += list(flat.rows)
+    assert found[0].any()
+    assert all(torch.equal(found[0], row) for row in found)
+
+
+def test_only_what_flat_parameters_own_is_added_in_place():
+    layer, x = wide(), torch.randn(2, 1024)
+    assert not ours(linear(x, layer.weight, layer.bias)), "its gradient may not exist"
+    FlatParameters(layer)
+    assert ours(linear(x, layer.weight, layer.bias))
+    other = copy.deepcopy(layer)  # a target network, say
+    assert not ours(linear(x, other.weight, other.bias))
+    small = nn.Linear(4, 4)
+    FlatParameters(small)
+    assert not ours(linear(x[:, :4], small.weight, small.bias)), "torch is as fast for a small layer"
+    with torch.no_grad():
+        assert linear(x, layer.weight, layer.bias).grad_fn is None
+
+
+def test_a_compiled_network_has_the_same_gradients():
+    layer, convolution, x = wide(), nn.Conv2d(4, 64, 3), image((2, 4, 6, 6))
+    flat = FlatParameters(module := nn.ModuleList([layer, convolution]))
+
+    def loss(x):
+        return linear(F.relu(conv2d(x, convolution)).flatten(1), layer.weight, layer.bias).square().sum()
+
+    for function in (loss, torch.compile(loss, backend="eager", fullgraph=True)):
+        flat.zero_gradient_()
+        function(x).backward()
+        if function is loss:
+            wanted = flat.gradient.clone()
+    assert wanted.any()
+    torch.testing.assert_close(flat.gradient, wanted)
+    assert module[0].weight.grad.data_ptr() == flat.gradient.data_ptr()

@@ -1,0 +1,105 @@
+"""`--video`: an episode per evaluation as a GIF, drawn by rank 0, and nothing else changes."""
+
+import pytest
+from PIL import Image
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.cli import main
+from lockstep.errors import ConfigError
+from lockstep.record import video
+from lockstep.run import EnvConfig, Run
+from lockstep.torch.evaluate_policy import evaluate_run
+from lockstep.train import train
+
+
+def run_of(task, **settings):
+    return Run(
+        task=task,
+        num_envs=4,
+        num_shards=1,
+        total_steps=64,
+        evaluate_every=32,
+        evaluate_episodes=2,
+        checkpoint_every=None,
+        algorithm=PPOConfig(num_steps=8, num_minibatches=1, num_epochs=1, normalize_observation=False),
+        **settings,
+    )
+
+
+def frames(path):
+    with Image.open(path) as image:
+        return image.n_frames, image.size
+
+
+def test_a_video_of_each_evaluation(tmp_path):
+    limit = EnvConfig(max_episode_steps=5)
+    plain = train(run_of("CartPole-v1", env=limit), run_dir=tmp_path / "plain")
+    drawn = train(run_of("CartPole-v1", env=limit, evaluate_video=True), run_dir=tmp_path / "drawn")
+    assert not (tmp_path / "plain" / "videos").exists()
+    assert drawn["params_fingerprint"] == plain["params_fingerprint"]
+    assert drawn["eval_return_mean"] == plain["eval_return_mean"]
+    names = sorted(path.name for path in (tmp_path / "drawn" / "videos").iterdir())
+    assert names == ["step_32.gif", "step_64.gif"]
+    for name in names:
+        # Five steps and the frame before the first; GIF keeps two that look the same as one.
+        count, size = frames(tmp_path / "drawn" / "videos" / name)
+        assert size == (320, 213) and 2 <= count <= 6
+
+
+def test_lockstep_evaluate_draws(tmp_path, capsys):
+    train(run_of("CartPole-v1", env=EnvConfig(max_episode_steps=5)), run_dir=tmp_path / "run")
+    assert main(["evaluate", str(tmp_path / "run"), "--episodes", "2", "--video"]) == 0
+    path = tmp_path / "run" / "videos" / "evaluate.gif"
+    assert f"video: {path}" in capsys.readouterr().out and frames(path)[0] >= 2
+    assert evaluate_run(tmp_path / "run", episodes=1)["video"] is None
+
+
+def test_a_game_is_drawn_in_its_own_colours(tmp_path):
+    pytest.importorskip("ale_py")
+    run = run_of("ALE/Pong-v5", env=EnvConfig(max_episode_steps=6), evaluate_video=True)
+    train(run, run_dir=tmp_path / "run")
+    count, size = frames(tmp_path / "run" / "videos" / "step_64.gif")
+    assert size == (160, 210) and count >= 2
+
+
+def test_a_full_disk_costs_a_warning_and_not_the_run(tmp_path, capsys, monkeypatch):
+    def save(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(video.Image.Image, "save", save)
+    run = run_of("CartPole-v1", env=EnvConfig(max_episode_steps=5), evaluate_video=True)
+    assert train(run, run_dir=tmp_path / "run")["status"] == "finished"
+    assert "could not be written: No space left on device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("task", "words"), [("lockstep/Reach-v0", "cannot be drawn"), ("no_pictures:Env", "draws no")])
+def test_what_cannot_be_drawn_is_refused_before_anything_starts(task, words, tmp_path, monkeypatch):
+    from lockstep.demands import check_drawing
+
+    (tmp_path / "no_pictures.py").write_text(
+        "import gymnasium, numpy as np\n"
+        "class Env(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(0, 1, (2,))\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def __init__(self, render_mode=None): pass\n"
+        "    def reset(self, seed=None, options=None): return np.zeros(2, np.float32), {}\n"
+        "    def render(self): return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"a video was asked for.*{words}"):
+        check_drawing(run_of(task, evaluate_video=True))
+
+
+def test_evaluations_and_videos_play_what_counts(tmp_path, monkeypatch):
+    from lockstep.torch import evaluation
+
+    made, make = [], evaluation.make_vector_env
+
+    def recorded(*args, **kwargs):
+        made.append(kwargs)
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(evaluation, "make_vector_env", recorded)
+    run = run_of("CartPole-v1", env=EnvConfig(max_episode_steps=5), evaluate_video=True)
+    train(run, run_dir=tmp_path / "run")
+    assert made == [{"training": False}, *2 * [{"render": True, "training": False}]]
