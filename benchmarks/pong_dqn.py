@@ -29,7 +29,7 @@ from lockstep import Run, World, spawn
 from lockstep.recipes import pong_small
 from lockstep.run import override
 
-PEER_PACKAGES = [f"ale-py=={importlib.metadata.version('ale-py')}", "opencv-python-headless"]
+PEER_PACKAGES = [f"{name}=={importlib.metadata.version(name)}" for name in ("ale-py", "opencv-python-headless")]
 LEARNING_STARTS = 1000
 WARM_UP = 1200
 SETTINGS = {

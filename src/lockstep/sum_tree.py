@@ -56,7 +56,7 @@ class SumTree:
             node = node // _CHILDREN
             if len(node) > _CHILDREN:
                 node = np.unique(node)  # many leaves share their parents
-            above.reshape(-1)[node] = level[node].sum(1)
+            above.reshape(-1)[node] = level.take(node, 0).sum(1)
 
     def find(self, mass: np.ndarray) -> np.ndarray:
         """The leaf [N] at which the running sum over all leaves first exceeds `mass` [N].
@@ -70,7 +70,7 @@ class SumTree:
         rest = np.maximum(np.asarray(mass, np.float64), 0.0)
         node, row = np.zeros(len(rest), np.int64), np.arange(len(rest))
         for level in reversed(self._levels):
-            running = level[node].cumsum(1)
+            running = level.take(node, 0).cumsum(1)
             # A mass on or beyond the end, by rounding, belongs to the last child that is not 0.
             rest = np.minimum(rest, np.nextafter(running[:, -1], 0.0))
             child = (running <= rest[:, None]).sum(1)

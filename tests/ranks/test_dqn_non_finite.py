@@ -12,6 +12,8 @@ from bad_numbers import ENVS, LENGTH, SHARDS
 from running import job, lines, small_dqn, timeless, train_all
 from safetensors.numpy import load_file
 
+from lockstep.record.checkpoint import find
+
 AT = 30  # step of the environment, and iteration of the run
 FAULTS = {"reward nan": {}, "reward -inf": {}, "observation nan": {}, "reward 1e30": {"loss": "mse"}}
 MODES = ("stop", "skip")
@@ -84,6 +86,10 @@ def test_skipping_goes_on_to_the_end_and_poisons_nothing(trained, fault):
     assert [one.error for one in outcomes] == ["", ""]
     assert summary(folder)["status"] == "finished"
     assert all(one.moved for one in outcomes)
+    kept = load_file(find(folder)[-1] / "learner.safetensors")
+    assert any("square" in name for name in kept)
+    bad = [name for name, value in kept.items() if not np.isfinite(value).all()]
+    assert bad == [], "what is not finite has come into what is learned on with"
     logged = lines(str(folder))
     assert all(value is not None and np.isfinite(value) for line in logged for value in line.values())
     skipped = [line.get("optim/skipped", 0.0) + line["replay/skipped"] for line in logged]

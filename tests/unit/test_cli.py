@@ -347,13 +347,16 @@ def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
 
     def evaluate_run(path, **kwargs):
         calls.append((path, kwargs))
-        return {"task": "a", "eval_return_mean": 1.0, "eval_return_std": 0.5, "eval_episodes": 7}
+        told = {"task": "a", "eval_return_mean": 1.0, "eval_return_std": 0.5, "eval_episodes": 7}
+        return told | {"video": "videos/evaluate.gif" if kwargs["video"] else None}
 
     fake = types.SimpleNamespace(evaluate_run=evaluate_run)
     monkeypatch.setitem(sys.modules, "lockstep.torch.evaluate_policy", fake)
     assert cli.main(["evaluate", str(here), "--episodes", "7", "--sampled"]) == 0
-    assert calls == [(here, {"episodes": 7, "greedy": False})]
+    assert calls == [(here, {"episodes": 7, "greedy": False, "video": False})]
     assert capsys.readouterr().out == "a: return 1.00 +- 0.50 over 7 episodes\n"
+    assert cli.main(["evaluate", str(here), "--video"]) == 0
+    assert capsys.readouterr().out.endswith("episodes\nvideo: videos/evaluate.gif\n")
     assert cli.main(["evaluate", "nowhere"]) == 2
     assert cli.main(["evaluate", str(here), "--episodes", "0"]) == 2
 

@@ -54,36 +54,9 @@ class AtariEnvs:
         self.num_envs = num_envs
         self._options, self._limit = options, limit
         self._by_life = training and options.episodic_life
-        self._env: Any = AtariVectorEnv(
-            game,
-            num_envs,
-            num_threads=_threads(num_envs),
-            max_num_frames_per_episode=_NO_LIMIT,
-            repeat_action_probability=options.repeat_action_probability,
-            full_action_space=options.full_action_space,
-            img_height=options.img_height,
-            img_width=options.img_width,
-            grayscale=options.grayscale,
-            stack_num=options.stack_num,
-            frameskip=options.frameskip,
-            maxpool=options.maxpool,
-            noop_max=options.noop_max,
-            use_fire_reset=options.use_fire_reset,
-            episodic_life=False,  # would begin a new game at each life lost
-            life_loss_info=self._by_life,
-            reward_clipping=training and options.reward_clipping,
-        )
+        self._env: Any = _consoles(game, options, num_envs, training=training)
         actions = list(self._env.ale.get_action_set())
-        channels = options.stack_num * (1 if options.grayscale else 3)
-        self.spec = EnvSpec(
-            observation_size=channels * options.img_height * options.img_width,
-            action=ActionSpec("discrete", (len(actions),)),
-            autoreset="next_step",
-            separately_seedable=True,
-            max_episode_steps=limit,
-            image=(channels, options.img_height, options.img_width),
-            frames=options.stack_num,
-        )
+        self.spec = _spec(options, len(actions), limit)
         fire = options.use_fire_reset and ale_py.Action.FIRE in actions
         self._begin_life = actions.index(ale_py.Action.FIRE) if fire else _NOOP
         # A policy that was trained by lives has never had to begin one.
@@ -234,6 +207,41 @@ class AtariEnvs:
         if not self._options.grayscale:
             observation = np.moveaxis(observation, -1, 2)
         return observation.reshape(self.num_envs, *self.spec.observation_shape)
+
+
+def _consoles(game: str, options: AtariOptions, num_envs: int, *, training: bool) -> Any:
+    return AtariVectorEnv(
+        game,
+        num_envs,
+        num_threads=_threads(num_envs),
+        max_num_frames_per_episode=_NO_LIMIT,
+        repeat_action_probability=options.repeat_action_probability,
+        full_action_space=options.full_action_space,
+        img_height=options.img_height,
+        img_width=options.img_width,
+        grayscale=options.grayscale,
+        stack_num=options.stack_num,
+        frameskip=options.frameskip,
+        maxpool=options.maxpool,
+        noop_max=options.noop_max,
+        use_fire_reset=options.use_fire_reset,
+        episodic_life=False,  # would begin a new game at each life lost
+        life_loss_info=training and options.episodic_life,
+        reward_clipping=training and options.reward_clipping,
+    )
+
+
+def _spec(options: AtariOptions, num_actions: int, limit: int) -> EnvSpec:
+    channels = options.stack_num * (1 if options.grayscale else 3)
+    return EnvSpec(
+        observation_size=channels * options.img_height * options.img_width,
+        action=ActionSpec("discrete", (num_actions,)),
+        autoreset="next_step",
+        separately_seedable=True,
+        max_episode_steps=limit,
+        image=(channels, options.img_height, options.img_width),
+        frames=options.stack_num,
+    )
 
 
 def _threads(num_envs: int) -> int:
