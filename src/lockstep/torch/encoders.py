@@ -6,13 +6,14 @@ Shapes: N rows, O numbers of a vector, C channels, H height and W width of an im
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from lockstep.demands import check_encoder
+from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
@@ -25,20 +26,6 @@ _CONVOLUTIONS = {
     "small": ((16, 8, 4), (32, 4, 2)),
 }
 """Channels, kernel and stride of each layer."""
-
-
-class Encoder(Protocol):
-    """Makes features of observations; a torch module."""
-
-    num_features: int
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the parameters."""
-        ...
-
-    def __call__(self, observation: Tensor) -> Tensor:
-        """[N, O], or images [N, C, H, W] of bytes, to [N, F]."""
-        ...
 
 
 class Mlp(nn.Module):
@@ -201,6 +188,16 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
         return Impala(spec.image, features)
     plain = kind != "wide"  # the reference network begins as torch has it, and ends without an activation
     return Convolutions(spec.image, _CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
+
+
+def own_network(path: str, observation_size: int, num_outputs: int, seed: int) -> nn.Module:
+    """The user's `network.module`, called as `YourClass(observation_size, num_outputs)`; equal on every rank."""
+    with torch.random.fork_rng(devices=[]):  # the user's own initialisation draws from the global generator
+        torch.manual_seed(seed)
+        network = load_object(path, "network.module")(observation_size, num_outputs)
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
+    return network
 
 
 def _scaled(x: Tensor) -> Tensor:

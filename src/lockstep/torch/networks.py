@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import distribution_of
-from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder
+from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 
 
@@ -74,9 +72,7 @@ class Policy(nn.Module):
         if config.module is None:
             self.network: nn.Module = ActorCritic(spec, parameters, config)
         else:
-            with torch.random.fork_rng(devices=[]):  # the user's own initialisation is the same on every rank too
-                torch.manual_seed(seed)
-                self.network = _own(config.module, spec.observation_size, parameters)
+            self.network = own_network(config.module, spec.observation_size, parameters, seed)
         generator = torch.Generator().manual_seed(seed)
         for module in self.network.modules():
             if isinstance(module, (Mlp, Convolutions, Impala)):
@@ -152,10 +148,3 @@ def _linear(network: nn.Module) -> Sequence[Mlp | Head]:
     if isinstance(network, QNetwork) and isinstance(network.encoder, Mlp) and network.plain:
         return [network.encoder, network.advantage]
     return []
-
-
-def _own(path: str, observation_size: int, num_parameters: int) -> nn.Module:
-    network = load_object(path, "network.module")(observation_size, num_parameters)
-    if not isinstance(network, nn.Module):
-        raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
-    return network

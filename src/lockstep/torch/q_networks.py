@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.exploration import EpsilonGreedy
 from lockstep.run import NetworkConfig
-from lockstep.torch.encoders import ACTIVATIONS, Mlp, make_encoder
+from lockstep.torch.encoders import ACTIVATIONS, Mlp, make_encoder, own_network
 from lockstep.torch.layers import linear
 from lockstep.world import stream
 
@@ -242,12 +241,9 @@ def _own(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int)
                 f"algorithm.{name}=true shapes Lockstep's own heads, but network.module={path} has its own; "
                 f"use --set {name}=false"
             )
-    with torch.random.fork_rng(devices=[]):  # the user's own initialisation is the same on every rank too
-        torch.manual_seed(seed)
-        network = load_object(path, "network.module")(spec.observation_size, spec.action.sizes[0] * points)
-    if not isinstance(network, nn.Module):
-        raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
-    _try(network, path, spec, spec.action.sizes[0] * points)
+    num_outputs = spec.action.sizes[0] * points
+    network = own_network(path, spec.observation_size, num_outputs, seed)
+    _try(network, path, spec, num_outputs)
     return network
 
 
