@@ -7,15 +7,22 @@ unchanged.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from lockstep import settings
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
 
 ALGORITHMS: Mapping[str, type[PPOConfig] | type[DQNConfig]] = {"ppo": PPOConfig, "dqn": DQNConfig}
 """The settings that each algorithm has."""
+OFFLINE_ALGORITHMS: Mapping[str, type[OfflineDQNConfig] | type[CloningConfig]] = {
+    "dqn": OfflineDQNConfig,
+    "parametric_dqn": OfflineDQNConfig,
+    "bc": CloningConfig,
+}
+"""Those of algorithms that learn from logged data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +62,23 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Everything that decides what is computed."""
+class ScoreNetworkConfig:
+    """The networks that score actions, and those of rewards, where data was logged."""
 
-    task: str
-    """A Gymnasium id, a built-in `lockstep/...` id, or `module:Class` of your own environment."""
-    algo: Literal["ppo", "dqn"] = "ppo"
-    """Algorithm; decides what `algorithm` holds."""
+    hidden: tuple[int, ...] = (128, 64)
+    """Units of each hidden layer."""
+    activation: Literal["relu", "tanh", "elu"] = "relu"
+    """Between layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBase:
+    """What every run has, whatever it learns from."""
+
     ml_framework: Literal["torch", "jax"] = "torch"
     """Backend."""
     seed: int = 0
     """Same seed, same parameters, on any number of ranks once `num_shards` is pinned."""
-    num_envs: int = 8
-    """Environments stepped in parallel, all ranks together."""
-    total_steps: int = 500_000
-    """Environment steps of the run, all ranks together."""
-    algorithm: PPOConfig | DQNConfig = cast(PPOConfig, None)  # noqa: RUF009  # `__post_init__` knows which
-    """The algorithm's own settings; by default those of `algo`."""
-    network: NetworkConfig = field(default_factory=NetworkConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     num_shards: int | None = None
     """Units of state. A number pins it: results then have equal bits on any number of ranks. `null`: one per rank."""
@@ -113,15 +119,9 @@ class Run:
     startup_timeout_s: float = 300.0
     """Bound on everything before the first update."""
 
-    def __post_init__(self) -> None:  # noqa: C901  # one check after another
-        """Fill in the algorithm's defaults and refuse values that cannot run."""
-        if cast(object, self.algorithm) is None:
-            object.__setattr__(self, "algorithm", ALGORITHMS[self.algo]())
-        if type(self.algorithm) is not ALGORITHMS.get(self.algo):
-            raise ConfigError(
-                f"algo={self.algo} does not go with a {type(self.algorithm).__name__}; set both algo and algorithm"
-            )
-        for name in ("num_envs", "total_steps", "shard_threads", "num_checkpoints", "check_every"):
+    def check(self) -> None:
+        """Refuse values that cannot run."""
+        for name in ("shard_threads", "num_checkpoints", "check_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("num_shards", "log_every", "evaluate_every", "evaluate_episodes", "checkpoint_every"):
@@ -137,7 +137,83 @@ class Run:
             raise ConfigError("backend=nccl needs GPUs, but device=cpu; use --set backend=gloo")
 
 
-def load(path: Path) -> Run:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(RunBase):
+    """Everything that decides what is computed."""
+
+    task: str
+    """A Gymnasium id, a built-in `lockstep/...` id, or `module:Class` of your own environment."""
+    algo: Literal["ppo", "dqn"] = "ppo"
+    """Algorithm; decides what `algorithm` holds."""
+    num_envs: int = 8
+    """Environments stepped in parallel, all ranks together."""
+    total_steps: int = 500_000
+    """Environment steps of the run, all ranks together."""
+    algorithm: PPOConfig | DQNConfig = cast(PPOConfig, None)  # noqa: RUF009  # `__post_init__` knows which
+    """The algorithm's own settings; by default those of `algo`."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    def __post_init__(self) -> None:
+        """Fill in the algorithm's defaults and refuse values that cannot run."""
+        _fill_in_algorithm(self)
+        for name in ("num_envs", "total_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        self.check()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineRun(RunBase):
+    """Everything that decides what is learned from logged data. Its steps are rows learned from, all ranks together."""
+
+    data: str
+    """Prepared data to learn from: a directory that `lockstep offline prepare` wrote."""
+    eval_data: str | None = None
+    """Prepared data that estimates are made on; `null`: the data to learn from."""
+    task: str | None = None
+    """A simulator, where there is one, to evaluate the policy in: a Gymnasium id."""
+    algo: Literal["dqn", "parametric_dqn", "bc"] = "dqn"
+    """Algorithm; decides what `algorithm` holds. `bc` is behaviour cloning."""
+    epochs: int = 10
+    """How often every row is learned from."""
+    data_layout: Literal["auto", "same", "split", "shuffled_copies"] = "auto"
+    """What the machines hold under `data`: the `same` rows, each its own part (`split`), or copies in another order."""
+    estimate_every: int | None = None
+    """Epochs between estimates of the policy's value from the log; `null`: at the end."""
+    model_path: str | None = None
+    """Directory for the finished policy, for use without Lockstep; written by rank 0 at the end. `null`: none."""
+    network: ScoreNetworkConfig = field(default_factory=ScoreNetworkConfig)
+    log_every: int | None = 100_000
+    """Rows between lines of metrics.jsonl."""
+    evaluate_every: int | None = None
+    """Rows between evaluations in `task`; `null`: only at the end."""
+    checkpoint_every: int | None = 1_000_000
+    """Rows between checkpoints; `null`: only at the end, and when a signal stops the run."""
+    algorithm: OfflineDQNConfig | CloningConfig = cast(OfflineDQNConfig, None)  # noqa: RUF009  # as in `Run`
+    """The algorithm's own settings; by default those of `algo`."""
+
+    def __post_init__(self) -> None:
+        """Fill in the algorithm's defaults and refuse values that cannot run."""
+        _fill_in_algorithm(self)
+        if self.epochs < 1:
+            raise ConfigError(f"epochs={self.epochs} must be at least 1")
+        if self.estimate_every is not None and self.estimate_every < 1:
+            raise ConfigError(f"estimate_every={self.estimate_every} must be at least 1, or null")
+        config = self.algorithm
+        if self.algo == "parametric_dqn" and isinstance(config, OfflineDQNConfig):
+            for name, value in (("reward_boost", config.reward_boost), ("bcq_threshold", config.bcq_threshold)):
+                if value not in ({}, None):
+                    raise ConfigError(
+                        f"{name}={value} is for named actions; algo=parametric_dqn has none, leave it out"
+                    )
+        self.check()
+
+
+AnyRun = Run | OfflineRun
+SomeRun = TypeVar("SomeRun", bound=AnyRun)
+
+
+def load(path: Path) -> AnyRun:
     """Read a run from a YAML (or JSON) file; what the file leaves out keeps its default."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -150,29 +226,34 @@ def load(path: Path) -> Run:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def from_dict(data: object) -> Run:
-    """Make a run of a tree of plain values. Unknown keys and wrong types are errors that name the setting."""
-    task = settings.value_of(data, "task")
-    if task is None:
+def from_dict(data: object) -> AnyRun:
+    """Make a run of a tree of plain values; one that names `data` learns from it.
+
+    Unknown keys and wrong types are errors that name the setting.
+    """
+    task, logged = settings.value_of(data, "task"), settings.value_of(data, "data")
+    if logged is None and task is None:
         raise ConfigError("task is missing; a run is a mapping of settings that names at least its task")
-    run = with_algo(Run(task=str(task)), settings.value_of(data, "algo"))
+    first: AnyRun = Run(task=str(task)) if logged is None else OfflineRun(data=str(logged))
+    run = with_algo(first, settings.value_of(data, "algo"))
     own = settings.value_of(data, "algorithm")
     if isinstance(own, Mapping):
         _check_owner(run, [f"algorithm.{name}" for name in cast(Mapping[object, Any], own)])
     return settings.updated(run, settings.flatten(data, run))
 
 
-def to_dict(run: Run) -> dict[str, Any]:
-    """The complete tree of a run as plain values, in the order of the fields."""
-    return settings.plain(run)
+def to_dict(run: AnyRun) -> dict[str, Any]:
+    """The complete tree of a run as plain values: first what is its own, then what every run has."""
+    tree, shared = settings.plain(run), {item.name for item in fields(RunBase)}
+    return {name: tree[name] for name in sorted(tree, key=lambda name: name in shared)}
 
 
-def dump(run: Run) -> str:
+def dump(run: AnyRun) -> str:
     """A run as YAML, complete: `load` gives back an equal one."""
     return settings.to_yaml(to_dict(run))
 
 
-def override(run: Run, changes: Mapping[str, Any]) -> Run:
+def override(run: SomeRun, changes: Mapping[str, Any]) -> SomeRun:
     """The same run with some settings changed, all at once.
 
     Args:
@@ -186,30 +267,47 @@ def override(run: Run, changes: Mapping[str, Any]) -> Run:
     return settings.override(run, changes)
 
 
-def with_algo(run: Run, algo: Any) -> Run:
+def with_algo(run: SomeRun, algo: Any) -> SomeRun:
     """The same run with the default settings of another algorithm. What is no algorithm changes nothing here.
 
     Raises:
         ConfigError: the run has settings of its own algorithm that would be lost.
     """
-    if algo == run.algo or not isinstance(algo, str) or algo not in ALGORITHMS:
+    known = _algorithms(run)
+    if algo == run.algo or not isinstance(algo, str) or algo not in known:
         return run
-    default = ALGORITHMS[run.algo]()
+    default = known[run.algo]()
     for item in fields(default):
         if (value := getattr(run.algorithm, item.name)) != getattr(default, item.name):
+            what = f"train {run.task}" if isinstance(run, Run) else f"offline train {run.data}"
             raise ConfigError(
                 f"algo={algo}, but this run is one of {run.algo}, with settings such as {item.name}={value} that would "
-                f"be lost; leave algo={algo} out, or train the task alone: lockstep train {run.task} --algo {algo}"
+                f"be lost; leave algo={algo} out, or train the task alone: lockstep {what} --algo {algo}"
             )
-    return replace(run, algo=cast(Any, algo), algorithm=ALGORITHMS[algo]())
+    return replace(run, algo=cast(Any, algo), algorithm=cast(Any, known[algo]()))
 
 
-def _check_owner(run: Run, names: Iterable[str]) -> None:
+def _algorithms(run: AnyRun) -> Mapping[str, type[PPOConfig | DQNConfig | OfflineDQNConfig | CloningConfig]]:
+    return cast(Any, OFFLINE_ALGORITHMS if isinstance(run, OfflineRun) else ALGORITHMS)
+
+
+def _fill_in_algorithm(run: AnyRun) -> None:
+    """The default settings of the run's algorithm, where it has none; refuses those of another."""
+    wanted = _algorithms(run).get(run.algo)
+    if cast(object, run.algorithm) is None and wanted is not None:
+        object.__setattr__(run, "algorithm", wanted())
+    if type(run.algorithm) is not wanted:
+        raise ConfigError(
+            f"algo={run.algo} does not go with a {type(run.algorithm).__name__}; set both algo and algorithm"
+        )
+
+
+def _check_owner(run: AnyRun, names: Iterable[str]) -> None:
     """Refuse settings of another algorithm, by its name."""
     known = {item.name for node in (run, run.algorithm, run.network, run.env) for item in fields(node)}
     for name in names:
         setting = name.removeprefix("algorithm.")
-        owners = [algo for algo, cls in ALGORITHMS.items() if setting in {item.name for item in fields(cls)}]
+        owners = [algo for algo, cls in _algorithms(run).items() if setting in {item.name for item in fields(cls)}]
         if owners and setting not in known:
             raise ConfigError(
                 f"{name} is a setting of {' and '.join(owners)}, and this run trains with algo={run.algo}; "

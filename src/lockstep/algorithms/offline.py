@@ -1,0 +1,143 @@
+"""Learning from logged data: the numbers of its algorithms and their metrics, the same in every backend."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lockstep.errors import ConfigError
+
+METRICS = (
+    "loss/value",
+    "loss/conservative",
+    "loss/behaviour",
+    "loss/reward",
+    "loss/policy_value",
+    "value/q",
+    "value/target",
+    "value/td_error",
+    "optim/grad_norm",
+    "optim/skipped",
+    "optim/learning_rate",
+    "data/epoch",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedConfig:
+    """What every algorithm on logged data has. Counts are global: summed over all ranks."""
+
+    batch_size: int = 1024
+    """Rows of one gradient step, all ranks together."""
+    learning_rate: float = 1e-3
+    """Step size at the start."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam (Kingma and Ba, 2015), or plain gradient descent."""
+    learning_rate_schedule: Literal["constant", "linear", "exponential"] = "constant"
+    """`linear` falls to 0 at the end; `exponential` is multiplied by `learning_rate_decay` after every epoch."""
+    learning_rate_decay: float = 1.0
+    """`exponential` only: factor per epoch."""
+    l2_decay: float = 0.0
+    """Part of every parameter that is added to its gradient."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon."""
+    max_grad_norm: float | None = None
+    """Largest 2-norm of the global gradient of the scores' network; `null` does not clip."""
+    temperature: float = 0.35
+    """Of the softmax that makes probabilities of scores."""
+    policy: Literal["greedy", "softmax"] = "greedy"
+    """The policy that is estimated and handed over: the action of the highest score, or of softmax(scores /
+    temperature)."""
+    estimate: bool = True
+    """Whether models of the reward and of each metric are learned beside, for the estimates that need them."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot train."""
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size={self.batch_size} must be at least 1")
+        for name in ("learning_rate", "adam_eps", "temperature", "learning_rate_decay"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0, and finite")
+        if not 0 <= self.l2_decay < math.inf:
+            raise ConfigError(f"l2_decay={self.l2_decay} must be at least 0, and finite")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ConfigError(f"max_grad_norm={self.max_grad_norm} must be greater than 0, or null to switch it off")
+
+    def rows(self, num_shards: int) -> int:
+        """Rows of one shard's part of a minibatch (N)."""
+        if self.batch_size % num_shards:
+            raise ConfigError(
+                f"batch_size={self.batch_size} does not divide among {num_shards} shards; "
+                f"use a multiple of {num_shards}"
+            )
+        return self.batch_size // num_shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineDQNConfig(LoggedConfig):
+    """Q-learning on logged data: of named actions (`dqn`), or of actions that are features (`parametric_dqn`)."""
+
+    gamma: float = 0.99
+    """Discount per step, or per unit of time."""
+    use_time_diff: bool = False
+    """Discount by the time between two decisions: gamma ** (time_diff / time_diff_unit)."""
+    time_diff_unit: float = 1.0
+    """`use_time_diff` only: what counts as one step."""
+    n_step: int = 1
+    """Rewards summed before the target bootstraps; fewer where a trajectory ends."""
+    maxq: bool = True
+    """Value the next state by its best possible action; `false`: by the action that was taken there (SARSA)."""
+    double: bool = True
+    """`maxq` only: choose the next action by the online network, value it by the target network."""
+    dueling: bool = False
+    """Q from two streams, one of the state alone (Wang et al., 2016)."""
+    target_rate: float = 0.05
+    """How far the target network moves after every gradient step (tau)."""
+    loss: Literal["huber", "mse", "bce"] = "mse"
+    """Of the TD error; `bce` takes Q as the logit of a probability and needs gamma = 0 and rewards in [0, 1]."""
+    cql_alpha: float = 0.0
+    """Weight of the penalty on actions that were not taken (CQL; Kumar et al., 2020, arXiv:2006.04779); 0: none."""
+    reward_boost: dict[str, float] = field(default_factory=dict[str, float])
+    """`dqn` only: added to the reward of an action, by its name."""
+    bcq_threshold: float | None = None
+    """`dqn` only: leave out next actions that the log takes less than this often, relative to its favourite there
+    (discrete BCQ; Fujimoto et al., 2019, arXiv:1910.01708); `null`: none is left out."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot train."""
+        LoggedConfig.__post_init__(self)
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")
+        if not 0 < self.target_rate <= 1:
+            raise ConfigError(f"target_rate={self.target_rate} must lie in (0, 1]")
+        if self.n_step < 1:
+            raise ConfigError(f"n_step={self.n_step} must be at least 1")
+        if self.n_step > 1 and self.use_time_diff:
+            raise ConfigError(f"n_step={self.n_step} and use_time_diff=true contradict each other; use one of them")
+        if not 0 < self.time_diff_unit < math.inf:
+            raise ConfigError(f"time_diff_unit={self.time_diff_unit} must be greater than 0, and finite")
+        if not 0 <= self.cql_alpha < math.inf:
+            raise ConfigError(f"cql_alpha={self.cql_alpha} must be at least 0, and finite")
+        if self.loss == "bce" and self.gamma != 0:
+            raise ConfigError(f"loss=bce needs gamma=0 (scores are then probabilities), but gamma={self.gamma}")
+        if self.bcq_threshold is not None and not 0 <= self.bcq_threshold <= 1:
+            raise ConfigError(f"bcq_threshold={self.bcq_threshold} must lie in [0, 1], or be null")
+        if self.bcq_threshold is not None and not self.maxq:
+            raise ConfigError(f"bcq_threshold={self.bcq_threshold} restricts a maximum; it needs maxq=true")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloningConfig(LoggedConfig):
+    """Behaviour cloning: scores are logits of what the log does, learned by maximum likelihood."""
+
+    gamma: float = 0.99
+    """Discount per step, of the estimates."""
+    label_smoothing: float = 0.0
+    """Part of the probability that is spread evenly over the possible actions."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot train."""
+        LoggedConfig.__post_init__(self)
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing={self.label_smoothing} must lie in [0, 1)")

@@ -1,0 +1,1 @@
+"""Logged data: from files to batches. Knows no framework."""

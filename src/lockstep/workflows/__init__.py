@@ -1,0 +1,1 @@
+"""Workflow files in the classic form, and the commands that took them."""
