@@ -3,7 +3,7 @@
 import argparse
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import add_node_arguments
@@ -64,6 +64,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     recipe = chosen.add_parser("recipe", help="list the recipes, or print one to edit", allow_abbrev=False)
     recipe.add_argument("name", metavar="NAME", nargs="?", help="which; none lists them")
     recipe.set_defaults(call=commands["recipe"])
+    _add_logged_data(chosen)
     doctor = chosen.add_parser("doctor", help="what this machine can do, and what is missing", allow_abbrev=False)
     doctor.add_argument("--ranks", default="2", help="ranks of the measured all-reduce (default: 2)")
     add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
@@ -71,6 +72,21 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     for command in (launch, evaluate, recipe, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top
+
+
+def _add_logged_data(chosen: Any) -> None:
+    from lockstep.offline import add_arguments
+    from lockstep.offline.export import add_arguments as add_export_arguments
+    from lockstep.offline.export import export_command
+
+    offline = chosen.add_parser(
+        "offline", help="logged data: prepare it, learn from it, judge policies by it", allow_abbrev=False
+    )
+    add_arguments(offline)
+    export = chosen.add_parser("export", help="a policy as a file that runs without Lockstep", allow_abbrev=False)
+    add_export_arguments(export)
+    export.set_defaults(call=export_command)
+    export.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def hyphenated(word: str) -> str:
@@ -106,11 +122,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to train, and where."""
+    """What to train in environments, and where."""
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
     add("--task", metavar="ID", help="the task, as users of robot-learning suites name it")
     add("--algo", metavar="ppo|dqn", help="algorithm (default: ppo for a task; a recipe has its own)")
+    add("--num-envs", metavar="N", help="environments, all ranks together")
+    add("--max-iterations", metavar="N", help="train for N rollouts")
+    add("--headless", action="store_true", help="do not render; nothing renders unless asked to")
+    add_learning_arguments(parser)
+
+
+def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
+    """What holds for environments and logs alike."""
+    add = parser.add_argument
     add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
     add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
     add("--seed", metavar="S", help="same seed, same parameters")
@@ -122,17 +147,19 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="change any setting; values are YAML; repeatable",
     )
-    add("--num-envs", metavar="N", help="environments, all ranks together")
-    add("--max-iterations", metavar="N", help="train for N rollouts")
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
     add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
-    add("--headless", action="store_true", help="do not render; nothing renders unless asked to")
     add("--debug", action="store_true", help="show tracebacks")
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """All that `lockstep train` understands."""
     add_run_arguments(parser)
+    add_start_arguments(parser)
+
+
+def add_start_arguments(parser: argparse.ArgumentParser) -> None:
+    """How training starts: anew or going on, by whom, on which machines."""
     add = parser.add_argument
     add("--resume", metavar="DIR", help="go on with a run, or from its checkpoints/step_N; --ranks: as before")
     add(

@@ -6,25 +6,17 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lockstep.arguments import did_you_mean, hyphenated, parser, unknown_argument
 from lockstep.errors import ConfigError, RunError
 from lockstep.request import (
     checked,
+    from_environments,
     number,
-    policy_source,
-    requested_nodes,
     requested_ranks,
     requested_run,
-    requested_world,
-    resumption,
     says_how_long,
 )
-
-if TYPE_CHECKING:
-    from lockstep.run import Run
-    from lockstep.world import World
 
 _INTERRUPTED = 130
 
@@ -81,61 +73,11 @@ def _run(given: list[str]) -> int:
 
 def train_command(args: argparse.Namespace) -> int:
     """`lockstep train`: arguments to a run, checked before a process starts or a byte is written."""
+    from lockstep.start_training import go_on, start
+
     if args.resume is not None:
-        return _resume(args)
-    run = checked(args, requested_run(args))
-    nodes = requested_nodes(args, run.num_shards)
-    world = requested_world(args, default_ranks=1, nodes=nodes)
-    _check_world(run, world)
-    if nodes is not None and nodes.maximum > 1:
-        from lockstep.launch.commands import train_on_nodes
-
-        return train_on_nodes(args, run, nodes, args.words)
-    run_dir = Path(args.run_dir) if args.run_dir else None
-    init_from = policy_source(args.init_from)
-    max_restarts = _max_restarts(args, world)
-    if world.launcher == "none" and (world.size > 1 or max_restarts):
-        from lockstep.launch.training import launch_training
-        from lockstep.record.run_dir import RunDir
-
-        path = RunDir.create(run_dir, run).path
-        return launch_training(path, world.size, init_from=init_from, debug=args.debug, max_restarts=max_restarts)
-
-    from lockstep.train import exit_code, train
-
-    return exit_code(train(run, run_dir=run_dir, init_from=init_from, world=world, joined=args.joined))
-
-
-def _resume(args: argparse.Namespace) -> int:
-    """`lockstep train --resume`: go on with a run, on as many ranks as before unless told otherwise."""
-    going_on = resumption(args)
-    run, run_dir = checked(args, going_on.run), going_on.run_dir
-    nodes = requested_nodes(args, going_on.num_shards or run.num_shards)
-    world = requested_world(args, default_ranks=going_on.world_size, nodes=nodes)
-    if going_on.num_shards is not None and world.size > going_on.num_shards:
-        raise ConfigError(
-            f"--ranks {world.size} is more than num_shards={going_on.num_shards} of the checkpoint; "
-            f"use at most --ranks {going_on.num_shards}"
-        )
-    _check_world(run, world, going_on.num_shards)
-    if nodes is not None and nodes.maximum > 1:
-        from lockstep.launch.commands import train_on_nodes
-
-        return train_on_nodes(args, run, nodes, args.words)
-    max_restarts = _max_restarts(args, world)
-    if world.rank == 0 and not args.joined:
-        for note in going_on.notes:
-            print(f"lockstep: note: {note}", file=sys.stderr)
-    if world.launcher == "none" and (world.size > 1 or max_restarts):
-        from lockstep.launch.training import launch_training
-
-        return launch_training(
-            run_dir, world.size, config=run, resume=Path(args.resume), debug=args.debug, max_restarts=max_restarts
-        )
-
-    from lockstep.train import exit_code, train
-
-    return exit_code(train(run, run_dir=run_dir, resume=Path(args.resume), world=world, joined=args.joined))
+        return go_on(args)
+    return start(args, checked(args, requested_run(args)))
 
 
 def launch_command(args: argparse.Namespace) -> int:
@@ -183,14 +125,16 @@ def recipe_command(args: argparse.Namespace) -> int:
 def chaos_command(args: argparse.Namespace) -> int:
     """`lockstep chaos`: faults put into a run of the user's, and a table of what survived."""
     from lockstep.chaos import chaos, chosen_faults
+    from lockstep.start_training import check_world
     from lockstep.world import World
 
     faults = chosen_faults(args.faults)
     launcher = World.from_environment().launcher
     if launcher != "none":
         raise ConfigError(f"lockstep chaos starts its own ranks, and {launcher} started this process; run it by itself")
-    run, ranks = checked(args, requested_run(args)), requested_ranks(args.ranks, 2)
-    _check_world(run, World(size=ranks))
+    run = from_environments(checked(args, requested_run(args)), "lockstep chaos")
+    ranks = requested_ranks(args.ranks, 2)
+    check_world(run, World(size=ranks))
     run_dir = Path(args.run_dir) if args.run_dir else None
     return chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=says_how_long(args))
 
@@ -219,45 +163,6 @@ def submit_command(args: argparse.Namespace) -> int:
     from lockstep import submit
 
     return submit.submit_command(args)
-
-
-def _max_restarts(args: argparse.Namespace, world: "World") -> int:
-    """How often our own launcher may start all ranks anew."""
-    restarts = number(args.max_restarts or "0", "--max-restarts", least=0)
-    if restarts and world.launcher == "torchrun":
-        raise ConfigError(f"--max-restarts {restarts}: torchrun restarts its own ranks: use its --max-restarts")
-    if restarts and world.launcher != "none":
-        raise ConfigError(
-            f"--max-restarts {restarts}: {world.launcher} started these ranks and only it can restart them; "
-            "leave --max-restarts out"
-        )
-    return restarts
-
-
-def _check_world(run: "Run", world: "World", num_shards: int | None = None) -> None:
-    """Refuse counts that do not divide among shards (a checkpoint's, if any), what takes too much, too many ranks."""
-    from lockstep.elastic import restarts_ranks
-
-    if restarts_ranks(world):
-        return  # a run that goes on has the shards of its checkpoint, and a launcher says too late what it will start
-    shards = world.with_shards(run.num_shards or num_shards)
-    run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"), shards.num_shards)
-    if run.algo == "dqn":
-        from lockstep.demands import check_host
-        from lockstep.envs.vector import env_spec
-
-        check_host(run, env_spec(run.task, run.env), shards)
-    if run.device == "cpu" or world.launcher != "none":
-        return  # under a launcher every rank asks for its own device
-    from lockstep.doctor import nvidia_gpu_present, visible_gpus
-
-    gpus = visible_gpus() if nvidia_gpu_present() else 0
-    if run.device == "cuda" or run.backend == "nccl":
-        wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
-        if gpus == 0:
-            raise ConfigError(f"{wanted}, but there is no GPU that torch can use; `lockstep doctor` says why")
-    if gpus and world.size > gpus:
-        raise ConfigError(f"--ranks {world.size} is more than the {gpus} GPUs; use --ranks {gpus} or --set device=cpu")
 
 
 if __name__ == "__main__":

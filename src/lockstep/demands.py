@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import make_vector_env
 from lockstep.errors import ConfigError
 from lockstep.exploration import EpsilonGreedy
 from lockstep.memory import check_memory, in_words, replay_bytes
-from lockstep.run import NetworkConfig, Run
+from lockstep.run import AnyRun, NetworkConfig, OfflineRun, Run
 from lockstep.world import World
 
 
@@ -32,8 +34,48 @@ def check_task(run: Run, spec: EnvSpec) -> None:
         check_drawing(run)
 
 
-def check_drawing(run: Run) -> None:
+def check_data(run: OfflineRun) -> tuple[Dataset, Dataset]:
+    """The prepared data to learn from, and those to judge by.
+
+    Raises:
+        ConfigError: they are not there or damaged, or do not fit each other or the algorithm.
+    """
+    dataset = Dataset.open(Path(run.data))
+    judged_on = dataset if run.eval_data is None else Dataset.open(Path(run.eval_data))
+    info, right = dataset.info, {"discrete": "dqn", "parametric": "parametric_dqn"}
+    if run.algo not in (right[info.kind], "bc"):
+        raise ConfigError(
+            f"algo={run.algo} cannot learn from {run.data}: its actions are {info.kind}; use {right[info.kind]}"
+        )
+    for name in ("kind", "state_features", "actions", "action_features", "metrics"):
+        if getattr(info, name) != getattr(judged_on.info, name):
+            raise ConfigError(
+                f"eval_data={run.eval_data} differs from data={run.data} in {name}; prepare it with --like {run.data}"
+            )
+    if (judged_on.state_features, judged_on.action_features) != (dataset.state_features, dataset.action_features):
+        raise ConfigError(
+            f"eval_data={run.eval_data} is normalized otherwise than data={run.data}; prepare it with --like {run.data}"
+        )
+    if isinstance(run.algorithm, OfflineDQNConfig):
+        for name in run.algorithm.reward_boost:
+            if name not in info.actions:
+                raise ConfigError(f"reward_boost names {name}; the actions of the log are {', '.join(info.actions)}")
+    return dataset, judged_on
+
+
+def check_rows(run: OfflineRun, world: World) -> None:
+    """Raise `ConfigError` for more shards than there are rows."""
+    rows = Dataset.open(Path(run.data)).info.num_rows
+    if rows < world.num_shards:
+        raise ConfigError(
+            f"{run.data} has {rows} rows for {world.num_shards} shards: a shard would have nothing to learn from; use "
+            f"at most --ranks {rows}"
+        )
+
+
+def check_drawing(run: AnyRun) -> None:
     """Raise `ConfigError` for a task that cannot be drawn, also for want of a package: one picture is drawn."""
+    assert run.task is not None
     try:
         env: Any = make_vector_env(run.task, run.env, 1, render=True, training=False)
     except ConfigError as error:

@@ -23,7 +23,7 @@ from lockstep.processes import TORCHRUN, identity, private_folder, torchrun_agen
 from lockstep.record.leftovers import written_at
 from lockstep.record.run_dir import RUN_FILE, write_atomically
 from lockstep.resume import Resumption, go_on
-from lockstep.run import Run
+from lockstep.run import AnyRun
 from lockstep.world import World
 
 MEMO_VARIABLE = "LOCKSTEP_MEMO"
@@ -118,7 +118,7 @@ def new_memo() -> Path:
     return private_folder() / f"{identity(os.getpid())}.{secrets.token_hex(4)}.json"
 
 
-def again(memo: Memo | None, run: Run, world: World, gather: Gather) -> Again | None:
+def again(memo: Memo | None, run: AnyRun, world: World, gather: Gather) -> Again | None:
     """What this start goes on with, the same on all ranks; None if it is the first. Collective.
 
     Args:
@@ -188,7 +188,7 @@ def warn(problem: str) -> None:
     print(f"lockstep: warning: {problem}: a restart of all nodes would begin a new run", file=sys.stderr, flush=True)
 
 
-def _plan(trained: Trained, run: Run) -> dict[str, Any]:
+def _plan(trained: Trained, run: AnyRun) -> dict[str, Any]:
     """What rank 0 finds, for the others."""
     try:
         found = go_on(trained.source, run)

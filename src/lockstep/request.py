@@ -10,11 +10,11 @@ from lockstep.errors import ConfigError
 if TYPE_CHECKING:
     from lockstep.launch.nodes import Nodes
     from lockstep.resume import Resumption
-    from lockstep.run import Run
+    from lockstep.run import AnyRun, Run, SomeRun
     from lockstep.world import World
 
 
-def requested_run(args: argparse.Namespace) -> "Run":
+def requested_run(args: argparse.Namespace) -> "AnyRun":
     """The run that target and flags describe."""
     from lockstep.run import override
 
@@ -24,7 +24,7 @@ def requested_run(args: argparse.Namespace) -> "Run":
     run = _from_target(target)
     if args.task not in (None, run.task) and run.task == target:
         raise ConfigError(f"two tasks, {target} and --task={args.task}; give one")
-    changes = _changes(args, task=args.task if args.target else None)
+    changes = changes_of(args, task=args.task if args.target else None)
     run = override(run, changes)
     return override(run, {"total_steps": _steps_of(args, run)}) if args.max_iterations is not None else run
 
@@ -40,7 +40,7 @@ def resumption(args: argparse.Namespace) -> "Resumption":
                 f"--resume {args.resume} goes on with that run, its task and its directory; leave out {name}, "
                 "or leave out --resume to start a new run"
             )
-    changes = _changes(args, task=args.task)
+    changes = changes_of(args, task=args.task)
     found = prepare(Path(args.resume), changes)
     if args.max_iterations is None:
         return found
@@ -49,10 +49,10 @@ def resumption(args: argparse.Namespace) -> "Resumption":
 
 def says_how_long(args: argparse.Namespace) -> bool:
     """Whether the arguments themselves say how long to train."""
-    return args.max_iterations is not None or "total_steps" in _changes(args, task=None)
+    return args.max_iterations is not None or "total_steps" in changes_of(args, task=None)
 
 
-def _changes(args: argparse.Namespace, task: str | None) -> dict[str, str]:
+def changes_of(args: argparse.Namespace, task: str | None) -> dict[str, str]:
     """The settings that flags and `--set` name."""
     flags: dict[str, str | None] = {
         "algo": args.algo,
@@ -74,12 +74,13 @@ def _changes(args: argparse.Namespace, task: str | None) -> dict[str, str]:
     return changes
 
 
-def _steps_of(args: argparse.Namespace, run: "Run") -> int:
+def _steps_of(args: argparse.Namespace, run: "AnyRun") -> int:
     """Environment steps of `--max-iterations` rollouts."""
+    run = from_environments(run, f"--max-iterations {args.max_iterations}")
     return number(args.max_iterations, "--max-iterations") * run.num_envs * run.algorithm.num_steps
 
 
-def _from_target(target: str) -> "Run":
+def _from_target(target: str) -> "AnyRun":
     """A recipe's name wins over a config file, a file's function, and a task, in this order."""
     from lockstep import recipes
     from lockstep.run import Run, load
@@ -95,14 +96,27 @@ def _from_target(target: str) -> "Run":
     return Run(task=target)
 
 
-def checked(args: argparse.Namespace, run: "Run") -> "Run":
-    """Refuse a framework that does not exist yet, and a task that cannot be made or learned."""
+def from_environments(run: "AnyRun", what: str) -> "Run":
+    """The same run; `ConfigError`, which says what was asked for, where it learns from a log instead."""
+    from lockstep.run import Run
+
+    if not isinstance(run, Run):
+        raise ConfigError(f"{what} is for runs that learn from environments, and this one learns from {run.data}")
+    return run
+
+
+def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
+    """Refuse a framework that does not exist yet, a task that cannot be made or learned, and data that do not fit."""
     if run.ml_framework == "jax":
         raise ConfigError("ml_framework=jax: training on JAX is not there yet; use --ml-framework torch")
     from lockstep import recipes
-    from lockstep.demands import check_task
+    from lockstep.demands import check_data, check_task
     from lockstep.envs.vector import env_spec
+    from lockstep.run import OfflineRun
 
+    if isinstance(run, OfflineRun):
+        check_data(run)
+        return run
     try:
         spec = env_spec(run.task, run.env)
     except ConfigError as error:

@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.run_dir import RUN_FILE
-from lockstep.run import Run, from_dict, load, override, to_dict
+from lockstep.run import AnyRun, from_dict, load, override, to_dict
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state was made with: another value would need another state."""
@@ -35,7 +35,7 @@ _HARMLESS = (
 class Resumption:
     """What `lockstep train --resume` goes on with."""
 
-    run: Run
+    run: AnyRun
     """The config, changes included."""
     run_dir: Path
     world_size: int
@@ -65,7 +65,7 @@ def prepare(path: Path, changes: Mapping[str, Any]) -> Resumption:
     return go_on(path, override(run, changes) if changes else run)
 
 
-def go_on(path: Path, run: Run) -> Resumption:
+def go_on(path: Path, run: AnyRun) -> Resumption:
     """As `prepare`, with the whole config at hand."""
     run_dir, exact = _place(path)
     manifest, notes = _newest(run_dir, exact)

@@ -14,6 +14,8 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
+from lockstep.run_base import RunBase
+from lockstep.world import World
 
 ALGORITHMS: Mapping[str, type[PPOConfig] | type[DQNConfig]] = {"ppo": PPOConfig, "dqn": DQNConfig}
 """The settings that each algorithm has."""
@@ -72,72 +74,6 @@ class ScoreNetworkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunBase:
-    """What every run has, whatever it learns from."""
-
-    ml_framework: Literal["torch", "jax"] = "torch"
-    """Backend."""
-    seed: int = 0
-    """Same seed, same parameters, on any number of ranks once `num_shards` is pinned."""
-    env: EnvConfig = field(default_factory=EnvConfig)
-    num_shards: int | None = None
-    """Units of state. A number pins it: results then have equal bits on any number of ranks. `null`: one per rank."""
-    shard_threads: int = 1
-    """Intra-op threads while a pinned shard computes; part of what fixes the bits."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: a GPU per rank if this machine has one, else the CPU."""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """Collectives; `auto`: nccl on GPUs, gloo on CPUs."""
-    compile: bool = False
-    """torch.compile the loss; fixed before the first step."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward and backward pass; parameters stay float32."""
-    log_every: int | None = 10_000
-    """Environment steps between lines of metrics.jsonl."""
-    evaluate_every: int | None = 50_000
-    """Environment steps between evaluations; `null`: only at the end."""
-    evaluate_episodes: int | None = None
-    """Episodes of one evaluation, over all ranks. `null`: 100, or 10 where observations are images."""
-    evaluate_greedy: bool = True
-    """Evaluate the most likely action instead of a sampled one."""
-    evaluate_video: bool = False
-    """Draw one more episode at each evaluation, `videos/step_N.gif` in the run directory."""
-    checkpoint_every: int | None = 100_000
-    """Environment steps between checkpoints; `null`: only at the end, and when a signal stops the run."""
-    num_checkpoints: int = 3
-    """Newest checkpoints to keep; that of the best evaluation is kept too."""
-    check_every: int = 10
-    """Updates between two proofs that all ranks hold the same bits."""
-    non_finite: Literal["stop", "skip"] = "stop"
-    """A NaN or an infinity in loss, gradient, reward or observation: `stop` the run, or `skip` that step or update."""
-    stop_return: float | None = None
-    """Stop, solved, once an evaluation's mean return reaches this. `null`: the task's own threshold, if it has one."""
-    stop_when_solved: bool = True
-    """Whether reaching `stop_return` ends the run."""
-    timeout_s: float = 120.0
-    """Bound on any collective and on any stall after the first update."""
-    startup_timeout_s: float = 300.0
-    """Bound on everything before the first update."""
-
-    def check(self) -> None:
-        """Refuse values that cannot run."""
-        for name in ("shard_threads", "num_checkpoints", "check_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("num_shards", "log_every", "evaluate_every", "evaluate_episodes", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be at least 1, or null")
-        for name in ("timeout_s", "startup_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
-        if self.seed < 0:
-            raise ConfigError(f"seed={self.seed} must not be negative")
-        if self.backend == "nccl" and self.device == "cpu":
-            raise ConfigError("backend=nccl needs GPUs, but device=cpu; use --set backend=gloo")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run(RunBase):
     """Everything that decides what is computed."""
 
@@ -152,6 +88,7 @@ class Run(RunBase):
     algorithm: PPOConfig | DQNConfig = cast(PPOConfig, None)  # noqa: RUF009  # `__post_init__` knows which
     """The algorithm's own settings; by default those of `algo`."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
         """Fill in the algorithm's defaults and refuse values that cannot run."""
@@ -160,6 +97,20 @@ class Run(RunBase):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         self.check()
+
+    @property
+    def subject(self) -> str:
+        """What is learned, in a word."""
+        return self.task
+
+    @property
+    def user_code(self) -> list[str]:
+        """What names code of the user's own, if anything does."""
+        return [self.task, *self.env.wrappers, self.network.module or ""]
+
+    def minibatch_rows(self, world: World) -> int:
+        """Rows of one shard's part of a minibatch; `ConfigError` where counts do not divide among the shards."""
+        return self.algorithm.minibatch_rows(world.shard_size(self.num_envs, "num_envs"), world.num_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +134,7 @@ class OfflineRun(RunBase):
     model_path: str | None = None
     """Directory for the finished policy, for use without Lockstep; written by rank 0 at the end. `null`: none."""
     network: ScoreNetworkConfig = field(default_factory=ScoreNetworkConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
     log_every: int | None = 100_000
     """Rows between lines of metrics.jsonl."""
     evaluate_every: int | None = None
@@ -207,6 +159,20 @@ class OfflineRun(RunBase):
                         f"{name}={value} is for named actions; algo=parametric_dqn has none, leave it out"
                     )
         self.check()
+
+    @property
+    def subject(self) -> str:
+        """What is learned from, in a word."""
+        return Path(self.data).name or "log"
+
+    @property
+    def user_code(self) -> list[str]:
+        """What names code of the user's own, if anything does."""
+        return [self.task or "", *self.env.wrappers]
+
+    def minibatch_rows(self, world: World) -> int:
+        """Rows of one shard's part of a minibatch; `ConfigError` where they do not divide among the shards."""
+        return self.algorithm.rows(world.num_shards)
 
 
 AnyRun = Run | OfflineRun

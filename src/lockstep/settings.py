@@ -78,7 +78,7 @@ def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
         if is_dataclass(current):
             changed[name] = updated(current, leaves, path + ".")
         elif path in leaves:
-            changed[name] = _convert(name, leaves[path], hint)
+            changed[name] = converted(name, leaves[path], hint)
     return replace(tree, **changed)
 
 
@@ -160,7 +160,8 @@ def _nested(mapping: Mapping[str, Any], keys: list[str], value: Any) -> dict[str
     return {**mapping, keys[0]: value}
 
 
-def _convert(name: str, value: Any, hint: Any) -> Any:
+def converted(name: str, value: Any, hint: Any) -> Any:
+    """A value as the type that a setting has; `ConfigError`, which names the setting, for one of another type."""
     if isinstance(value, float) and value.is_integer() and hint in (int, int | None):
         value = int(value)  # 3e6 steps
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.elastic import again, find_memo, note, restarts_ranks, warn
 from lockstep.errors import ConfigError
-from lockstep.run import Run, override
+from lockstep.run import AnyRun, OfflineRun, override
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _runs = itertools.count()
 
 
 def train(
-    run: Run,
+    run: AnyRun,
     *,
     run_dir: Path | str | None = None,
     init_from: Path | str | None = None,
@@ -62,10 +62,8 @@ def train(
     launch = None if joined or not restarts_ranks(world) else _Launch(run, world)
     if launch is not None:
         source = launch.earlier.resumption if launch.earlier is not None else source
-    from lockstep.torch.session import Session
-
-    learn = _loop_of(run)
-    session = Session(
+    surrounding, learn = _loop_of(run)
+    session = surrounding(
         run,
         world,
         run_dir=Path(run_dir) if run_dir else None,
@@ -82,19 +80,31 @@ def train(
     return session.summary
 
 
-def _loop_of(run: Run) -> Callable[["Session"], None]:
-    """The training loop of the run's algorithm."""
+def _loop_of(run: AnyRun) -> tuple[type["Session[Any]"], Callable[[Any], None]]:
+    """What surrounds the training loop of the run's algorithm, and the loop."""
+    if isinstance(run, OfflineRun):
+        from lockstep.torch.logged_session import LoggedSession as Surrounding
+
+        if run.algo == "dqn":
+            from lockstep.torch.offline_dqn import train as learn
+        elif run.algo == "parametric_dqn":
+            from lockstep.torch.parametric_dqn import train as learn
+        else:
+            from lockstep.torch.cloning import train as learn
+        return Surrounding, learn
+    from lockstep.torch.session import Session
+
     if run.algo == "dqn":
         from lockstep.torch.dqn import train as learn
     else:
         from lockstep.torch.ppo import train as learn
-    return learn
+    return Session, learn
 
 
 class _Launch:
     """What one run has to do with a launcher that may start it again. Making one is collective."""
 
-    def __init__(self, run: Run, world: World) -> None:
+    def __init__(self, run: AnyRun, world: World) -> None:
         self._world, self._memo = world, None
         try:
             self._memo = find_memo(next(_runs))
@@ -116,9 +126,9 @@ class _Launch:
             self.earlier = again(self._memo, run, world, comm.gather_object)
         if self.earlier is None:  # the command line could not say: a run that goes on keeps its shards
             shards = world.with_shards(run.num_shards)
-            run.algorithm.minibatch_rows(shards.shard_size(run.num_envs, "num_envs"), shards.num_shards)
+            run.minibatch_rows(shards)
 
-    def begin(self, session: "Session", resume: Path | None) -> None:
+    def begin(self, session: "Session[Any]", resume: Path | None) -> None:
         """The run directory is known: note it for the next start."""
         path, earlier = session.journal.path, self.earlier
         if self._memo is not None and self._world.local_rank == 0:
@@ -131,7 +141,7 @@ class _Launch:
             for line in earlier.resumption.notes:
                 session.journal.say(f"note: {line}")
 
-    def end(self, session: "Session") -> None:
+    def end(self, session: "Session[Any]") -> None:
         """When nodes come or go, each one's launcher tells its ranks to stop, but not all at the same moment.
 
         A rank that leaves because others were told would look to its own launcher as one that failed.

@@ -17,6 +17,7 @@ SHORTER = {
     # Whole games are long, and the networks are large.
     r"^lockstep train (pong(_small)? |ALE/)|^python .*my_pong": "--set learning_starts=192 --set total_steps=384",
     r"^lockstep train (pong|ALE/)|^python .*my_pong": "--set evaluate_episodes=2 --set env.max_episode_steps=60",
+    r"^lockstep offline train|-m lockstep\.workflows": "--set epochs=2",
     r"^python .*examples/my_loop\.py": "--updates 2",
     r"^python .*examples/my_off_policy_loop\.py": "--total-steps 2000",
 }

@@ -12,13 +12,16 @@ from pages import CHINESE, PAGES, ROOT, blocks, commands, name, prose, tables
 
 from lockstep import settings
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.recipes import pong
 from lockstep.record.summary import empty_summary
-from lockstep.run import EnvConfig, NetworkConfig, Run
+from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetworkConfig
+from lockstep.run_base import RunBase
 
 TRANSLATED = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/guides/*.md") if not p.name.endswith(CHINESE))]
 SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
+REQUIRED = ("task", "data")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -81,18 +84,23 @@ def test_the_translation_is_chinese(page):
         ("docs/networks.md", NetworkConfig()),
         ("docs/settings.md", Run(task="any")),
         ("docs/settings.md", EnvConfig()),
+        ("docs/algorithms/offline.md", OfflineDQNConfig()),
+        ("docs/logged-data.md", ScoreNetworkConfig()),
+        ("docs/logged-data.md", OfflineRun(data="any")),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
 def test_every_setting_is_documented_with_its_default(page, config):
     documented = {row[0].strip("`"): row[1:] for row in tables((ROOT / page).read_text(), "setting")}
-    nested = {"algorithm", "network", "env"} if isinstance(config, Run) else set()
+    elsewhere = {"algorithm", "network", "env"} if isinstance(config, RunBase) else set()
+    if isinstance(config, OfflineRun):
+        elsewhere |= {field.name for field in fields(RunBase)} - set(vars(OfflineRun)["__annotations__"])
     for field in fields(config):
-        if field.name in nested:
+        if field.name in elsewhere:
             continue
         default, meaning = documented.pop(field.name)
         assert meaning, field.name
-        if field.name != "task":
+        if field.name not in REQUIRED:
             assert yaml.safe_load(default.strip("`")) == settings.plain(config)[field.name], field.name
 
 
@@ -103,6 +111,8 @@ def test_every_setting_is_documented_with_its_default(page, config):
         ("docs/algorithms/dqn.md", [DQNConfig]),
         ("docs/networks.md", [NetworkConfig]),
         ("docs/settings.md", [Run, EnvConfig]),
+        ("docs/algorithms/offline.md", [OfflineDQNConfig, CloningConfig]),
+        ("docs/logged-data.md", [OfflineRun, ScoreNetworkConfig]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -112,7 +122,7 @@ def test_no_setting_is_documented_that_does_not_exist(page, configs):
     assert len(set(documented)) == len(documented)
 
 
-@pytest.mark.parametrize("page", ["docs/algorithms/ppo.md", "docs/algorithms/dqn.md"])
+@pytest.mark.parametrize("page", ["docs/algorithms/ppo.md", "docs/algorithms/dqn.md", "docs/algorithms/offline.md"])
 def test_equations_stand_in_the_code(page):
     rows = tables((ROOT / page).read_text(), "equation")
     assert len(rows) > 10

@@ -114,9 +114,7 @@ def initialized_from(world: World, folder: str) -> dict[str, Any]:
     moments.update(np.array([10.0, *[10.0 * (1 + world.rank)] * 3, *[1000.0] * 3]))
     home = Path(folder).parent
     spec = dataclasses.replace(SPEC, action=ActionSpec("discrete", (2,)))
-    save_policy(
-        home / f"policy_{world.rank}.safetensors", Policy(spec, run.network, seed=world.rank), moments, run, spec
-    )
+    save_policy(home / f"policy_{world.rank}.safetensors", Policy(spec, run.network, seed=world.rank), moments, run)
     names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
     outcome = train_one(world.rank, Job(run, folder, world.port, init_from=names))
     return {"error": outcome.error, "fingerprint": outcome.summary.get("params_fingerprint")}

@@ -28,7 +28,7 @@ def saved(tmp_path):
     """A policy, its normalizer, and the directory that they were saved to."""
     policy, moments = Policy(SPEC, NETWORK, seed=3), RunningMoments(3)
     moments.update(moments.sums(np.random.default_rng(0).normal(2.0, 3.0, (50, 3)), np.ones(50)))
-    save_policy(tmp_path / POLICY_FILE, policy, moments, Run(task="any", network=NETWORK), SPEC)
+    save_policy(tmp_path / POLICY_FILE, policy, moments, Run(task="any", network=NETWORK))
     return policy, moments, tmp_path
 
 
@@ -41,7 +41,8 @@ class Attack:
 
 def test_it_comes_back_as_it_was(saved):
     policy, moments, folder = saved
-    loaded, normalizer, spec = load_policy(folder)
+    loaded, normalizer = load_policy(folder)
+    spec = loaded.spec
     assert spec == SPEC
     assert loaded.state_dict().keys() == policy.state_dict().keys()
     assert all(

@@ -41,7 +41,7 @@ def test_a_run_survives_yaml_exactly(run, tmp_path):
 
 def test_yaml_is_complete_and_in_the_order_of_the_fields():
     tree = to_dict(BASE)
-    assert list(tree)[:4] == ["task", "algo", "ml_framework", "seed"]
+    assert list(tree)[:4] == ["task", "algo", "num_envs", "total_steps"]
     assert tree["algorithm"]["gae_lambda"] == 0.95
     assert tree["network"]["hidden"] == [64, 64]
 

@@ -47,6 +47,8 @@ class LoggedConfig:
     policy: Literal["greedy", "softmax"] = "greedy"
     """The policy that is estimated and handed over: the action of the highest score, or of softmax(scores /
     temperature)."""
+    target_rate: float = 0.05
+    """How far target networks move after every gradient step (tau)."""
     estimate: bool = True
     """Whether models of the reward and of each metric are learned beside, for the estimates that need them."""
 
@@ -57,6 +59,13 @@ class LoggedConfig:
         for name in ("learning_rate", "adam_eps", "temperature", "learning_rate_decay"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0, and finite")
+        if self.learning_rate_decay != 1.0 and self.learning_rate_schedule != "exponential":
+            raise ConfigError(
+                f"learning_rate_decay={self.learning_rate_decay} is of learning_rate_schedule=exponential, but that is "
+                f"{self.learning_rate_schedule}; set one of them"
+            )
+        if not 0 < self.target_rate <= 1:
+            raise ConfigError(f"target_rate={self.target_rate} must lie in (0, 1]")
         if not 0 <= self.l2_decay < math.inf:
             raise ConfigError(f"l2_decay={self.l2_decay} must be at least 0, and finite")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -90,8 +99,6 @@ class OfflineDQNConfig(LoggedConfig):
     """`maxq` only: choose the next action by the online network, value it by the target network."""
     dueling: bool = False
     """Q from two streams, one of the state alone (Wang et al., 2016)."""
-    target_rate: float = 0.05
-    """How far the target network moves after every gradient step (tau)."""
     loss: Literal["huber", "mse", "bce"] = "mse"
     """Of the TD error; `bce` takes Q as the logit of a probability and needs gamma = 0 and rewards in [0, 1]."""
     cql_alpha: float = 0.0
@@ -107,18 +114,27 @@ class OfflineDQNConfig(LoggedConfig):
         LoggedConfig.__post_init__(self)
         if not 0 <= self.gamma <= 1:
             raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")
-        if not 0 < self.target_rate <= 1:
-            raise ConfigError(f"target_rate={self.target_rate} must lie in (0, 1]")
-        if self.n_step < 1:
-            raise ConfigError(f"n_step={self.n_step} must be at least 1")
-        if self.n_step > 1 and self.use_time_diff:
-            raise ConfigError(f"n_step={self.n_step} and use_time_diff=true contradict each other; use one of them")
-        if not 0 < self.time_diff_unit < math.inf:
-            raise ConfigError(f"time_diff_unit={self.time_diff_unit} must be greater than 0, and finite")
         if not 0 <= self.cql_alpha < math.inf:
             raise ConfigError(f"cql_alpha={self.cql_alpha} must be at least 0, and finite")
         if self.loss == "bce" and self.gamma != 0:
             raise ConfigError(f"loss=bce needs gamma=0 (scores are then probabilities), but gamma={self.gamma}")
+        self._check_target()
+
+    def _check_target(self) -> None:
+        if self.n_step < 1:
+            raise ConfigError(f"n_step={self.n_step} must be at least 1")
+        if self.n_step > 1 and self.use_time_diff:
+            raise ConfigError(f"n_step={self.n_step} and use_time_diff=true contradict each other; use one of them")
+        if self.n_step > 1 and self.reward_boost:
+            raise ConfigError(
+                f"reward_boost={self.reward_boost} is added to the reward of one action, but n_step={self.n_step} sums "
+                "the rewards of several; use n_step=1"
+            )
+        for action, boost in self.reward_boost.items():
+            if not math.isfinite(boost):
+                raise ConfigError(f"reward_boost of action {action} is {boost}; it must be finite")
+        if not 0 < self.time_diff_unit < math.inf:
+            raise ConfigError(f"time_diff_unit={self.time_diff_unit} must be greater than 0, and finite")
         if self.bcq_threshold is not None and not 0 <= self.bcq_threshold <= 1:
             raise ConfigError(f"bcq_threshold={self.bcq_threshold} must lie in [0, 1], or be null")
         if self.bcq_threshold is not None and not self.maxq:
@@ -129,6 +145,10 @@ class OfflineDQNConfig(LoggedConfig):
 class CloningConfig(LoggedConfig):
     """Behaviour cloning: scores are logits of what the log does, learned by maximum likelihood."""
 
+    temperature: float = 1.0
+    """Of the softmax that makes probabilities of scores; 1 gives those of the log."""
+    policy: Literal["greedy", "softmax"] = "softmax"
+    """The policy that is estimated and handed over: what the log does most often, or as often as it does."""
     gamma: float = 0.99
     """Discount per step, of the estimates."""
     label_smoothing: float = 0.0

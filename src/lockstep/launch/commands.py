@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from lockstep.launch.nodes import Nodes
 from lockstep.launch.training import PROGRAM, search_path
 
 if TYPE_CHECKING:
-    from lockstep.run import Run
+    from lockstep.run import AnyRun
 
 PROBE = (sys.executable, "-m", "lockstep.probe")
 
@@ -49,7 +49,9 @@ def launch_command(args: argparse.Namespace) -> int:
     return _start([*command, *args.script_args], nodes, shown, args, log_dir=log_dir)
 
 
-def train_on_nodes(args: argparse.Namespace, run: "Run", nodes: Nodes, words: list[str]) -> int:
+def train_on_nodes(
+    args: argparse.Namespace, run: "AnyRun", nodes: Nodes, words: list[str], program: Sequence[str] = PROGRAM
+) -> int:
     """`lockstep train --nnodes`: the same command as typed once per rank, without what only a launcher needs.
 
     Args:
@@ -57,13 +59,13 @@ def train_on_nodes(args: argparse.Namespace, run: "Run", nodes: Nodes, words: li
         run: what they ask for, checked.
         nodes: the machines, checked.
         words: the arguments after `train`, as typed.
+        program: what takes them.
     """
     from lockstep.resume import leaves
     from lockstep.run import dump, to_dict
 
-    named = [run.task, args.target or "", run.network.module or "", *run.env.wrappers]
-    shown = {**card(dump(run), user_code(named)), "settings": leaves(to_dict(run))}
-    return _start([*PROGRAM, *without_node_flags(words)], nodes, shown, args)
+    shown = {**card(dump(run), user_code([*run.user_code, args.target or ""])), "settings": leaves(to_dict(run))}
+    return _start([*program, *without_node_flags(words)], nodes, shown, args)
 
 
 def doctor_on_nodes(args: argparse.Namespace) -> int:

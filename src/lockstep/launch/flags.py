@@ -19,13 +19,14 @@ _ELASTIC_RESTARTS = 3  # a node that is lost ends all ranks; without a restart n
 def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser, *, restarts: bool = True) -> None:  # pyright: ignore[reportPrivateUsage]
     """Add the flags, each with hyphens and with underscores."""
 
-    def add(flag: str, metavar: str | None, text: str) -> None:
-        names = dict.fromkeys([flag, "--" + flag[2:].replace("-", "_")])
+    def add(flag: str, metavar: str | None, text: str, *more: str) -> None:
+        names = dict.fromkeys([flag, "--" + flag[2:].replace("-", "_"), *more])
         kind = {"action": "store_true"} if metavar is None else {"metavar": metavar}
         parser.add_argument(*names, help=text, **kind)  # pyright: ignore[reportArgumentType]
 
     add("--nnodes", "N|MIN:MAX", "machines; MIN:MAX: they may come and go")
-    add("--node-rank", "R", "which of them this is, from 0; the main node is 0 (default: found out)")
+    which = ("--node-index", "--node_index")  # as workflow files have it
+    add("--node-rank", "R", "which of them this is, from 0; the main node is 0 (default: found out)", *which)
     add("--nproc-per-node", "K|auto", "ranks on this machine (default: auto, one per GPU, else 1)")
     add("--rdzv-endpoint", "HOST:PORT", "where the nodes meet: an address of the main node, a free port there")
     add("--init-file", "FILE", "meet through a file that all nodes see, instead of an address")

@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep.envs.load import load_object
 from lockstep.errors import ConfigError
-from lockstep.run import Run, from_dict, to_dict
+from lockstep.run import AnyRun, OfflineRun, Run, from_dict, to_dict
 
 
 def names() -> list[str]:
@@ -27,7 +27,9 @@ def names() -> list[str]:
 
 def load(name: str) -> Run:
     """The run of a recipe that comes with Lockstep."""
-    return _returned_run(_module(name).recipe, name)
+    run = _returned_run(_module(name).recipe, name)
+    assert isinstance(run, Run)
+    return run
 
 
 def description(name: str) -> str:
@@ -35,7 +37,7 @@ def description(name: str) -> str:
     return (_module(name).__doc__ or "").strip().splitlines()[0]
 
 
-def load_file(target: str) -> Run:
+def load_file(target: str) -> AnyRun:
     """The run of `path/to/file.py:function`, or of `path/to/file.py`, whose function is then `recipe`.
 
     The file's directory can be imported from, as in a script. A class instead of a function is an environment of yours.
@@ -94,7 +96,7 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def _returned_run(function: Callable[[], object], where: str) -> Run:
+def _returned_run(function: Callable[[], object], where: str) -> AnyRun:
     if not callable(function):
         raise ConfigError(f"recipe={where} is not a function")
     try:
@@ -103,7 +105,7 @@ def _returned_run(function: Callable[[], object], where: str) -> Run:
         raise
     except Exception as error:
         raise ConfigError(f"recipe={where} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(run, Run):
+    if not isinstance(run, Run | OfflineRun):
         raise ConfigError(f"recipe={where} must return a lockstep.run.Run, not {type(run).__name__}")
     return from_dict(to_dict(run))  # Python did not check the types of what the function set
 

@@ -35,16 +35,26 @@ class Console:
         else:
             self._print(text)
 
-    def progress(self, *, steps: int, total_steps: int, steps_per_second: float, return_mean: float | None) -> None:
+    def progress(
+        self, *, steps: int, total_steps: int, steps_per_second: float, return_mean: float | None, unit: str = "steps"
+    ) -> None:
         """Show how far the run is: redraws the live line, or prints one; call it once per log interval."""
-        text = describe(steps, total_steps, steps_per_second, return_mean)
+        self.show(describe(steps, total_steps, steps_per_second, return_mean, unit), last=steps >= total_steps)
+
+    def show(self, text: str, *, last: bool = False) -> None:
+        """Redraw the live line with any text, or print it; `last` is drawn in any case."""
         if not self._file.isatty():
             self._print(text)
             return
         now = time.monotonic()
-        if now - self._drawn_s >= _REDRAW_S or steps >= total_steps:
+        if now - self._drawn_s >= _REDRAW_S or last:
             self._drawn_s = now
             self._draw(text)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether what is shown is drawn anew in one place."""
+        return self._file.isatty()
 
     def close(self) -> None:
         """Remove the live line; what was printed by `line` stays."""
@@ -77,10 +87,12 @@ class Console:
             self._silent = True
 
 
-def describe(steps: int, total_steps: int, steps_per_second: float, return_mean: float | None) -> str:
+def describe(
+    steps: int, total_steps: int, steps_per_second: float, return_mean: float | None, unit: str = "steps"
+) -> str:
     """One line of progress: `40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  ETA 9 s`."""
-    parts = [f"{_grouped(steps)} / {_grouped(total_steps)} steps ({min(100 * steps / total_steps, 100):.0f} %)"]
-    parts.append(f"{_grouped(round(steps_per_second))} steps/s")
+    parts = [f"{_grouped(steps)} / {_grouped(total_steps)} {unit} ({min(100 * steps / total_steps, 100):.0f} %)"]
+    parts.append(f"{_grouped(round(steps_per_second))} {unit}/s")
     if return_mean is not None and return_mean == return_mean:
         parts.append(f"return {return_mean:.1f}")
     if steps_per_second > 0:

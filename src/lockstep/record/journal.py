@@ -20,7 +20,7 @@ from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RunDir, hold, mark_failed, write_config
 from lockstep.record.summary import empty_summary
 from lockstep.record.timers import PHASES
-from lockstep.run import Run
+from lockstep.run import AnyRun, OfflineRun
 from lockstep.watch import Observed
 from lockstep.world import World
 
@@ -39,12 +39,13 @@ class Journal:
         owed: an evaluation was due and has not taken place, since the run was asked to stop.
     """
 
-    def __init__(self, run: Run, world: World, run_dir: RunDir, *, joined: bool, held: int | None = None) -> None:
+    def __init__(self, run: AnyRun, world: World, run_dir: RunDir, *, joined: bool, held: int | None = None) -> None:
         self.path, self.summary = run_dir.path, empty_summary(run)
         self.summary |= {"world_size": world.size, "num_shards": world.num_shards}
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at, self.owed = -1, False
-        self._world, self._run, self._run_dir, self._held = world, run, run_dir, held
+        self._world, self._run_dir, self._held = world, run_dir, held
+        self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
         self._log = None if joined else RankLog(run_dir.path, world.rank)
         self._console = Console() if world.rank == 0 else None
         self._recent: deque[float] = deque(maxlen=KEPT)
@@ -54,7 +55,14 @@ class Journal:
 
     @classmethod
     def open(
-        cls, run: Run, world: World, broadcast: Callable[[Any], Any], path: Path | None, *, joined: bool, exists: bool
+        cls,
+        run: AnyRun,
+        world: World,
+        broadcast: Callable[[Any], Any],
+        path: Path | None,
+        *,
+        joined: bool,
+        exists: bool,
     ) -> "Journal":
         """Make the run directory on rank 0, or refuse on every rank; collective.
 
@@ -135,6 +143,7 @@ class Journal:
                 total_steps=progress.total_steps,
                 steps_per_second=metrics["time/steps_per_second"],
                 return_mean=metrics.get("episode/return_mean_100"),
+                unit=self._unit,
             )
 
     def evaluated(self, progress: Progress, episodes: Episodes, stop_return: float | None, elapsed: float) -> bool:
@@ -262,8 +271,8 @@ class Journal:
         summary, line = self.summary, self._console.line
         reached = f", return {summary['eval_return_mean']:.1f}" if summary["eval_return_mean"] is not None else ""
         line(
-            f"{summary['status']} after {summary['env_steps']} steps in {summary['wall_time_s']:.1f} s "
-            f"({summary['steps_per_second']:.0f} steps/s){reached}"
+            f"{summary['status']} after {summary['env_steps']} {self._unit} in {summary['wall_time_s']:.1f} s "
+            f"({summary['steps_per_second']:.0f} {self._unit}/s){reached}"
         )
         if len(ranks) > 1:
             line(f"parameters equal on all {len(ranks)} ranks: {summary['params_fingerprint']}")

@@ -13,7 +13,7 @@ from lockstep import settings
 from lockstep.errors import ConfigError
 from lockstep.record.sinks import JsonLines, TensorBoard, finite
 from lockstep.record.summary import empty_summary
-from lockstep.run import Run, to_dict
+from lockstep.run import AnyRun, to_dict
 
 _RELEASE_S = 3.0  # for processes that have been told to end
 
@@ -37,7 +37,7 @@ class RunDir:
 
     @classmethod
     def create(
-        cls, path: Path | str | None, run: Run | Mapping[str, Any] | None = None, name: str | None = None
+        cls, path: Path | str | None, run: AnyRun | Mapping[str, Any] | None = None, name: str | None = None
     ) -> "RunDir":
         """Make the directory and write `run.yaml`, or leave nothing behind.
 
@@ -49,7 +49,7 @@ class RunDir:
         Raises:
             ConfigError: the directory holds files already or cannot be written.
         """
-        config = to_dict(run) if isinstance(run, Run) else None if run is None else dict(run)
+        config = None if run is None else dict(run) if isinstance(run, Mapping) else to_dict(run)
         text = None if config is None else settings.to_yaml(config)
         made: list[Path] = []
         try:
@@ -133,7 +133,7 @@ def hold(run_dir: Path) -> int:
             return descriptor
 
 
-def write_config(run_dir: Path, run: Run) -> None:
+def write_config(run_dir: Path, run: AnyRun) -> None:
     """Make `run.yaml` say what a resumed run goes on with."""
     text = settings.to_yaml(to_dict(run))
     try:

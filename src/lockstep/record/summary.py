@@ -8,19 +8,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from lockstep.record.timers import PHASES
-from lockstep.run import Run, to_dict
+from lockstep.run import AnyRun, to_dict
 
 SCHEMA = 1
 
 _REPORTED = {"lockstep": "lockstep-rl", "torch": "torch", "jax": "jax", "numpy": "numpy", "gymnasium": "gymnasium"}
 
 
-def empty_summary(run: Run | Mapping[str, Any] | None = None) -> dict[str, Any]:
+def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Every key, in order, with what is known before the first step.
 
     `status` starts as `failed`, so that a summary nobody completed does not claim success.
     """
-    known = to_dict(run) if isinstance(run, Run) else dict(run or {})
+    known = dict(run or {}) if run is None or isinstance(run, Mapping) else to_dict(run)
     return {
         "schema": SCHEMA,
         "status": "failed",

@@ -83,6 +83,8 @@ def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, 
 def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:
     """The measurement in a run directory, or why there is none; and what had to be assumed."""
     run = load(run_dir / RUN_FILE)
+    if not isinstance(run, Run):
+        return None, f"{run_dir}: not used: it learned from a log, and the model knows the costs of environments"
     try:
         summary: dict[str, Any] = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
         starts = run.algorithm.learning_starts if isinstance(run.algorithm, DQNConfig) else 0

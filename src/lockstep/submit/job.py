@@ -16,7 +16,7 @@ from lockstep.request import checked, number, policy_source, requested_run, resu
 from lockstep.submit.arguments import ONLY_FOR
 
 if TYPE_CHECKING:
-    from lockstep.run import Run
+    from lockstep.run import AnyRun
 
 _LEFT_OUT = ("ranks", "run_dir")  # asked for in other words: --nnodes and --nproc-per-node, and `Job.run_dir`
 
@@ -128,7 +128,7 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
     return minimum, maximum
 
 
-def _checked_run(args: argparse.Namespace) -> tuple["Run", int | None]:
+def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None]:
     """The run, and the shards of the checkpoint it goes on from."""
     if args.resume is not None:
         going_on = resumption(args)
@@ -144,7 +144,7 @@ def _checked_run(args: argparse.Namespace) -> tuple["Run", int | None]:
     return run, None
 
 
-def _check_world(run: "Run", nodes: list[int], nproc: str, num_shards: int | None) -> None:
+def _check_world(run: "AnyRun", nodes: list[int], nproc: str, num_shards: int | None) -> None:
     """Refuse counts that do not divide among the shards, for the smallest world and the largest."""
     from lockstep.world import World
 
@@ -160,10 +160,10 @@ def _check_world(run: "Run", nodes: list[int], nproc: str, num_shards: int | Non
             )
         if nproc != "auto" or shards is not None:
             world = World(size=size).with_shards(shards)
-            run.algorithm.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
+            run.minibatch_rows(world)
 
 
-def _check_devices(run: "Run", nproc: str, gpus: int, on: str) -> None:
+def _check_devices(run: "AnyRun", nproc: str, gpus: int, on: str) -> None:
     if on == "ssh":
         if gpus:
             raise ConfigError(f"--gpus-per-node {gpus}: ssh hosts have the GPUs they have; use --nproc-per-node {gpus}")
@@ -178,10 +178,10 @@ def _check_devices(run: "Run", nproc: str, gpus: int, on: str) -> None:
         )
 
 
-def _name(args: argparse.Namespace, run: "Run") -> str:
+def _name(args: argparse.Namespace, run: "AnyRun") -> str:
     """Also a host name, in Kubernetes: letters, digits and hyphens."""
     if args.name is None:
-        task = re.sub(r"[^a-z0-9]+", "-", run.task.rpartition(":")[2].lower()).strip("-")
+        task = re.sub(r"[^a-z0-9]+", "-", run.subject.rpartition(":")[2].lower()).strip("-")
         return f"{task if task[:1].isalpha() else 'run-' + task}"[:32].rstrip("-") + time.strftime("-%m%d-%H%M%S")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", args.name):
         raise ConfigError(

@@ -20,6 +20,7 @@ class Adam:
         learning_rate: lr, a tensor of no dimensions on the device, so that changing it costs no host sync.
         eps: eps.
         betas: b1 and b2.
+        l2_decay: part of x that is added to g.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class Adam:
         *,
         eps: float,
         betas: tuple[float, float] = (0.9, 0.999),
+        l2_decay: float = 0.0,
     ) -> None:
         self._values, self._gradient, self._learning_rate = values.detach(), gradient, learning_rate
-        self._eps, self._betas = eps, betas
+        self._eps, self._betas, self._l2_decay = eps, betas, l2_decay
         self.moment = torch.zeros_like(self._values)
         self.square = torch.zeros_like(self._values)
         self.steps = torch.zeros((), device=values.device)
@@ -48,7 +50,7 @@ class Adam:
         torch._fused_adam_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             [self._values], [self._gradient], [self.moment], [self.square], [], [self.steps],
             lr=self._learning_rate, beta1=self._betas[0], beta2=self._betas[1], eps=self._eps,
-            weight_decay=0.0, amsgrad=False, maximize=False, found_inf=left_out,
+            weight_decay=self._l2_decay, amsgrad=False, maximize=False, found_inf=left_out,
         )  # fmt: skip
         if left_out is not None:
             self.steps -= left_out

@@ -8,7 +8,7 @@ from lockstep.record.journal import Journal
 from lockstep.record.keeper import Keeper
 from lockstep.record.timers import CHECKPOINT
 from lockstep.resume import Resumption
-from lockstep.run import Run, to_dict
+from lockstep.run import AnyRun, to_dict
 from lockstep.torch.comm import Comm
 from lockstep.torch.state import RunState
 
@@ -25,7 +25,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, run: Run, comm: Comm, journal: Journal, *, resumed: Resumption | None, initialized: bool
+        self, run: AnyRun, comm: Comm, journal: Journal, *, resumed: Resumption | None, initialized: bool
     ) -> None:
         self._run, self._comm, self._journal = run, comm, journal
         self._resumed, self._initialized, self._timers = resumed, initialized, comm.timers

@@ -255,7 +255,7 @@ class DQN:
             self.replays[k].restore(state["replay"])
 
 
-def train(session: Session) -> None:
+def train(session: Session[Run]) -> None:
     """Act, keep, learn, tell, until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
     config = run.algorithm

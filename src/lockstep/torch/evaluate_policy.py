@@ -27,12 +27,17 @@ def evaluate_run(
     run = load(path / "run.yaml")
     # Another stream than any evaluation during training: those chose when to stop and which policy is the best.
     run = replace(run, evaluate_episodes=episodes, evaluate_greedy=greedy, seed=run.seed + 1 if seed is None else seed)
+    policy, observations = load_policy(path)
+    if policy.spec is None:
+        raise ConfigError(
+            f"{path} learned from a log and has no simulator to play in; `lockstep offline evaluate {path}` judges it "
+            "by the log, and a run with --set task=ID is played"
+        )
     if video:
         check_drawing(run)
-    policy, observations, spec = load_policy(path)
     drawn = path / "videos" / "evaluate.gif" if video else None
     with Comm(World(), device="cpu") as comm:
-        evaluation = Evaluation(run, comm, spec, policy, observations)
+        evaluation = Evaluation(run, comm, policy.spec, policy, observations)
         try:
             played = evaluation.play(-1, beat=lambda: None)
             if drawn is not None:

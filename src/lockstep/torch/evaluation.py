@@ -13,7 +13,7 @@ from lockstep.normalize import RunningMoments
 from lockstep.record.journal import Journal
 from lockstep.record.video import MAX_FRAMES, write_gif
 from lockstep.rollout import clipper
-from lockstep.run import Run
+from lockstep.run import AnyRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.networks import AnyPolicy, actor_of
 from lockstep.world import stream, stream_seed
@@ -29,14 +29,16 @@ class Evaluation:
 
     def __init__(
         self,
-        run: Run,
+        run: AnyRun,
         comm: Comm,
         spec: EnvSpec,
         policy: AnyPolicy,
         observations: RunningMoments | None,
         journal: Journal | None = None,
     ) -> None:
-        self._run, self._comm, self._observations, self._journal = run, comm, observations, journal
+        assert run.task is not None
+        self._run, self._task = run, run.task
+        self._comm, self._observations, self._journal = comm, observations, journal
         self._distribution, self._actor = policy.distribution, actor_of(policy, comm.device)
         self._clip = clipper(spec.action)
         self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _GAMES)
@@ -72,7 +74,7 @@ class Evaluation:
             if not num_envs:
                 continue
             if shard not in self._envs:
-                self._envs[shard] = make_vector_env(self._run.task, self._run.env, num_envs, training=False)
+                self._envs[shard] = make_vector_env(self._task, self._run.env, num_envs, training=False)
             key = f"evaluate {index}/{shard}"
             seeds = [stream_seed(seed, key, i) for i in range(num_envs)]
             noise = stream(seed, key)
@@ -91,7 +93,7 @@ class Evaluation:
             index: which evaluation it belongs to.
             beat: called every step.
         """
-        env: Any = make_vector_env(self._run.task, self._run.env, 1, render=True, training=False)
+        env: Any = make_vector_env(self._task, self._run.env, 1, render=True, training=False)
         try:
             write_gif(path, self._frames(env, f"video {index}", beat), getattr(env, "frames_per_second", 30))
         finally:

@@ -14,10 +14,11 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.normalize import RunningMoments
-from lockstep.run import NetworkConfig, Run
+from lockstep.run import AnyRun, NetworkConfig
 from lockstep.settings import updated
 from lockstep.torch.networks import AnyPolicy, Policy
 from lockstep.torch.q_networks import QPolicy
+from lockstep.torch.scoring import SCORING, ScoringPolicy, made_scoring, save_scoring
 from lockstep.torch.tensor_file import write_tensors
 
 POLICY_FILE = "policy.safetensors"
@@ -30,16 +31,19 @@ _TOLD = (*_HEADS, "epsilon_end")
 """The settings of DQN that its network follows from, and how often it acts at random."""
 
 
-def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: Run, spec: EnvSpec) -> None:
+def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
     """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
+    if isinstance(policy, ScoringPolicy):
+        save_scoring(path, policy)
+        return
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
     if observations is not None:
         tensors |= {_NORMALIZER + name: torch.from_numpy(value).clone() for name, value in observations.state().items()}
-    about = {"format": _FORMAT, "task": run.task, "network": asdict(run.network), "spec": spec.to_dict()}
+    about = {"format": _FORMAT, "task": run.task, "network": asdict(run.network), "spec": policy.spec.to_dict()}
     write_tensors(path, tensors, about | {"algo": _algo(policy), "algorithm": _algorithm(policy)})
 
 
-def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None, EnvSpec]:
+def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None]:
     """Read a policy file, or the policy of a run directory. Which class it is says the file."""
     if path.is_dir():
         path = path / POLICY_FILE
@@ -55,6 +59,8 @@ def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None, EnvSpec]:
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(f"{path} is not a Lockstep policy file, or is damaged ({error})") from error
+    if str(about.get("algo")).startswith(SCORING):
+        return made_scoring(path, about, tensors), None
     if about["format"] > _FORMAT:
         raise ConfigError(f"{path} was written by a newer version (format {about['format']}); upgrade lockstep-rl")
     spec = EnvSpec.from_dict(about["spec"])
@@ -72,12 +78,12 @@ def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None, EnvSpec]:
     if moments:
         observations = RunningMoments(spec.observation_size)
         observations.restore(moments)
-    return policy, observations, spec
+    return policy, observations
 
 
 def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
     """Copy the parameters and the normalizer of a policy file into a fresh policy of the same shape."""
-    source, moments, _ = load_policy(path)
+    source, moments = load_policy(path)
     if _algo(source) != _algo(policy):
         raise ConfigError(
             f"--init-from {path}: a policy of algo={_algo(source)}, and this run has algo={_algo(policy)}; "
@@ -101,6 +107,8 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
 
 
 def _algo(policy: AnyPolicy) -> str:
+    if isinstance(policy, ScoringPolicy):
+        return SCORING + policy.about.algo
     return "dqn" if isinstance(policy, QPolicy) else "ppo"
 
 
@@ -118,6 +126,10 @@ def _made(about: Mapping[str, Any], spec: EnvSpec) -> AnyPolicy:
 
 def _meant_otherwise(mine: AnyPolicy, theirs: AnyPolicy) -> list[str]:
     """Settings by which parameters of equal shapes mean something else."""
+    if isinstance(mine, ScoringPolicy) and isinstance(theirs, ScoringPolicy):
+        names = ("state", "action", "actions")
+        told = [(p.about.state, p.about.action, p.about.info.actions) for p in (mine, theirs)]
+        return [f"{name} features" for name, a, b in zip(names, *told, strict=True) if a != b]
     names = ("value_distribution", "v_min", "v_max")
     a, b = _algorithm(mine), _algorithm(theirs)
     if not a or a[names[0]] == b[names[0]] != "categorical":

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingType
 
 from lockstep.cores import usable_cores
 from lockstep.errors import ConfigError
-from lockstep.run import Run
+from lockstep.run import AnyRun
 from lockstep.world import World
 
 _WORTH_A_SECOND_THREAD = 100_000_000
@@ -20,7 +20,7 @@ was measured for a small network with two threads on two busy cores.
 """
 
 
-def pin(run: Run, world: World) -> None:
+def pin(run: AnyRun, world: World) -> None:
     """Fix what changes bits, before the first number is computed; does nothing for a run that is not pinned."""
     if not world.pinned:
         return

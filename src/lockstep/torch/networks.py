@@ -15,6 +15,7 @@ from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import distribution_of
 from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
+from lockstep.torch.scoring import ScoringPolicy
 
 
 def _relu(x: np.ndarray) -> np.ndarray:
@@ -83,7 +84,7 @@ class Policy(nn.Module):
         return self.network(observation)
 
 
-AnyPolicy = Policy | QPolicy
+AnyPolicy = Policy | QPolicy | ScoringPolicy
 """Of whatever algorithm: observations to what actions are drawn from, and a value."""
 
 
@@ -118,6 +119,7 @@ class TorchActor:
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[..., N, O] to [..., N, P]; one call for each shard of the leading axis, so kernels keep its shape."""
+        assert self._policy.spec is not None
         if observation.ndim > 1 + len(self._policy.spec.observation_shape):
             return np.stack([self(part) for part in observation])
         with torch.inference_mode():
@@ -128,7 +130,7 @@ class TorchActor:
 def actor_of(policy: AnyPolicy, device: torch.device) -> NumpyActor | TorchActor:
     """The cheapest exact way to act; without the noise of noisy layers."""
     chain = _linear(policy.network)
-    if device.type == "cpu" and policy.spec.image is None and chain:
+    if device.type == "cpu" and chain and policy.spec is not None and policy.spec.image is None:
         return NumpyActor(chain)
     return TorchActor(policy, device)
 

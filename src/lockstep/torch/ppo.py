@@ -263,7 +263,7 @@ class PPO:
         self._discounted[k].value[:] = state["discounted"]
 
 
-def train(session: Session) -> None:
+def train(session: Session[Run]) -> None:
     """Collect, learn, tell, keep, until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)

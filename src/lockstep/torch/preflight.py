@@ -18,7 +18,7 @@ from lockstep.cores import usable_cores
 from lockstep.errors import ConfigError, RunError
 from lockstep.predict import Layout
 from lockstep.resume import leaves
-from lockstep.run import Run, dump, to_dict
+from lockstep.run import AnyRun, Run, dump, to_dict
 from lockstep.torch.hardware import kind_of, processor
 from lockstep.torch.latency import Network, clock_skews, measure_network
 from lockstep.torch.outlook import Outlook, outlook
@@ -131,7 +131,7 @@ class Preflight:
             raise RunError(f"{path} could not be written ({error.strerror})") from error
 
 
-def preflight(comm: "Comm", run: Run, *, measure: bool | None = None) -> Preflight:
+def preflight(comm: "Comm", run: AnyRun, *, measure: bool | None = None) -> Preflight:
     """Compare all ranks, and measure what lies between their hosts; *collective*.
 
     Args:
@@ -157,9 +157,9 @@ def _stalled(_: Observed, report: str) -> None:
     print(f"lockstep: error: {report}", file=sys.stderr, flush=True)
 
 
-def _compared(comm: "Comm", run: Run, *, measure: bool | None) -> Preflight:
-    world, names = comm.world, [run.task, *run.env.wrappers, run.network.module or ""]
-    mine = card(dump(run), user_code(names)) | {
+def _compared(comm: "Comm", run: AnyRun, *, measure: bool | None) -> Preflight:
+    world = comm.world
+    mine = card(dump(run), user_code(run.user_code)) | {
         "node": world.rank - world.local_rank,
         "cores": usable_cores(),
         "device": kind_of(comm.device),
@@ -183,7 +183,7 @@ def _compared(comm: "Comm", run: Run, *, measure: bool | None) -> Preflight:
     if several if measure is None else measure:
         found.network = measure_network(comm, len(found.hosts), _TAG)
     found.warnings = doubts(found, pinned=world.pinned)
-    if several and world.rank == 0:
+    if several and world.rank == 0 and isinstance(run, Run):
         _look_ahead(comm, run, found)
     return found
 

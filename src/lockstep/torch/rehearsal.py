@@ -7,9 +7,12 @@ from torch import Tensor
 
 from lockstep.torch.adam import Adam
 from lockstep.torch.flat import FlatParameters
+from lockstep.torch.sgd import Sgd
 
 
-def rehearsal(flat: FlatParameters, optimizer: Adam, loss: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], object]:
+def rehearsal(
+    flat: FlatParameters, optimizer: Adam | Sgd, loss: Callable[[], tuple[Tensor, Tensor]]
+) -> Callable[[], object]:
     """A gradient step that sends nothing and changes nothing, as a function.
 
     Args:

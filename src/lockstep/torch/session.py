@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self
 
 import numpy as np
 import torch
 
 from lockstep import stacks
+from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv, env_spec, make_vector_env
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
 from lockstep.evaluate import GivenUp
@@ -25,8 +26,7 @@ from lockstep.record.journal import Journal
 from lockstep.record.summary import seconds_since_process_start
 from lockstep.record.timers import CHECKPOINT, EVALUATE, Timers
 from lockstep.resume import Resumption, go_on
-from lockstep.rollout import Collector
-from lockstep.run import Run
+from lockstep.run import Run, SomeRun
 from lockstep.signals import WATCHED, StopSignals
 from lockstep.torch.checkpoints import Checkpoints
 from lockstep.torch.comm import Comm
@@ -36,12 +36,12 @@ from lockstep.torch.export import BEST_POLICY_FILE, POLICY_FILE, save_policy, st
 from lockstep.torch.hardware import pin, share_cores
 from lockstep.torch.networks import AnyPolicy, multiplications
 from lockstep.torch.preflight import preflight
-from lockstep.torch.state import Learner, RunState
+from lockstep.torch.state import Learner, RunState, Source
 from lockstep.watch import Watch
 from lockstep.world import World
 
 
-class Session:
+class Session(Generic[SomeRun]):
     """One run on this rank, as a context manager. Collective throughout.
 
     Args:
@@ -56,7 +56,6 @@ class Session:
         run: the config.
         comm: collectives.
         timers: where the time goes.
-        spec: what an environment looks like.
         summary: what `summary.json` will hold.
         progress: global counters, once `training` began.
         signals: those that asked this rank to stop.
@@ -65,7 +64,7 @@ class Session:
 
     def __init__(
         self,
-        run: Run,
+        run: SomeRun,
         world: World | None = None,
         *,
         run_dir: Path | None = None,
@@ -79,19 +78,16 @@ class Session:
             run_dir, init_from = resumed.run_dir, init_from if resumed.step is None else None
             self.world = replace(self.world, num_shards=resumed.num_shards or self.world.num_shards)
         self.timers = Timers()
-        self.spec = env_spec(run.task, run.env)
-        self.progress, self._init_from = Progress(run.total_steps), init_from
+        self._spec = env_spec(run.task, run.env) if run.task is not None else None
+        self.progress, self._init_from = Progress(run.total_steps if isinstance(run, Run) else 1), init_from
         self.signals, self._stack = StopSignals(), contextlib.ExitStack()
-        self._stop_return = run.stop_return if run.stop_return is not None else self.spec.reward_threshold
+        threshold = self.spec.reward_threshold if isinstance(run, Run) else None
+        self._stop_return = run.stop_return if run.stop_return is not None else threshold
         pin(run, self.world)
         self.comm = Comm(
-            self.world,
-            device=run.device,
-            backend=run.backend,
-            timeout_s=run.timeout_s,
-            startup_timeout_s=run.startup_timeout_s,
-            timers=self.timers,
-        )
+            self.world, device=run.device, backend=run.backend, timers=self.timers,
+            timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s,
+        )  # fmt: skip
         self._run_dir, self._joined = run_dir, joined
         self._state: RunState | None = None
         self.solved, self.stopped_by = False, 0
@@ -114,9 +110,8 @@ class Session:
             logs = self.journal.path / "logs"
             stack.enter_context(stacks.answering(logs, self.world.rank))
             watch = Watch(
-                self.comm.observe, self.journal.stalled, lambda: self.signals.received,
-                timeout_s=self.run.timeout_s, startup_timeout_s=self.run.startup_timeout_s,
-                leaving=self.comm.tell, logs=logs,
+                self.comm.observe, self.journal.stalled, lambda: self.signals.received, leaving=self.comm.tell,
+                timeout_s=self.run.timeout_s, startup_timeout_s=self.run.startup_timeout_s, logs=logs,
             )  # fmt: skip
             stack.callback(watch.close)
             self._stack = stack.pop_all()
@@ -136,38 +131,40 @@ class Session:
 
     # -- what the loop calls -------------------------------------------------------------------------------------------
 
+    @property
+    def spec(self) -> EnvSpec:
+        """What an environment looks like."""
+        assert self._spec is not None
+        return self._spec
+
     def make_envs(self, num_envs: int) -> list[VectorEnv]:
         """The vector environment of each local shard; closed with the session."""
         size = self.world.shard_size(num_envs, "num_envs")
         for doubt in self.world.doubts(size):
             self.journal.warn(doubt)
-        envs = [make_vector_env(self.run.task, self.run.env, size) for _ in self.world.shards]
+        envs = [make_vector_env(self.run.task or "", self.run.env, size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)
         return envs
 
     def begin(self, policy: AnyPolicy, observations: RunningMoments | None, learner: Learner) -> None:
-        """Say what is trained: its policy, the normalizer of what the policy sees, and the algorithm's own state.
-
-        Starts it from `--init-from`, equal on all ranks.
-        """
-        shard_envs = self.world.shard_size(self.run.num_envs, "num_envs")
-        rows = self.run.algorithm.minibatch_rows(shard_envs, self.world.num_shards)
-        share_cores(self.world, rows * multiplications(policy))
+        """Say what is trained: policy, normalizer of what it sees, and learner; equal on all ranks if `--init-from`."""
+        share_cores(self.world, self.run.minibatch_rows(self.world) * multiplications(policy))
         self._policy, self._observations, self._learner = policy, observations, learner
         if self._init_from is not None:
             start_from(self._init_from, policy, observations)
             self.comm.broadcast_(policy)
             if observations is not None:
                 observations.restore(self.comm.broadcast_object(observations.state()))
-        self._evaluation = Evaluation(self.run, self.comm, self.spec, policy, observations, self.journal)
-        self._stack.callback(self._evaluation.close)
+        if self._spec is not None:
+            self._evaluation = Evaluation(self.run, self.comm, self._spec, policy, observations, self.journal)
+            self._stack.callback(self._evaluation.close)
 
     @contextlib.contextmanager
-    def training(self, progress: Progress, collector: Collector) -> Generator[None]:
+    def training(self, progress: Progress, source: Source) -> Generator[None]:
         """The training loop runs inside: what was resumed is there and clocks start before, the result comes after."""
-        self.progress, self._collector = progress, collector
-        self._state = RunState(self.world, self._learner, collector, self.journal, progress)
+        self.progress, self._source = progress, source
+        self._state = RunState(self.world, self._learner, source, self.journal, progress)
         behind_s = self._checkpoints.begin(self._state, progress)
         self.solved = self._reached() and self.run.stop_when_solved
         self.timers.restart()
@@ -185,7 +182,7 @@ class Session:
     def local_facts(self) -> np.ndarray:
         """What all ranks must know of this one after a rollout: `[K, ...]` episodes, returns and lengths, signals."""
         facts = np.zeros((len(self.world.shards), 4 + len(WATCHED)))
-        for k, episodes in enumerate(self._collector.episodes):
+        for k, episodes in enumerate(self._source.episodes):
             facts[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)
         facts[0, 3:] = [self._checkpoints.busy, *self.signals.flags()]
@@ -203,7 +200,7 @@ class Session:
         if not self._updated:
             self._updated = True
             self.summary["startup_s"] = seconds_since_process_start()
-            self.comm.check_different(self._collector.fingerprint(), "first_rollout")
+            self.comm.check_different(self._source.fingerprint(), "first_rollout")
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write one line of metrics; one message."""
@@ -220,10 +217,12 @@ class Session:
         self.journal.log(self.progress, metrics, total.view(self.world.num_shards, -1).numpy())
 
     def evaluate(self) -> None:
-        """Play the evaluation episodes; stop the run, on all ranks together, if they solve the task.
+        """Play the evaluation episodes, if there is a task; stop the run, on all ranks together, if they solve it.
 
         A signal cuts it short, since games are long; the resumed run begins with it.
         """
+        if self._spec is None:
+            return
         previous = self.timers.enter(EVALUATE)
         try:
             episodes = self._evaluation.play(self.progress.env_steps, beat=self._beat)
@@ -287,14 +286,13 @@ class Session:
         self.comm.check_equal(self._state.tensors())
 
     def _save(self, name: str) -> None:
-        save_policy(self.journal.path / name, self._policy, self._observations, self.run, self.spec)
+        save_policy(self.journal.path / name, self._policy, self._observations, self.run)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, PeerError):
             time.sleep(PEER_DELAY_S)
         message = str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}"
         culprit: int | None = getattr(error, "rank", None)
-        culprit = self.world.rank if culprit is None else culprit
         save_evidence(error, self.journal.path, self.world.rank, self._state.tensors() if self._state else {})
         elapsed = self._elapsed_s if hasattr(self, "_started") else 0.0
-        self.journal.fail(culprit, message, self.progress, elapsed)
+        self.journal.fail(self.world.rank if culprit is None else culprit, message, self.progress, elapsed)

@@ -1,10 +1,11 @@
 """What a checkpoint holds of a run, gathered from the parts that own it and given back to them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +13,6 @@ from lockstep.errors import ConfigError
 from lockstep.fingerprint import fingerprint
 from lockstep.progress import Progress
 from lockstep.record.journal import Journal
-from lockstep.rollout import Collector
 from lockstep.torch.hardware import describe
 from lockstep.world import World
 
@@ -36,21 +36,47 @@ class Learner(Protocol):
         ...
 
 
+class Seen(Protocol):
+    """Episodes that ended in what a source gave last."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+
+
+class Source(Protocol):
+    """Where the data comes from: environments (`Collector`) or a log (`lockstep.data.reader.Reader`)."""
+
+    @property
+    def episodes(self) -> Sequence[Seen]:
+        """Of each local shard."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Of the first data of this rank; no two ranks have the same."""
+        ...
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """What local shard number `k` needs to go on from here. Plain values and numpy arrays."""
+        ...
+
+    def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
+        """Continue from what `shard_state` told at `step`; False if it has to begin anew."""
+        ...
+
+
 class RunState:
     """All that a run needs to go on.
 
     Args:
         world: whose shards.
         learner: the algorithm.
-        collector: steps the environments.
+        source: of the data.
         journal: what has been written.
         progress: global counters.
     """
 
-    def __init__(
-        self, world: World, learner: Learner, collector: Collector, journal: Journal, progress: Progress
-    ) -> None:
-        self._world, self._learner, self._collector = world, learner, collector
+    def __init__(self, world: World, learner: Learner, source: Source, journal: Journal, progress: Progress) -> None:
+        self._world, self._learner, self._source = world, learner, source
         self._journal, self._progress = journal, progress
 
     def tensors(self) -> dict[str, Tensor]:
@@ -68,7 +94,7 @@ class RunState:
             "host": os.uname().nodename,
             "device": describe(device),
             "params_fingerprint": fingerprint(parameters),
-            "first_rollout_fingerprint": self._collector.fingerprint(),
+            "first_rollout_fingerprint": self._source.fingerprint(),
             "env_steps": self._progress.env_steps // world.num_shards * len(world.shards),
             "episodes": sum(episodes.count for episodes in self._journal.episodes),
         }
@@ -83,7 +109,7 @@ class RunState:
         return {
             shard: {
                 "learner": self._learner.shard_state(k),
-                "collector": self._collector.shard_state(k),
+                "collector": self._source.shard_state(k),
                 "episodes": self._journal.episodes[k].state(),
             }
             for k, shard in enumerate(self._world.shards)
@@ -114,5 +140,5 @@ class RunState:
             state = shards[shard]
             self._learner.restore_shard(k, state["learner"])
             self._journal.episodes[k].restore(state["episodes"])
-            exact &= self._collector.restore_shard(k, state["collector"], self._progress.env_steps)
+            exact &= self._source.restore_shard(k, state["collector"], self._progress.env_steps)
         return exact

@@ -51,3 +51,17 @@ def test_a_step_that_is_left_out_never_was(device, poison):
         assert torch.equal(values, plain)
         assert all(torch.equal(adam.state()[name], tensor) for name, tensor in reference.state().items())
     assert adam.steps == 2
+
+
+def test_decay_is_added_to_the_gradient():
+    generator = torch.Generator().manual_seed(1)
+    ours = torch.randn(100, generator=generator)
+    theirs, gradient = torch.nn.Parameter(ours.clone()), torch.zeros(100)
+    adam = Adam(ours, gradient, torch.tensor(1e-2), eps=1e-5, l2_decay=0.3)
+    reference = torch.optim.Adam([theirs], lr=1e-2, eps=1e-5, weight_decay=0.3)
+    for _ in range(5):
+        gradient.copy_(torch.randn(100, generator=generator))
+        theirs.grad = gradient.clone()
+        adam.step()
+        reference.step()
+    torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-6)

@@ -29,9 +29,10 @@ def moments():
 def test_a_policy_comes_back_whole(tmp_path):
     policy, normalizer = Policy(SPEC, RUN.network, seed=3), moments()
     FlatParameters(policy)  # views of one buffer must be written as tensors of their own
-    save_policy(tmp_path / "policy.safetensors", policy, normalizer, RUN, SPEC)
+    save_policy(tmp_path / "policy.safetensors", policy, normalizer, RUN)
     for path in (tmp_path, tmp_path / "policy.safetensors"):
-        loaded, observations, spec = load_policy(path)
+        loaded, observations = load_policy(path)
+        spec = loaded.spec
         assert spec == SPEC
         assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), loaded.parameters(), strict=True))
         assert {k: v.tolist() for k, v in observations.state().items()} == {
@@ -41,13 +42,13 @@ def test_a_policy_comes_back_whole(tmp_path):
 
 
 def test_without_a_normalizer_there_is_none(tmp_path):
-    save_policy(tmp_path / "p.safetensors", Policy(SPEC, RUN.network), None, RUN, SPEC)
+    save_policy(tmp_path / "p.safetensors", Policy(SPEC, RUN.network), None, RUN)
     assert load_policy(tmp_path / "p.safetensors")[1] is None
 
 
 def test_starting_from_a_policy(tmp_path):
     source, normalizer = Policy(SPEC, RUN.network, seed=3), moments()
-    save_policy(tmp_path / "policy.safetensors", source, normalizer, RUN, SPEC)
+    save_policy(tmp_path / "policy.safetensors", source, normalizer, RUN)
     mine, observations = Policy(SPEC, RUN.network, seed=4), RunningMoments(4)
     start_from(tmp_path, mine, observations)
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), mine.parameters(), strict=True))
@@ -73,7 +74,7 @@ def test_what_is_no_policy_file_is_refused(tmp_path):
 
 def test_a_damaged_file_is_refused_not_half_loaded(tmp_path):
     path = tmp_path / "policy.safetensors"
-    save_policy(path, Policy(SPEC, RUN.network), None, RUN, SPEC)
+    save_policy(path, Policy(SPEC, RUN.network), None, RUN)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ConfigError, match="damaged"):
         load_policy(path)

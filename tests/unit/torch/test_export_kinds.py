@@ -45,8 +45,9 @@ def seen(spec):
 def test_a_policy_comes_back_as_what_it_was(tmp_path, spec, algorithm):
     run, policy = made(spec, algorithm)
     FlatParameters(policy)  # views of one buffer must be written as tensors of their own
-    save_policy(tmp_path / "policy.safetensors", policy, None, run, spec)
-    loaded, observations, theirs = load_policy(tmp_path)
+    save_policy(tmp_path / "policy.safetensors", policy, None, run)
+    loaded, observations = load_policy(tmp_path)
+    theirs = loaded.spec
     assert type(loaded) is type(policy)
     assert observations is None
     assert theirs == spec
@@ -61,14 +62,14 @@ def test_noise_is_no_part_of_the_file(tmp_path):
     run, policy = made(SPEC, DQNConfig(noisy=True))
     quiet = policy(seen(SPEC))[0]
     policy.resample(np.random.default_rng(0))
-    save_policy(tmp_path / "policy.safetensors", policy, None, run, SPEC)
+    save_policy(tmp_path / "policy.safetensors", policy, None, run)
     assert torch.equal(load_policy(tmp_path)[0](seen(SPEC))[0], quiet)
 
 
 @pytest.mark.parametrize("algorithm", [None, *HEADS])
 def test_another_training_starts_from_it(tmp_path, algorithm):
     run, policy = made(SPEC, algorithm)
-    save_policy(tmp_path / "policy.safetensors", policy, None, run, SPEC)
+    save_policy(tmp_path / "policy.safetensors", policy, None, run)
     _, fresh = made(SPEC, algorithm, seed=4)
     start_from(tmp_path, fresh, None)
     assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), policy.parameters(), strict=True))
@@ -88,20 +89,20 @@ def test_another_training_starts_from_it(tmp_path, algorithm):
 )
 def test_what_means_something_else_is_refused(tmp_path, saved, mine, words):
     run, policy = made(SPEC, saved)
-    save_policy(tmp_path / "policy.safetensors", policy, None, run, SPEC)
+    save_policy(tmp_path / "policy.safetensors", policy, None, run)
     with pytest.raises(ConfigError, match=words):
         start_from(tmp_path, made(SPEC, mine)[1], None)
 
 
 def test_a_file_tells_how_often_its_policy_acts_at_random(tmp_path):
     run, policy = made(SPEC, DQNConfig(epsilon_end=0.125))
-    save_policy(tmp_path / "policy.safetensors", policy, None, run, SPEC)
+    save_policy(tmp_path / "policy.safetensors", policy, None, run)
     assert load_policy(tmp_path)[0].distribution.epsilon == policy.distribution.epsilon == 0.125
 
 
 def test_what_no_parameter_depends_on_may_differ(tmp_path):
     run, policy = made(SPEC, DQNConfig(noisy=True))
-    save_policy(tmp_path / "policy.safetensors", policy, None, run, SPEC)
+    save_policy(tmp_path / "policy.safetensors", policy, None, run)
     start_from(tmp_path, made(SPEC, DQNConfig(noisy=True, noisy_std=0.1, v_max=3.0, gamma=0.9))[1], None)
 
 
@@ -116,7 +117,8 @@ def test_a_file_of_an_older_version_is_read(tmp_path):
     policy = Policy(SPEC, NetworkConfig(hidden=(8,), shared=True), seed=3)
     tensors = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     save_file(tensors, tmp_path / "policy.safetensors", metadata={"lockstep": json.dumps(about(SPEC))})
-    loaded, _, spec = load_policy(tmp_path)
+    loaded, _ = load_policy(tmp_path)
+    spec = loaded.spec
     assert isinstance(loaded, Policy)
     assert spec == SPEC
     assert torch.equal(loaded(seen(SPEC))[0], policy(seen(SPEC))[0])

@@ -1,0 +1,231 @@
+"""What preparing a log costs: rows per second and memory, beside the same timeline in pandas. Prints a markdown table.
+
+python benchmarks/offline_prepare.py                                        10 million rows in 20 Parquet files
+python benchmarks/offline_prepare.py --rows 1000000 --pandas-rows 100000    a quicker look
+python benchmarks/offline_prepare.py --pandas-rows 0                        without pandas
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from measure import machine, table
+
+from lockstep.world import stream
+
+FEATURES, ACTIONS = 8, 4
+EPISODE = 100
+"""Mean decisions of an episode."""
+ROWS_PER_FILE = 500_000
+KINDS = ("discrete", "parametric")
+
+
+def write_log(directory: Path, kind: str, rows: int) -> None:
+    """A log in the schema, before a timeline: rows of many episodes in no order, features as maps."""
+    draws = stream(0, "benchmark")
+    episode = draws.integers(max(rows // EPISODE, 1), size=rows, dtype=np.int64)
+    order = np.argsort(episode, kind="stable")
+    number = np.empty(rows, np.int64)
+    begins = np.searchsorted(episode[order], episode[order])
+    number[order] = np.arange(rows) - begins
+    directory.mkdir(parents=True)
+    for first in range(0, rows, ROWS_PER_FILE):
+        chosen = slice(first, min(first + ROWS_PER_FILE, rows))
+        count = chosen.stop - chosen.start
+        columns = {
+            "mdp_id": pa.array([f"episode-{name}" for name in episode[chosen]]),
+            "sequence_number": pa.array(number[chosen]),
+            "state_features": maps(count, FEATURES, draws.normal(size=count * FEATURES), 0),
+            "reward": pa.array(draws.normal(size=count)),
+            "action_probability": pa.array(np.full(count, 1 / ACTIONS)),
+        }
+        taken = draws.integers(ACTIONS, size=count)
+        if kind == "discrete":
+            names = np.array([f"action_{i}" for i in range(ACTIONS)])
+            columns["action"] = pa.array(names[taken])
+            columns["possible_actions"] = lists(pa.array(np.tile(names, count)), ACTIONS)
+        else:  # two numbers describe an action, and what is possible differs from row to row
+            offered = np.round(draws.normal(size=(count, ACTIONS, 2)), 3)
+            columns["action"] = maps(count, 2, offered[np.arange(count), taken].ravel(), FEATURES)
+            columns["possible_actions"] = lists(maps(count * ACTIONS, 2, offered.ravel(), FEATURES), ACTIONS)
+        pq.write_table(pa.table(columns), directory / f"part_{first // ROWS_PER_FILE:03}.parquet")
+
+
+def maps(count: int, width: int, values: np.ndarray, first: int) -> pa.MapArray:
+    """`count` maps of `width` ids each, from `first` on."""
+    names = pa.array(np.tile([str(first + i) for i in range(width)], count))
+    return pa.MapArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width), names, pa.array(values))
+
+
+def lists(items: pa.Array, width: int) -> pa.ListArray:
+    """Lists of `width` items each."""
+    return pa.ListArray.from_arrays(pa.array(np.arange(len(items) // width + 1, dtype=np.int32) * width), items)
+
+
+def by_lockstep(log: Path, out: Path) -> dict[str, float]:
+    """Prepare a log as `lockstep offline prepare` does."""
+    from lockstep.data.prepare import PrepareOptions, prepared
+
+    began = time.perf_counter()
+    prepared([log], out, PrepareOptions(norm={"skip_box_cox": True, "skip_quantiles": True}), say=lambda _: None)
+    return {"seconds": time.perf_counter() - began, "peak": peak()}
+
+
+def by_pandas(log: Path, out: Path, kind: str, rows: int) -> dict[str, float]:
+    """The same timeline as one writes it in pandas: maps to columns, sort, shift within groups, normalize, save."""
+    import pandas as pd
+
+    began = time.perf_counter()
+    files = sorted(log.glob("*.parquet"))[: -(-rows // ROWS_PER_FILE)]
+    frame = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True).head(rows)
+    state = columns_of_maps(frame["state_features"])
+    ids = sorted(state)
+    frame = pd.concat([frame.drop(columns="state_features"), pd.DataFrame(state)], axis=1)
+    frame = frame.sort_values(["mdp_id", "sequence_number"], ignore_index=True)
+    groups = frame.groupby("mdp_id", sort=False)
+    following = groups[["sequence_number", *ids]].shift(-1)
+    terminal = following["sequence_number"].isna().to_numpy()
+    values = frame[ids].to_numpy()
+    mean, deviation = values.mean(0), np.maximum(values.std(0, ddof=1), 1.0)
+    out.mkdir()
+    np.save(out / "state.npy", ((values - mean) / deviation).astype(np.float32))
+    np.save(out / "next_state.npy", np.nan_to_num((following[ids].to_numpy() - mean) / deviation).astype(np.float32))
+    np.save(out / "reward.npy", frame["reward"].to_numpy(np.float32))
+    np.save(out / "propensity.npy", frame["action_probability"].to_numpy(np.float32))
+    np.save(out / "terminal.npy", terminal)
+    np.save(out / "mdp_id.npy", frame["mdp_id"].to_numpy(str))
+    np.save(out / "sequence_number.npy", frame["sequence_number"].to_numpy())
+    np.save(out / "scale.npy", np.stack([mean, deviation]))
+    np.save(out / "time_diff.npy", (following["sequence_number"] - frame["sequence_number"]).fillna(1).to_numpy("f4"))
+    possible = frame["possible_actions"]
+    if kind == "discrete":
+        names = sorted(frame["action"].unique())
+        number = {name: i for i, name in enumerate(names)}
+        action = frame["action"].map(number)
+        np.save(out / "action.npy", action.to_numpy(np.int32))
+        flat, row = possible.explode(), np.repeat(np.arange(len(frame)), possible.str.len())
+        mask = np.zeros((len(frame), len(names)), np.uint8)
+        mask[row, flat.map(number).to_numpy()] = 1
+        np.save(out / "possible_actions.npy", mask)
+        save_next(out, mask, terminal)
+    else:
+        action = np.column_stack(list(columns_of_maps(frame["action"]).values()))
+        np.save(out / "action.npy", action.astype(np.float32))
+        flat = columns_of_maps(possible.explode())
+        offers = np.column_stack(list(flat.values())).astype(np.float32).reshape(len(frame), ACTIONS, -1)
+        np.save(out / "possible_actions.npy", offers)
+        save_next(out, offers, terminal)
+    return {"seconds": time.perf_counter() - began, "peak": peak()}
+
+
+def save_next(out: Path, possible: np.ndarray, terminal: np.ndarray) -> None:
+    """What was possible in the row after."""
+    following = np.zeros_like(possible)
+    following[:-1] = possible[1:]
+    following[terminal] = 0
+    np.save(out / "possible_next_actions.npy", following)
+
+
+def columns_of_maps(series) -> dict[str, np.ndarray]:  # noqa: ANN001  # a pandas Series of lists of pairs
+    """A column for each id."""
+    found: dict[str, list[float]] = {}
+    for row in series:
+        for name, value in row:
+            found.setdefault(name, []).append(value)
+    if any(len(column) != len(series) for column in found.values()):
+        raise ValueError("an id is missing in some rows")
+    return {name: np.array(column) for name, column in found.items()}
+
+
+def peak() -> float:
+    """Largest resident memory of this process so far, in bytes."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return float(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024
+
+
+def compare(ours: Path, theirs: Path, kind: str) -> None:
+    """Raise unless both prepared the same rows, each in its own order and with its own mean and deviation."""
+    import polars as pl
+
+    from lockstep.data.dataset import Dataset
+    from lockstep.data.hashing import of_strings
+
+    data = Dataset.open(ours)
+    trajectory = of_strings(pl.Series(np.load(theirs / "mdp_id.npy").tolist()))
+    order = np.lexsort((np.load(theirs / "sequence_number.npy"), trajectory[0]))
+    features = dict(data.state_features.items())
+    mine = np.array([(features[name].mean, features[name].stddev) for name in data.state_features.ids]).T
+    yours = np.load(theirs / "scale.npy")
+    names = ["reward", "propensity", "terminal", "time_diff", "state", "next_state", "action"]
+    for name in [*names, *(("possible_actions", "possible_next_actions") if kind == "discrete" else ())]:
+        first = np.asarray(data.column(name)[:], np.float64)
+        second = np.asarray(np.load(theirs / f"{name}.npy"), np.float64)[order]
+        if name.endswith("state"):
+            goes_on = slice(None) if name == "state" else np.load(theirs / "terminal.npy")[order] == 0
+            first, second = (first * mine[1] + mine[0])[goes_on], (second * yours[1] + yours[0])[goes_on]
+        if not np.allclose(first, second, rtol=0, atol=1e-5):
+            raise AssertionError(f"{kind}: {name} differs from pandas by {np.abs(first - second).max()}")
+
+
+def measured(*words: str) -> dict[str, float]:
+    """What a process of its own says of itself, so that peaks of memory are its own."""
+    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Generate, prepare, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--pandas-rows", type=int, default=300_000)
+    parser.add_argument("--kinds", nargs="+", default=KINDS)
+    parser.add_argument("--directory", type=Path, help="for logs and prepared data (default: a temporary one)")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        who, kind, log, out, rows = args.one
+        call = by_lockstep(Path(log), Path(out)) if who == "lockstep" else by_pandas(Path(log), Path(out), kind, int(rows))
+        print(json.dumps(call))
+        return
+    lines = []
+    for kind in args.kinds:
+        with tempfile.TemporaryDirectory(dir=args.directory) as name:
+            lines += rows_of_table(Path(name), kind, args.rows, args.pandas_rows)
+    print(machine())
+    print(table(("log", "prepared by", "rows", "seconds", "rows/s", "peak memory (GB)", "times pandas"), lines))
+
+
+def rows_of_table(directory: Path, kind: str, rows: int, pandas_rows: int) -> list[tuple[str, ...]]:
+    """Both ways, and a comparison of what they made."""
+    write_log(directory / "log", kind, rows)
+    ours = measured("--one", "lockstep", kind, str(directory / "log"), str(directory / "ours"), str(rows))
+    rate = rows / ours["seconds"]
+    lines = [(kind, "lockstep", f"{rows:,}", f"{ours['seconds']:.1f}", f"{rate:,.0f}", f"{ours['peak'] / 1e9:.2f}")]
+    if not pandas_rows:
+        return [(*lines[0], "")]
+    write_log(directory / "few", kind, pandas_rows)
+    theirs = measured("--one", "pandas", kind, str(directory / "few"), str(directory / "theirs"), str(pandas_rows))
+    small = measured("--one", "lockstep", kind, str(directory / "few"), str(directory / "small"), str(pandas_rows))
+    compare(directory / "small", directory / "theirs", kind)
+    slow = pandas_rows / theirs["seconds"]
+    lines.append(
+        (kind, "pandas", f"{pandas_rows:,}", f"{theirs['seconds']:.1f}", f"{slow:,.0f}", f"{theirs['peak'] / 1e9:.2f}")
+    )
+    fast = pandas_rows / small["seconds"]
+    lines.append(
+        (kind, "lockstep", f"{pandas_rows:,}", f"{small['seconds']:.1f}", f"{fast:,.0f}", f"{small['peak'] / 1e9:.2f}")
+    )
+    return [(*line, f"{value / slow:.1f}") for line, value in zip(lines, (rate, slow, fast), strict=True)]
+
+
+if __name__ == "__main__":
+    main()

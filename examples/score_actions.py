@@ -1,0 +1,33 @@
+"""Score actions with what `lockstep export RUN --format onnx` wrote; needs onnxruntime and numpy, and no Lockstep.
+
+python score_actions.py policy.onnx '{"0": 0.02, "1": -0.4}' '{"1": 0.3}'     # one state each: {feature id: value}
+"""
+
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession(sys.argv[1])
+about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+
+
+def raw(rows: list[dict[str, float]], features: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Values [rows, features], and which of them a row has: absent ones need no value."""
+    value = np.array([[row.get(name, 0.0) for name in features] for row in rows])
+    return value, np.array([[name in row for name in features] for row in rows])
+
+
+states = [json.loads(text) for text in sys.argv[2:]]
+state_value, state_presence = raw(states, about["state_features"])
+inputs = {"state_value": state_value, "state_presence": state_presence}
+if about["kind"] == "parametric":  # actions are features: every state is offered the same candidates here
+    candidates = about["candidates"] or sys.exit("the log offered other candidates in every row: list yours here")
+    action_value, action_presence = raw(candidates * len(states), about["action_features"])
+    of = np.repeat(np.arange(len(states)), len(candidates))
+    inputs |= {"action_value": action_value, "action_presence": action_presence, "state_of_candidate": of}
+scores = session.run(["scores"], inputs)[0].reshape(len(states), -1)
+names = about["actions"] if about["kind"] == "discrete" else [json.dumps(some) for some in about["candidates"]]
+for row in scores:
+    print({name: round(float(score), 4) for name, score in zip(names, row, strict=True)}, "->", names[row.argmax()])

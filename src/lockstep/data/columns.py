@@ -1,0 +1,163 @@
+"""Columns of prepared data: arrays that lie in parts on the disk, mapped into memory and gathered as if they were one.
+
+Shapes: n rows of all parts, N rows that are wanted, M metrics, S numbers of a state, A actions, K numbers of an action.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Index = NDArray[np.int64]
+
+
+def columns(kind: str, sizes: tuple[int, int, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of a row of every column, by name; `possible_actions` of parametric data has rows of its own.
+
+    Args:
+        kind: `discrete` or `parametric`.
+        sizes: numbers of a state (S), actions (A) or numbers of an action (K), metrics (M).
+    """
+    state, action, metrics = sizes
+    found: dict[str, tuple[str, tuple[int, ...]]] = {"state": ("<f4", (state,)), "next_state": ("<f4", (state,))}
+    taken = ("<i4", ()) if kind == "discrete" else ("<f4", (action,))
+    found |= {"action": taken, "next_action": taken}
+    if kind == "parametric":
+        found |= {"has_next_action": ("|u1", ()), "action_index": ("<i4", ())}
+    for name in ("possible_actions", "possible_next_actions"):
+        found[name] = ("|u1" if kind == "discrete" else "<f4", (action,))
+        if kind == "parametric":
+            found[offsets_of(name)] = ("<i8", ())
+    found |= {"reward": ("<f4", ()), "metrics": ("<f4", (metrics,))}
+    found |= {"terminal": ("|u1", ()), "continues": ("|u1", ())}
+    found |= {"time_diff": ("<f4", ()), "propensity": ("<f4", ())}
+    found |= {"trajectory": ("<i8", ()), "sequence_number": ("<i8", ()), "key": ("<u8", (2,))}
+    return found
+
+
+def offsets_of(name: str) -> str:
+    """The column that says where the rows of a ragged column begin: `[n + 1]`, from 0 within the part."""
+    return f"{name}_offsets"
+
+
+def ragged_names(kind: str) -> tuple[str, ...]:
+    """Columns with any number of rows of their own for each row."""
+    return ("possible_actions", "possible_next_actions") if kind == "parametric" else ()
+
+
+@dataclass(slots=True)
+class Ragged:
+    """Lists of varying length, one after another: those of row i are `values[offsets[i] : offsets[i + 1]]`."""
+
+    values: NDArray[np.float32]
+    """[m, K]: the entries of all lists."""
+    offsets: Index
+    """[N + 1], from 0 to m."""
+
+    def between(self, start: int, stop: int) -> "Ragged":
+        """The lists of rows `start` to `stop`; a view of the same values."""
+        offsets = self.offsets[start : stop + 1]
+        return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+class Places:
+    """In which part each of the wanted rows [N] lies, and where there. Worked out once for all columns."""
+
+    def __init__(self, index: Index, part_rows: int, num_rows: int) -> None:
+        if index.size and (int(index.min()) < 0 or int(index.max()) >= num_rows):
+            raise IndexError(f"a row outside of the {num_rows} that there are")
+        self.count = len(index)
+        self.parts: list[tuple[int, Index | None, Index]] = []
+        """`(part, which of the wanted rows, their places within the part)`; `None`: all of them."""
+        if num_rows <= part_rows:
+            self.parts.append((0, None, index))
+            return
+        part = index // part_rows
+        for number in np.unique(part).tolist():
+            which = np.flatnonzero(part == number)
+            self.parts.append((number, which, index[which] - number * part_rows))
+
+
+class Column:
+    """One column of all parts: `column[index]` gathers rows [N], `column[start:stop]` reads a run of them."""
+
+    def __init__(self, parts: Sequence[NDArray[Any]], part_rows: int) -> None:
+        self._parts, self._part_rows = parts, part_rows
+        self._num_rows = sum(len(part) for part in parts)
+        self.dtype, self.row_shape = parts[0].dtype, parts[0].shape[1:]
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, index: slice | Index) -> NDArray[Any]:
+        if not isinstance(index, slice):
+            return self.gather(Places(index, self._part_rows, self._num_rows))
+        start, stop, step = index.indices(self._num_rows)
+        if step != 1:
+            raise ValueError("runs of rows have step 1")
+        found = [
+            part[max(start - first, 0) : max(stop - first, 0)]
+            for first, part in zip(range(0, self._num_rows or 1, self._part_rows), self._parts, strict=True)
+            if start < first + len(part) and first < stop
+        ]
+        return np.concatenate(found) if found else self._parts[0][:0].copy()
+
+    def gather(self, places: Places) -> NDArray[Any]:
+        """The rows at `places`, in the order they were asked for; a new array."""
+        found = np.empty((places.count, *self.row_shape), self.dtype)
+        for part, which, where in places.parts:
+            if which is None:  # the places were checked: clipping only spares numpy a copy of the output
+                np.take(self._parts[part], where, axis=0, out=found, mode="clip")
+            else:
+                found[which] = np.take(self._parts[part], where, axis=0, mode="clip")
+        return found
+
+
+class RaggedColumn:
+    """A column of lists, gathered without padding."""
+
+    def __init__(self, values: Sequence[NDArray[np.float32]], offsets: Sequence[Index], part_rows: int) -> None:
+        self._values, self._offsets, self._part_rows = values, offsets, part_rows
+        self._num_rows = sum(len(part) - 1 for part in offsets)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, index: slice | Index) -> Ragged:
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(self._num_rows), dtype=np.int64)
+        return self.gather(Places(index, self._part_rows, self._num_rows))
+
+    def lengths(self, rows: slice) -> Index:
+        """How long the lists of some rows are; the lists are not read."""
+        index = np.arange(*rows.indices(self._num_rows), dtype=np.int64)
+        part, within = np.divmod(index, self._part_rows)
+        found = np.empty_like(index)
+        for number, offsets in enumerate(self._offsets):
+            here = part == number
+            found[here] = offsets[within[here] + 1] - offsets[within[here]]
+        return found
+
+    def gather(self, places: Places) -> Ragged:
+        """The lists of the rows at `places`, in the order they were asked for; new arrays."""
+        begins = [np.take(self._offsets[part], where, mode="clip") for part, _, where in places.parts]
+        lengths = [
+            np.take(self._offsets[part], where + 1, mode="clip") - begin
+            for (part, _, where), begin in zip(places.parts, begins, strict=True)
+        ]
+        offsets = np.zeros(places.count + 1, np.int64)
+        for (_, which, _), length in zip(places.parts, lengths, strict=True):
+            offsets[1:][slice(None) if which is None else which] = length
+        np.cumsum(offsets, out=offsets)
+        found = np.empty((int(offsets[-1]), *self._values[0].shape[1:]), np.float32)
+        for (part, which, _), begin, length in zip(places.parts, begins, lengths, strict=True):
+            if which is None:
+                source = np.arange(len(found)) + np.repeat(begin - offsets[:-1], length)
+                np.take(self._values[part], source, axis=0, out=found, mode="clip")
+            else:
+                within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+                target = within + np.repeat(offsets[which], length)
+                found[target] = np.take(self._values[part], within + np.repeat(begin, length), axis=0, mode="clip")
+        return Ragged(found, offsets)

@@ -1,0 +1,203 @@
+"""Prepared data: a directory of columns that are mapped into memory, and what is said of them in `dataset.json`.
+
+`dataset.json` is written last: its presence means that the rest is whole. Nothing in the directory is run as code.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.columns import Column, Index, Places, Ragged, RaggedColumn, columns, offsets_of, ragged_names
+from lockstep.data.dataset_files import (
+    ACTION_FEATURES,
+    CHECK,
+    DESCRIPTION,
+    STATE_FEATURES,
+    check_file,
+    column_file,
+    described,
+    mapped,
+)
+from lockstep.data.features import Features
+from lockstep.data.info import DatasetInfo
+from lockstep.data.rows import Float, Rows
+from lockstep.errors import ConfigError
+
+
+class Dataset:
+    """Prepared data, open for reading. Columns are mapped, not read: opening takes no time and no memory.
+
+    Attributes:
+        path: the directory.
+        info: what is in it.
+        state_features: the normalization of states.
+        action_features: that of actions; None of discrete data.
+        features_digest: of both, to compare.
+        about: where it comes from: sources, options, versions.
+        row_bytes: bytes on the disk per row.
+    """
+
+    def __init__(self, path: Path, description: Mapping[str, Any]) -> None:
+        self.path, self.about = path, cast(dict[str, Any], description["about"])
+        self.info = _info(path, description)
+        self._files: dict[str, dict[str, Any]] = description["files"]
+        self._part_rows, self._parts = int(description["part_rows"]), list[int](description["parts"])
+        self.state_features = Features.load(path / STATE_FEATURES)
+        parametric = self.info.kind == "parametric"
+        self.action_features = Features.load(path / ACTION_FEATURES) if parametric else None
+        self.features_digest = self.state_features.digest + (
+            self.action_features.digest if self.action_features else ""
+        )
+        self.row_bytes = sum(file["bytes"] for file in self._files.values()) // max(self.info.num_rows, 1)
+        self._columns: dict[str, Column | RaggedColumn] = {}
+        ragged = ragged_names(self.info.kind)
+        for name in columns(self.info.kind, self.info.sizes):
+            if name not in {offsets_of(of) for of in ragged}:
+                parts = self._mapped(name)
+                self._columns[name] = (
+                    RaggedColumn(parts, self._mapped(offsets_of(name)), self._part_rows)
+                    if name in ragged
+                    else Column(parts, self._part_rows)
+                )
+
+    @classmethod
+    def open(cls, path: Path | str, *, verify: bool = False) -> "Dataset":
+        """Open prepared data.
+
+        Args:
+            path: its directory.
+            verify: read everything once and compare checksums.
+
+        Raises:
+            ConfigError: it is not prepared data, of a newer version, damaged, or its normalization was edited since.
+        """
+        path = Path(path)
+        description = described(path)
+        for name, file in description["files"].items():
+            check_file(path, name, file, verify=verify)
+        return cls(path, description)
+
+    def __len__(self) -> int:
+        return self.info.num_rows
+
+    def column(self, name: str) -> Column:
+        """A column, as if it were one array."""
+        found = self._columns[name]
+        assert isinstance(found, Column), f"{name} is ragged"
+        return found
+
+    def ragged(self, name: str) -> RaggedColumn:
+        """A column of lists: candidates of parametric data."""
+        found = self._columns[name]
+        assert isinstance(found, RaggedColumn), f"{name} is not ragged"
+        return found
+
+    def check_rows(self) -> dict[str, NDArray[Any]]:
+        """Some rows as they were logged: `row` [n], `state_value` [n, F] and `action_value`, NaN where absent."""
+        with np.load(self.path / CHECK, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+
+    def keys_between(self, low: int, high: int) -> NDArray[np.uint64]:
+        """Keys `[m, 2]` whose first word lies in `[low, high)`, read in bounded memory, in no special order."""
+        keys, found = self.column("key"), list[NDArray[np.uint64]]()
+        for start in range(0, len(self), 1 << 20):
+            part = keys[start : start + (1 << 20)]
+            first = part[:, 0]
+            found.append(part[(first >= np.uint64(low)) & (first <= np.uint64(high - 1))])
+        return np.concatenate(found)
+
+    def rows(self, index: Index, *, n_step: int = 1, gamma: float = 1.0, next_columns: bool = True) -> Rows:
+        """Gather rows [N], in the order asked for.
+
+        Args:
+            index: which; any of `[0, num_rows)`, also several times.
+            n_step: rewards summed, at most, before `next_state`; fewer where the trajectory ends.
+            gamma: discount per step within the window.
+            next_columns: whether what follows is needed; otherwise those arrays hold no rows.
+        """
+        places = self._places(index)
+        last, steps, reward, metrics = self._window(index, places, n_step, gamma)
+        ends = places if last is index else self._places(last)
+        following = ends if next_columns else self._places(index[:0])
+        action = self._gathered("action", places)
+        discrete = self.info.kind == "discrete"
+        action = action.astype(np.int64) if discrete else action
+        next_action = self._gathered("next_action", following)
+        known = next_action >= 0 if discrete else self._gathered("has_next_action", following)
+        return Rows(
+            index=index,
+            state=self._gathered("state", places),
+            action=action,
+            action_index=action if discrete else self._gathered("action_index", places).astype(np.int64),
+            reward=reward,
+            metrics=metrics,
+            next_state=self._gathered("next_state", following),
+            next_action=np.maximum(next_action, 0).astype(np.int64) if discrete else next_action,
+            has_next_action=known.astype(np.float32),
+            possible_actions=self._possible("possible_actions", places),
+            possible_next_actions=self._possible("possible_next_actions", following),
+            not_terminal=1 - self._gathered("terminal", ends).astype(np.float32),
+            steps=steps,
+            time_diff=self._gathered("time_diff", places),
+            propensity=self._gathered("propensity", places),
+            weight=np.ones(len(index), np.float32),
+        )
+
+    def _places(self, index: Index) -> Places:
+        return Places(index, self._part_rows, self.info.num_rows)
+
+    def _gathered(self, name: str, places: Places) -> NDArray[Any]:
+        return self.column(name).gather(places)
+
+    def _possible(self, name: str, places: Places) -> Float | Ragged:
+        column = self._columns[name]
+        found = column.gather(places)
+        return found if isinstance(found, Ragged) else found.astype(np.float32)
+
+    def _window(self, index: Index, places: Places, n_step: int, gamma: float) -> tuple[Index, Float, Float, Float]:
+        """Of each window: its last row, its length, and the discounted sums of reward and metrics."""
+        reward, metrics = self._gathered("reward", places), self._gathered("metrics", places)
+        if n_step == 1:
+            return index, np.ones(len(index), np.float32), reward, metrics
+        last, steps, here = index.copy(), np.ones(len(index), np.float32), places
+        total, totals, alive = reward.astype(np.float64), metrics.astype(np.float64), np.ones(len(index), np.bool_)
+        for k in range(1, n_step):
+            alive &= self._gathered("continues", here) != 0
+            if not alive.any():
+                break
+            last += alive
+            steps += alive
+            here = self._places(last)
+            total += np.where(alive, gamma**k * self._gathered("reward", here).astype(np.float64), 0.0)
+            totals += np.where(alive[:, None], gamma**k * self._gathered("metrics", here).astype(np.float64), 0.0)
+        return last, steps, total.astype(np.float32), totals.astype(np.float32)
+
+    def _mapped(self, name: str) -> list[NDArray[Any]]:
+        """The parts of a column, checked against what is said of them."""
+        dtype, shape = columns(self.info.kind, self.info.sizes)[name]
+        extra = name in {offsets_of(of) for of in ragged_names(self.info.kind)}
+        found: list[NDArray[Any]] = []
+        for number, count in enumerate(self._parts):
+            file = self.path / column_file(number, name)
+            part = mapped(file)
+            wanted = len(part) if name in ragged_names(self.info.kind) else count + extra
+            if (part.dtype.str, part.shape) != (dtype, (wanted, *shape)):
+                raise ConfigError(
+                    f"{file} holds {part.dtype.str} {list(part.shape)} instead of {dtype} {[wanted, *shape]}; "
+                    "prepare the data again"
+                )
+            found.append(part)
+        return found
+
+
+def _info(path: Path, description: Mapping[str, Any]) -> DatasetInfo:
+    try:
+        info = DatasetInfo.from_dict(description["info"])
+    except ValueError as error:
+        raise ConfigError(f"{path / DESCRIPTION} is damaged ({error}); prepare the data again") from None
+    if sum(description["parts"]) != info.num_rows or not description["parts"]:
+        raise ConfigError(f"{path / DESCRIPTION} is damaged (it counts its rows in two ways); prepare the data again")
+    return info

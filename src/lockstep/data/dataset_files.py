@@ -1,0 +1,99 @@
+"""Files of prepared data: their names, whether they are whole, and how they are mapped into memory."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import ConfigError
+
+FORMAT = 1
+PART_ROWS = 1 << 22
+"""Rows of a part, but for the last."""
+DESCRIPTION, CHECK = "dataset.json", "check.npz"
+STATE_FEATURES, ACTION_FEATURES = "state_features.json", "action_features.json"
+_CHUNK = 1 << 24
+_KEYS = {"format", "info", "part_rows", "parts", "files", "about"}
+
+
+def column_file(part: int, name: str) -> str:
+    """Where a column of a part lies, below the directory of the data."""
+    return f"part_{part:05}/{name}.npy"
+
+
+def checksum(path: Path) -> str:
+    """BLAKE2b (128 bit, hex) of a file."""
+    hashed = hashlib.blake2b(digest_size=16)
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            hashed.update(chunk)
+    return hashed.hexdigest()
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What `dataset.json` says. Raises `ConfigError` where there is none that this version can read."""
+    file = path / DESCRIPTION
+    try:
+        found = cast(object, json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(_nothing(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged ({error}); prepare the data again") from None
+    if not isinstance(found, dict) or not isinstance((said := cast(dict[str, Any], found)).get("format"), int):
+        raise ConfigError(f"{file} does not describe prepared data; give the --out of lockstep offline prepare")
+    if said["format"] != FORMAT:
+        raise ConfigError(
+            f"{file} has format {said['format']}, and this version of Lockstep reads format {FORMAT}; prepare the data "
+            "again, or use the version that prepared it"
+        )
+    if missing := sorted(_KEYS - said.keys()):
+        raise ConfigError(f"{file} is damaged: it holds no {missing[0]}; prepare the data again")
+    return said
+
+
+def _nothing(path: Path) -> str:
+    if not path.exists():
+        return f"data={path} does not exist; prepare a log: lockstep offline prepare LOG --out {path}"
+    if path.is_file():
+        return f"data={path} is a file, not prepared data; prepare it: lockstep offline prepare {path} --out DIRECTORY"
+    return (
+        f"data={path} holds no {DESCRIPTION}: it is no prepared data, or preparing did not finish; "
+        f"run lockstep offline prepare LOG --out DIRECTORY"
+    )
+
+
+def check_file(path: Path, name: str, said: dict[str, Any], *, verify: bool) -> None:
+    """Raise `ConfigError` unless a file has the size, and with `verify` the checksum, that is said of it."""
+    file = path / name
+    try:
+        size = file.stat().st_size
+        edited = name in (STATE_FEATURES, ACTION_FEATURES) and checksum(file) != said["checksum"]
+        if edited:
+            raise ConfigError(
+                f"{file} was changed after the data was normalized by it; prepare the log again with "
+                f"--{name.removesuffix('.json').replace('_', '-')} {file}"
+            )
+        if size != said["bytes"]:
+            raise ConfigError(f"{file} holds {size} bytes instead of {said['bytes']}; prepare the data again")
+        if verify and checksum(file) != said["checksum"]:
+            raise ConfigError(f"{file} is not what was prepared: its checksum differs; prepare the data again")
+    except FileNotFoundError:
+        raise ConfigError(f"{file} is missing; prepare the data again") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+
+
+def mapped(file: Path) -> NDArray[Any]:
+    """An array of a file, read when it is touched. Raises `ConfigError` where it is not an array."""
+    try:
+        try:
+            return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))  # plain arrays are quicker to gather
+        except ValueError:  # an array without any number cannot be mapped
+            return np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"{file} cannot be read as an array ({error}); prepare the data again") from None

@@ -1,0 +1,244 @@
+"""Writing prepared data: columns in order, beside the place where they will stand, renamed when all is there."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, cast
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from lockstep.data.columns import columns, offsets_of, ragged_names
+from lockstep.data.dataset_files import (
+    ACTION_FEATURES,
+    CHECK,
+    DESCRIPTION,
+    FORMAT,
+    PART_ROWS,
+    STATE_FEATURES,
+    checksum,
+    column_file,
+)
+from lockstep.data.features import Features
+from lockstep.data.info import DatasetInfo
+from lockstep.errors import ConfigError
+
+_HEADER = 128
+"""Bytes before the numbers of a file; numpy leaves room there for any number of rows."""
+
+
+class DatasetWriter:
+    """Writes the columns of prepared data, as a context manager. Left without `finish`, it leaves nothing behind.
+
+    Args:
+        path: the directory to make. One that exists must be empty, unless it is replaced.
+        kind: `discrete` or `parametric`.
+        sizes: as `DatasetInfo.sizes`.
+        replace: take the place of prepared data that is there, when this is finished.
+        part_rows: rows of a part.
+
+    Raises:
+        ConfigError: `path` holds something that would be lost.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        sizes: tuple[int, int, int],
+        *,
+        replace: bool = False,
+        part_rows: int = PART_ROWS,
+    ) -> None:
+        self.path, self._kind, self._part_rows = path, kind, part_rows
+        check_place(path, replace=replace)
+        self._columns, self._sizes = columns(kind, sizes), sizes
+        self._ragged = ragged_names(kind)
+        self._plain = [name for name in self._columns if name not in (*self._ragged, *map(offsets_of, self._ragged))]
+        self._streams: dict[str, _Stream] = {}
+        self._files: dict[str, dict[str, Any]] = {}
+        self._parts: list[int] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".unfinished", dir=path.parent))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove what was not finished."""
+        for stream in self._streams.values():
+            stream.abandon()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def append(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Write the next rows [n] of all columns.
+
+        Args:
+            rows: by name, as `columns` says; of a ragged column its lists and, `[n + 1]` from 0, where they begin.
+
+        Raises:
+            ValueError: a column is missing, unknown, or of another type or shape.
+        """
+        if rows.keys() != self._columns.keys():
+            raise ValueError(f"not the columns of {self._kind} data: {sorted(rows.keys() ^ self._columns.keys())}")
+        count, start = len(rows["key"]), 0
+        for name in self._plain:
+            _check(name, rows[name], self._columns[name], count)
+        for name in self._ragged:
+            offsets = rows[offsets_of(name)]
+            _check(offsets_of(name), offsets, self._columns[offsets_of(name)], count + 1)
+            _check(name, rows[name], self._columns[name], int(offsets[-1]))
+        while start < count:
+            if not self._streams:
+                self._begin_part()
+            stop = min(count, start + self._part_rows - self._parts[-1])
+            for name in self._plain:
+                self._streams[name].write(rows[name][start:stop])
+            for name in self._ragged:
+                offsets, stream = rows[offsets_of(name)][start : stop + 1], self._streams[name]
+                self._streams[offsets_of(name)].write(offsets[1:] - offsets[0] + stream.count)
+                stream.write(rows[name][offsets[0] : offsets[-1]])
+            self._parts[-1] += stop - start
+            start = stop
+            if self._parts[-1] == self._part_rows:
+                self._end_part()
+
+    def finish(
+        self,
+        info: DatasetInfo,
+        state_features: Features,
+        action_features: Features | None = None,
+        *,
+        check: Mapping[str, NDArray[Any]],
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say what the rows are, and make the data appear at its place.
+
+        Args:
+            info: of what was appended.
+            state_features: by which states were normalized.
+            action_features: parametric: likewise.
+            check: some rows as they were logged; see `Dataset.check_rows`.
+            about: plain values for people: sources, options, versions.
+        """
+        if not self._parts:
+            self._begin_part()
+        if self._streams:
+            self._end_part()
+        said = (info.kind, info.sizes, info.num_rows)
+        if said != (self._kind, self._sizes, sum(self._parts)):
+            raise ValueError(f"the info says {said} of {(self._kind, self._sizes, sum(self._parts))}")
+        state_features.save(self._folder / STATE_FEATURES)
+        if action_features is not None:
+            action_features.save(self._folder / ACTION_FEATURES)
+        with (self._folder / CHECK).open("wb") as file:
+            np.savez(file, **cast(dict[str, Any], dict(check)))
+        for name in (STATE_FEATURES, ACTION_FEATURES, CHECK):
+            if (file := self._folder / name).exists():
+                self._files[name] = {"bytes": file.stat().st_size, "checksum": checksum(file)}
+        description = {
+            "format": FORMAT,
+            "info": info.to_dict(),
+            "part_rows": self._part_rows,
+            "parts": self._parts,
+            "files": dict(sorted(self._files.items())),
+            "about": dict(about or {}),
+        }
+        with (self._folder / DESCRIPTION).open("w", encoding="utf-8") as file:
+            json.dump(description, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        self._appear()
+
+    def _begin_part(self) -> None:
+        number = len(self._parts)
+        (self._folder / f"part_{number:05}").mkdir()
+        for name, (dtype, shape) in self._columns.items():
+            file = column_file(number, name)
+            self._streams[name] = _Stream(self._folder / file, dtype, shape)
+        for name in self._ragged:
+            self._streams[offsets_of(name)].write(np.zeros(1, np.int64))
+        self._parts.append(0)
+
+    def _end_part(self) -> None:
+        for name, stream in self._streams.items():
+            self._files[column_file(len(self._parts) - 1, name)] = stream.close()
+        self._streams.clear()
+
+    def _appear(self) -> None:
+        """Take the place: at no moment does half of the data stand there."""
+        os.chmod(self._folder, 0o777 & ~_umask())
+        old = None
+        if self.path.is_dir() and any(self.path.iterdir()):
+            old = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".replaced", dir=self.path.parent))
+            os.rename(self.path, old / "data")
+        os.rename(self._folder, self.path)  # onto an empty directory, or onto nothing
+        descriptor = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+class _Stream:
+    """An array on the disk that grows by rows; its header says how many when it is closed."""
+
+    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+        self._path, self._dtype, self._shape = path, dtype, shape
+        self.count = 0
+        self._file: BinaryIO = path.open("wb")
+        self._head()
+
+    def write(self, rows: NDArray[Any]) -> None:
+        """Append rows."""
+        data = np.ascontiguousarray(rows)
+        self._file.write(data.data if data.size else b"")
+        self.count += len(rows)
+
+    def close(self) -> dict[str, Any]:
+        """Write the number of rows, force all to the disk, and tell size and checksum."""
+        self._file.seek(0)
+        self._head()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return {"bytes": self._path.stat().st_size, "checksum": checksum(self._path)}
+
+    def abandon(self) -> None:
+        """Close, whatever was written."""
+        self._file.close()
+
+    def _head(self) -> None:
+        head = {"descr": self._dtype, "fortran_order": False, "shape": (self.count, *self._shape)}
+        npy.write_array_header_1_0(self._file, head)
+        assert self._file.tell() == _HEADER, "numpy writes headers of another length"
+
+
+def check_place(path: Path, *, replace: bool = False) -> None:
+    """Raise `ConfigError` unless prepared data may be written to `path`: nothing there, or what `replace` allows."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists() and not (replace and (path / DESCRIPTION).is_file()):
+        what = "holds prepared data; add --force to replace it" if (path / DESCRIPTION).is_file() else "is in use"
+        raise ConfigError(f"--out {path} {what}, or name another directory")
+
+
+def _check(name: str, rows: NDArray[Any], wanted: tuple[str, tuple[int, ...]], count: int) -> None:
+    dtype, shape = wanted
+    if (rows.dtype.str, rows.shape) != (dtype, (count, *shape)):
+        raise ValueError(f"{name} is {rows.dtype.str} {list(rows.shape)}, not {dtype} {[count, *shape]}")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

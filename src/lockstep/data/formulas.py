@@ -1,0 +1,154 @@
+"""The arithmetic that makes a number near 0 of a feature, by its type.
+
+| type | of x | numbers |
+|---|---|---|
+| `binary` | 1 if x is not 0, else 0 | 1 |
+| `probability` | log(p / (1 - p)), p = x within [1e-5, 1 - 1e-5] | 1 |
+| `continuous` | (x - mean) / stddev | 1 |
+| `boxcox` | (z - mean) / stddev, z = (y^lambda - 1) / lambda, y = max(x + shift, 1e-6); log y where lambda is 0 | 1 |
+| `quantile` | share of the quantiles' intervals below x, linear within an interval: 0 at the first, 1 at the last | 1 |
+| `clip_log` | log max(x, 1e-6) | 1 |
+| `enum` | 1 at the possible value that x equals, else 0; a value that is not among them gives zeros alone | one each |
+| `continuous_action` | 2 (x - min) / (max - min) - 1, within -(1 - 1e-6) and 1 - 1e-6 | 1 |
+| `discrete_action` | x - min | 1 |
+| `do_not_preprocess` | x | 1 |
+
+Those without bounds of their own are clamped to +-11.513 (the logit of 1 - 1e-5), `discrete_action` and
+`do_not_preprocess` to what float32 holds.
+
+A raw value is float64, NaN where the feature is absent; a normalized one is float32, and 0 where the feature is absent.
+Between them all arithmetic is float64, so that large ids and timestamps keep their digits. `lockstep.torch.preprocess`
+has the same formulas as a module; tables computed by hand hold both, and the exported policy, together.
+
+Shapes: n rows, G features of one type.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+FeatureType = Literal[
+    "binary",
+    "probability",
+    "continuous",
+    "boxcox",
+    "quantile",
+    "clip_log",
+    "enum",
+    "continuous_action",
+    "discrete_action",
+    "do_not_preprocess",
+]
+TYPES: tuple[FeatureType, ...] = get_args(FeatureType)
+LIMIT = 11.513
+"""Normalized values without bounds of their own lie within +-LIMIT."""
+MIN_POSITIVE = 1e-6
+"""Logarithms and powers are taken of at least this; a `continuous_action` stays this far from +-1."""
+MIN_PROBABILITY = 1e-5
+"""Logits are taken of probabilities at least this far from 0 and from 1."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Normalized values never lie beyond: float32 holds no more."""
+LARGEST_RAW = float(np.finfo(np.float64).max)
+"""Raw values are taken to lie within, infinite ones too: infinities have no differences."""
+MIN_LAMBDA = 1e-6
+"""A smaller lambda is 0: (y^lambda - 1) / lambda would lose its digits."""
+
+
+Values = NDArray[np.float64]
+Constants = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The features of one type: their columns among raw values, among normalized ones, and their constants.
+
+    Attributes:
+        type: whose formula it is.
+        columns: [G] among the F features.
+        outputs: among the S numbers: [G], or those of each feature of an `enum` behind one another.
+        constants: float64 by name, [G] each; `quantile`: `left`, `width`, [G, most intervals of any], where a width of
+            infinity pads, and `count`, how many are real; `enum`: `values`, and `of`, which of the G it belongs to.
+    """
+
+    type: FeatureType
+    columns: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    constants: Mapping[str, NDArray[Any]]
+
+
+def boxcox(x: Values, lam: Values | float, shift: Values | float) -> Values:
+    """What `boxcox` standardizes (Box and Cox, 1964)."""
+    y, zero = np.maximum(x + shift, MIN_POSITIVE), np.abs(lam) < MIN_LAMBDA
+    power = np.where(zero, 1.0, lam)
+    return np.where(zero, np.log(y), (y**power - 1.0) / power)
+
+
+def _clamp(x: Values) -> Values:
+    return np.clip(x, -LIMIT, LIMIT)
+
+
+def _float32(x: Values) -> Values:
+    return np.clip(x, -LARGEST, LARGEST)
+
+
+def _binary(x: Values, _: Constants) -> Values:
+    return (x != 0).astype(np.float64)
+
+
+def _probability(x: Values, _: Constants) -> Values:
+    p = np.clip(x, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+    return _clamp(np.log(p / (1 - p)))
+
+
+def _continuous(x: Values, of: Constants) -> Values:
+    return _clamp((x - of["mean"]) / of["stddev"])
+
+
+def _boxcox(x: Values, of: Constants) -> Values:
+    return _continuous(boxcox(x, of["boxcox_lambda"], of["boxcox_shift"]), of)
+
+
+def _quantile(x: Values, of: Constants) -> Values:
+    below = np.zeros_like(x)
+    for left, width in zip(of["left"].T, of["width"].T, strict=True):  # an array [n, G] at a time, whatever the bins
+        below += np.clip((x - left) / width, 0.0, 1.0)
+    return below / of["count"]
+
+
+def _clip_log(x: Values, _: Constants) -> Values:
+    return _clamp(np.log(np.maximum(x, MIN_POSITIVE)))
+
+
+def _enum(x: Values, of: Constants) -> Values:
+    return (x[:, of["of"]] == of["values"]).astype(np.float64)
+
+
+def _continuous_action(x: Values, of: Constants) -> Values:
+    low, high, bound = of["min_value"], of["max_value"], 1 - MIN_POSITIVE
+    return np.clip(2 * (x - low) / (high - low) - 1, -bound, bound)
+
+
+def _discrete_action(x: Values, of: Constants) -> Values:
+    return _float32(x - of["min_value"])
+
+
+def _as_it_is(x: Values, _: Constants) -> Values:
+    return _float32(x)
+
+
+FORMULAS: Mapping[FeatureType, Callable[[Values, Constants], Values]] = {
+    "binary": _binary,
+    "probability": _probability,
+    "continuous": _continuous,
+    "boxcox": _boxcox,
+    "quantile": _quantile,
+    "clip_log": _clip_log,
+    "enum": _enum,
+    "continuous_action": _continuous_action,
+    "discrete_action": _discrete_action,
+    "do_not_preprocess": _as_it_is,
+}
+"""By type: present raw values [n, G] and the constants of the G features to [n, G], or [n, all possible values]."""

@@ -1,0 +1,220 @@
+"""Which type each feature has, and its constants, from a sample of its values.
+
+A feature is, by the values that are present, the first of these that fits:
+
+1. `binary`: all are 0 or 1. So is a constant that is sometimes absent: that it is there is all it says.
+2. `probability`: all lie in [0, 1].
+3. `enum`: all are whole numbers from 0, and no more than `max_unique_enum_values` different ones.
+4. `boxcox`: K2 is above 13.8, which one sample of normal values in 1000 reaches; transformed it is below a tenth of
+   that, and at most `quantile_k2_threshold`; lambda, by maximum likelihood, lies outside [0.9, 1.1]. Unless
+   `skip_box_cox`.
+5. `quantile`: K2 is above `quantile_k2_threshold`. Unless `skip_quantiles`.
+6. `continuous`.
+
+K2 is D'Agostino and Pearson's (1973) measure of how far from normal values are; it grows with their number. With
+fewer than 20 values nothing is told from their distribution: a feature is then `binary` or `continuous`. The rules and
+their names are ReAgent's, but for the 13.8; so is that no deviation is taken to be less than `min_stddev`: what varies
+little is not blown up.
+"""
+
+import difflib
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.features import Feature, Features
+from lockstep.data.formulas import TYPES, FeatureType, Values, boxcox
+from lockstep.data.packages import needed
+from lockstep.errors import ConfigError
+
+_MIN_SAMPLES = 20
+_K2_OF_NORMAL = 13.8  # -2 ln 0.001: K2 of normal values is distributed as chi-squared with 2 degrees of freedom
+_LAMBDAS_LIKE_ONE = (0.9, 1.1)
+_MARGIN = 1e-4  # the smallest value is shifted to at least this before its power is taken
+_MAX_BOXCOX_STDDEV = 1e8
+_MOST_POSSIBLE_VALUES = 10_000  # each is a column of every row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormParams:
+    """How features get their types. The names are those of a classic workflow file's `norm_params`."""
+
+    num_samples: int = 100_000
+    """Rows that types and constants are told from."""
+    max_unique_enum_values: int = 10
+    """More different values than this are no `enum`."""
+    quantile_size: int = 20
+    """Intervals of a `quantile`, each with as many values; fewer where values repeat."""
+    quantile_k2_threshold: float = 1000.0
+    """What is further from normal than this becomes a `quantile`."""
+    skip_box_cox: bool = False
+    skip_quantiles: bool = False
+    feature_overrides: dict[str, str] = field(default_factory=dict[str, str])
+    """The type of a feature, by its id, whatever its values look like."""
+    min_stddev: float = 1.0
+    """Deviations below this count as this: values that vary less are centred and not scaled up."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be, and put types into lower case."""
+        for name in ("num_samples", "max_unique_enum_values", "quantile_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("quantile_k2_threshold", "min_stddev"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 0, and finite")
+        types = {str(key): kind.lower() for key, kind in self.feature_overrides.items()}
+        for key, kind in types.items():
+            if kind not in TYPES:
+                raise ConfigError(f"feature_overrides: {key}={kind} is no type; there are {', '.join(TYPES)}")
+        object.__setattr__(self, "feature_overrides", types)
+
+
+def identify(ids: Sequence[str], sample: Values, params: NormParams | None = None) -> Features:
+    """The features of a sample.
+
+    Args:
+        ids: of the columns [F].
+        sample: raw values [n, F], NaN where absent.
+        params: thresholds.
+
+    Raises:
+        ConfigError: a type that a feature was given does not suit its values, or names a feature that is not there.
+    """
+    params = params or NormParams()
+    names = tuple(ids)
+    for key in params.feature_overrides:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1) or names[:8]
+            raise ConfigError(f"feature_overrides: there is no feature {key} in the log; there is {', '.join(near)}")
+    return Features({key: _identified(key, sample[:, column], params) for column, key in enumerate(names)})
+
+
+def _identified(key: str, column: Values, params: NormParams) -> Feature:
+    values = column[~np.isnan(column)]
+    kind = params.feature_overrides.get(key)
+    note = f"{len(values)} of {len(column)} sampled rows have it"
+    if kind is not None:
+        return _as(kind, key, values, params, note + "; its type was given")  # pyright: ignore[reportArgumentType]
+    if not len(values):
+        return Feature(type="continuous", mean=0.0, stddev=1.0, note=note)
+    if ((values == 0) | (values == 1)).all():
+        return _as("binary", key, values, params, note)
+    if len(values) < _MIN_SAMPLES:
+        return _as("continuous", key, values, params, f"{note}, too few to tell more")
+    low, high, whole = values.min(), values.max(), (values == np.floor(values)).all()
+    if low == high and len(values) < len(column):
+        return _as("binary", key, values, params, f"{note}, always as {low:g}")
+    if low >= 0 and high <= 1:
+        return _as("probability", key, values, params, note)
+    if low >= 0 and whole and len(np.unique(values)) <= params.max_unique_enum_values:
+        return _as("enum", key, values, params, note)
+    return _by_distribution(key, values, params, note)
+
+
+def _by_distribution(key: str, values: Values, params: NormParams, note: str) -> Feature:
+    """`continuous`, or what makes the values look more normal."""
+    plain = _k2(values)
+    if not math.isfinite(plain):  # a constant
+        return _as("continuous", key, values, params, note)
+    note = f"{note}; K2 {plain:.4g}"
+    if plain > _K2_OF_NORMAL and not params.skip_box_cox and (found := _boxcox(values)) is not None:
+        lam, shift = found
+        powered = boxcox(values, lam, shift)
+        after = _k2(powered)
+        note = f"{note}, with Box-Cox (lambda {lam:.4g}) {after:.4g}"
+        better = plain > 10 * after and after <= params.quantile_k2_threshold
+        low, high = _LAMBDAS_LIKE_ONE
+        if better and not low <= lam <= high and 0 < _moments(powered)[1] < _MAX_BOXCOX_STDDEV:
+            return _as("boxcox", key, values, params, note)
+    if not params.skip_quantiles and plain > params.quantile_k2_threshold and len(_quantiles(values, params)) > 1:
+        return _as("quantile", key, values, params, note)
+    return _as("continuous", key, values, params, note)
+
+
+def _as(kind: FeatureType, key: str, values: Values, params: NormParams, note: str) -> Feature:  # noqa: C901  # a type each
+    """A feature of this type, with the constants that its values give."""
+    low, high = (float(values.min()), float(values.max())) if len(values) else (None, None)
+    constants: dict[str, Any] = {}
+    match kind:
+        case "continuous":
+            constants = _standard(values, params)
+        case "boxcox":
+            if (found := _boxcox(values)) is None:
+                raise _unsuitable(key, kind, "its values give no lambda")
+            lam, shift = found
+            constants = {"boxcox_lambda": lam, "boxcox_shift": shift, **_standard(boxcox(values, lam, shift), params)}
+        case "quantile":
+            if len(quantiles := _quantiles(values, params)) < 2:
+                raise _unsuitable(key, kind, "there are no two different values in the sample")
+            constants = {"quantiles": quantiles}
+        case "enum":
+            possible = np.unique(values)
+            if not 1 <= len(possible) <= _MOST_POSSIBLE_VALUES:
+                raise _unsuitable(key, kind, f"the sample holds {len(possible)} different values")
+            constants = {"possible_values": tuple(possible.tolist())}
+        case "probability":
+            if low is not None and high is not None and not 0 <= low <= high <= 1:
+                raise _unsuitable(key, kind, f"the sample holds values from {low:g} to {high:g}")
+        case "continuous_action" | "discrete_action":
+            if low is None or (low == high and kind == "continuous_action"):
+                raise _unsuitable(key, kind, "there are no two different values in the sample")
+        case "binary" | "clip_log" | "do_not_preprocess":
+            pass
+    return Feature(type=kind, min_value=low, max_value=high, note=note, **constants)
+
+
+def _unsuitable(key: str, kind: str, why: str) -> ConfigError:
+    return ConfigError(f"feature_overrides: {key}={kind}, but {why}; give it another type, or none")
+
+
+def _standard(values: Values, params: NormParams) -> dict[str, float]:
+    mean, stddev = _moments(values)
+    return {"mean": mean, "stddev": max(stddev, params.min_stddev) or 1.0}
+
+
+def _moments(values: Values) -> tuple[float, float]:
+    """Mean and deviation (of n - 1); without overflow, whatever the values are."""
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest == 0 or not math.isfinite(largest):
+        return 0.0, 0.0 if largest == 0 else math.inf
+    scaled = values / largest
+    stddev = 0.0 if len(values) < 2 or np.ptp(scaled) == 0 else float(scaled.std(ddof=1))
+    return float(scaled.mean()) * largest, min(stddev * largest, float(np.finfo(np.float64).max))
+
+
+def _k2(values: Values) -> float:
+    """How far from normal the values are; NaN where they do not vary, infinity where they are not finite."""
+    mean, stddev = _moments(values)
+    if not math.isfinite(stddev) or stddev == 0:
+        return math.nan if stddev == 0 else math.inf
+    stats = needed("scipy.stats", "offline")
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # about values that hardly vary; the answer is then NaN, and used as such
+        return float(stats.normaltest(values / stddev - mean / stddev).statistic)
+
+
+def _boxcox(values: Values) -> tuple[float, float] | None:
+    """Lambda of the greatest likelihood, and the shift that makes all values positive; `None` where there is none."""
+    if len(values) < _MIN_SAMPLES or (low := float(values.min())) == values.max():
+        return None
+    shift = max(0.0, _MARGIN - low)
+    stats = needed("scipy.stats", "offline")
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # of powers beyond float64, which are not taken
+        try:
+            lam = float(stats.boxcox_normmax(np.maximum(values + shift, _MARGIN), method="mle"))
+        except (ValueError, RuntimeError):  # it found no maximum
+            return None
+        finite = math.isfinite(lam) and np.isfinite(boxcox(values, lam, shift)).all()
+    return (lam, shift) if finite else None
+
+
+def _quantiles(values: Values, params: NormParams) -> tuple[float, ...]:
+    """Borders between intervals of as many values each, each border once."""
+    if not len(values):
+        return ()
+    return tuple(np.unique(np.quantile(values, np.linspace(0, 1, params.quantile_size + 1))).tolist())

@@ -1,0 +1,57 @@
+"""What the rows of prepared data are."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """Kind, counts and names of prepared data."""
+
+    kind: Literal["discrete", "parametric"]
+    """Whether an action is one of some names, or described by features."""
+    num_rows: int
+    """Logged decisions."""
+    num_trajectories: int
+    state_features: tuple[str, ...]
+    """Ids of the raw features of a state, in the order of their columns."""
+    state_size: int
+    """Numbers of a normalized state (S)."""
+    actions: tuple[str, ...] = ()
+    """Discrete: their names (A)."""
+    action_features: tuple[str, ...] = ()
+    """Parametric: ids of the raw features of an action."""
+    action_size: int = 0
+    """Parametric: numbers of a normalized action (K)."""
+    candidates: tuple[dict[str, float], ...] = ()
+    """Parametric: what every row offers, where that is always the same list, in the order of the log."""
+    metrics: tuple[str, ...] = ()
+    """Names of what is measured besides the reward (M)."""
+    has_propensity: bool = False
+    """Whether the log tells, for any row, how likely its action was."""
+    has_next_action: bool = False
+    has_possible_actions: bool = False
+    reward_mean: float = 0.0
+    digest: str = ""
+    """Of keys and raw contents of all rows, in whichever order."""
+    keys_digest: str = ""
+    """Of the keys alone."""
+    rules: dict[str, Any] = field(default_factory=dict[str, Any])
+    """How the log was read: terminal rows, time limits and the like, in words."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Numbers of a state (S), actions (A) or numbers of an action (K), metrics (M)."""
+        return self.state_size, len(self.actions) if self.kind == "discrete" else self.action_size, len(self.metrics)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for `dataset.json` and for policy files; `from_dict` gives back an equal one."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> "DatasetInfo":
+        """What `to_dict` told. Raises `ValueError` where something is missing or of the wrong type."""
+        return msgspec.convert(plain, DatasetInfo, strict=False)

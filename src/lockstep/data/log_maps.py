@@ -1,0 +1,228 @@
+"""Maps of a log, `{id: value}` in every row, as one column of numbers for each id.
+
+Shapes: n rows, K ids.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import msgspec
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from lockstep.errors import ConfigError
+
+_MOST_FIELDS = 256
+_DENSE = 0.3  # of the ids in an average row, from which a class with a field per id is faster than a dict
+_MAPS = msgspec.json.Decoder(list[dict[str, float | None] | None])
+_MAP = msgspec.json.Decoder(dict[str, float | None] | None)
+_KEY_VALUE = {"key", "value"}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which rows these are, to tell what is wrong with one of them."""
+
+    path: Path
+    row: NDArray[np.int64]
+    """[n] line or row number in the file, from 1."""
+
+    def refuse(self, index: int, what: str) -> NoReturn:
+        """Raise `ConfigError` about row `index` of these."""
+        raise ConfigError(f"{self.path}, row {self.row[index]}: {what}")
+
+    def take(self, index: NDArray[np.int64]) -> "Where":
+        """The same of some of these rows, or of parts of them."""
+        return Where(self.path, self.row[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """One map in each of n rows."""
+
+    ids: tuple[str, ...]
+    values: NDArray[np.float64]
+    """[n, K]; NaN: absent."""
+    given: NDArray[np.bool_]
+    """[n] whether there is a map in the row at all, with or without anything in it."""
+
+    @property
+    def filled(self) -> NDArray[np.bool_]:
+        """[n] whether anything is in it."""
+        return np.asarray(~np.isnan(self.values).all(1), np.bool_)
+
+    def columns(self, prefix: str) -> dict[str, pl.Series]:
+        """A column for each id."""
+        return {
+            prefix + name: pl.Series(prefix + name, np.ascontiguousarray(self.values[:, k]), nan_to_null=True)
+            for k, name in enumerate(self.ids)
+        }
+
+    def check(self, where: Where, name: str) -> "Maps":
+        """These maps. Raises `ConfigError` for an infinite value."""
+        if (bad := np.isinf(self.values)).any():
+            row, k = (int(i) for i in np.argwhere(bad)[0])
+            where.refuse(row, f"{name}[{self.ids[k]}] is {self.values[row, k]}; leave it out if it is not known")
+        return self
+
+
+class MapDecoder:
+    """Maps from JSON.
+
+    Ids that were seen become fields of a class, which is twice as fast to read as a dict; when an id is new, or ids
+    are many and rows have few of them, dicts are read.
+    """
+
+    def __init__(self) -> None:
+        self._ids: tuple[str, ...] = ()
+        self._get: list[Any] = []
+        self._decoder: Any = None
+
+    def __call__(self, texts: Sequence[Any], where: Where, name: str) -> Maps:
+        """Read the JSON of n maps (bytes or `msgspec.Raw`); `null` is no map."""
+        text = b"[" + b",".join(texts) + b"]"
+        if self._decoder is not None:
+            try:
+                return self._dense(self._decoder.decode(text)).check(where, name)
+            except msgspec.ValidationError:
+                pass  # an id that is new, or a mistake, which is told below
+        try:
+            maps = maps_of_dicts(_MAPS.decode(text))
+        except msgspec.MsgspecError:
+            for i, one in enumerate(texts):
+                try:
+                    _MAP.decode(one)
+                except msgspec.MsgspecError as error:
+                    where.refuse(i, f"{name}: {in_words(error)}; it must be a map of ids to numbers")
+            raise
+        self._learn(maps)
+        return maps.check(where, name)
+
+    def _dense(self, found: list[Any]) -> Maps:
+        given = np.ones(len(found), np.bool_)
+        if None in found:
+            given = np.array([one is not None for one in found])
+            nothing = self._decoder.decode(b"[{}]")[0]
+            found = [nothing if one is None else one for one in found]
+        values = np.empty((len(found), len(self._ids)))
+        for k, get in enumerate(self._get):
+            values[:, k] = np.array([*map(get, found)], np.float64)
+        return Maps(self._ids, values, given)
+
+    def _learn(self, maps: Maps) -> None:
+        ids = tuple(dict.fromkeys((*self._ids, *maps.ids)))
+        known = np.count_nonzero(~np.isnan(maps.values))
+        self._ids, self._decoder = ids, None
+        if not ids or len(ids) > _MOST_FIELDS or known < _DENSE * len(ids) * np.count_nonzero(maps.given):
+            return
+        names = [f"f{k}" for k in range(len(ids))]
+        fields = [
+            (field, float | None, msgspec.field(default=float("nan"), name=name))
+            for field, name in zip(names, ids, strict=True)
+        ]
+        try:
+            made = msgspec.defstruct("Map", cast(Any, fields), forbid_unknown_fields=True, gc=False, eq=False)
+        except ValueError:  # an id with a quotation mark or the like
+            return
+        self._get = [*map(attrgetter, names)]
+        self._decoder = msgspec.json.Decoder(list[made | None])
+
+
+def maps_of_dicts(dicts: Sequence[dict[str, float | None] | None]) -> Maps:
+    """Maps from dicts; `None`, as a value, is absent."""
+    given = np.array([one is not None for one in dicts], np.bool_)
+    rows = [one or {} for one in dicts]
+    ids = dict.fromkeys(chain.from_iterable(rows))
+    column = {name: k for k, name in enumerate(ids)}
+    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    row, total = np.repeat(np.arange(len(rows)), counts), int(counts.sum())
+    which = np.fromiter(map(column.__getitem__, chain.from_iterable(rows)), np.int64, total)
+    values = np.full((len(rows), len(ids)), np.nan)
+    values[row, which] = np.array(list(chain.from_iterable(one.values() for one in rows)), np.float64)
+    return Maps(tuple(ids), values, given)
+
+
+def maps_of_series(series: pl.Series, where: Where, name: str) -> Maps:
+    """Maps from a column of a table: a MAP, a list of key and value, a struct with a field per id, or JSON text."""
+    dtype = series.dtype
+    if dtype == pl.Null:
+        return Maps((), np.empty((len(series), 0)), np.zeros(len(series), np.bool_))
+    if dtype == pl.String:
+        texts = [b"null" if not text else text.encode() for text in series.to_list()]
+        return MapDecoder()(texts, where, name)
+    if isinstance(dtype, pl.Struct):
+        return _of_struct(series, where, name)
+    entries = as_entries(series)
+    if entries is None:
+        raise ConfigError(f"{where.path}: column {name} is {dtype}; it must be a map of ids to numbers")
+    return _of_entries(entries, where, name)
+
+
+def as_entries(series: pl.Series) -> pl.Series | None:
+    """A MAP, or a list of key and value, as the latter; `None` if the column is neither."""
+    kind: Any = getattr(pl, "Map", None)  # an older polars reads a MAP as a list itself
+    if kind is not None and isinstance(series.dtype, kind):
+        entry: Any = series.dtype
+        series = series.cast(pl.List(pl.Struct({"key": entry.key, "value": entry.value})))
+    inner = series.dtype.inner if isinstance(series.dtype, pl.List) else None
+    is_pair = isinstance(inner, pl.Struct) and {field.name for field in inner.fields} == _KEY_VALUE
+    return series if is_pair else None
+
+
+def numbers(series: pl.Series, where: Where, name: str) -> NDArray[np.float64]:
+    """A column of numbers as float64, NaN where there is none. Raises `ConfigError` for text and for NaN."""
+    if not (series.dtype.is_numeric() or series.dtype == pl.Null):
+        raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be a number")
+    series = series.cast(pl.Float64)
+    if (bad := (series.is_nan() | series.is_infinite()).fill_null(value=False)).any():
+        index = int(cast(int, bad.arg_max()))
+        where.refuse(index, f"{name} is {series[index]}; leave it empty if it is not known")
+    return np.asarray(series.to_numpy(), np.float64)
+
+
+def is_text(dtype: Any) -> bool:
+    """Whether a column of a table holds text, however it is kept."""
+    return dtype in (pl.String, pl.Categorical, pl.Enum)
+
+
+def in_words(error: Exception) -> str:
+    """What msgspec found, without its path into the whole."""
+    return str(error).partition(" - at `")[0]
+
+
+def _of_struct(series: pl.Series, where: Where, name: str) -> Maps:
+    fields = [field.name for field in cast(pl.Struct, series.dtype).fields]
+    values = [numbers(series.struct.field(field), where, f"{name}[{field}]") for field in fields]
+    made = np.column_stack(values) if values else np.empty((len(series), 0))
+    return Maps(tuple(fields), made, series.is_not_null().to_numpy())
+
+
+def _of_entries(series: pl.Series, where: Where, name: str) -> Maps:
+    given = series.is_not_null().to_numpy()
+    inner, row = inside(series)
+    keys = inner.struct.field("key")
+    if keys.null_count():
+        where.refuse(int(row[cast(int, keys.is_null().arg_max())]), f"{name} has an id that is null")
+    value = numbers(inner.struct.field("value"), where.take(row), name)
+    ids = keys.unique(maintain_order=True)
+    if keys.dtype.is_integer():
+        order = np.argsort(known := ids.to_numpy())
+        which = order[np.searchsorted(known[order], keys.to_numpy())]
+    else:
+        which = keys.cast(pl.String).cast(pl.Enum(ids.cast(pl.String))).to_physical().to_numpy()
+    values = np.full((len(series), len(ids)), np.nan)
+    values[row, which] = value
+    return Maps(tuple(ids.cast(pl.String).to_list()), values, given)
+
+
+def inside(lists: pl.Series) -> tuple[pl.Series, NDArray[np.int64]]:
+    """All that is in n lists [m], and in the list of which row [m]."""
+    counts = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
+    some = counts > 0
+    filled = lists if some.all() else lists.filter(pl.Series(some))
+    return filled.explode(), np.repeat(np.arange(len(lists)), counts)

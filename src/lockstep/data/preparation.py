@@ -1,0 +1,238 @@
+"""The two passes of preparing a log: all rows once to see what they have, then whole trajectories in order."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.blocks import LISTS, Block, Coding, item_hashes, name_hashes
+from lockstep.data.columns import columns, ragged_names
+from lockstep.data.dataset_writer import DatasetWriter
+from lockstep.data.decisions import Schema, decisions
+from lockstep.data.digest import Digest
+from lockstep.data.features import Features, ordered
+from lockstep.data.hashing import Words
+from lockstep.data.info import DatasetInfo
+from lockstep.data.lists import Lists, none, widened
+from lockstep.data.place import check_space
+from lockstep.data.rules import Counts, words_of
+from lockstep.data.scan import FeatureSample, Sample, Seen, feature_sample_of, keys
+from lockstep.data.spill import Spill
+from lockstep.data.timeline import Rules, order, timeline
+from lockstep.errors import ConfigError
+
+Show = Callable[[str], None]
+CHECK_ROWS = 1000
+_PENDING, _GROUP = 8, 16
+"""Parts of the memory: rows that wait to be written, and rows of a group; the rest is for their copies."""
+_MOST = 1 << 24
+"""Bytes of a group: its columns then stay below the size from which every array is given fresh, cold memory."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """What reading a log once has told."""
+
+    coding: Coding
+    seen: Seen
+    sample: Sample
+    spill: Spill | None
+    rows: int
+
+    def features(self) -> FeatureSample:
+        """The rows to tell types of features from."""
+        return feature_sample_of(self.sample, self.coding)
+
+
+def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Show | None) -> Scan:
+    """Read a log, and write its rows to a directory if there is one."""
+    coding, seen = Coding(log.kind), Seen()
+    prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
+    sample, rows, clock = Sample(num_samples, prefixes), 0, _Clock(progress)
+    spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
+    for frame in log.frames():
+        block = coding.block(frame)
+        seen.add(block)
+        sample.add(block, keys(block))
+        rows += len(block)
+        part = min(log.done_bytes / max(log.total_bytes, 1), 1.0)
+        if spill is not None and spill.add(block):
+            assert directory is not None
+            check_space(directory, spill.bytes * (1 / max(part, 0.01) - 1))
+        clock.tell("reading", rows, part)
+    if spill is not None:
+        spill.flush()
+    return Scan(coding, seen, sample, spill, rows)
+
+
+class Preparation:
+    """The second pass.
+
+    Args:
+        scan: of the log.
+        log: for the names of its files.
+        max_episode_steps: where the log's episodes were cut, if they were.
+        actions: discrete: the order of actions; `None`: that of their names.
+        features: of states, and of actions where these have features.
+    """
+
+    def __init__(
+        self,
+        scan: Scan,
+        log: Any,
+        max_episode_steps: int | None,
+        actions: tuple[str, ...] | None,
+        features: tuple[Features, Features | None],
+    ) -> None:
+        self._scan, self._paths = scan, log.paths
+        names = scan.coding.names
+        self._actions = () if features[1] is not None else (actions or ordered(names))
+        place = {name: number for number, name in enumerate(self._actions)}
+        renumbered = np.array([place[name] for name in names], np.int32)
+        metrics = tuple(name for name in scan.seen.names("metric") if name != "reward")
+        self._schema = Schema(features[0], metrics, features[1], self._actions, renumbered)
+        shared = None if scan.seen.differ or scan.seen.shared is None else self._items(scan.seen.shared)
+        self._rules = Rules(scan.seen.mark, max_episode_steps, shared)
+        self._digest = Digest(scan.seen.columns, names, self._hashes)
+        self._check = Sample(CHECK_ROWS, ("row", "state", "action"))
+        self._reward_sum = 0.0
+        self._as_logged = shared is not None
+        self.counts = Counts()
+
+    def write(self, writer: DatasetWriter, memory: int, progress: Show | None) -> None:
+        """Write all rows. Raises `ConfigError` if rows contradict each other, or none is left."""
+        spill, clock, done = self._scan.spill, _Clock(progress), 0
+        assert spill is not None
+        for first, last in spill.groups(min(memory // _GROUP, _MOST)):
+            block = spill.read(first, last)
+            block = block.taken(order(block))
+            block.lists = {name: self._lists(block, name) for name in LISTS}
+            done += len(block)
+            self._group(writer, block)
+            clock.tell("preparing", done, done / max(spill.rows, 1))
+        if not self.counts.kept:
+            raise ConfigError(
+                f"{self._paths[0]}: no decision can be learned from: none is terminal, and no next state is known; "
+                "log next_state_features, or mark what is terminal"
+            )
+
+    def info(self, options: Mapping[str, Any]) -> DatasetInfo:
+        """Of what was written."""
+        seen, schema = self._scan.seen, self._schema
+        candidates = list[dict[str, float]]()
+        if schema.action is not None and self._as_logged and self._rules.shared_list is not None:
+            for item in self._rules.shared_list:
+                known = zip(schema.action.ids, map(float, item), strict=True)
+                candidates.append({name: value for name, value in known if value == value})
+        return DatasetInfo(
+            kind=schema.kind,
+            num_rows=self.counts.kept,
+            num_trajectories=self.counts.trajectories,
+            state_features=schema.state.ids,
+            state_size=schema.state.size,
+            actions=self._actions,
+            action_features=() if schema.action is None else schema.action.ids,
+            action_size=0 if schema.action is None else schema.action.size,
+            candidates=tuple(candidates),
+            metrics=schema.metrics,
+            has_propensity="propensity" in seen.columns,
+            has_next_action=self.counts.next_actions > 0,
+            has_possible_actions=bool(seen.columns & set(LISTS)),
+            reward_mean=self._reward_sum / self.counts.kept,
+            digest=self._digest.rows,
+            keys_digest=self._digest.keys,
+            rules={"options": dict(options), "words": self.words(), **self.counts.plain()},
+        )
+
+    def words(self) -> list[str]:
+        """What was done, for the user."""
+        has_lists = bool(self._scan.seen.columns & set(LISTS))
+        return words_of(self.counts, self._rules, self._schema.kind, has_lists=has_lists)
+
+    def check_rows(self) -> dict[str, NDArray[Any]]:
+        """Some rows as they were logged."""
+        _, block = self._check.read()
+        found: dict[str, NDArray[Any]] = {
+            "row": block.columns["row"],
+            "state_value": block.table("state", self._schema.state.ids),
+        }
+        if self._schema.action is not None:
+            found["action_value"] = block.table("action", self._schema.action.ids)
+        return found
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a prepared row, without the lists of parametric actions."""
+        widths = columns(self._schema.kind, self._schema.sizes)
+        plain = (entry for name, entry in widths.items() if name not in ragged_names(self._schema.kind))
+        return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in plain)
+
+    @property
+    def schema(self) -> Schema:
+        """What prepared rows are made of."""
+        return self._schema
+
+    def _group(self, writer: DatasetWriter, block: Block) -> None:
+        def where(row: int) -> str:
+            return f"{self._paths[block.columns['file'][row]]}, row {block.columns['row'][row]}"
+
+        key = keys(block)
+        line = timeline(block, self._rules, where, self._hashes)
+        self._digest.add(block, key, np.flatnonzero(line.following < 0))
+        found = decisions(block, line, self._schema, key)
+        rows = found.columns
+        self._reward_sum = float(np.cumsum(np.append(self._reward_sum, rows["reward"].astype(np.float64)))[-1])
+        rows["trajectory"] += self.counts.trajectories
+        kept = block.taken(found.rows)
+        kept.columns["row"] = self.counts.kept + np.arange(len(found.rows))
+        self._check.add(kept, rows["key"])
+        self._as_logged &= bool((found.lists >= 0).all())
+        self.counts.add(line, found)
+        writer.append(rows)
+
+    def _hashes(self, items: NDArray[Any]) -> Words:
+        if self._schema.action is None:
+            return name_hashes(items, self._scan.coding.names)
+        return item_hashes(items, self._schema.action.ids)
+
+    def _items(self, items: NDArray[Any]) -> NDArray[Any]:
+        """Items of lists with their columns in the order of the features of actions."""
+        if self._schema.action is None:
+            return items
+        coded = self._scan.coding.action_ids
+        wide = widened(items, (len(coded),))
+        found = np.full((len(items), len(self._schema.action.ids)), np.nan)
+        for place, name in enumerate(self._schema.action.ids):
+            if name in coded:
+                found[:, place] = wide[:, coded.index(name)]
+        return found
+
+    def _lists(self, block: Block, name: str) -> Lists:
+        lists = block.lists.get(name)
+        if lists is None:
+            discrete = self._schema.action is None
+            return none(len(block), np.zeros(0, np.int32) if discrete else self._items(np.zeros((0, 0))))
+        return Lists(lists.index, lists.offsets, self._items(lists.items))
+
+
+class _Clock:
+    """Tells how far it is, a few times a second."""
+
+    def __init__(self, show: Show | None) -> None:
+        self._show, self._begun, self._told = show, time.monotonic(), 0.0
+
+    def tell(self, what: str, rows: int, part: float) -> None:
+        now = time.monotonic()
+        if self._show is None or (now - self._told < 0.1 and part < 1):
+            return
+        self._told = now
+        took = now - self._begun
+        grouped = f"{rows:,}".replace(",", " ")
+        rate = f"{rows / took:,.0f}".replace(",", " ") if took > 0 else "-"
+        left = f"  ETA {took / part - took:.0f} s" if 0 < part < 1 else ""
+        self._show(f"{what}: {grouped} rows ({100 * part:.0f} %)  {rate} rows/s{left}")

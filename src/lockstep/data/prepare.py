@@ -1,0 +1,188 @@
+"""From logs to prepared data, in bounded memory.
+
+The log is read once. Its rows go to the disk, sorted roughly by trajectory, while their names, the kind of their marks
+and a sample of their features are noted. Then a range of trajectories at a time is read again, ordered, completed by
+what follows each row (`lockstep.data.timeline`), normalized and written. Rows come out ordered by the hash of their
+trajectory and then by sequence number, whatever the order of files and rows was and however much memory there is.
+
+A trajectory has to fit into memory, and so do the names of features and of discrete actions.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep import settings
+from lockstep.data.dataset_files import DESCRIPTION, described
+from lockstep.data.dataset_writer import DatasetWriter, check_place
+from lockstep.data.features import Features
+from lockstep.data.identify import NormParams, identify
+from lockstep.data.place import alone_in, check_space, leftovers_removed, scratch
+from lockstep.data.preparation import Preparation, scanned
+from lockstep.data.scan import FeatureSample, merged
+from lockstep.errors import ConfigError
+
+__all__ = ["FeatureSample", "PrepareOptions", "feature_sample", "identified", "prepared"]
+
+MEMORY = 1 << 30
+"""Bytes of rows and their copies to have in memory at a time, roughly."""
+_VERSION = 1
+"""Of the arithmetic: data that another version prepared is prepared again."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOptions:
+    """What decides the prepared rows, besides the log."""
+
+    kind: str | None = None
+    """`discrete` or `parametric`; `None`: as the log looks."""
+    actions: tuple[str, ...] | None = None
+    """Names of discrete actions, in the order that indices mean; `None`: those that occur."""
+    columns: Mapping[str, Any] | None = None
+    """What columns are called in the log, by the names of the schema."""
+    max_episode_steps: int | None = None
+    """Decisions after which an episode is cut, so that its end is not terminal."""
+    state_features: Path | None = None
+    """A file of features to normalize states by; `None`: types and constants are told from the log."""
+    action_features: Path | None = None
+    """Likewise for actions, parametric only."""
+    norm: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings of `lockstep.data.identify.NormParams`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise ConfigError(f"max_episode_steps={self.max_episode_steps} must be at least 1")
+        self.norm_params()
+
+    def norm_params(self) -> NormParams:
+        """Thresholds of types."""
+        return settings.override(NormParams(), dict(self.norm))
+
+    def plain(self) -> dict[str, Any]:
+        """For `dataset.json`: equal where the same log gives the same rows."""
+        files = {"state_features": self.state_features, "action_features": self.action_features}
+        digests = {name: None if file is None else Features.load(file).digest for name, file in files.items()}
+        same = {"kind": self.kind, "actions": self.actions, "columns": self.columns}
+        return settings.plain(
+            same | {"max_episode_steps": self.max_episode_steps} | digests | {"norm": self.norm_params()}
+        )
+
+
+def prepared(
+    paths: Sequence[Path],
+    out: Path,
+    options: PrepareOptions,
+    *,
+    memory: int = MEMORY,
+    replace: bool = True,
+    say: Say = print,
+    progress: Say | None = None,
+) -> Path:
+    """Prepare logs, unless `out` already holds just that. Processes of one machine may call this at once.
+
+    Args:
+        paths: files, folders and Minari datasets.
+        out: where prepared data shall lie.
+        options: what decides the rows.
+        memory: bytes of rows to have in memory at a time, roughly.
+        replace: whether other prepared data in `out` may go.
+        say: what shows a line that stays.
+        progress: what shows how far it is, often.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ConfigError: the log is not as it must be, or `out` is in use.
+        RunError: the disk is too full.
+    """
+    from lockstep.data.format import read_log
+
+    log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
+    rules = options.plain()
+    about = {"version": _VERSION, "sources": [_source(path) for path in log.paths], "options": rules}
+    with alone_in(out, say):
+        leftovers_removed(out)
+        if (out / DESCRIPTION).exists() and described(out)["about"] == about:
+            say(f"{out} is prepared already")
+            return out
+        check_place(out, replace=replace)
+        with scratch(out) as directory:
+            scan = scanned(log, directory, options.norm_params().num_samples, memory, progress)
+            features = _features(scan.features(), options, say)
+            job = Preparation(scan, log, options.max_episode_steps, options.actions, features)
+            check_space(directory, scan.rows * job.row_bytes)
+            with DatasetWriter(out, job.schema.kind, job.schema.sizes, replace=replace) as writer:
+                job.write(writer, memory, progress)
+                info = job.info(rules)
+                writer.finish(info, *features, check=job.check_rows(), about=about)
+            for line in (*log.notes, *job.words()):
+                say(line)
+    return out
+
+
+def feature_sample(paths: Sequence[Path], options: PrepareOptions, progress: Say | None = None) -> FeatureSample:
+    """The rows that features are identified from, of logs that one machine has."""
+    from lockstep.data.format import read_log
+
+    log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
+    return scanned(log, None, options.norm_params().num_samples, 0, progress).features()
+
+
+def identified(samples: Sequence[FeatureSample], options: PrepareOptions) -> tuple[Features, Features | None]:
+    """Features of states, and of actions where the log is parametric, from what several machines sampled."""
+    return _features(merged(samples, options.norm_params().num_samples), options, None)
+
+
+def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -> tuple[Features, Features | None]:
+    params, overrides = options.norm_params(), dict(options.norm_params().feature_overrides)
+    if unknown := sorted(set(overrides) - {*sample.state_ids, *sample.action_ids}):
+        raise ConfigError(f"feature_overrides names the feature {unknown[0]}, which no row of the log has")
+    found = list[Features | None]()
+    for name, file, ids, table in (
+        ("state", options.state_features, sample.state_ids, sample.state),
+        ("action", options.action_features, sample.action_ids, sample.action),
+    ):
+        if name == "action" and not sample.action_ids:
+            if file is not None:
+                raise ConfigError(
+                    f"--action-features {file}: actions of this log are names, not features; leave it out"
+                )
+            found.append(None)
+        elif file is not None:
+            features = Features.load(file)
+            _compare(features.ids, ids, name, file, say)
+            found.append(features)
+        else:
+            mine = {key: kind for key, kind in overrides.items() if key in ids}
+            found.append(identify(ids, table, settings.updated(params, {"feature_overrides": mine})))
+    state, action = found
+    assert state is not None
+    return state, action
+
+
+def _compare(known: tuple[str, ...], logged: tuple[str, ...], name: str, file: Path, say: Say | None) -> None:
+    if not set(known) & set(logged):
+        raise ConfigError(
+            f"--{name}-features {file} has none of the features of the log ({', '.join(logged[:5])}, ...); "
+            "was it made from another log?"
+        )
+    if say is None:
+        return
+    if left := [key for key in logged if key not in known]:
+        say(f"{name} features that {file} does not name are left out: {', '.join(left[:8])}")
+    if never := [key for key in known if key not in logged]:
+        say(f"{name} features of {file} that no row has: {', '.join(never[:8])}")
+
+
+def _source(path: Path) -> dict[str, Any]:
+    """What tells a source from a changed one."""
+    from lockstep.data.minari_log import size_of
+
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    changed = max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
+    return {"path": str(path.resolve()) if path.exists() else str(path), "bytes": size_of(path), "changed_ns": changed}

@@ -1,0 +1,200 @@
+"""What is told from all rows of a log before any of them can be prepared: names, rules, and a sample of features.
+
+Shapes: n rows, F features of a state, FA features of an action, m sampled actions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.blocks import LISTS, Block, Coding, joined
+from lockstep.data.features import ordered
+from lockstep.data.hashing import Words, absorb_, finish_
+from lockstep.data.lists import slices, widened
+from lockstep.data.timeline import Mark
+
+
+def keys(block: Block) -> Words:
+    """[n, 2], the 128-bit hash of trajectory and sequence number."""
+    lanes = np.stack([block.columns["hash_0"], block.columns["hash_1"]])
+    return finish_(absorb_(lanes, block.columns["sequence_number"].view(np.uint64))).T
+
+
+class Sample:
+    """The rows with the smallest keys: the same ones however the log is ordered, and whoever reads which part of it.
+
+    Args:
+        size: rows to keep.
+        prefixes: of the columns to keep.
+    """
+
+    def __init__(self, size: int, prefixes: Sequence[str]) -> None:
+        self._size, self._prefixes = size, tuple(prefixes)
+        self._blocks, self._keys = list[Block](), list[Words]()
+        self._held = 0
+        self._limit = ~np.uint64(0)
+
+    def add(self, block: Block, key: Words) -> None:
+        """Consider rows with keys [n, 2]."""
+        near = np.flatnonzero(key[:, 0] <= self._limit)
+        if not near.size:
+            return
+        kept = (name for name in block.columns if name.partition(":")[0] in self._prefixes)
+        lists = {name: found for name, found in block.lists.items() if name in self._prefixes}
+        columns = {name: block.columns[name] for name in (*kept, "sequence_number")}
+        self._blocks.append(Block(columns, lists).taken(near))
+        self._keys.append(key[near])
+        self._held += len(near)
+        if self._held > 2 * self._size:
+            self.read()
+
+    def read(self) -> tuple[Words, Block]:
+        """Keys and rows kept, in the order of keys. Of lists only those of the first rows, `size` items at most."""
+        if not self._blocks:
+            raise ValueError("no row was added")
+        key, block = np.concatenate(self._keys), joined(self._blocks)
+        order = np.lexsort((key[:, 1], key[:, 0]))[: self._size]
+        key, block = key[order], block.taken(order)
+        for name, lists in block.lists.items():
+            lists.index[np.cumsum(lists.lengths) > self._size] = -1
+            block.lists[name] = lists.compact()
+        self._blocks, self._keys, self._held = [block], [key], len(key)
+        if len(key) == self._size:
+            self._limit = key[-1, 0]
+        return key, block
+
+
+@dataclass(slots=True, kw_only=True)
+class FeatureSample:
+    """Raw values of some rows, to tell types of features from. Samples of several machines can be merged."""
+
+    keys: Words
+    """[n, 2], ascending."""
+    state_ids: tuple[str, ...]
+    state: NDArray[np.float64]
+    """[n, F], NaN where absent."""
+    action_ids: tuple[str, ...] = ()
+    action: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    """[m, FA], parametric: those taken, then those that were possible in the same rows."""
+    action_keys: Words = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
+    """[m, 2], of the row of each."""
+
+
+def feature_sample_of(sample: Sample, coding: Coding) -> FeatureSample:
+    """The sample of a log that was read."""
+    key, block = sample.read()
+    ids = ordered(block.named("state"))
+    found = FeatureSample(keys=key, state_ids=ids, state=block.table("state", ids))
+    if coding.kind == "parametric":
+        found.action_ids = ordered(coding.action_ids)
+        place = [coding.action_ids.index(name) for name in found.action_ids]
+        taken = block.columns["has_action"]
+        action, action_keys = [block.table("action", found.action_ids)[taken]], [key[taken]]
+        for lists in block.lists.values():
+            known = np.flatnonzero(lists.lengths > 0)
+            items, _ = slices(lists.offsets, lists.index[known])
+            action.append(widened(lists.items, (len(place),))[items][:, place])
+            action_keys.append(np.repeat(key[known], lists.lengths[known], axis=0))
+        found.action, found.action_keys = np.concatenate(action), np.concatenate(action_keys)
+    return found
+
+
+def merged(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
+    """The sample that one machine would have taken that has the rows of all; a row that several have counts once."""
+    every = np.concatenate([sample.keys for sample in samples])
+    owner = np.repeat(np.arange(len(samples)), [len(sample.keys) for sample in samples])
+    chosen, first = np.unique(every.copy().view("u8,u8").reshape(-1), return_index=True)
+    del chosen
+    first = first[np.lexsort((every[first, 1], every[first, 0]))][:size]
+    state_ids = ordered({name for sample in samples for name in sample.state_ids})
+    action_ids = ordered({name for sample in samples for name in sample.action_ids})
+    state = np.concatenate([_columns(sample.state, sample.state_ids, state_ids) for sample in samples])[first]
+    actions, action_keys = list[NDArray[np.float64]](), list[Words]()
+    for number, sample in enumerate(samples):
+        mine = {tuple(key) for key in every[first[owner[first] == number]].tolist()}
+        kept = [tuple(key) in mine for key in sample.action_keys.tolist()]
+        actions.append(_columns(sample.action[kept], sample.action_ids, action_ids))
+        action_keys.append(sample.action_keys[kept])
+    return FeatureSample(
+        keys=every[first],
+        state_ids=state_ids,
+        state=state,
+        action_ids=action_ids,
+        action=np.concatenate(actions),
+        action_keys=np.concatenate(action_keys),
+    )
+
+
+def _columns(table: NDArray[np.float64], ids: Sequence[str], wanted: Sequence[str]) -> NDArray[np.float64]:
+    found = np.full((len(table), len(wanted)), np.nan)
+    for place, name in enumerate(wanted):
+        if name in ids:
+            found[:, place] = table[:, ids.index(name)]
+    return found
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the rows of a log have, all in all."""
+
+    columns: set[str] = field(default_factory=set[str])
+    """With any value in any row."""
+    empty: set[str] = field(default_factory=set[str])
+    """Columns of lists, some of which are empty."""
+    shared: NDArray[Any] | None = None
+    """The first list of actions that is not empty."""
+    differ: bool = False
+    """Whether there is another."""
+
+    def add(self, block: Block) -> None:
+        """Look at some rows."""
+        for name, column in block.columns.items():
+            if name not in self.columns and _has_any(column):
+                self.columns.add(name)
+        for name, lists in block.lists.items():
+            lengths = np.diff(lists.offsets)
+            if (lists.index >= 0).any():
+                self.columns.add(name)
+            if (lengths == 0).any():
+                self.empty.add(name)
+            self._compare(lists.items, lengths[lengths > 0])
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """Of the columns `prefix:NAME`, in order."""
+        return ordered(name[len(prefix) + 1 :] for name in self.columns if name.startswith(prefix + ":"))
+
+    @property
+    def mark(self) -> Mark:
+        """What in this log says that nothing follows a row; see `lockstep.data.timeline`."""
+        if self.columns & {"terminated", "truncated"}:
+            return "terminated"
+        if LISTS[1] in self.columns:
+            return "possible_next_actions"
+        if LISTS[0] in self.empty:
+            return "possible_actions"
+        if "has_next_action" in self.columns:
+            return "next_action"
+        return "next_state" if "has_next_state" in self.columns else "last_row"
+
+    def _compare(self, items: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        if not len(lengths) or self.differ:
+            return
+        if self.shared is None:
+            self.shared = items[: lengths[0]].copy()
+        width = max(items.shape[1:], self.shared.shape[1:])
+        self.shared = widened(self.shared, width)
+        if (lengths != len(self.shared)).any():
+            self.differ = True
+            return
+        each = widened(items, width).reshape(len(lengths), *self.shared.shape)
+        same = (each == self.shared) | ((each != each) & (self.shared != self.shared))
+        self.differ = not bool(same.all())
+
+
+def _has_any(column: NDArray[Any]) -> bool:
+    if column.dtype.kind == "f":
+        return not bool(np.isnan(column).all())
+    return bool((column > 0).any()) if column.dtype.kind == "b" else bool((column != -1).any())

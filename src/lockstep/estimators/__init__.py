@@ -1,0 +1,1 @@
+"""What a policy would earn, estimated from a log of another one. Knows no framework."""

@@ -1,0 +1,142 @@
+"""Whether a log can support an estimate: effective sample sizes, reasons to leave one out, warnings in plain words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.estimators.importance import DECISION, TRAJECTORY
+from lockstep.estimators.trajectories import Floats, Sums
+
+_FEW = 20
+"""Trajectories, or as many in effect, below which an interval is not to be relied on."""
+_OFF = 0.1
+"""How far the mean weight of a row may lie from 1, where drawing the rows again does not explain it."""
+_UNLOGGED = 0.01
+"""Probability of actions that are nowhere in the log, from which a user must know."""
+
+_MODELS = ("decision_direct", "fitted_q")
+_BOTH = ("decision_dr", "sequential_dr", "weighted_sequential_dr", "magic")
+_WEIGHTS = tuple(name for name in (*DECISION, *TRAJECTORY) if name not in (*_MODELS, *_BOTH))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What sums over trajectories do not tell of a log and of a policy."""
+
+    rows: int
+    """Of the log."""
+    no_propensity: int = 0
+    """Rows without one."""
+    certain: int = 0
+    """Rows whose propensity is 1."""
+    gaps: int = 0
+    """Rows inside a trajectory after which the log leaves some out."""
+    seen: bool = False
+    """Whether the policy learned from these very rows."""
+
+
+def effective_sizes(sums: Sums) -> dict[str, float | None]:
+    """(sum w)^2 / sum w^2 (Kong, 1992) of the ratios of rows, and of the weights of trajectories.
+
+    So many rows, or trajectories, of the policy's own would tell as much. None where propensities were not logged.
+    """
+    if not sums.has_ratio:
+        return {"rows": None, "trajectories": None}
+    return {
+        "rows": _effective(sums.ratio, sums.ratio_squared),
+        "trajectories": _effective(sums.weight, sums.weight_squared),
+    }
+
+
+def reasons(sums: Sums, facts: Facts) -> dict[str, str]:
+    """Why an estimator is left out, by its name."""
+    left: dict[str, str] = {}
+    if not sums.has_ratio:
+        missing = facts.no_propensity
+        which = "no row of the log has" if missing == facts.rows else f"{missing} of {facts.rows} rows lack"
+        why = f"{which} a propensity (action_probability), and importance weights need one for every row"
+        left |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
+    if not sums.has_predictions:
+        why = "no models of the reward and of the policy's value were learned (estimate=false)"
+        left |= dict.fromkeys(_MODELS, why)
+        left |= {name: f"{left[name]}; and {why}" if name in left else why for name in _BOTH}
+    if sums.has_ratio and sums.ratio.sum() == 0.0:
+        why = "the policy takes none of the logged actions: there is no overlap to estimate from"
+        left |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
+    elif sums.has_ratio and sums.weight.sum() == 0.0:
+        why = "the policy follows none of the logged trajectories to the end"
+        left |= dict.fromkeys(("ips", "snips", "clipped_ips"), why)
+    return left
+
+
+def warnings_about(sums: Sums, facts: Facts, left: Mapping[str, str]) -> list[str]:
+    """What a user has to know before believing the estimates, a line each; the gravest first."""
+    found: list[str] = []
+    trajectories, rows = int(sums.trajectories.sum()), int(sums.rows.sum())
+    found += [
+        f"left out: {', '.join(name for name in left if left[name] == why)}: {why}"
+        for why in dict.fromkeys(left.values())
+    ]
+    if not sums.has_ratio and sums.has_predictions:
+        found.append("intervals of decision_direct and fitted_q do not tell how wrong the models are")
+    if sums.has_ratio:
+        found += _about_weights(sums, facts)
+    if trajectories < _FEW:
+        found.append(f"the log has {trajectories} trajectories: intervals from fewer than {_FEW} are unreliable")
+    unlogged = float(sums.unlogged.sum()) / max(rows, 1)
+    if unlogged > _UNLOGGED:
+        found.append(
+            f"{unlogged:.0%} of what the policy does are actions that are nowhere in the log; about these only models "
+            "say anything, and they guess"
+        )
+    if cut := int(sums.cut.sum()):
+        found.append(
+            f"{cut} of {trajectories} trajectories are not seen to their end: all estimates but fitted_q count "
+            "rewards as far as the log goes"
+        )
+    if facts.gaps:
+        found.append(f"after {facts.gaps} rows the log leaves some out; their rewards and weights are not counted")
+    if facts.seen:
+        found.append("these are the rows that the policy learned from, which flatters it; give others with --data")
+    return found
+
+
+def _about_weights(sums: Sums, facts: Facts) -> list[str]:
+    if sums.ratio.sum() == 0.0:
+        return []
+    found: list[str] = []
+    rows, trajectories = float(sums.rows.sum()), float(sums.trajectories.sum())
+    effective = _effective(sums.weight, sums.weight_squared)
+    if effective < _FEW <= trajectories:
+        found.append(
+            f"the weights of {trajectories:.0f} trajectories are worth {effective:.1f} of the policy's own: estimates "
+            "of trajectories by weights, and their intervals, are not to be relied on"
+        )
+    effective = _effective(sums.ratio, sums.ratio_squared)
+    if effective < _FEW <= rows:
+        found.append(
+            f"the weights of {rows:.0f} rows are worth {effective:.1f} of the policy's own: hardly any overlap"
+        )
+    mean, error = _mean_ratio(sums)
+    if abs(mean - 1) > max(_OFF, 3 * error):
+        found.append(
+            f"weights of rows are {mean:.2f} on average where 1 is expected: the log hardly takes what the policy "
+            "takes, or its propensities are not those it acted with"
+        )
+    if facts.certain == facts.rows:
+        found.append("every propensity is 1: the logged policy never tried anything else, and weights cannot tell")
+    return found
+
+
+def _mean_ratio(sums: Sums) -> tuple[float, float]:
+    """The mean ratio of rows, and its standard error over groups of trajectories."""
+    rows = float(sums.rows.sum())
+    mean = float(sums.ratio.sum()) / rows
+    away = sums.ratio - mean * sums.rows
+    return mean, float(np.sqrt((away**2).sum())) / rows
+
+
+def _effective(weight: Floats, squared: Floats) -> float:
+    total = float(squared.sum())
+    return float(weight.sum()) ** 2 / total if total > 0 else 0.0

@@ -1,0 +1,164 @@
+"""All estimates of a policy from sums over groups of trajectories, with intervals, reasons and warnings.
+
+Shapes: B sets of draws, G groups, C columns (the reward, then each metric).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.estimators.bootstrap import draws, interval
+from lockstep.estimators.diagnose import Facts, effective_sizes, reasons, warnings_about
+from lockstep.estimators.importance import (
+    DECISION,
+    TRAJECTORY,
+    TRUSTS_MODEL,
+    decision_estimates,
+    j_step_returns,
+    logged,
+    trajectory_estimates,
+)
+from lockstep.estimators.magic import blend, steps_to_blend
+from lockstep.estimators.trajectories import Floats, Sums
+
+CONFIDENCE = 0.95
+"""Of every interval."""
+RESAMPLES = 1000
+"""Bootstrap samples."""
+MOST_GROUPS = 1000
+"""Of trajectories: they are drawn one by one up to here, and in groups of equal size beyond."""
+_NOTHING = 1e-6
+"""A logged value that is smaller than this, relative to the mean |reward| behind it, normalizes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """An estimate of every column: itself [C], and of bootstrap samples [B, C]."""
+
+    point: Floats
+    resampled: Floats
+
+
+def group_sizes(trajectories: int, total: int) -> list[int]:
+    """How many consecutive trajectories make up each group, where there are `total` on all machines together."""
+    size = max(1, -(-total // MOST_GROUPS))
+    return [min(size, trajectories - first) for first in range(0, trajectories, size)]
+
+
+def largest_weights(trajectories: int, rows: int) -> tuple[float, float]:
+    """Where ratios of rows, and weights of trajectories, are clipped: at the root of their number (Ionides, 2008).
+
+    The bias then vanishes as the log grows, and no single row weighs more than the root.
+    """
+    return math.sqrt(rows), math.sqrt(trajectories)
+
+
+def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0) -> dict[str, Any]:
+    """What the policy would earn, by every estimator that the log supports, as plain values; `told` makes text of them.
+
+    Args:
+        sums: over groups of trajectories.
+        columns: names of the C columns, `reward` first.
+        facts: what the sums do not tell.
+        seed: of the bootstrap.
+
+    Returns:
+        `estimates`: by column and estimator `value`, `low`, `high` (95%; None: without end), `std_error`, and the first
+        three `normalized`: 1 + (value - logged) / |logged|, or None where the logged value is about 0; `logged`: by
+        column, the two values that they compare with; `left_out`: reasons, by estimator; `effective_sample_size`;
+        `warnings`; and counts.
+    """
+    groups = len(sums.trajectories)
+    drawn = _all_estimates(sums, draws(groups, RESAMPLES, seed))
+    left = reasons(sums, facts)
+    found: dict[str, dict[str, Any]] = {}
+    base: dict[str, dict[str, Any]] = {}
+    for c, column in enumerate(columns):
+        kinds = {name: drawn[name] for name in ("decision_logged", "logged")}
+        base[column] = {name: _described(_of(one, c), groups, None) for name, one in kinds.items()}
+        found[column] = {}
+        for name in (*DECISION, *TRAJECTORY):
+            if name in drawn and name not in left:
+                other = TRUSTS_MODEL.get(name)
+                corrected = _of(drawn[other], c) if other in drawn and other not in left else None
+                normalizer = _normalizer(sums, kinds, name, c)
+                found[column][name] = _described(_of(drawn[name], c), groups, corrected, normalizer)
+        _state_bias(found[column], sums)
+    result: dict[str, Any] = {
+        "num_trajectories": int(sums.trajectories.sum()),
+        "num_rows": int(sums.rows.sum()),
+        "confidence": CONFIDENCE,
+        "resamples": RESAMPLES,
+        "logged": base,
+        "estimates": found,
+        "left_out": left,
+        "effective_sample_size": effective_sizes(sums),
+    }
+    return result | {"warnings": warnings_about(sums, facts, left)}
+
+
+def _all_estimates(sums: Sums, resampling: Floats) -> dict[str, _Drawn]:
+    """Every estimate, of all groups and of each bootstrap sample."""
+    kinds = np.ones((1, len(sums.trajectories))), resampling
+    told = [logged(sums, d) | decision_estimates(sums, d) | trajectory_estimates(sums, d) for d in kinds]
+    if sums.has_ratio:
+        steps = steps_to_blend(int(sums.steps.max()))
+        rewards, returns = zip(*(j_step_returns(sums, d, steps) for d in kinds), strict=True)
+        for one, reward in zip(told, rewards, strict=True):
+            one["per_decision_snips"] = reward
+        if sums.has_predictions:
+            x = np.stack([blend(returns[0][0, :, c], returns[1][:, :, c]) for c in range(sums.reward.shape[1])], 1)
+            for one, g in zip(told, returns, strict=True):
+                one["weighted_sequential_dr"], one["magic"] = g[:, -1], np.einsum("bjc,jc->bc", g, x)
+    return {name: _Drawn(told[0][name][0], told[1][name]) for name in told[0]}
+
+
+def _of(one: _Drawn, column: int) -> _Drawn:
+    return _Drawn(one.point[column], one.resampled[:, column])
+
+
+def _normalizer(sums: Sums, logs: Mapping[str, _Drawn], name: str, column: int) -> float | None:
+    """The logged value that an estimate compares with; None if it is about 0."""
+    kind = "decision_logged" if name in DECISION else "logged"
+    number = sums.rows if name in DECISION else sums.trajectories
+    value, scale = float(logs[kind].point[column]), float(sums.size[:, column].sum() / number.sum())
+    return value if abs(value) > _NOTHING * scale else None
+
+
+def _described(one: _Drawn, groups: int, corrected: _Drawn | None = None, base: float | None = None) -> dict[str, Any]:
+    """An estimate of one column as plain values.
+
+    Drawing trajectories does not tell how wrong a model is, which is the same in all draws. An estimate that trusts
+    one therefore has an interval that also spans the one of the estimate that corrects the model.
+    """
+    low, high = interval(one.resampled, groups, CONFIDENCE)
+    error = _spread(one)
+    if corrected is not None:
+        ends = interval(corrected.resampled, groups, CONFIDENCE)
+        low, high, error = min(low, ends[0]), max(high, ends[1]), max(error, _spread(corrected))
+    point = float(one.point)
+    told: dict[str, Any] = {"value": point, "low": low, "high": high, "std_error": error}
+    for name, value in (("normalized", point), ("normalized_low", low), ("normalized_high", high)):
+        told[name] = None if base is None else 1.0 + (value - base) / abs(base)
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in told.items()}
+
+
+def _spread(one: _Drawn) -> float:
+    """The bootstrap's standard error."""
+    counted = one.resampled[~np.isnan(one.resampled)]
+    return float(counted.std()) if len(counted) else math.inf
+
+
+def _state_bias(found: dict[str, Any], sums: Sums) -> None:
+    """Say of clipped estimates what clipping did to them, and how much of the weight, 1 on average, is gone."""
+    weights = {
+        "decision_clipped_ips": (sums.clipped_ratio, sums.rows),
+        "clipped_ips": (sums.clipped_weight, sums.trajectories),
+    }
+    for name, (weight, number) in weights.items():
+        if name in found:
+            found[name]["bias"] = found[name]["value"] - found[name.replace("clipped_", "")]["value"]
+            found[name]["missing_weight"] = max(0.0, 1.0 - float(weight.sum() / number.sum()))

@@ -1,0 +1,71 @@
+"""Estimates for people, and for a line of metrics."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.estimators.importance import DECISION, TRAJECTORY
+
+METRICS = tuple(
+    f"estimate/{name}"
+    for name in ("decision_logged", *DECISION, "logged", *TRAJECTORY, "effective_rows", "effective_trajectories")
+)
+"""What a line of metrics tells: estimates of the reward, and what the weights are worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What `estimates` found, and what it was found of."""
+
+    found: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return dict(self.found)
+
+    def metrics(self) -> dict[str, float]:
+        """By the names of `METRICS`, those that there are."""
+        reward: dict[str, Any] = {**self.found["logged"]["reward"], **self.found["estimates"]["reward"]}
+        told = {f"estimate/{name}": one["value"] for name, one in reward.items()}
+        sizes: dict[str, float | None] = self.found["effective_sample_size"]
+        told |= {f"estimate/effective_{of}": size for of, size in sizes.items()}
+        return {name: value for name, value in told.items() if value is not None}
+
+    def text(self) -> str:
+        """A table for each column, what the weights are worth, and the warnings."""
+        found = self.found
+        lines = [
+            f"{found['num_trajectories']} trajectories, {found['num_rows']} rows; {found['confidence']:.0%} intervals"
+        ]
+        for column in found["estimates"]:
+            lines += ["", *_table(column, found["logged"][column], found["estimates"][column])]
+        sizes = found["effective_sample_size"]
+        if sizes["rows"] is not None:
+            lines.append("")
+            lines.append(f"weights are worth {sizes['rows']:.1f} rows, {sizes['trajectories']:.1f} trajectories")
+        lines += [f"warning: {warning}" for warning in found["warnings"]]
+        return "\n".join(lines)
+
+
+def _table(column: str, logged: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    parts = (
+        (f"{column}, a trajectory, discounted", "logged", TRAJECTORY),
+        (f"{column}, one decision in the states of the log", "decision_logged", DECISION),
+    )
+    for title, base, names in parts:
+        yield title
+        rows = [["", "value", "low", "high", "normalized"], ["logged", *_cells(logged[base])]]
+        rows += [[name.removeprefix("decision_"), *_cells(found[name])] for name in names if name in found]
+        yield from _aligned(rows)
+
+
+def _cells(one: Mapping[str, Any]) -> list[str]:
+    return ["-" if one[name] is None else f"{one[name]:.5g}" for name in ("value", "low", "high", "normalized")]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns in line: the first to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        yield "  " + "  ".join(cells).rstrip()

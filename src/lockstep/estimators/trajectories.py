@@ -1,0 +1,231 @@
+"""What estimates are made of: rows of whole trajectories, and the sums over groups of them that estimators read.
+
+Shapes: n rows, K trajectories, G groups of them, C columns (the reward, then each metric), L steps of all groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_LARGEST_LOG = 345.0
+"""Weights beyond exp(345) = 1e150 are cut there, so that their squares are finite. No estimate with one means much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What the learned models say of rows; each [n, C]."""
+
+    reward: Floats
+    """R(s, a) of the logged action."""
+    policy_reward: Floats
+    """sum_a pi(a|s) R(s, a)."""
+    q: Floats
+    """Q(s, a) of the logged action: what follows if the policy goes on from there, discounted from this row."""
+    value: Floats
+    """V(s) = sum_a pi(a|s) Q(s, a)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """Rows of whole trajectories, in order."""
+
+    offsets: Ints
+    """[K + 1]: trajectory i is rows offsets[i] to offsets[i + 1]."""
+    reward: Floats
+    """[n, C]."""
+    discount: Floats
+    """[n], of the row's reward as seen from the trajectory's first row, where it is 1."""
+    ratio: Floats | None = None
+    """[n], pi(a|s) / propensity of the logged action; None: propensities were not logged."""
+    predicted: Predicted | None = None
+    cut: NDArray[np.bool_] | None = None
+    """[K], whether the log ends before the trajectory does; None: nowhere."""
+    unlogged: Floats | None = None
+    """[n], the policy's probability of actions that the whole log never takes; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Sums over groups of trajectories, of which every estimate is a function. Zeros where something is not known.
+
+    rho is the ratio of a row, w_t the product of a trajectory's ratios up to and with row t, w that of all of them;
+    G = sum_t discount_t r_t. Clipped at c means min(., c).
+    """
+
+    trajectories: Floats
+    """[G], how many."""
+    rows: Floats
+    cut: Floats
+    """[G], trajectories that the log does not see to the end."""
+    unlogged: Floats
+    reward: Floats
+    """[G, C]."""
+    size: Floats
+    """[G, C], sum |r|."""
+    ratio: Floats
+    ratio_squared: Floats
+    ratio_reward: Floats
+    clipped_ratio: Floats
+    clipped_reward: Floats
+    direct: Floats
+    """[G, C], sum_a pi(a|s) R(s, a)."""
+    correction: Floats
+    """[G, C], rho (r - R(s, a))."""
+    returns: Floats
+    """[G, C], G."""
+    weight: Floats
+    weight_squared: Floats
+    weighted_returns: Floats
+    """[G, C], w G."""
+    clipped_weight: Floats
+    clipped_returns: Floats
+    value: Floats
+    """[G, C], V of the first state."""
+    steps: Ints
+    """[G], rows of the group's longest trajectory."""
+    step_weight: Floats
+    """[L], w_t by group and step; a trajectory that has ended keeps its last weight, as in a state without reward."""
+    step_reward: Floats
+    """[L, C], discount_t w_t r_t."""
+    step_q: Floats
+    """[L, C], discount_t w_t Q(s_t, a_t)."""
+    step_value: Floats
+    """[L, C], discount_t w_(t-1) V(s_t), with w_(-1) = 1."""
+    has_ratio: bool
+    has_predictions: bool
+
+    @classmethod
+    def joined(cls, parts: Sequence["Sums"]) -> "Sums":
+        """The groups of all parts, in their order."""
+        named: dict[str, Any] = {}
+        for item in fields(cls):
+            values = [getattr(part, item.name) for part in parts]
+            named[item.name] = all(values) if item.type in ("bool", bool) else np.concatenate(values)
+        return cls(**named)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As arrays and flags by name, to be sent."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Sums":
+        """From what `to_dict` gave."""
+        return cls(**data)
+
+
+def discounts(offsets: Ints, gamma: float, elapsed: Floats | None = None) -> Floats:
+    """Of each row, seen from its trajectory's first: gamma to the number of rows before it, or to the time elapsed.
+
+    Args:
+        offsets: [K + 1], of the trajectories.
+        gamma: per row, or per unit of time.
+        elapsed: [n], units of time from each row to the next of its trajectory.
+    """
+    each = np.ones(int(offsets[-1])) if elapsed is None else np.asarray(elapsed, np.float64)
+    before = np.cumsum(each) - each
+    return gamma ** (before - _first(before, offsets))
+
+
+def summed(rows: Decisions, groups: Sequence[int], clip: tuple[float, float]) -> Sums:
+    """Sums over consecutive groups of trajectories.
+
+    Args:
+        rows: of all trajectories of these groups.
+        groups: how many trajectories each has.
+        clip: largest ratio of a row, and largest weight of a trajectory, of the clipped estimates.
+    """
+    offsets, ends = rows.offsets, np.cumsum(np.asarray(groups, np.int64))
+    assert ends[-1] == len(offsets) - 1, f"{ends[-1]} trajectories in groups, of {len(offsets) - 1}"
+    starts = np.concatenate([[0], ends[:-1]])
+    row_starts = offsets[starts]
+    known, n = rows.ratio is not None, len(rows.reward)
+    ratio = rows.ratio if rows.ratio is not None else np.zeros(n)
+    weight = weights(ratio, offsets)
+    zeros = np.zeros_like(rows.reward)
+    predicted = rows.predicted or Predicted(reward=zeros, policy_reward=zeros, q=zeros, value=zeros)
+    discounted = rows.discount[:, None] * rows.reward
+    returns, last = np.add.reduceat(discounted, offsets[:-1]), weight[offsets[1:] - 1]
+    cut = np.zeros(len(returns)) if rows.cut is None else rows.cut.astype(np.float64)
+
+    def over_rows(x: Floats) -> Floats:
+        return np.add.reduceat(x, row_starts)
+
+    def over_trajectories(x: Floats) -> Floats:
+        return np.add.reduceat(x, starts)
+
+    clipped, clipped_last = np.minimum(ratio, clip[0]), np.minimum(last, clip[1])
+    return Sums(
+        trajectories=np.asarray(groups, np.float64),
+        rows=over_rows(np.ones(n)),
+        cut=over_trajectories(cut),
+        unlogged=over_rows(np.zeros(n) if rows.unlogged is None else rows.unlogged),
+        reward=over_rows(rows.reward),
+        size=over_rows(np.abs(rows.reward)),
+        ratio=over_rows(ratio),
+        ratio_squared=over_rows(ratio**2),
+        ratio_reward=over_rows(ratio[:, None] * rows.reward),
+        clipped_ratio=over_rows(clipped),
+        clipped_reward=over_rows(clipped[:, None] * rows.reward),
+        direct=over_rows(predicted.policy_reward),
+        correction=over_rows(ratio[:, None] * (rows.reward - predicted.reward)),
+        returns=over_trajectories(returns),
+        weight=over_trajectories(last),
+        weight_squared=over_trajectories(last**2),
+        weighted_returns=over_trajectories(last[:, None] * returns),
+        clipped_weight=over_trajectories(clipped_last),
+        clipped_returns=over_trajectories(clipped_last[:, None] * returns),
+        value=over_trajectories(predicted.value[offsets[:-1]]),
+        has_ratio=known,
+        has_predictions=rows.predicted is not None,
+        **_by_step(rows, starts, weight, discounted, predicted),
+    )
+
+
+def weights(ratio: Floats, offsets: Ints) -> Floats:
+    """w_t [n]: the product of the ratios of a trajectory up to and with each row."""
+    logs, zero = np.zeros_like(ratio), ratio == 0.0
+    np.log(ratio, out=logs, where=~zero)
+    total, zeros = np.cumsum(logs), np.cumsum(zero)
+    before = _first(total - logs, offsets)
+    found: Floats = np.exp(np.minimum(total - before, _LARGEST_LOG))
+    found[zeros > _first(zeros - zero, offsets)] = 0.0
+    return found
+
+
+def _by_step(rows: Decisions, starts: Ints, weight: Floats, discounted: Floats, predicted: Predicted) -> dict[str, Any]:
+    """What `Sums` holds by group and step."""
+    offsets = rows.offsets
+    lengths = np.diff(offsets)
+    longest = np.maximum.reduceat(lengths, starts)
+    first = np.cumsum(longest) - longest  # place of a group's first step
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(lengths))))  # [K]
+    step = np.arange(len(weight)) - np.repeat(offsets[:-1], lengths)
+    place, size = np.repeat(first[group], lengths) + step, int(longest.sum())
+
+    def spread(x: Floats) -> Floats:
+        return cast(Floats, np.stack([np.bincount(place, column, size) for column in x.T], 1))
+
+    before = np.roll(weight, 1)
+    before[offsets[:-1]] = 1.0
+    # A trajectory adds its last weight where its rows end; the running sum within the group carries it to the end.
+    ended = lengths < longest[group]
+    added = np.bincount((first[group] + lengths)[ended], weight[offsets[1:] - 1][ended], size)
+    kept = np.concatenate([np.cumsum(part) for part in np.split(added, first[1:])])
+    return {
+        "steps": longest,
+        "step_weight": np.bincount(place, weight, size) + kept,
+        "step_reward": spread(weight[:, None] * discounted),
+        "step_q": spread((rows.discount * weight)[:, None] * predicted.q),
+        "step_value": spread((rows.discount * before)[:, None] * predicted.value),
+    }
+
+
+def _first(x: Floats | Ints, offsets: Ints) -> NDArray[Any]:
+    """For each row what `x` is in the first row of its trajectory."""
+    return cast("NDArray[Any]", np.repeat(x[offsets[:-1]], np.diff(offsets)))

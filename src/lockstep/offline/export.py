@@ -1,0 +1,61 @@
+"""`lockstep export`: the policy of a run as one file that runs without Lockstep."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.data.dataset import Dataset
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be typed after `lockstep export`."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="run directory, or a policy file")
+    add("--format", choices=("onnx", "torch"), default="onnx", help="ONNX, or torch.export's .pt2 (default: onnx)")
+    add("--out", metavar="FILE", help="where to (default: RUN/policy.onnx or RUN/policy.pt2)")
+    add("--data", metavar="DIR", help="prepared data to compare on (default: what the run learned from)")
+
+
+def export_command(args: argparse.Namespace) -> int:
+    """`lockstep export`; returns the exit code."""
+    run = Path(args.run)
+    if not run.exists():
+        raise ConfigError(f"run {run} does not exist; give a run directory, such as runs/NAME")
+    from lockstep.torch.export import load_policy
+    from lockstep.torch.offline_export import SUFFIXES, export
+    from lockstep.torch.scoring import ScoringPolicy
+
+    policy, _ = load_policy(run)
+    if not isinstance(policy, ScoringPolicy):
+        raise ConfigError(
+            f"{run} learned in environments, and `lockstep export` takes policies that were learned from logs "
+            "(lockstep offline train); policy.safetensors holds this one's parameters by name"
+        )
+    suffix = SUFFIXES[args.format]
+    folder = run if run.is_dir() else run.parent
+    out = Path(args.out) if args.out else folder / f"policy{suffix}"
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a directory; name a file, such as {out / f'policy{suffix}'}")
+    print(export(policy, _data(run, args.data), out, args.format))
+    return 0
+
+
+def _data(run: Path, given: str | None) -> "Dataset":
+    """The prepared data to compare on: what was given, or what the run learned from."""
+    from lockstep.data.dataset import Dataset
+    from lockstep.record.run_dir import RUN_FILE
+    from lockstep.run import OfflineRun, load
+
+    if given is not None:
+        return Dataset.open(Path(given))
+    config = load(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
+    if not isinstance(config, OfflineRun):
+        raise ConfigError(f"{run} does not say what it learned from; add --data DIR, the prepared data to compare on")
+    if not Path(config.data).exists():
+        raise ConfigError(
+            f"data={config.data}, which {run} learned from, is not there; add --data DIR, prepared data to compare on"
+        )
+    return Dataset.open(Path(config.data))

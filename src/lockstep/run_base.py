@@ -1,0 +1,71 @@
+"""What every run has, whatever it learns from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBase:
+    """How a run computes, records and ends; what it learns from and how is added by `lockstep.run`."""
+
+    ml_framework: Literal["torch", "jax"] = "torch"
+    """Backend."""
+    seed: int = 0
+    """Same seed, same parameters, on any number of ranks once `num_shards` is pinned."""
+    num_shards: int | None = None
+    """Units of state. A number pins it: results then have equal bits on any number of ranks. `null`: one per rank."""
+    shard_threads: int = 1
+    """Intra-op threads while a pinned shard computes; part of what fixes the bits."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: a GPU per rank if this machine has one, else the CPU."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Collectives; `auto`: nccl on GPUs, gloo on CPUs."""
+    compile: bool = False
+    """torch.compile the loss; fixed before the first step."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the forward and backward pass; parameters stay float32."""
+    log_every: int | None = 10_000
+    """Environment steps between lines of metrics.jsonl."""
+    evaluate_every: int | None = 50_000
+    """Environment steps between evaluations; `null`: only at the end."""
+    evaluate_episodes: int | None = None
+    """Episodes of one evaluation, over all ranks. `null`: 100, or 10 where observations are images."""
+    evaluate_greedy: bool = True
+    """Evaluate the most likely action instead of a sampled one."""
+    evaluate_video: bool = False
+    """Draw one more episode at each evaluation, `videos/step_N.gif` in the run directory."""
+    checkpoint_every: int | None = 100_000
+    """Environment steps between checkpoints; `null`: only at the end, and when a signal stops the run."""
+    num_checkpoints: int = 3
+    """Newest checkpoints to keep; that of the best evaluation is kept too."""
+    check_every: int = 10
+    """Updates between two proofs that all ranks hold the same bits."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A NaN or an infinity in loss, gradient, reward or observation: `stop` the run, or `skip` that step or update."""
+    stop_return: float | None = None
+    """Stop, solved, once an evaluation's mean return reaches this. `null`: the task's own threshold, if it has one."""
+    stop_when_solved: bool = True
+    """Whether reaching `stop_return` ends the run."""
+    timeout_s: float = 120.0
+    """Bound on any collective and on any stall after the first update."""
+    startup_timeout_s: float = 300.0
+    """Bound on everything before the first update."""
+
+    def check(self) -> None:
+        """Refuse values that cannot run."""
+        for name in ("shard_threads", "num_checkpoints", "check_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("num_shards", "log_every", "evaluate_every", "evaluate_episodes", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1, or null")
+        for name in ("timeout_s", "startup_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed} must not be negative")
+        if self.backend == "nccl" and self.device == "cpu":
+            raise ConfigError("backend=nccl needs GPUs, but device=cpu; use --set backend=gloo")

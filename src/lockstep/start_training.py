@@ -1,0 +1,123 @@
+"""From the arguments of a training to ranks that train: here, by our own launcher, or as one rank of another's."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
+
+from lockstep.errors import ConfigError
+from lockstep.launch.training import PROGRAM
+from lockstep.request import checked, number, policy_source, requested_nodes, requested_world, resumption
+
+if TYPE_CHECKING:
+    from lockstep.launch.nodes import Nodes
+    from lockstep.run import AnyRun
+    from lockstep.world import World
+
+
+def start(args: argparse.Namespace, run: "AnyRun") -> int:
+    """Train a new run on the ranks that the arguments ask for; returns the exit code."""
+    nodes = requested_nodes(args, run.num_shards)
+    world = requested_world(args, default_ranks=1, nodes=nodes)
+    check_world(run, world)
+    if several(nodes):
+        return start_on_nodes(args, run, nodes)
+    run_dir = Path(args.run_dir) if args.run_dir else None
+    init_from = policy_source(args.init_from)
+    max_restarts = _max_restarts(args, world)
+    if world.launcher == "none" and (world.size > 1 or max_restarts):
+        from lockstep.launch.training import launch_training
+        from lockstep.record.run_dir import RunDir
+
+        path = RunDir.create(run_dir, run).path
+        return launch_training(path, world.size, init_from=init_from, debug=args.debug, max_restarts=max_restarts)
+
+    from lockstep.train import exit_code, train
+
+    return exit_code(train(run, run_dir=run_dir, init_from=init_from, world=world, joined=args.joined))
+
+
+def several(nodes: "Nodes | None") -> "TypeGuard[Nodes]":
+    """Whether the arguments ask for more machines than this one."""
+    return nodes is not None and nodes.maximum > 1
+
+
+def start_on_nodes(args: argparse.Namespace, run: "AnyRun", nodes: "Nodes", program: Sequence[str] = PROGRAM) -> int:
+    """Let `program` train with the arguments as typed, once per rank of every machine; returns the exit code."""
+    from lockstep.launch.commands import train_on_nodes
+
+    return train_on_nodes(args, run, nodes, args.words, program)
+
+
+def go_on(args: argparse.Namespace) -> int:
+    """`lockstep train --resume`: go on with a run, on as many ranks as before unless told otherwise."""
+    going_on = resumption(args)
+    run, run_dir = checked(args, going_on.run), going_on.run_dir
+    nodes = requested_nodes(args, going_on.num_shards or run.num_shards)
+    world = requested_world(args, default_ranks=going_on.world_size, nodes=nodes)
+    if going_on.num_shards is not None and world.size > going_on.num_shards:
+        raise ConfigError(
+            f"--ranks {world.size} is more than num_shards={going_on.num_shards} of the checkpoint; "
+            f"use at most --ranks {going_on.num_shards}"
+        )
+    check_world(run, world, going_on.num_shards)
+    if several(nodes):
+        return start_on_nodes(args, run, nodes)
+    max_restarts = _max_restarts(args, world)
+    if world.rank == 0 and not args.joined:
+        for note in going_on.notes:
+            print(f"lockstep: note: {note}", file=sys.stderr)
+    if world.launcher == "none" and (world.size > 1 or max_restarts):
+        from lockstep.launch.training import launch_training
+
+        return launch_training(
+            run_dir, world.size, config=run, resume=Path(args.resume), debug=args.debug, max_restarts=max_restarts
+        )
+
+    from lockstep.train import exit_code, train
+
+    return exit_code(train(run, run_dir=run_dir, resume=Path(args.resume), world=world, joined=args.joined))
+
+
+def _max_restarts(args: argparse.Namespace, world: "World") -> int:
+    """How often our own launcher may start all ranks anew."""
+    restarts = number(args.max_restarts or "0", "--max-restarts", least=0)
+    if restarts and world.launcher == "torchrun":
+        raise ConfigError(f"--max-restarts {restarts}: torchrun restarts its own ranks: use its --max-restarts")
+    if restarts and world.launcher != "none":
+        raise ConfigError(
+            f"--max-restarts {restarts}: {world.launcher} started these ranks and only it can restart them; "
+            "leave --max-restarts out"
+        )
+    return restarts
+
+
+def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) -> None:
+    """Refuse counts that do not divide among shards (a checkpoint's, if any), what takes too much, too many ranks."""
+    from lockstep.elastic import restarts_ranks
+
+    if restarts_ranks(world):
+        return  # a run that goes on has the shards of its checkpoint, and a launcher says too late what it will start
+    shards = world.with_shards(run.num_shards or num_shards)
+    run.minibatch_rows(shards)
+    from lockstep.demands import check_host, check_rows
+    from lockstep.run import Run
+
+    if not isinstance(run, Run):
+        check_rows(run, shards)
+    elif run.algo == "dqn":
+        from lockstep.envs.vector import env_spec
+
+        check_host(run, env_spec(run.task, run.env), shards)
+    if run.device == "cpu" or world.launcher != "none":
+        return  # under a launcher every rank asks for its own device
+    from lockstep.doctor import nvidia_gpu_present, visible_gpus
+
+    gpus = visible_gpus() if nvidia_gpu_present() else 0
+    if run.device == "cuda" or run.backend == "nccl":
+        wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
+        if gpus == 0:
+            raise ConfigError(f"{wanted}, but there is no GPU that torch can use; `lockstep doctor` says why")
+    if gpus and world.size > gpus:
+        raise ConfigError(f"--ranks {world.size} is more than the {gpus} GPUs; use --ranks {gpus} or --set device=cpu")

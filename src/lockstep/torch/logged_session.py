@@ -1,0 +1,100 @@
+"""What surrounds a loop that learns from logged data: the data, estimates from the log, and the finished policy."""
+
+import json
+from pathlib import Path
+
+from lockstep.data.dataset import Dataset
+from lockstep.data.layout import agree
+from lockstep.data.reader import Reader
+from lockstep.demands import check_data
+from lockstep.errors import ConfigError
+from lockstep.progress import Progress
+from lockstep.record.run_dir import write_atomically
+from lockstep.record.timers import CHECKPOINT, EVALUATE
+from lockstep.run import OfflineRun
+from lockstep.torch.counterfactual import estimate
+from lockstep.torch.offline_export import hand_over
+from lockstep.torch.scoring import About, ScoringPolicy, check_simulator
+from lockstep.torch.session import Session
+
+ESTIMATES_FILE = "estimates.json"
+
+
+class LoggedSession(Session[OfflineRun]):
+    """One run on this rank that learns from a log, as a context manager. Collective throughout.
+
+    Attributes:
+        dataset: what is learned from, once `open_data` was called.
+        about: what a policy for it follows from.
+    """
+
+    dataset: Dataset
+    about: About
+    _judged_on: Dataset
+
+    def open_data(self) -> Reader:
+        """Open the data and agree with all ranks on who reads which rows.
+
+        Raises:
+            ConfigError: on all ranks, if a rank cannot read its data, or the data do not fit the run.
+        """
+        run, problem = self.run, ""
+        try:
+            self.dataset, self._judged_on = check_data(run)
+            self.about = About(
+                info=self.dataset.info,
+                state=self.dataset.state_features,
+                action=self.dataset.action_features,
+                network=run.network,
+                algo=run.algo,
+                algorithm=run.algorithm,
+                spec=self._spec,
+            )
+            check_simulator(self.about, run.task or "")
+        except ConfigError as error:
+            problem = str(error)
+        problems: list[str] = self.comm.gather_object(problem, "data")
+        if any(problems):
+            raise ConfigError(next(filter(None, problems)))
+        layout = agree(self.dataset, self.comm.gather_object, self.world, run.data_layout)
+        self.journal.say(f"data: {layout.words}")
+        config = run.algorithm
+        window = {"n_step": getattr(config, "n_step", 1), "gamma": config.gamma}
+        reader = Reader(
+            self.dataset, self.world, layout, batch_size=config.batch_size, seed=run.seed, epochs=run.epochs, **window
+        )
+        for doubt in reader.doubts:
+            self.journal.warn(doubt)
+        self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
+        self._estimated: dict[str, float] = {}
+        self.summary |= {"data": run.data, "rows": reader.rows_per_epoch, "estimates": None}
+        return reader
+
+    def estimate_due(self, progress: Progress, rows: int) -> bool:
+        """Whether the last `rows` rows ended a period of `estimate_every` epochs, or the run."""
+        return progress.finished or progress.due(self._estimate_every, rows)
+
+    def estimate(self) -> None:
+        """Judge the policy as it is now by what the log tells; the next line of metrics has the result."""
+        previous = self.timers.enter(EVALUATE)
+        assert isinstance(self._policy, ScoringPolicy)
+        found = estimate(self._policy, self._judged_on, self.comm, self.run, beat=lambda: self.timers.enter(EVALUATE))
+        self._estimated = found.metrics()
+        self.summary["estimates"] = found.to_dict()
+        if self.world.rank == 0:
+            text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
+            self.journal.attempt(lambda: write_atomically(self.journal.path / ESTIMATES_FILE, text))
+        self.timers.enter(previous)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Write one line of metrics; one message."""
+        super().log(metrics | self._estimated)
+        self._estimated = {}
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self.run.model_path is not None and self.world.rank == 0 and not self.stopped_by:
+            self.timers.enter(CHECKPOINT)
+            assert isinstance(self._policy, ScoringPolicy)
+            for line in hand_over(self._policy, self.dataset, Path(self.run.model_path)):
+                self.journal.say(line)

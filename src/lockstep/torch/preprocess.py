@@ -1,0 +1,171 @@
+"""Raw features to what a network sees, as a module: it goes with a policy, also into a file for use elsewhere.
+
+The formulas are those of `lockstep.data.formulas`, by which prepared data is written. Arithmetic is float64 up to the
+last conversion, here, there and in an exported file: what they differ by is what their logarithms, powers and order of
+sums do, less than 1e-6 of a value (`tests/golden/test_feature_golden.py`).
+
+Shapes: N rows, F raw features, S numbers after normalization, G features of one type.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.features import Features
+from lockstep.data.formulas import LARGEST, LARGEST_RAW, LIMIT, MIN_POSITIVE, MIN_PROBABILITY, FeatureType, Group
+
+_Constants = Mapping[str, Tensor]
+_INPUT: Mapping[FeatureType, tuple[float, float]] = {
+    "probability": (MIN_PROBABILITY, 1 - MIN_PROBABILITY),
+    "boxcox": (MIN_POSITIVE, math.inf),
+    "clip_log": (MIN_POSITIVE, math.inf),
+}
+"""Between what values logarithms and powers are taken."""
+_OUTPUT: Mapping[FeatureType, tuple[float, float]] = {
+    "continuous_action": (MIN_POSITIVE - 1, 1 - MIN_POSITIVE),
+    "discrete_action": (-LARGEST, LARGEST),
+    "do_not_preprocess": (-LARGEST, LARGEST),
+}
+"""Between what values the result lies, where not within +-LIMIT."""
+
+
+class Preprocessor(nn.Module):
+    """Normalizes the features of a state, or of an action.
+
+    It has no parameters, and what it computes with is not in its `state_dict`: it follows from `features`. Its buffers
+    are float64 and have to stay so; move it between devices, but convert a policy's network alone to another dtype.
+
+    Attributes:
+        features: what it computes.
+    """
+
+    def __init__(self, features: Features) -> None:
+        super().__init__()
+        self.features = features
+        self._groups = nn.ModuleList(_Group(group) for group in features.groups)
+        places = [group.outputs for group in features.groups]
+        behind = np.concatenate(places) if places else np.zeros(0, np.int64)
+        self._place: Tensor | None
+        """Where each output [S] stands among those of the groups, behind one another; None: in order."""
+        in_order = bool((np.diff(behind) > 0).all())
+        self.register_buffer("_place", None if in_order else torch.from_numpy(np.argsort(behind)), persistent=False)
+        self._raw: Tensor
+        self.register_buffer("_raw", _exactly(-LARGEST_RAW, LARGEST_RAW), persistent=False)
+
+    def forward(self, value: Tensor, presence: Tensor | None = None) -> Tensor:
+        """Normalize.
+
+        Args:
+            value: [N, F], float64; float32 where no feature needs more digits. NaN: the feature is absent.
+            presence: [N, F] bool, or numbers that are 0 where the feature is absent. None: all are present.
+
+        Returns:
+            [N, S] float32; 0 where the feature is absent.
+        """
+        value = value.double()
+        present = ~torch.isnan(value)
+        if presence is not None:
+            present = present & (presence != 0)
+        value = torch.where(present, _within(value, self._raw), 0.0)
+        parts = [group(value, present) for group in self._groups]
+        if not parts:
+            return value.float()
+        normal = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        return normal if self._place is None else normal.index_select(1, self._place)
+
+
+class _Group(nn.Module):
+    """The features of one type."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.kind: FeatureType = group.type
+        self.columns: Tensor
+        """[G] among the F raw features."""
+        self.register_buffer("columns", torch.from_numpy(group.columns), persistent=False)
+        constants = {name: torch.from_numpy(constant) for name, constant in group.constants.items()}
+        constants |= {"input": _exactly(*_INPUT.get(self.kind, (-math.inf, math.inf)))}
+        constants |= {"output": _exactly(*_OUTPUT.get(self.kind, (-LIMIT, LIMIT)))}
+        self._names = tuple(constants)
+        for name, constant in constants.items():
+            self.register_buffer(name, constant, persistent=False)
+
+    def forward(self, value: Tensor, present: Tensor) -> Tensor:
+        """[N, F] without NaN, and what of it is present, to the group's outputs, float32."""
+        constants = {name: self.get_buffer(name) for name in self._names}
+        value, present = value.index_select(1, self.columns), present.index_select(1, self.columns)
+        normal = _FORMULAS[self.kind](value, constants)
+        if self.kind == "enum":
+            present = present.index_select(1, constants["of"])
+        return torch.where(present, normal, 0.0).float()
+
+
+def _exactly(low: float, high: float) -> Tensor:
+    """Two bounds. Numbers in a formula pass through float32 when it is exported to ONNX, tensors do not."""
+    return torch.tensor((low, high), dtype=torch.float64)
+
+
+def _within(x: Tensor, bounds: Tensor) -> Tensor:
+    return x.clamp(bounds[0], bounds[1])
+
+
+def _binary(x: Tensor, _: _Constants) -> Tensor:
+    return (x != 0).double()
+
+
+def _probability(x: Tensor, of: _Constants) -> Tensor:
+    p = _within(x, of["input"])
+    return _within(torch.log(p / (1 - p)), of["output"])
+
+
+def _continuous(x: Tensor, of: _Constants) -> Tensor:
+    return _within((x - of["mean"]) / of["stddev"], of["output"])
+
+
+def _boxcox(x: Tensor, of: _Constants) -> Tensor:
+    lam = of["boxcox_lambda"]
+    y, zero = _within(x + of["boxcox_shift"], of["input"]), lam == 0
+    power = torch.where(zero, 1.0, lam)
+    return _continuous(torch.where(zero, torch.log(y), (y**power - 1) / power), of)
+
+
+def _quantile(x: Tensor, of: _Constants) -> Tensor:
+    return ((x.unsqueeze(-1) - of["left"]) / of["width"]).clamp(0, 1).sum(-1) / of["count"]
+
+
+def _clip_log(x: Tensor, of: _Constants) -> Tensor:
+    return _within(torch.log(_within(x, of["input"])), of["output"])
+
+
+def _enum(x: Tensor, of: _Constants) -> Tensor:
+    return (x.index_select(1, of["of"]) == of["values"]).double()
+
+
+def _continuous_action(x: Tensor, of: _Constants) -> Tensor:
+    low, high = of["min_value"], of["max_value"]
+    return _within(2 * (x - low) / (high - low) - 1, of["output"])
+
+
+def _discrete_action(x: Tensor, of: _Constants) -> Tensor:
+    return _within(x - of["min_value"], of["output"])
+
+
+def _as_it_is(x: Tensor, of: _Constants) -> Tensor:
+    return _within(x, of["output"])
+
+
+_FORMULAS: Mapping[FeatureType, Callable[[Tensor, _Constants], Tensor]] = {
+    "binary": _binary,
+    "probability": _probability,
+    "continuous": _continuous,
+    "boxcox": _boxcox,
+    "quantile": _quantile,
+    "clip_log": _clip_log,
+    "enum": _enum,
+    "continuous_action": _continuous_action,
+    "discrete_action": _discrete_action,
+    "do_not_preprocess": _as_it_is,
+}

@@ -1,0 +1,116 @@
+"""A policy with its preprocessing as one traced program, from raw features to scores: what an exported file holds.
+
+Shapes: N states, F raw features of a state, A named actions; m candidates, each of one of the states, G raw features of
+a candidate.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from lockstep.torch.candidate_network import CandidateNetwork
+from lockstep.torch.scoring import ScoringPolicy
+
+STATES, CANDIDATES = "states", "candidates"
+"""The axes that may have any length from 1."""
+_LONGEST = 2**31 - 1
+AXES: dict[str, str] = {
+    "state_value": STATES,
+    "state_presence": STATES,
+    "action_value": CANDIDATES,
+    "action_presence": CANDIDATES,
+    "state_of_candidate": CANDIDATES,
+}
+"""The inputs, and what their first axis counts."""
+
+
+class NamedActions(nn.Module):
+    """Scores the same actions in every state."""
+
+    def __init__(self, policy: ScoringPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, state_value: Tensor, state_presence: Tensor) -> dict[str, Tensor]:
+        """Raw features [N, F] float64, and which of them are present [N, F] bool.
+
+        Returns:
+            `scores` [N, A]; `probability` [N, A], with which the policy takes each action; `action` [N], the index of
+            the highest score.
+        """
+        scores = self.policy.network(self.policy.state(state_value, state_presence))
+        probability = self.policy.probability(scores, torch.ones_like(scores))
+        return {"scores": scores, "probability": probability, "action": scores.argmax(-1)}
+
+
+class ListedActions(nn.Module):
+    """Scores the candidates of each state."""
+
+    def __init__(self, policy: ScoringPolicy) -> None:
+        super().__init__()
+        self.policy, self.greedy = policy, policy.about.algorithm.policy == "greedy"
+
+    def forward(
+        self,
+        state_value: Tensor,
+        state_presence: Tensor,
+        action_value: Tensor,
+        action_presence: Tensor,
+        state_of_candidate: Tensor,
+    ) -> dict[str, Tensor]:
+        """States [N, F] and candidates [m, G] likewise, and which state each candidate belongs to [m] int64.
+
+        Returns:
+            `scores` [m]; `probability` [m], with which the policy takes each among the candidates of its state.
+        """
+        policy = self.policy
+        assert policy.action is not None
+        state = policy.state(state_value, state_presence)
+        scores = policy.network(state, policy.action(action_value, action_presence), state_of_candidate)
+        return {"scores": scores, "probability": self._probability(scores, state_of_candidate, state[:, 0])}
+
+    def _probability(self, scores: Tensor, owner: Tensor, states: Tensor) -> Tensor:
+        """All on the first of the highest scores, or softmax(scores / temperature); `states` [N] for its length."""
+        low = torch.full_like(states, -torch.inf)
+        best = low.scatter_reduce(0, owner, scores, "amax").index_select(0, owner)
+        if not self.greedy:
+            odds = ((scores - best) / self.policy.about.algorithm.temperature).exp()
+            total = torch.zeros_like(states).scatter_reduce(0, owner, odds, "sum")
+            return odds / total.index_select(0, owner)
+        number = torch.arange(scores.shape[0])
+        among = torch.where(scores == best, number, _LONGEST)
+        first = torch.full_like(states, _LONGEST, dtype=torch.int64).scatter_reduce(0, owner, among, "amin")
+        return (first.index_select(0, owner) == number).float()
+
+
+def traced(policy: ScoringPolicy) -> ExportedProgram:
+    """The program of a policy, on the CPU, whatever the policy is on."""
+    copy = ScoringPolicy(policy.about)
+    copy.load_state_dict(policy.state_dict())
+    copy.eval().requires_grad_(requires_grad=False)
+    listed = isinstance(copy.network, CandidateNetwork)
+    examples = _examples(copy, listed=listed)
+    dims = {axis: Dim(axis, min=1, max=_LONGEST) for axis in (STATES, CANDIDATES)}
+    shapes: dict[str, Any] = {name: {0: dims[AXES[name]]} for name in examples}
+    module = ListedActions(copy) if listed else NamedActions(copy)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # torch's about its own parts
+        program = torch.export.export(module, (), examples, dynamic_shapes=shapes)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
+
+
+def _examples(policy: ScoringPolicy, *, listed: bool) -> dict[str, Tensor]:
+    """Inputs to trace with: two states, three candidates."""
+    states = (2, len(policy.info.state_features))
+    examples = {"state_value": torch.zeros(states, dtype=torch.float64), "state_presence": torch.ones(states) > 0}
+    if listed:
+        candidates = (3, len(policy.info.action_features))
+        examples["action_value"] = torch.zeros(candidates, dtype=torch.float64)
+        examples["action_presence"] = torch.ones(candidates) > 0
+        examples["state_of_candidate"] = torch.tensor([0, 1, 1])
+    return examples

@@ -1,0 +1,50 @@
+"""The classic way in: `python -m lockstep.workflows.dqn -p dqn.json --node_index=1`."""
+
+import argparse
+import sys
+
+from lockstep.errors import ConfigError
+
+
+def main(algo: str, arguments: list[str] | None = None) -> int:
+    """`lockstep offline train FILE` for a workflow file of one learner; other arguments go on to that command.
+
+    Args:
+        algo: `dqn` or `parametric_dqn`: which files this door takes.
+        arguments: default: the command line.
+    """
+    from lockstep import cli
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        words = _words(algo, given)
+    except ConfigError as error:
+        print(f"lockstep: error: {error}", file=sys.stderr)
+        return error.exit_code
+    return cli.main(words)
+
+
+def _words(algo: str, given: list[str]) -> list[str]:
+    from lockstep.workflows.files import read
+
+    parser = argparse.ArgumentParser(
+        prog=f"python -m lockstep.workflows.{algo}",
+        description=f"Learn from a log as a workflow file says ({algo}); all flags of `lockstep offline train` work.",
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("-p", "--parameters", metavar="FILE", help="the workflow file, JSON or YAML")
+    parser.add_argument("-ni", "--node_index", "--node-index", metavar="N", help="which of num_nodes this machine is")
+    try:
+        args, rest = parser.parse_known_args(given)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}; see python -m lockstep.workflows.{algo} --help") from None
+    if args.parameters is None:
+        raise ConfigError(f"nothing to do; name a workflow file: python -m lockstep.workflows.{algo} -p FILE")
+    found = read(args.parameters).run.algo
+    if found != algo:
+        raise ConfigError(
+            f"{args.parameters} is a workflow of {found}; use python -m lockstep.workflows.{found} -p {args.parameters}"
+        )
+    index = [] if args.node_index is None else ["--node-index", args.node_index]
+    return ["offline", "train", args.parameters, *index, *rest]

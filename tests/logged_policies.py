@@ -1,0 +1,39 @@
+"""Policies and batches of made data, for tests of those who learn from them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lockstep.data.dataset import Dataset
+from lockstep.data.rows import Rows
+from lockstep.run import OfflineRun, ScoreNetworkConfig
+from lockstep.torch.scoring import About, ScoringPolicy
+
+SMALL = ScoreNetworkConfig(hidden=(8, 5))
+
+
+def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> ScoringPolicy:
+    """What learns, as it begins."""
+    action = dataset.action_features if dataset.info.kind == "parametric" else None
+    about = About(
+        info=dataset.info,
+        state=dataset.state_features,
+        action=action,
+        network=run.network,
+        algo=run.algo,
+        algorithm=run.algorithm,
+    )
+    return ScoringPolicy(about, seed)
+
+
+def draws(num_rows: int, sizes: Sequence[int], seed: int) -> list[np.ndarray]:
+    """Which rows each shard gets: as many as `sizes` says."""
+    random = np.random.default_rng(seed)
+    return [random.integers(num_rows, size=size) for size in sizes]
+
+
+def part(dataset: Dataset, index: np.ndarray, padding: int = 0, **window: float) -> Rows:
+    """Rows of a shard's part of a minibatch, the last `padding` of which only fill it up."""
+    rows = dataset.rows(index, **window)
+    rows.weight[len(index) - padding :] = 0
+    return rows

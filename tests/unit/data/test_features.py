@@ -1,0 +1,160 @@
+"""Features as a file: what is written is read, what people edit is checked, and what ReAgent wrote is understood."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lockstep.data.features import Feature, Features, ordered
+from lockstep.errors import ConfigError, RunError
+
+SOME = Features(
+    {
+        "10": Feature(type="enum", possible_values=(1.0, 2.5), note="two"),
+        "9": Feature(type="continuous", mean=0.1, stddev=3.0, min_value=-1.0, max_value=1e300),
+        "speed": Feature(type="quantile", quantiles=(0.0, 0.1, 7.0)),
+        "-3": Feature(type="boxcox", boxcox_lambda=0.5, boxcox_shift=1e-4, mean=0.0, stddev=1.0),
+        "flag": Feature(type="binary"),
+    }
+)
+
+
+def test_ids_are_ordered_as_numbers_then_as_names():
+    assert ordered(["b", "10", "9", "a1", "-3", "2", "1.5"]) == ("-3", "2", "9", "10", "1.5", "a1", "b")
+    assert SOME.ids == ("-3", "9", "10", "flag", "speed")
+    assert SOME.names == ("-3", "9", "10=1", "10=2.5", "flag", "speed")
+    assert (SOME.size, len(SOME)) == (6, 5)
+
+
+def test_a_file_is_read_back_equal(tmp_path):
+    path = tmp_path / "deep" / "features.json"
+    SOME.save(path)
+    assert Features.load(path) == SOME
+    assert [item.name for item in path.parent.iterdir()] == ["features.json"]
+    assert '"possible_values": [1.0, 2.5],\n' in path.read_text()
+    assert Features.from_dict(json.loads(path.read_text())) == SOME
+    empty = Features({})
+    empty.save(path)
+    assert Features.load(path) == empty
+    assert empty.normalize(np.zeros((3, 0))).shape == (3, 0)
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "features.json"
+    SOME.save(path)
+    before = path.read_text()
+    monkeypatch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(RunError, match=r"features.json could not be written.*No space"):
+        Features({}).save(path)
+    assert (path.read_text(), len(list(tmp_path.iterdir()))) == (before, 1)
+
+
+def test_the_digest_is_of_what_is_computed():
+    tree = SOME.to_dict()
+    tree["features"]["9"] |= {"note": "mine", "min_value": -7.0}
+    assert Features.from_dict(tree).digest == SOME.digest
+    assert Features.from_dict(tree) != SOME
+    tree["features"]["9"]["mean"] = 0.2
+    assert Features.from_dict(tree).digest != SOME.digest
+
+
+CONTINUOUS = {"type": "continuous", "mean": 0.0, "stddev": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("feature", "said"),
+    [
+        ({"mean": 0.0}, "type is missing"),
+        ({"type": "contiguous"}, "type=contiguous is unknown; there are binary, probability"),
+        ({"type": 3}, "type=3 must be text"),
+        ([1], r"\[1\] must be a mapping"),
+        (CONTINUOUS | {"stdev": 1.0}, "stdev is unknown; there are type, mean, stddev"),
+        ({"type": "continuous", "mean": 0.0}, "stddev is missing, which type=continuous needs"),
+        (CONTINUOUS | {"stddev": 0}, "stddev=0.0 must be greater than 0"),
+        (CONTINUOUS | {"stddev": "1"}, 'stddev="1" must be a number'),
+        (CONTINUOUS | {"mean": True}, "mean=true must be a number"),
+        (CONTINUOUS | {"mean": math.nan}, "mean=nan must be finite"),
+        (CONTINUOUS | {"mean": 10**400}, "mean=10+.* must be a number that float64 can hold"),
+        (CONTINUOUS | {"quantiles": [0, 1]}, "quantiles means nothing to type=continuous; remove it"),
+        ({"type": "quantile", "quantiles": [0]}, ".* must be at least two numbers, each above the last"),
+        ({"type": "quantile", "quantiles": [0, 2, 2]}, ".* must be at least two numbers, each above the last"),
+        ({"type": "quantile", "quantiles": 3}, "quantiles=3 must be a list of numbers"),
+        ({"type": "quantile", "quantiles": [-1.7e308, 1.7e308]}, ".* must be at least two numbers"),
+        ({"type": "enum", "possible_values": []}, ".* must be numbers, each once"),
+        ({"type": "enum", "possible_values": [1, 2, 1.0]}, ".* must be numbers, each once"),
+        ({"type": "enum", "possible_values": [1, "a"]}, 'possible_values holds "a", not a number'),
+        ({"type": "continuous_action", "min_value": 1, "max_value": 1}, "max_value=1.0 must be greater than min_value"),
+    ],
+)
+def test_what_was_edited_is_checked(tmp_path, feature, said):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"format": 1, "features": {"1": {"type": "binary"}, "42": feature}}))
+    with pytest.raises(ConfigError, match=rf"mine.json: feature 42: {said}"):
+        Features.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"format": 1, "features": {}', r"mine.json is not JSON: .*line 1"),
+        ('{"format": 1, "features": {"1": {}, "1": {}}}', "mine.json: 1 stands there twice"),
+        ('{"format": 2, "features": {}}', "format=2 must be 1; upgrade lockstep-rl"),
+        ('{"features": {}}', "format=None must be 1$"),
+        ('{"format": 1, "feature": {}}', "mine.json: feature is unknown"),
+        ('{"format": 1}', "mine.json: features: null must be a mapping"),
+        ("[]", r"mine.json: \[\] must be a mapping"),
+        (b"\xff\xfe", "cannot read .*mine.json"),
+    ],
+)
+def test_what_is_no_features_file_is_refused(tmp_path, text, said):
+    path = tmp_path / "mine.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=said):
+        Features.load(path)
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
+        Features.load(tmp_path / "none.json")
+
+
+def classic(**given):
+    """What ReAgent writes of one feature: constants of all types, whatever the type."""
+    plain = {"boxcox_lambda": None, "boxcox_shift": 0.0, "mean": 0.0, "stddev": 1.0, "possible_values": None}
+    return json.dumps(plain | {"quantiles": None, "min_value": -1.0, "max_value": 2.0} | given)
+
+
+def test_reagents_files_are_read(tmp_path):
+    path = tmp_path / "state_features_norm.json"
+    texts = {
+        "0": classic(feature_type="CONTINUOUS", mean=3.5, stddev=2.0),
+        "10": classic(feature_type="ENUM", possible_values=[0, 3]),
+        "2": classic(feature_type="QUANTILE", quantiles=[0.0, 1.0, 4.0]),
+        "3": classic(feature_type="BOXCOX", boxcox_lambda=0.5, boxcox_shift=1.0),
+        "4": classic(feature_type="BINARY"),
+    }
+    path.write_text(json.dumps(texts))
+    found = Features.load(path)
+    bounds = {"min_value": -1.0, "max_value": 2.0}
+    assert found.ids == ("0", "2", "3", "4", "10")
+    assert found["0"] == Feature(type="continuous", mean=3.5, stddev=2.0, **bounds)
+    assert found["10"] == Feature(type="enum", possible_values=(0.0, 3.0), **bounds)
+    assert found["3"] == Feature(type="boxcox", boxcox_lambda=0.5, boxcox_shift=1.0, mean=0.0, stddev=1.0, **bounds)
+    assert found["4"] == Feature(type="binary", **bounds)
+    for text, said in (
+        (classic(feature_type="WHATEVER"), "feature 0: type=whatever is unknown"),
+        (classic(feature_type=None), "feature 0: feature_type=None must be text"),
+        (classic(feature_type="ENUM"), "feature 0: possible_values is missing"),
+        (classic(feature_type="BINARY", oddity=1), "feature 0: oddity is unknown"),
+        ("{", "feature 0 is not JSON"),
+    ):
+        path.write_text(json.dumps({"0": text}))
+        with pytest.raises(ConfigError, match=f"state_features_norm.json: {said}"):
+            Features.load(path)
+
+
+def test_absent_features_are_zero_and_nothing_is_ever_not_finite():
+    raw = np.array([[np.nan] * 5, [np.inf] * 5, [-np.inf] * 5, [1e308] * 5, [-1e308] * 5, [5e-324] * 5])
+    normal = SOME.normalize(raw)
+    assert normal.dtype == np.float32
+    assert (normal[0] == 0).all()
+    assert np.isfinite(normal).all()
+    assert SOME.normalize(raw[:0]).shape == (0, 6)
