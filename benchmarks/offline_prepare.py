@@ -133,7 +133,7 @@ def save_next(out: Path, possible: np.ndarray, terminal: np.ndarray) -> None:
     np.save(out / "possible_next_actions.npy", following)
 
 
-def columns_of_maps(series) -> dict[str, np.ndarray]:  # noqa: ANN001  # a pandas Series of lists of pairs
+def columns_of_maps(series) -> dict[str, np.ndarray]:  # a pandas Series of lists of pairs
     """A column for each id."""
     found: dict[str, list[float]] = {}
     for row in series:
@@ -160,18 +160,37 @@ def compare(ours: Path, theirs: Path, kind: str) -> None:
     data = Dataset.open(ours)
     trajectory = of_strings(pl.Series(np.load(theirs / "mdp_id.npy").tolist()))
     order = np.lexsort((np.load(theirs / "sequence_number.npy"), trajectory[0]))
-    features = dict(data.state_features.items())
-    mine = np.array([(features[name].mean, features[name].stddev) for name in data.state_features.ids]).T
-    yours = np.load(theirs / "scale.npy")
+    scales = {name: np.load(theirs / "scale.npy") for name in ("state", "next_state")}
+    ours_scaled = {name: scale_of(data.state_features) for name in scales}
+    if data.action_features is not None:
+        ours_scaled["action"], scales["action"] = scale_of(data.action_features), np.array([[0.0], [1.0]])
     names = ["reward", "propensity", "terminal", "time_diff", "state", "next_state", "action"]
     for name in [*names, *(("possible_actions", "possible_next_actions") if kind == "discrete" else ())]:
         first = np.asarray(data.column(name)[:], np.float64)
         second = np.asarray(np.load(theirs / f"{name}.npy"), np.float64)[order]
-        if name.endswith("state"):
-            goes_on = slice(None) if name == "state" else np.load(theirs / "terminal.npy")[order] == 0
-            first, second = (first * mine[1] + mine[0])[goes_on], (second * yours[1] + yours[0])[goes_on]
-        if not np.allclose(first, second, rtol=0, atol=1e-5):
-            raise AssertionError(f"{kind}: {name} differs from pandas by {np.abs(first - second).max()}")
+        if name in scales:
+            goes_on = np.load(theirs / "terminal.npy")[order] == 0 if name == "next_state" else slice(None)
+            first = (first * ours_scaled[name][1] + ours_scaled[name][0])[goes_on]
+            second = (second * scales[name][1] + scales[name][0])[goes_on]
+        same(name, kind, first, second)
+    if data.action_features is not None:
+        for name in ("possible_actions", "possible_next_actions"):
+            mine = data.ragged(name)[:]
+            offers = np.load(theirs / f"{name}.npy")[order]
+            if name == "possible_next_actions":
+                offers = offers[np.load(theirs / "terminal.npy")[order] == 0]
+            same(name, kind, mine.values * ours_scaled["action"][1] + ours_scaled["action"][0], np.concatenate(offers))
+
+
+def scale_of(features) -> np.ndarray:  # lockstep.data.features.Features
+    """Mean and deviation of each feature [2, F]."""
+    return np.array([(feature.mean, feature.stddev) for _, feature in features.items()]).T
+
+
+def same(name: str, kind: str, first: np.ndarray, second: np.ndarray) -> None:
+    """Raise unless two arrays hold the same numbers."""
+    if first.shape != second.shape or not np.allclose(first, second, rtol=0, atol=1e-5):
+        raise AssertionError(f"{kind}: {name} is not what pandas makes")
 
 
 def measured(*words: str) -> dict[str, float]:
@@ -193,7 +212,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         who, kind, log, out, rows = args.one
-        call = by_lockstep(Path(log), Path(out)) if who == "lockstep" else by_pandas(Path(log), Path(out), kind, int(rows))
+        call = (
+            by_lockstep(Path(log), Path(out)) if who == "lockstep" else by_pandas(Path(log), Path(out), kind, int(rows))
+        )
         print(json.dumps(call))
         return
     lines = []

@@ -146,7 +146,7 @@ def write(path: Path, columns: Mapping[str, np.ndarray], *, part_rows: int = 1 <
         "digest": f"{keys}{columns['state'].astype(np.float64).sum():.6f}",
         "keys_digest": keys,
     }
-    names = tuple(str(100 + i) for i in range(width)) if parametric else tuple("left right up down".split()[:width])
+    names = tuple(str(100 + i) for i in range(width)) if parametric else tuple(["left", "right", "up", "down"][:width])
     about |= {"action_features": names, "action_size": width} if parametric else {"actions": names}
     info = DatasetInfo(kind="parametric" if parametric else "discrete", **(about | said))
     with DatasetWriter(path, info.kind, info.sizes, part_rows=part_rows) as writer:

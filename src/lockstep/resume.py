@@ -23,10 +23,13 @@ _FIXED_OF_ALGORITHM = (
 """What normalizers hold, and what the outputs of a network mean."""
 _FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
 """The form of a replay and when it is first learned from: they may change where the checkpoint's is left out."""
+_FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold")
+"""How far a log has been read is counted in batches, and which networks there are is what the state is of."""
 _HARMLESS = (
     *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
     "evaluate_video",
     *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
+    *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # other contents than before are found out
 )
 """Settings that decide when something happens or when the run ends, and change no gradient by themselves."""
 
@@ -84,6 +87,7 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     kept = after.get("algorithm.checkpoint_replay", False)
     in_algorithm = _FIXED_OF_ALGORITHM + (_FIXED_WITH_REPLAY if kept else ())
+    in_algorithm += _FIXED_WITH_LOG if "data" in after else ()
     for name in changed:
         if name in _FIXED or name.startswith(_FIXED_PARTS) or name.removeprefix("algorithm.") in in_algorithm:
             replay = name.removeprefix("algorithm.") in _FIXED_WITH_REPLAY

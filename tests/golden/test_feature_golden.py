@@ -52,6 +52,7 @@ def test_onnx(tmp_path):
     torch, _ = pytest.importorskip("torch"), pytest.importorskip("onnxruntime")
     from lockstep.torch.onnx_model import run_onnx, to_onnx
     from lockstep.torch.preprocess import Preprocessor
+    from lockstep.torch.program import trace
 
     class Seen(torch.nn.Module):
         def __init__(self):
@@ -59,20 +60,14 @@ def test_onnx(tmp_path):
             self.state = Preprocessor(FEATURES)
 
         def forward(self, state_value, state_presence):
-            seen = self.state(state_value, state_presence)
-            return {"scores": seen, "probability": seen * 2}
+            return {"seen": self.state(state_value, state_presence)}
 
     raw, wanted = table()
     present = ~np.isnan(raw)
     inputs = {"state_value": np.where(present, raw, 12345.0), "state_presence": present}
-    rows = torch.export.Dim("rows", min=1)
-    program = torch.export.export(
-        Seen(),
-        (),
-        {name: torch.from_numpy(value[:3]) for name, value in inputs.items()},
-        dynamic_shapes={name: {0: rows} for name in inputs},
-    )
+    examples = {name: torch.from_numpy(value[:3]) for name, value in inputs.items()}
+    program = trace(Seen(), examples, dict.fromkeys(inputs, "rows"), ("seen",))
     (tmp_path / "seen.onnx").write_bytes(to_onnx(program, (), "{}"))
-    close(run_onnx(tmp_path / "seen.onnx", inputs)["scores"], wanted)
+    close(run_onnx(tmp_path / "seen.onnx", inputs)["seen"], wanted)
     one = {name: value[4:5] for name, value in inputs.items()}
-    close(run_onnx(tmp_path / "seen.onnx", one)["scores"], wanted[4:5])
+    close(run_onnx(tmp_path / "seen.onnx", one)["seen"], wanted[4:5])

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.algorithms import dqn, ppo
+from lockstep.algorithms import dqn, offline, ppo
+from lockstep.estimators import told
 from lockstep.record.timers import PHASES
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ def documented(text: str) -> set[str]:
 
 def emitted() -> set[str]:
     """Names of the algorithms' tables, and the keys written in record/: `metrics["..."] = `, the phases' filled in."""
-    names = {*ppo.METRICS, *dqn.METRICS}
+    names = {*ppo.METRICS, *dqn.METRICS, *offline.METRICS, *told.METRICS}
     for path in (ROOT / "src/lockstep/record").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Assign):

@@ -3,6 +3,7 @@
 Shapes: n rows of all parts, N rows that are wanted, M metrics, S numbers of a state, A actions, K numbers of an action.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Index = NDArray[np.int64]
+_ALIGNMENT = 64
 
 
 def columns(kind: str, sizes: tuple[int, int, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -57,9 +59,9 @@ class Ragged:
     """[N + 1], from 0 to m."""
 
     def between(self, start: int, stop: int) -> "Ragged":
-        """The lists of rows `start` to `stop`; a view of the same values."""
+        """The lists of rows `start` to `stop`, aligned."""
         offsets = self.offsets[start : stop + 1]
-        return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+        return Ragged(aligned(self.values[offsets[0] : offsets[-1]]), offsets - offsets[0])
 
 
 class Places:
@@ -106,7 +108,7 @@ class Column:
 
     def gather(self, places: Places) -> NDArray[Any]:
         """The rows at `places`, in the order they were asked for; a new array."""
-        found = np.empty((places.count, *self.row_shape), self.dtype)
+        found = aligned_empty((places.count, *self.row_shape), self.dtype)
         for part, which, where in places.parts:
             if which is None:  # the places were checked: clipping only spares numpy a copy of the output
                 np.take(self._parts[part], where, axis=0, out=found, mode="clip")
@@ -151,7 +153,7 @@ class RaggedColumn:
         for (_, which, _), length in zip(places.parts, lengths, strict=True):
             offsets[1:][slice(None) if which is None else which] = length
         np.cumsum(offsets, out=offsets)
-        found = np.empty((int(offsets[-1]), *self._values[0].shape[1:]), np.float32)
+        found = aligned_empty((int(offsets[-1]), *self._values[0].shape[1:]), np.float32)
         for (part, which, _), begin, length in zip(places.parts, begins, lengths, strict=True):
             if which is None:
                 source = np.arange(len(found)) + np.repeat(begin - offsets[:-1], length)
@@ -161,3 +163,27 @@ class RaggedColumn:
                 target = within + np.repeat(offsets[which], length)
                 found[target] = np.take(self._values[part], within + np.repeat(begin, length), axis=0, mode="clip")
         return Ragged(found, offsets)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """A new array at an address that is a multiple of 64.
+
+    Matrix products may choose their kernel, and with it the last bits of the result, by the address of what they read.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -_address(raw) % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself where its address is a multiple of 64, otherwise a copy that has such an address."""
+    if _address(array) % _ALIGNMENT == 0:
+        return array
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])

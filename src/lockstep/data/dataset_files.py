@@ -38,7 +38,7 @@ def described(path: Path) -> dict[str, Any]:
     file = path / DESCRIPTION
     try:
         found = cast(object, json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(_nothing(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None

@@ -228,8 +228,9 @@ def check_place(path: Path, *, replace: bool = False) -> None:
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists() and not (replace and (path / DESCRIPTION).is_file()):
-        what = "holds prepared data; add --force to replace it" if (path / DESCRIPTION).is_file() else "is in use"
-        raise ConfigError(f"--out {path} {what}, or name another directory")
+        known = (path / DESCRIPTION).is_file()
+        what = "holds prepared data; add --force to replace it, or" if known else "holds something else;"
+        raise ConfigError(f"--out {path} {what} name another directory")
 
 
 def _check(name: str, rows: NDArray[Any], wanted: tuple[str, tuple[int, ...]], count: int) -> None:

@@ -52,7 +52,9 @@ class NormParams:
     quantile_k2_threshold: float = 1000.0
     """What is further from normal than this becomes a `quantile`."""
     skip_box_cox: bool = False
+    """Never choose `boxcox`."""
     skip_quantiles: bool = False
+    """Never choose `quantile`."""
     feature_overrides: dict[str, str] = field(default_factory=dict[str, str])
     """The type of a feature, by its id, whatever its values look like."""
     min_stddev: float = 1.0

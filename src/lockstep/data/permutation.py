@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lockstep.data.columns import Index
 
 _ROUNDS = 6
-_MIN_SIDE = 8
+_MIN_SIDE = 4
 """Of a smaller square there are too few functions for all orders to be alike."""
 
 

@@ -42,11 +42,12 @@ class Scan:
     seen: Seen
     sample: Sample
     spill: Spill | None
+    num_samples: int
     rows: int
 
     def features(self) -> FeatureSample:
         """The rows to tell types of features from."""
-        return feature_sample_of(self.sample, self.coding)
+        return feature_sample_of(self.sample, self.coding, self.num_samples)
 
 
 def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Show | None) -> Scan:
@@ -67,7 +68,7 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
         clock.tell("reading", rows, part)
     if spill is not None:
         spill.flush()
-    return Scan(coding, seen, sample, spill, rows)
+    return Scan(coding, seen, sample, spill, num_samples, rows)
 
 
 class Preparation:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.columns import Index, Ragged
+from lockstep.data.columns import Index, Ragged, aligned
 
 Float = NDArray[np.float32]
 
@@ -58,9 +58,11 @@ class Rows:
         return len(self.index)
 
     def between(self, start: int, stop: int) -> "Rows":
-        """Rows `start` to `stop`: views of the same arrays."""
+        """Rows `start` to `stop`: views of the same arrays, but aligned copies of what is multiplied by weights."""
         return Rows(**{item.name: _between(getattr(self, item.name), start, stop) for item in fields(self)})
 
 
 def _between(value: Any, start: int, stop: int) -> Any:
-    return value.between(start, stop) if isinstance(value, Ragged) else value[start:stop]
+    if isinstance(value, Ragged):
+        return value.between(start, stop)
+    return aligned(value[start:stop]) if value.ndim == 2 else value[start:stop]

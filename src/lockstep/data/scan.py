@@ -59,7 +59,7 @@ class Sample:
         order = np.lexsort((key[:, 1], key[:, 0]))[: self._size]
         key, block = key[order], block.taken(order)
         for name, lists in block.lists.items():
-            lists.index[np.cumsum(lists.lengths) > self._size] = -1
+            lists.index[1:][np.cumsum(lists.lengths)[1:] > self._size] = -1
             block.lists[name] = lists.compact()
         self._blocks, self._keys, self._held = [block], [key], len(key)
         if len(key) == self._size:
@@ -78,54 +78,54 @@ class FeatureSample:
     """[n, F], NaN where absent."""
     action_ids: tuple[str, ...] = ()
     action: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    """[m, FA], parametric: those taken, then those that were possible in the same rows."""
-    action_keys: Words = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
-    """[m, 2], of the row of each."""
+    """[m, FA], parametric: of each row the action taken, then those that were possible. First rows only, if many."""
+    action_row: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[m], ascending: whose they are."""
 
 
-def feature_sample_of(sample: Sample, coding: Coding) -> FeatureSample:
-    """The sample of a log that was read."""
+def feature_sample_of(sample: Sample, coding: Coding, size: int) -> FeatureSample:
+    """The sample of a log that was read, with `size` actions at most."""
     key, block = sample.read()
     ids = ordered(block.named("state"))
     found = FeatureSample(keys=key, state_ids=ids, state=block.table("state", ids))
     if coding.kind == "parametric":
         found.action_ids = ordered(coding.action_ids)
         place = [coding.action_ids.index(name) for name in found.action_ids]
-        taken = block.columns["has_action"]
-        action, action_keys = [block.table("action", found.action_ids)[taken]], [key[taken]]
+        taken = np.flatnonzero(block.columns["has_action"])
+        actions, rows = [block.table("action", found.action_ids)[taken]], [taken]
         for lists in block.lists.values():
             known = np.flatnonzero(lists.lengths > 0)
             items, _ = slices(lists.offsets, lists.index[known])
-            action.append(widened(lists.items, (len(place),))[items][:, place])
-            action_keys.append(np.repeat(key[known], lists.lengths[known], axis=0))
-        found.action, found.action_keys = np.concatenate(action), np.concatenate(action_keys)
+            actions.append(widened(lists.items, (len(place),))[items][:, place])
+            rows.append(np.repeat(known, lists.lengths[known]))
+        _set_actions(found, np.concatenate(actions), np.concatenate(rows), size)
     return found
 
 
 def merged(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
     """The sample that one machine would have taken that has the rows of all; a row that several have counts once."""
     every = np.concatenate([sample.keys for sample in samples])
-    owner = np.repeat(np.arange(len(samples)), [len(sample.keys) for sample in samples])
-    chosen, first = np.unique(every.copy().view("u8,u8").reshape(-1), return_index=True)
-    del chosen
+    _, first = np.unique(every.copy().view("u8,u8").reshape(-1), return_index=True)
     first = first[np.lexsort((every[first, 1], every[first, 0]))][:size]
     state_ids = ordered({name for sample in samples for name in sample.state_ids})
-    action_ids = ordered({name for sample in samples for name in sample.action_ids})
     state = np.concatenate([_columns(sample.state, sample.state_ids, state_ids) for sample in samples])[first]
-    actions, action_keys = list[NDArray[np.float64]](), list[Words]()
-    for number, sample in enumerate(samples):
-        mine = {tuple(key) for key in every[first[owner[first] == number]].tolist()}
-        kept = [tuple(key) in mine for key in sample.action_keys.tolist()]
-        actions.append(_columns(sample.action[kept], sample.action_ids, action_ids))
-        action_keys.append(sample.action_keys[kept])
-    return FeatureSample(
-        keys=every[first],
-        state_ids=state_ids,
-        state=state,
-        action_ids=action_ids,
-        action=np.concatenate(actions),
-        action_keys=np.concatenate(action_keys),
-    )
+    found = FeatureSample(keys=every[first], state_ids=state_ids, state=state)
+    found.action_ids = ordered({name for sample in samples for name in sample.action_ids})
+    place = np.full(len(every), -1, np.int64)
+    place[first] = np.arange(len(first))
+    begins = np.cumsum([0] + [len(sample.keys) for sample in samples])
+    rows = np.concatenate([place[begin + s.action_row] for begin, s in zip(begins, samples, strict=False)])
+    actions = np.concatenate([_columns(s.action, s.action_ids, found.action_ids) for s in samples])
+    _set_actions(found, actions[rows >= 0], rows[rows >= 0], size)
+    return found
+
+
+def _set_actions(sample: FeatureSample, actions: NDArray[np.float64], rows: NDArray[np.int64], size: int) -> None:
+    """Order actions by their rows, and keep those of the first rows: `size` at most, but at least those of one row."""
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=len(sample.keys))
+    kept = order[: max(int(counts[np.cumsum(counts) <= size].sum()), int(counts[counts > 0][:1].sum()))]
+    sample.action, sample.action_row = actions[kept], rows[kept]
 
 
 def _columns(table: NDArray[np.float64], ids: Sequence[str], wanted: Sequence[str]) -> NDArray[np.float64]:

@@ -142,6 +142,7 @@ def _csv(path: Path) -> pl.LazyFrame:
             size += source.write(block)
             if size > _LARGEST:
                 raise ConfigError(f"{path} holds more than 4 GiB; decompress it first, to be read in parts")
+        source.seek(0)
     table = pl.scan_csv(source, separator=_separator(path), infer_schema=False)
     return table.with_columns(pl.when(pl.all() != "").then(pl.all()))
 

@@ -30,8 +30,6 @@ RESAMPLES = 1000
 """Bootstrap samples."""
 MOST_GROUPS = 1000
 """Of trajectories: they are drawn one by one up to here, and in groups of equal size beyond."""
-_NOTHING = 1e-6
-"""A logged value that is smaller than this, relative to the mean |reward| behind it, normalizes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +65,9 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
 
     Returns:
         `estimates`: by column and estimator `value`, `low`, `high` (95%; None: without end), `std_error`, and the first
-        three `normalized`: 1 + (value - logged) / |logged|, or None where the logged value is about 0; `logged`: by
-        column, the two values that they compare with; `left_out`: reasons, by estimator; `effective_sample_size`;
-        `warnings`; and counts.
+        three `normalized`: 1 + (value - logged) / |logged|, or None where the interval of the logged value holds 0;
+        `logged`: by column, the two values that they compare with; `left_out`: reasons, by estimator;
+        `effective_sample_size`; `warnings`; and counts.
     """
     groups = len(sums.trajectories)
     drawn = _all_estimates(sums, draws(groups, RESAMPLES, seed))
@@ -77,15 +75,15 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
     found: dict[str, dict[str, Any]] = {}
     base: dict[str, dict[str, Any]] = {}
     for c, column in enumerate(columns):
-        kinds = {name: drawn[name] for name in ("decision_logged", "logged")}
-        base[column] = {name: _described(_of(one, c), groups, None) for name, one in kinds.items()}
+        base[column] = {name: _described(_of(drawn[name], c), groups) for name in ("decision_logged", "logged")}
         found[column] = {}
         for name in (*DECISION, *TRAJECTORY):
             if name in drawn and name not in left:
                 other = TRUSTS_MODEL.get(name)
                 corrected = _of(drawn[other], c) if other in drawn and other not in left else None
-                normalizer = _normalizer(sums, kinds, name, c)
-                found[column][name] = _described(_of(drawn[name], c), groups, corrected, normalizer)
+                told = _described(_of(drawn[name], c), groups, corrected)
+                compared = base[column]["decision_logged" if name in DECISION else "logged"]
+                found[column][name] = told | _normalized(told, compared)
         _state_bias(found[column], sums)
     result: dict[str, Any] = {
         "num_trajectories": int(sums.trajectories.sum()),
@@ -120,15 +118,7 @@ def _of(one: _Drawn, column: int) -> _Drawn:
     return _Drawn(one.point[column], one.resampled[:, column])
 
 
-def _normalizer(sums: Sums, logs: Mapping[str, _Drawn], name: str, column: int) -> float | None:
-    """The logged value that an estimate compares with; None if it is about 0."""
-    kind = "decision_logged" if name in DECISION else "logged"
-    number = sums.rows if name in DECISION else sums.trajectories
-    value, scale = float(logs[kind].point[column]), float(sums.size[:, column].sum() / number.sum())
-    return value if abs(value) > _NOTHING * scale else None
-
-
-def _described(one: _Drawn, groups: int, corrected: _Drawn | None = None, base: float | None = None) -> dict[str, Any]:
+def _described(one: _Drawn, groups: int, corrected: _Drawn | None = None) -> dict[str, float | None]:
     """An estimate of one column as plain values.
 
     Drawing trajectories does not tell how wrong a model is, which is the same in all draws. An estimate that trusts
@@ -139,11 +129,19 @@ def _described(one: _Drawn, groups: int, corrected: _Drawn | None = None, base: 
     if corrected is not None:
         ends = interval(corrected.resampled, groups, CONFIDENCE)
         low, high, error = min(low, ends[0]), max(high, ends[1]), max(error, _spread(corrected))
-    point = float(one.point)
-    told: dict[str, Any] = {"value": point, "low": low, "high": high, "std_error": error}
-    for name, value in (("normalized", point), ("normalized_low", low), ("normalized_high", high)):
-        told[name] = None if base is None else 1.0 + (value - base) / abs(base)
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in told.items()}
+    told = {"value": float(one.point), "low": low, "high": high, "std_error": error}
+    return {name: value if math.isfinite(value) else None for name, value in told.items()}
+
+
+def _normalized(told: Mapping[str, float | None], logged: Mapping[str, float | None]) -> dict[str, float | None]:
+    """1 + (x - logged) / |logged|: more is better whatever the sign; None where the logged value may well be 0."""
+    base, low, high = logged["value"], logged["low"], logged["high"]
+    if base is None or low is None or high is None or low <= 0 <= high:
+        return {"normalized": None, "normalized_low": None, "normalized_high": None}
+    return {
+        f"normalized{end}": None if x is None else 1.0 + (x - base) / abs(base)
+        for end, x in (("", told["value"]), ("_low", told["low"]), ("_high", told["high"]))
+    }
 
 
 def _spread(one: _Drawn) -> float:

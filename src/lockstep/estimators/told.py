@@ -60,7 +60,7 @@ def _table(column: str, logged: Mapping[str, Any], found: Mapping[str, Any]) -> 
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:
-    return ["-" if one[name] is None else f"{one[name]:.5g}" for name in ("value", "low", "high", "normalized")]
+    return ["-" if one.get(name) is None else f"{one[name]:.5g}" for name in ("value", "low", "high", "normalized")]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

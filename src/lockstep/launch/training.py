@@ -15,7 +15,7 @@ from lockstep.record.leftovers import remove_results, written_at
 from lockstep.record.run_dir import hold, write_config
 
 if TYPE_CHECKING:
-    from lockstep.run import Run
+    from lockstep.run import AnyRun
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
 _LATEST = Path("checkpoints", "LATEST")
@@ -26,7 +26,7 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
     run_dir: Path,
     ranks: int,
     *,
-    config: "Run | None" = None,
+    config: "AnyRun | None" = None,
     resume: Path | None = None,
     init_from: Path | None = None,
     debug: bool = False,

@@ -25,7 +25,8 @@ def export_command(args: argparse.Namespace) -> int:
     if not run.exists():
         raise ConfigError(f"run {run} does not exist; give a run directory, such as runs/NAME")
     from lockstep.torch.export import load_policy
-    from lockstep.torch.offline_export import SUFFIXES, export
+    from lockstep.torch.exported_file import SUFFIXES
+    from lockstep.torch.offline_export import export
     from lockstep.torch.scoring import ScoringPolicy
 
     policy, _ = load_policy(run)

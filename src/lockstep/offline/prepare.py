@@ -69,7 +69,7 @@ def _options(args: argparse.Namespace) -> "PrepareOptions":
         norm[name.strip().replace("-", "_")] = value
     actions = None if args.actions is None else tuple(name.strip() for name in args.actions.split(","))
     if actions is not None and not all(actions):
-        raise ConfigError(f"--actions {args.actions} has a name without letters; write --actions left,right")
+        raise ConfigError(f"--actions {args.actions} has an empty name; write --actions left,right")
     limit = args.max_episode_steps
     return PrepareOptions(
         kind=args.kind,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lockstep.run import OfflineRun
     from lockstep.workflows.files import Workflow
 
-PROGRAM = (sys.executable, "-m", "lockstep.offline.train")
+PROGRAM = (sys.executable, "-m", "lockstep.offline", "train")
 _CQL_ALPHA = "1.0"
 
 
@@ -95,19 +95,3 @@ def _from_path(path: Path) -> "OfflineRun":
     if not isinstance(run, OfflineRun):
         raise ConfigError(f"{path} describes a run that learns from environments; lockstep train {path} starts it")
     return run
-
-
-def main() -> int:
-    """The command line of one rank on one of several machines."""
-    from lockstep.launch.child import die_with_launcher
-
-    die_with_launcher()
-    from lockstep import cli
-
-    return cli.main(["offline", "train", *sys.argv[1:]])
-
-
-if __name__ == "__main__":
-    from lockstep.launch.child import leave
-
-    leave(main())

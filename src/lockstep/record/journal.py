@@ -277,7 +277,8 @@ class Journal:
         if len(ranks) > 1:
             line(f"parameters equal on all {len(ranks)} ranks: {summary['params_fingerprint']}")
             firsts = ", ".join(f"rank {r['rank']} {r['first_rollout_fingerprint'][:8]}" for r in ranks)
-            line(f"data different on all {len(ranks)} ranks, first rollouts: {firsts}")
+            first = "batches" if self._unit == "rows" else "rollouts"
+            line(f"data different on all {len(ranks)} ranks, first {first}: {firsts}")
         where = os.path.relpath(self.path)
         line(f"run directory: {where}")
         if summary["status"] == "interrupted":

@@ -194,8 +194,9 @@ def _what_is_known(run_dir: Path) -> dict[str, Any]:
 
 
 def _name(config: Mapping[str, Any] | None) -> str:
-    """Task and algorithm; of one's own environment, `path/to/file.py:Class`, the class."""
-    words = [str(config[key]).rpartition(":")[2] for key in ("task", "algo") if key in config] if config else []
+    """Task, or folder of logged data, and algorithm; of one's own environment, `path/to/file.py:Class`, the class."""
+    named = {**config, "task": Path(config["data"]).name} if config and "data" in config else config
+    words = [str(named[key]).rpartition(":")[2] for key in ("task", "algo") if key in named] if named else []
     return (
         "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in "-".join(words)).strip("-.")
         or "run"

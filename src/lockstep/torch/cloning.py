@@ -180,11 +180,11 @@ def train(session: LoggedSession) -> None:
             told = cloning.update(parts, session.local_facts(), progress)
             timers.enter(OTHER)
             session.advance(rows, told)
+            if session.estimate_due(progress, rows):
+                session.estimate()
             if progress.due(run.log_every, rows):
                 session.log(cloning.metrics.read())
             if progress.due(run.evaluate_every, rows):
                 session.evaluate()
-            if session.estimate_due(progress, rows):
-                session.estimate()
             session.keep(rows)
         session.keep_last(cloning.metrics.read)

@@ -7,7 +7,7 @@ trajectories at a time, and which trajectories make a block does not depend on t
 Shapes: N rows, K trajectories, G groups of them, A actions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,7 @@ def estimate(
     told: list[list[dict[str, Any]]] = comm.gather_object(mine, "estimates")
     found: dict[str, Any] = {}
     if comm.world.rank == 0:
-        order = sorted(range(comm.world.size), key=lambda rank: (layout.node_of_rank[rank], rank))
+        order = sorted(range(comm.world.size), key=lambda rank: (_part(layout, rank), rank))
         sums = Sums.joined([Sums.from_dict(part) for rank in order for part in told[rank]])
         found = {"data": str(dataset.path), "digest": dataset.info.digest, "policy": judge.describe()}
         found |= estimates(sums, ("reward", *dataset.info.metrics), shared.facts, seed=run.seed)
@@ -118,9 +118,8 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, *, seen
     totals = np.sum([rank[0] for rank in told], 0)
     # Machines that hold the same rows hold them once.
     sizes: list[list[int]] = comm.gather_object([len(offsets) - 1, len(dataset)], "log measured")
-    nodes = layout.node_of_rank if layout.kind == "split" else [0] * comm.world.size
-    one_of_each = {node: rank for rank, node in reversed(list(enumerate(nodes)))}
-    trajectories, rows = np.sum([sizes[rank] for rank in one_of_each.values()], 0).tolist()
+    of_part = {_part(layout, rank): size for rank, size in enumerate(sizes)}
+    trajectories, rows = np.sum(list(of_part.values()), 0).tolist()
     facts = Facts(rows=rows, no_propensity=int(totals[0]), certain=int(totals[1]), gaps=int(totals[2]), seen=seen)
     return _Shared(trajectories, facts, np.flatnonzero(np.sum([rank[1] for rank in told], 0) == 0))
 
@@ -135,12 +134,16 @@ def _blocks(starts: Ints) -> list[int]:
     return [*first.tolist(), len(starts) - 1]
 
 
+def _part(layout: Layout, rank: int) -> int:
+    """Which part of the log a rank sees: that of its machine, or all see the same."""
+    return layout.node_of_rank[rank] if layout.kind == "split" else 0
+
+
 def _share(total: int, comm: Comm, layout: Layout) -> range:
-    """This rank's part of what its machine's data hold; where all machines hold the same, of what all share."""
-    ranks: Sequence[int] = range(comm.world.size)
-    if layout.kind == "split":
-        ranks = [rank for rank in ranks if layout.node_of_rank[rank] == layout.node]
-    return block(total, len(ranks), ranks.index(comm.world.rank))
+    """What this rank does of `total` pieces of the part that it sees, whose ranks deal them out among themselves."""
+    me = comm.world.rank
+    ranks = [rank for rank in range(comm.world.size) if _part(layout, rank) == _part(layout, me)]
+    return block(total, len(ranks), ranks.index(me))
 
 
 def check_fits(about: About, dataset: Dataset) -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.data.layout import agree
 from lockstep.data.reader import Reader
@@ -57,12 +58,13 @@ class LoggedSession(Session[OfflineRun]):
         if any(problems):
             raise ConfigError(next(filter(None, problems)))
         layout = agree(self.dataset, self.comm.gather_object, self.world, run.data_layout)
-        self.journal.say(f"data: {layout.words}")
+        info = self.dataset.info
+        told = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {run.data}"
+        self.journal.say("; ".join(filter(None, (told, layout.words))))
         config = run.algorithm
-        window = {"n_step": getattr(config, "n_step", 1), "gamma": config.gamma}
-        reader = Reader(
-            self.dataset, self.world, layout, batch_size=config.batch_size, seed=run.seed, epochs=run.epochs, **window
-        )
+        n_step = config.n_step if isinstance(config, OfflineDQNConfig) else 1
+        counts = {"batch_size": config.batch_size, "epochs": run.epochs, "n_step": n_step, "seed": run.seed}
+        reader = Reader(self.dataset, self.world, layout, **counts, gamma=config.gamma)
         for doubt in reader.doubts:
             self.journal.warn(doubt)
         self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch

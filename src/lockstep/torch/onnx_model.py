@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,36 +10,38 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.export import ExportedProgram
 
 from lockstep.data.packages import needed
-from lockstep.torch.scoring_program import AXES
+from lockstep.torch.program import Program
 
 METADATA = "lockstep"
 """The key of the metadata that says what the model is, as JSON."""
 
 
-def to_onnx(program: ExportedProgram, actions: Sequence[str], about: str) -> bytes:
+def to_onnx(program: Program, actions: Sequence[str], about: str) -> bytes:
     """The model of a program, serialized.
 
     Args:
         program: what is computed.
-        actions: their names; an output `action_name` then names what `action` numbers. None: without it.
+        actions: their names; an output `action_name` then names what `action` numbers. Empty: without it.
         about: JSON for the metadata.
 
     Raises:
         ConfigError: a package is missing.
     """
     onnx, _ = needed("onnx", "export"), needed("onnxscript", "export")
-    inputs = [name for name in AXES if name in program.graph_signature.user_inputs]
-    outputs = ["scores", "probability", *(["action"] if actions else [])]
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # torch's and onnxscript's about their own parts
         exported: Any = torch.onnx.export(
-            program, input_names=inputs, output_names=outputs, external_data=False, verbose=False
+            program.exported,
+            input_names=list(program.axes),
+            output_names=list(program.outputs),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
         )
     model = exported.model_proto
-    _name_axes(model)
+    _name_axes(model, program.axes)
     for node in model.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""
@@ -61,10 +63,10 @@ def run_onnx(path: Path, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[A
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def _name_axes(model: Any) -> None:
+def _name_axes(model: Any, axes: Mapping[str, str]) -> None:
     """Axes of any length by what they count, instead of by torch's symbols."""
     graph = model.graph
-    symbols = {value.type.tensor_type.shape.dim[0].dim_param: AXES[value.name] for value in graph.input}
+    symbols = {value.type.tensor_type.shape.dim[0].dim_param: axes[value.name] for value in graph.input}
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
+from lockstep.algorithms.offline import CloningConfig, LoggedConfig, OfflineDQNConfig
 from lockstep.data.columns import Ragged
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
@@ -90,9 +90,12 @@ def check_candidates(config: LoggedConfig, dataset: Dataset) -> None:
     learned = config.estimate or (isinstance(config, OfflineDQNConfig) and config.maxq)
     if dataset.info.kind != "parametric" or not learned:
         return
-    way_out = "learn from the actions that were taken: maxq=false estimate=false"
+    way_out = "estimate=false" if isinstance(config, CloningConfig) else "maxq=false estimate=false"
+    way_out = f"learn from the actions that were taken alone: {way_out}"
     if not dataset.info.has_possible_actions:
-        raise ConfigError(f"maxq=true and estimate=true need possible_actions, which {dataset.path} has not; {way_out}")
+        raise ConfigError(
+            f"what could be done next is learned from possible_actions, which {dataset.path} does not have; {way_out}"
+        )
     terminal, lists = dataset.column("terminal"), dataset.ragged("possible_next_actions")
     for start in range(0, len(dataset), _CHUNK):
         part = slice(start, min(start + _CHUNK, len(dataset)))

@@ -251,11 +251,11 @@ def train(session: LoggedSession) -> None:
             told = dqn.update(parts, session.local_facts(), progress, single)
             timers.enter(OTHER)
             session.advance(rows, told)
+            if session.estimate_due(progress, rows):
+                session.estimate()
             if progress.due(run.log_every, rows):
                 session.log(dqn.metrics.read())
             if progress.due(run.evaluate_every, rows):
                 session.evaluate()
-            if session.estimate_due(progress, rows):
-                session.estimate()
             session.keep(rows)
         session.keep_last(dqn.metrics.read)

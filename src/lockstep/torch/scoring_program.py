@@ -4,27 +4,14 @@ Shapes: N states, F raw features of a state, A named actions; m candidates, each
 a candidate.
 """
 
-import warnings
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
 
 from lockstep.torch.candidate_network import CandidateNetwork
+from lockstep.torch.program import Program, trace
 from lockstep.torch.scoring import ScoringPolicy
 
-STATES, CANDIDATES = "states", "candidates"
-"""The axes that may have any length from 1."""
-_LONGEST = 2**31 - 1
-AXES: dict[str, str] = {
-    "state_value": STATES,
-    "state_presence": STATES,
-    "action_value": CANDIDATES,
-    "action_presence": CANDIDATES,
-    "state_of_candidate": CANDIDATES,
-}
-"""The inputs, and what their first axis counts."""
+_BEYOND = 2**62  # more than any candidate's number
 
 
 class NamedActions(nn.Module):
@@ -81,36 +68,26 @@ class ListedActions(nn.Module):
             total = torch.zeros_like(states).scatter_reduce(0, owner, odds, "sum")
             return odds / total.index_select(0, owner)
         number = torch.arange(scores.shape[0])
-        among = torch.where(scores == best, number, _LONGEST)
-        first = torch.full_like(states, _LONGEST, dtype=torch.int64).scatter_reduce(0, owner, among, "amin")
+        among = torch.where(scores == best, number, _BEYOND)
+        first = torch.full_like(states, _BEYOND, dtype=torch.int64).scatter_reduce(0, owner, among, "amin")
         return (first.index_select(0, owner) == number).float()
 
 
-def traced(policy: ScoringPolicy) -> ExportedProgram:
+def traced(policy: ScoringPolicy) -> Program:
     """The program of a policy, on the CPU, whatever the policy is on."""
     copy = ScoringPolicy(policy.about)
     copy.load_state_dict(policy.state_dict())
-    copy.eval().requires_grad_(requires_grad=False)
-    listed = isinstance(copy.network, CandidateNetwork)
-    examples = _examples(copy, listed=listed)
-    dims = {axis: Dim(axis, min=1, max=_LONGEST) for axis in (STATES, CANDIDATES)}
-    shapes: dict[str, Any] = {name: {0: dims[AXES[name]]} for name in examples}
-    module = ListedActions(copy) if listed else NamedActions(copy)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # torch's about its own parts
-        program = torch.export.export(module, (), examples, dynamic_shapes=shapes)
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine
-    return program
-
-
-def _examples(policy: ScoringPolicy, *, listed: bool) -> dict[str, Tensor]:
-    """Inputs to trace with: two states, three candidates."""
+    copy.heads = None  # they are for estimates
     states = (2, len(policy.info.state_features))
     examples = {"state_value": torch.zeros(states, dtype=torch.float64), "state_presence": torch.ones(states) > 0}
-    if listed:
-        candidates = (3, len(policy.info.action_features))
-        examples["action_value"] = torch.zeros(candidates, dtype=torch.float64)
-        examples["action_presence"] = torch.ones(candidates) > 0
-        examples["state_of_candidate"] = torch.tensor([0, 1, 1])
-    return examples
+    axes = dict.fromkeys(examples, "states")
+    if not isinstance(copy.network, CandidateNetwork):
+        return trace(NamedActions(copy), examples, axes, ("scores", "probability", "action"))
+    candidates = (3, len(policy.info.action_features))
+    offered = {
+        "action_value": torch.zeros(candidates, dtype=torch.float64),
+        "action_presence": torch.ones(candidates) > 0,
+        "state_of_candidate": torch.tensor([0, 1, 1]),
+    }
+    axes |= dict.fromkeys(offered, "candidates")
+    return trace(ListedActions(copy), examples | offered, axes, ("scores", "probability"))

@@ -50,9 +50,9 @@ def _ranks(args: argparse.Namespace, workflow: Workflow, say: Callable[[str], No
     ranks = 1
     if workflow.all_gpus:
         ranks = max(1, found := visible_gpus())
-        several = f"{found} GPUs, {ranks} ranks" if found > 1 else f"{found or 'no'} GPU{'' if found else 's'}, 1 rank"
+        gpus = {0: "no GPU", 1: "1 GPU"}.get(found, f"{found} GPUs")
         where = "" if found else " on the CPU (--ranks N, or --nproc-per-node N, starts more)"
-        say(f"use_all_avail_gpus: this machine has {several}{where}")
+        say(f"use_all_avail_gpus: this machine has {gpus}: {ranks} rank{'s' * (ranks > 1)}{where}")
     if args.nnodes is None:
         args.ranks = str(ranks)
     else:

@@ -7,12 +7,12 @@ import json
 import polars as pl
 import pytest
 import zstandard
-from made_logs import parametric, row, table, text_of, whole, write
 
 from lockstep.data import log_maps, packages
 from lockstep.data.format import read_log
 from lockstep.data.log_schema import read_columns
 from lockstep.errors import ConfigError
+from made_logs import parametric, row, table, text_of, whole, write
 
 NAMES = ["left", "right"]
 

@@ -4,15 +4,16 @@ import gzip
 import json
 import random
 
-import made_logs
 import polars as pl
 import pytest
-from made_logs import row, table, write
 
+import made_logs
 from lockstep.data import tables
 from lockstep.data.format import read_log
 from lockstep.data.log_writer import LogWriter
+from made_logs import row, table, write
 
+STRUCT = pl.Struct({"0": pl.Float64, "5": pl.Float64, "x": pl.Float64})
 STATES = [{"0": 1.0, "5": -2.0}, {"5": 0.25}, {}, {"0": 3.0, "x": 4.0}]
 
 
@@ -38,10 +39,12 @@ def as_map(made):
     [
         as_map(pl.DataFrame(columns() | {"state_features": entries(STATES)}, strict=False)),
         pl.DataFrame(columns() | {"state_features": entries(STATES)}, strict=False),
-        pl.DataFrame(columns() | {"state_features": STATES}),
+        pl.DataFrame(columns() | {"state_features": pl.Series(STATES, dtype=STRUCT)}),
         pl.DataFrame(columns() | {"state_features": [json.dumps(one) for one in STATES]}),
         pl.DataFrame(columns() | {f"state:{k}": [one.get(k) for one in STATES] for k in ("0", "5", "x")}),
-        pl.DataFrame(columns() | {"mdp_id": pl.Series(["a"] * 4, dtype=pl.Categorical), "state_features": STATES}),
+        pl.DataFrame(
+            columns() | {"mdp_id": pl.Series(["a"] * 4, dtype=pl.Categorical), "state_features": entries(STATES)}
+        ),
     ],
     ids=["map", "entries", "struct", "json", "spread", "categorical"],
 )
@@ -101,9 +104,9 @@ def test_possible_actions_that_are_maps(tmp_path, form):
         "json": [None if one is None else json.dumps(one) for one in lists],
     }[form]
     actions = [{"7": 1.0, "8": None}] * 4
-    pl.DataFrame(
-        columns() | {"possible_actions": made, "action": actions, "state:0": 1.0}, strict=False
-    ).write_parquet(tmp_path / "a.parquet")
+    pl.DataFrame(columns() | {"possible_actions": made, "action": actions, "state:0": 1.0}, strict=False).write_parquet(
+        tmp_path / "a.parquet"
+    )
     log = read_log([tmp_path / "a.parquet"])
     full = [None if one is None else [{"7": m.get("7"), "8": m.get("8")} for m in one] for one in lists]
     assert log.kind == "parametric"

@@ -13,7 +13,7 @@ from lockstep.estimators.trajectories import summed
 
 
 def slow_return(log, drawn, j):
-    """g(j) of the first column over trajectories `drawn`, by Thomas and Brunskill's equation 11, padded with nothing."""
+    """g(j) of the first column over trajectories `drawn`, by Thomas and Brunskill's equation 11."""
     offsets, gamma = log["offsets"], 0.9
     longest = int(np.diff(offsets).max())
 
@@ -75,7 +75,7 @@ def test_bias_counts_as_an_outer_product():
     """Two models that are wrong in opposite directions make up for each other; squares alone would not see it."""
     random = np.random.default_rng(0)
     consistent = random.normal(0, 1, 2000)
-    wrong = random.normal(0, 0.01, (2000, 2)) + [[-6.0, 6.0]]
+    wrong = np.array([-6.0, 6.0]) + random.normal(0, 0.01, (2000, 2))
     x = blend(np.array([-6.0, 6.0, 0.0]), np.column_stack([wrong, consistent]))
     assert x[0] == pytest.approx(x[1], rel=0.1)
     assert x[0] > 0.4, "the opposite biases were not seen to cancel"
@@ -85,7 +85,7 @@ def test_a_model_without_visible_bias_is_trusted_and_a_wrong_one_is_not():
     random = np.random.default_rng(0)
     resampled = np.column_stack([random.normal(0, 0.1, 2000), random.normal(0, 1, 2000)])
     assert blend(np.array([0.5, 0.0]), resampled)[0] > 0.95
-    assert blend(np.array([9.0, 0.0]), resampled + [[9.0, 0.0]])[0] < 0.05
+    assert blend(np.array([9.0, 0.0]), np.array([9.0, 0.0]) + resampled)[0] < 0.05
 
 
 def test_returns_that_do_not_vary():

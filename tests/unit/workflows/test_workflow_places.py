@@ -39,7 +39,7 @@ def test_one_machine_one_rank(flags):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "ranks", "words"), [(0, "1", "no GPU"), (1, "1", "1 GPU, 1 rank"), (4, "4", "4 GPUs")]
+    ("gpus", "ranks", "words"), [(0, "1", "no GPU: 1 rank on"), (1, "1", "1 GPU: 1 rank"), (4, "4", "4 GPUs: 4 ranks")]
 )
 def test_all_gpus_are_used_and_their_number_said(flags, monkeypatch, gpus, ranks, words):
     monkeypatch.setattr(nodes, "visible_gpus", lambda: gpus)

@@ -1,4 +1,4 @@
-"""Small logs of discrete actions, for tests of workflow files."""
+"""Small logs, for tests of workflow files."""
 
 import json
 from pathlib import Path
@@ -27,6 +27,12 @@ def rows(episodes, *, length=10, scale=1.0):
                 }
             )
     return made
+
+
+def parametric(made):
+    """The same rows with actions that are features."""
+    candidates = [{"4": 1.0}, {"5": 1.0}]
+    return [row | {"action": candidates[int(row["action"])], "possible_actions": candidates} for row in made]
 
 
 def write(path: Path, made, shuffled=None):

@@ -1,0 +1,191 @@
+"""What the machines of a run hold under one path: the same rows each, or each its own part of them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.dataset import Dataset
+from lockstep.errors import ConfigError
+from lockstep.world import World
+
+Gather = Callable[[Any, str], list[Any]]
+"""`comm.gather_object`: the values of all ranks, on every rank."""
+_KEYS_AT_ONCE = 1 << 20
+"""Keys of a machine that are compared at once: 16 MB on the way, twice that on every rank and machine."""
+_ALL = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which rows which machine holds. The same on every rank, but for `node`."""
+
+    kind: Literal["same", "split"]
+    rows_of_node: tuple[int, ...]
+    """Rows of each machine, in the order of the machines."""
+    node: int = 0
+    """The machine of this rank, an index into `rows_of_node`."""
+    node_of_rank: tuple[int, ...] = (0,)
+    """The machine of every rank."""
+    digest: str = ""
+    """Of everything that all machines hold."""
+    words: str = ""
+    """For the user."""
+
+    @property
+    def num_rows(self) -> int:
+        """Different rows, all machines together."""
+        return self.rows_of_node[0] if self.kind == "same" else sum(self.rows_of_node)
+
+    def shards_of_node(self, node: int, world: World) -> list[int]:
+        """The shards that live on a machine, in order."""
+        ranks = [rank for rank, its in enumerate(self.node_of_rank) if its == node]
+        return [shard for rank in ranks for shard in world.shards_of(rank)]
+
+
+def alone(dataset: Dataset, world: World) -> Layout:
+    """The layout of ranks that are known to read the same rows."""
+    return Layout(kind="same", rows_of_node=(len(dataset),), node_of_rank=(0,) * world.size, digest=dataset.info.digest)
+
+
+def agree(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") -> Layout:
+    """Find out what the machines hold; *collective*.
+
+    Copies are recognised by a digest of keys and contents that no order of the log changes; parts by having no key in
+    common, which is looked up key by key.
+
+    Args:
+        dataset: what this rank sees.
+        gather: collects a value of every rank on every rank.
+        world: of this rank. Ranks of one machine see one directory: its first one speaks for it.
+        wanted: `auto`, or the layout that the user expects: `same`, `shuffled_copies`, `split`.
+
+    Raises:
+        ConfigError: on every rank alike: machines hold overlapping parts, data that does not fit together, or
+            something else than was wanted.
+    """
+    told = gather([world.node_rank, _facts(dataset)], "data of all machines")
+    nodes = sorted({int(node) for node, _ in told})
+    speaker = [next(rank for rank, (node, _) in enumerate(told) if node == number) for number in nodes]
+    facts = [told[rank][1] for rank in speaker]
+    for (node, said), first in zip(told, (facts[nodes.index(node)] for node, _ in told), strict=True):
+        if said != first:
+            raise ConfigError(
+                f"ranks of node {node} see different data under {said['path']}; give all of them the same directory"
+            )
+    _check_schema(nodes, facts)
+    place: dict[str, Any] = {
+        "rows_of_node": tuple(int(said["num_rows"]) for said in facts),
+        "node": nodes.index(world.node_rank),
+        "node_of_rank": tuple(nodes.index(node) for node, _ in told),
+        "digest": facts[0]["digest"],
+    }
+    if len({said["digest"] for said in facts}) == 1:
+        return _same(facts, wanted, place)
+    _check_disjoint(dataset, gather, world, (nodes, speaker, facts))
+    counts = _listed(nodes, place["rows_of_node"])
+    if wanted in ("same", "shuffled_copies"):
+        raise ConfigError(
+            f"data_layout={wanted}, but every node holds rows of its own: {counts}; copy the same data to all of "
+            "them, or use data_layout=split"
+        )
+    words = f"every node holds its own part of the data ({counts}) and shuffles it locally"
+    place["digest"] = " ".join(said["digest"] for said in facts)
+    return Layout(kind="split", words=words, **place)
+
+
+def _same(facts: list[dict[str, Any]], wanted: str, place: dict[str, Any]) -> Layout:
+    if wanted == "split" and len(facts) > 1:
+        raise ConfigError(
+            f"data_layout=split, but all {len(facts)} nodes hold the same {facts[0]['num_rows']} rows; give each "
+            "its own part, or use data_layout=auto"
+        )
+    words = f"{facts[0]['num_rows']} rows"
+    if len(facts) > 1:
+        words = f"all {len(facts)} nodes hold the same {words}"
+        if wanted == "shuffled_copies":
+            words += "; preparing sorted them, so the order of the logs makes no difference"
+    return Layout(kind="same", words=words, **place)
+
+
+def _facts(dataset: Dataset) -> dict[str, Any]:
+    info = dataset.info
+    return {
+        "path": str(dataset.path),
+        "num_rows": info.num_rows,
+        "digest": info.digest,
+        "kind": info.kind,
+        "actions": list(info.actions),
+        "state features": list(info.state_features),
+        "action features": list(info.action_features),
+        "metrics": list(info.metrics),
+        "normalization": dataset.features_digest,
+        "max_episode_steps": dict(info.rules.get("options", {})).get("max_episode_steps"),
+    }
+
+
+_WAYS_OUT = {
+    "actions": "prepare every part with the same --actions",
+    "normalization": "prepare every part with the same --state-features (and --action-features), such as those that "
+    "preparing wrote on the first node",
+    "max_episode_steps": "prepare all of them with the same --max-episode-steps",
+}
+
+
+def _check_schema(nodes: list[int], facts: list[dict[str, Any]]) -> None:
+    """Refuse machines whose rows do not mean the same."""
+    for name in (
+        "kind",
+        "state features",
+        "action features",
+        "actions",
+        "metrics",
+        "normalization",
+        "max_episode_steps",
+    ):
+        for node, said in zip(nodes, facts, strict=True):
+            if said[name] != facts[0][name]:
+                values = "" if name == "normalization" else f": {facts[0][name]} and {said[name]}"
+                way = _WAYS_OUT.get(name, "prepare every part from logs of the same schema, with the same --like DIR")
+                raise ConfigError(
+                    f"nodes {nodes[0]} and {node} hold data with different {name} under {said['path']}{values}; {way}"
+                )
+
+
+def _check_disjoint(
+    dataset: Dataset, gather: Gather, world: World, seen: tuple[list[int], list[int], list[dict[str, Any]]]
+) -> None:
+    """Refuse machines that have keys in common; *collective*. Keys are compared in ranges of their first word."""
+    nodes, speakers, facts = seen
+    most = max(int(said["num_rows"]) for said in facts)
+    rounds, common = max(-(-most // _KEYS_AT_ONCE), 1), dict[tuple[int, int], int]()
+    for number in range(rounds):
+        low, high = _ALL * number // rounds, _ALL * (number + 1) // rounds
+        mine = dataset.keys_between(low, high) if world.rank in speakers else np.zeros((0, 2), np.uint64)
+        told = gather(mine, "keys of the data")
+        for a, b in combinations(range(len(speakers)), 2):
+            if count := _num_common(told[speakers[a]], told[speakers[b]]):
+                common[a, b] = common.get((a, b), 0) + count
+    if common:
+        (a, b), count = max(common.items(), key=lambda item: item[1])
+        rows = _listed(nodes, (int(said["num_rows"]) for said in facts))
+        raise ConfigError(
+            f"nodes {nodes[a]} and {nodes[b]} have {count} rows in common under {facts[0]['path']} but are not "
+            f"copies of each other ({rows}); give every node the same data, or parts that do not overlap"
+        )
+
+
+def _num_common(keys: NDArray[np.uint64], others: NDArray[np.uint64]) -> int:
+    """How many keys [m, 2] are among the others. Both words are compared; the second only where the first is equal."""
+    first = np.intersect1d(keys[:, 0], others[:, 0])
+    if not first.size:
+        return 0
+    found = [{(int(a), int(b)) for a, b in some[np.isin(some[:, 0], first)]} for some in (keys, others)]
+    return len(found[0] & found[1])
+
+
+def _listed(nodes: list[int], rows: Iterable[int]) -> str:
+    return ", ".join(f"node {node}: {count} rows" for node, count in zip(nodes, rows, strict=True))

@@ -1,0 +1,133 @@
+"""Whole runs that learn from made data, one after another in the same ranks."""
+
+import os
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+import made_data
+from lockstep import World, spawn
+from lockstep.launch.variables import free_port
+from lockstep.run import OfflineRun, ScoreNetworkConfig, override
+
+ROWS, BATCH, EPOCHS = 310, 32, 20
+MODULES = {
+    "dqn": ("offline_dqn", "OfflineDQN"),
+    "bc": ("cloning", "Cloning"),
+    "parametric_dqn": ("parametric_dqn", "ParametricDQN"),
+}
+"""Where each algorithm is."""
+
+
+def small_offline(path: Path | str, **changes: Any) -> OfflineRun:
+    """200 gradient steps of a small network on made data at `path`, which is made if it is not there."""
+    algo = changes.pop("algo", "dqn")
+    parametric = changes.pop("parametric", algo == "parametric_dqn")
+    path = Path(path)
+    if not path.exists():
+        (made_data.parametric if parametric else made_data.discrete)(path, ROWS)
+    run = OfflineRun(
+        data=str(path),
+        algo=algo,
+        epochs=EPOCHS,
+        network=ScoreNetworkConfig(hidden=(16, 16)),
+        log_every=1000,
+        checkpoint_every=None,
+        timeout_s=30.0,
+        startup_timeout_s=60.0,
+    )
+    return override(run, {"batch_size": BATCH, **changes})
+
+
+@dataclass
+class LoggedJob:
+    """One run to be made inside ranks."""
+
+    run: OfflineRun
+    folder: str
+    port: int = field(default_factory=free_port)
+    resume: str | None = None
+    init_from: tuple[str, ...] = ()
+    """A policy file for each rank."""
+    fails_at: int | None = None
+    """Raise when this many gradient steps were taken."""
+
+
+@dataclass
+class LoggedOutcome:
+    """What one rank saw of a run."""
+
+    summary: dict[str, Any]
+    error: str
+    learned: list[np.ndarray]
+    """Rows of the data that it learned from, step by step, without those that only fill up."""
+    messages: Counter[str]
+    moved: bool
+    target: dict[str, np.ndarray]
+    """Parameters of the target network before the first step, where there is one."""
+
+
+def train_logged(ranks: int, jobs: dict[Any, LoggedJob]) -> dict[Any, list[LoggedOutcome]]:
+    """Every job on `ranks` ranks, in the same processes; for each what its ranks saw."""
+    told = spawn(_train_each, ranks, (jobs,), timeout_s=600)
+    return {name: [outcomes[name] for outcomes in told] for name in jobs}
+
+
+def _train_each(rank: int, jobs: dict[Any, LoggedJob]) -> dict[Any, LoggedOutcome]:
+    torch.set_num_threads(1)
+    size = int(os.environ["WORLD_SIZE"])
+    return {name: train_one(World(rank=rank, size=size, port=job.port), job) for name, job in jobs.items()}
+
+
+def train_one(world: World, job: LoggedJob) -> LoggedOutcome:
+    """Train, watching what the learner is given."""
+    from lockstep.train import train
+
+    found = LoggedOutcome({}, "", [], Counter(), False, {})
+    with _watched(job, found) as kept:
+        try:
+            init_from = job.init_from[world.rank] if job.init_from else None
+            where = {"resume": job.resume} if job.resume else {"run_dir": job.folder, "init_from": init_from}
+            found.summary = train(job.run, world=world, **where)
+        except Exception as raised:
+            found.error = f"{type(raised).__name__}: {raised}"
+            traceback.print_exc()
+    if "learner" in kept:
+        found.messages = Counter(kept["learner"].comm.num_messages)
+        after = dict(kept["learner"].policy.network.named_parameters())
+        found.moved = all(bool((p != kept["before"][name]).any()) for name, p in after.items())
+    return found
+
+
+@contextmanager
+def _watched(job: LoggedJob, found: LoggedOutcome) -> Iterator[dict[str, Any]]:
+    module_name, class_name = MODULES[job.run.algo]
+    module = import_module(f"lockstep.torch.{module_name}")
+    real, kept = getattr(module, class_name), {}
+
+    class Watched(real):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            kept["learner"] = self
+            kept["before"] = {name: p.detach().clone() for name, p in self.policy.network.named_parameters()}
+
+        def update(self, parts: Any, *args: Any) -> np.ndarray:
+            if not found.learned and self.target is not None:
+                target = self.target.networks[0].named_parameters()
+                found.target = {name: p.detach().numpy().copy() for name, p in target}
+            if len(found.learned) == job.fails_at:
+                raise RuntimeError("the test ends this run")
+            found.learned.append(np.concatenate([part.index[part.weight > 0] for part in parts]))
+            return super().update(parts, *args)
+
+    with mock.patch.object(module, class_name, Watched):
+        yield kept

@@ -1,0 +1,136 @@
+"""Learning from logged data: 1 == 2 == 4 ranks, bit for bit after 200 gradient steps, each rank from its part.
+
+A run that was cut short and resumed in the middle of an epoch, on another number of ranks, ends as if never stopped.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from logged_runs import BATCH, EPOCHS, ROWS, LoggedJob, small_offline, train_logged
+from running import lines, timeless
+
+WORLDS = (1, 2, 4)
+BATCHES = -(-ROWS // BATCH)
+RUNS = {
+    "dqn": {"dueling": True, "max_grad_norm": 1.0},
+    "other seed": {"dueling": True, "max_grad_norm": 1.0, "seed": 1},
+    "n-step": {"n_step": 3, "policy": "softmax", "cql_alpha": 0.3, "learning_rate_schedule": "linear"},
+    "sarsa": {"maxq": False, "optimizer": "sgd", "l2_decay": 0.01, "learning_rate": 0.01},
+    "bcq": {"bcq_threshold": 0.3, "learning_rate_schedule": "exponential", "learning_rate_decay": 0.9},
+    "cloning": {"algo": "bc", "label_smoothing": 0.1},
+    "cloning candidates": {"algo": "bc", "parametric": True},
+    "uneven": {"num_shards": 3, "batch_size": 33},
+}
+RESUMED = ("dqn", "n-step", "cloning", "cloning candidates")
+
+
+def run_of(folder, name, **changes):
+    parametric = RUNS[name].get("parametric", False)
+    path = folder / ("parametric" if parametric else "discrete")
+    return small_offline(path, **{"num_shards": 4, **RUNS[name], **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every run on every number of ranks: what each rank saw."""
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    for ranks in WORLDS:
+        names = [name for name in RUNS if not (ranks == 4 and name == "uneven")]
+        jobs = {name: LoggedJob(run_of(folder, name), str(folder / f"{name}-{ranks}")) for name in names}
+        told = train_logged(ranks, jobs)
+        found |= {(name, ranks): (jobs[name], told[name]) for name in jobs}
+    return found
+
+
+def fingerprints(trained, name):
+    """Of every rank of every world."""
+    found = []
+    for ranks in [ranks for of, ranks in trained if of == name]:
+        _, outcomes = trained[name, ranks]
+        assert [o.error for o in outcomes] == [""] * ranks
+        found += [rank["params_fingerprint"] for o in outcomes for rank in o.summary["ranks"]]
+    return set(found)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "other seed"])
+def test_any_number_of_ranks_gives_the_same_bits(trained, name):
+    assert len(fingerprints(trained, name)) == 1, "parameters depend on the number of ranks"
+    logs = [timeless(job.folder) for (of, _), (job, _) in trained.items() if of == name]
+    assert len(logs[0]) >= 5
+    assert all(log == logs[0] for log in logs), "metrics depend on the number of ranks"
+
+
+def test_parameters_moved_and_elsewhere_with_another_seed(trained):
+    assert all(outcome.moved for _, outcomes in trained.values() for outcome in outcomes)
+    assert fingerprints(trained, "dqn") != fingerprints(trained, "other seed")
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_every_rank_learns_from_its_part_and_together_from_every_row_once_an_epoch(trained, ranks):
+    outcomes = trained["dqn", ranks][1]
+    for outcome in outcomes:
+        assert len(outcome.learned) == EPOCHS * BATCHES
+        assert len(outcome.learned[0]) == BATCH // ranks
+    for epoch in (0, EPOCHS - 1):
+        steps = range(epoch * BATCHES, (epoch + 1) * BATCHES)
+        rows = np.concatenate([outcome.learned[step] for outcome in outcomes for step in steps])
+        assert np.array_equal(np.sort(rows), np.arange(ROWS))
+
+
+def test_the_same_global_batches_on_any_number_of_ranks(trained):
+    for step in (0, 7, BATCHES - 1, EPOCHS * BATCHES - 1):
+        batches = [
+            np.sort(np.concatenate([outcome.learned[step] for outcome in trained["dqn", ranks][1]])) for ranks in WORLDS
+        ]
+        assert all(np.array_equal(batch, batches[0]) for batch in batches)
+
+
+def test_a_gradient_step_sends_one_message(trained):
+    for name in ("dqn", "n-step", "bcq", "cloning", "cloning candidates"):
+        for outcome in trained[name, 2][1]:
+            assert outcome.messages["average_gradients"] == EPOCHS * BATCHES
+            many = {tag: count for tag, count in outcome.messages.items() if count >= EPOCHS * BATCHES / 5}
+            assert many.keys() == {"average_gradients"}, f"{name}: more messages than one for a step: {many}"
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """Of some runs one that never stopped and one that raised in the middle of its eighth epoch, both on 2 ranks."""
+    folder, jobs = tmp_path_factory.mktemp("resume"), {}
+    for name in RESUMED:
+        run = run_of(folder, name, checkpoint_every=350, log_every=200)
+        jobs[name, "whole"] = LoggedJob(run, str(folder / f"{name}-whole"))
+        jobs[name, "cut"] = LoggedJob(run, str(folder / f"{name}-cut"), fails_at=74)
+    told = train_logged(2, jobs)
+    for (name, how), outcomes in told.items():
+        expected = "the test ends this run" if how == "cut" else ""
+        assert all((expected in one.error) if expected else not one.error for one in outcomes), (
+            name,
+            outcomes[0].error,
+        )
+    return {name: (jobs[name, "whole"], jobs[name, "cut"]) for name in RESUMED}
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(cut, ranks, tmp_path):
+    jobs = {}
+    for name, (_, broken) in cut.items():
+        copy = shutil.copytree(broken.folder, tmp_path / name)
+        jobs[name] = LoggedJob(broken.run, "unused", resume=str(copy))
+    told = train_logged(ranks, jobs)
+    for name, (whole, _) in cut.items():
+        expected = json.loads((Path(whole.folder) / "summary.json").read_text())
+        outcome = told[name][0]
+        assert outcome.error == "", name
+        begun = int(outcome.summary["resumed_from"].rpartition("_")[2])
+        assert begun % ROWS, "resumed between two epochs; nothing is proved"
+        assert len(outcome.learned) < EPOCHS * BATCHES
+        assert outcome.summary["params_fingerprint"] == expected["params_fingerprint"], f"{name}: other parameters"
+        for key in ("env_steps", "updates", "status"):
+            assert outcome.summary[key] == expected[key], (name, key)
+        assert timeless(jobs[name].resume) == timeless(whole.folder), f"{name}: other metrics"
+        steps = [line["step"] for line in lines(jobs[name].resume)]
+        assert steps[-1] == ROWS * EPOCHS

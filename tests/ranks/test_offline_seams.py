@@ -1,0 +1,153 @@
+"""The seams of data parallelism where learning is from logged data: each test fails when its seam is cut."""
+
+import re
+
+import numpy as np
+import pytest
+from logged_runs import BATCH, ROWS, small_offline
+from offline_seams import GRADIENTS, PADDING, data, index_of, learner, run_seams, taken
+from running import lines
+
+from lockstep import World, spawn
+from lockstep.data.dataset import Dataset
+from lockstep.launch.variables import free_port
+from lockstep.progress import Progress
+from logged_policies import part
+
+TOLD_BY = {
+    **dict.fromkeys(("counters", "files", "shuffles", "metrics"), "whole_run"),
+    **dict.fromkeys(("gradient", "facts"), "gradients"),
+}
+
+
+@pytest.fixture(scope="module")
+def seam(request, tmp_path_factory):
+    """What both ranks saw of each seam that a selected test asks for."""
+    items = [item for item in request.session.items if item.module is request.module]
+    selected = {item.originalname.removeprefix("test_") for item in items}
+    names = {TOLD_BY.get(name, name) for name in selected}
+    folder = tmp_path_factory.mktemp("offline_seams")
+    small_offline(folder / "data")
+    told = spawn(run_seams, 2, ({name: free_port() for name in sorted(names)}, str(folder)), timeout_s=300)
+    return {name: [rank[name] for rank in told] for name in told[0]} | {"folder": folder}
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_start_equal(seam):
+    first, second = seam["start_equal"]
+    assert same(first["policy"], second["policy"]), "ranks start from different parameters"
+    for rank in (first, second):
+        network = {
+            name.removeprefix("network."): p for name, p in rank["policy"].items() if name.startswith("network.")
+        }
+        assert same(rank["target"], network), "the target network does not start as the policy"
+    assert same(first["shared"], second["shared"])
+    assert {"target", "optimizer.moment", "optimizer.square", "learning_rate"} <= first["shared"].keys()
+    size = sum(p.size for p in first["target"].values())
+    followed = first["shared"]["target"][:size]
+    values = np.concatenate([p.ravel() for p in first["target"].values()])
+    assert np.array_equal(followed, values), "whether the target networks are equal is never asked"
+
+
+def test_initialized_from(seam):
+    ranks = seam["initialized_from"]
+    assert [rank["error"] for rank in ranks] == ["", ""], "ranks went on from different policies"
+    assert not same(ranks[0]["given"], ranks[1]["given"])
+    for rank in ranks:
+        assert same(rank["target"], ranks[0]["given"]), "the target network does not go on from the file of rank 0"
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradient(seam, name):
+    """That of both parts together, in one process: each row weighs 1, wherever it is, and what fills up 0."""
+    folder = str(seam["folder"] / "gradients" / "run")
+    with learner(World(), folder, GRADIENTS[name]) as (dataset, one):
+        index = np.concatenate([index_of(rank)[: 16 - PADDING[rank]] for rank in (0, 1)])
+        one.update([part(dataset, index)], np.zeros((1, 0)), Progress(1000))
+        expected = taken(one)
+    for rank in seam["gradients"]:
+        found = rank[name]
+        near = np.allclose(found["gradient"], expected["gradient"], rtol=0, atol=2e-6)
+        assert near, "not the gradient of the global batch"
+        assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-4), "not means over all rows"
+        assert same(found["shared"], seam["gradients"][0][name]["shared"])
+    assert len(index) == 21 and expected["metrics"]["optim/grad_norm"] > 0.1
+    if name == "clipped":
+        scores = sum(p.numel() for p in one.scores.parameters())
+        assert np.linalg.norm(expected["gradient"][:scores]) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_facts(seam):
+    for rank in seam["gradients"]:
+        assert all(found["told"] == [2.0, 3.0] for found in rank.values())
+
+
+def test_one_rank_bad(seam):
+    ranks = seam["one_rank_bad"]
+    for rank in ranks:
+        skipped, stopped = rank["skip"], rank["stop"]
+        assert (skipped["error"], skipped["steps"]) == ("", 3), "a rank gave up a step alone"
+        assert skipped["metrics"]["optim/skipped"] == pytest.approx(1 / 3), "a rank left out a step alone"
+        row = index_of(3)[4]
+        assert f"row {row} of the data is not finite, in update 2" in stopped["error"], "a rank does not know of it"
+        assert "rank 1, shard 1" in stopped["error"]
+        assert stopped["steps"] == 1
+    for how in ("skip", "stop"):
+        assert same(ranks[0][how]["shared"], ranks[1][how]["shared"]), "ranks went apart"
+
+
+def test_counters(seam):
+    ranks = seam["whole_run"]
+    assert [rank["error"] for rank in ranks] == ["", ""]
+    for rank in ranks:
+        assert rank["summary"]["env_steps"] == 2 * ROWS, "rows are not counted globally, each once in an epoch"
+        assert rank["summary"]["updates"] == 2 * -(-ROWS // BATCH)
+    steps = [line["step"] for line in lines(ranks[0]["folder"])]
+    assert steps == [128, 224, 310, 406, 502, 620], "rows that only fill up are counted, or a rank's own"
+
+
+def test_shuffles(seam):
+    ranks = seam["whole_run"]
+    batches = -(-ROWS // BATCH)
+    orders = []
+    for epoch in range(2):
+        steps = range(epoch * batches, (epoch + 1) * batches)
+        parts = [[rank["learned"][step] for step in steps] for rank in ranks]
+        every = np.concatenate([np.concatenate(part) for part in parts])
+        assert np.array_equal(np.sort(every), np.arange(ROWS)), "not every row exactly once"
+        orders.append([np.concatenate(part).tolist() for part in parts])
+    assert orders[0] != orders[1], "every epoch has the same order"
+    assert orders[0][0] != sorted(orders[0][0]), "rows are not shuffled"
+    counts = [[len(rank["learned"][step]) for rank in ranks] for step in range(batches - 1)]
+    assert counts == [[BATCH // 2] * 2] * (batches - 1), "ranks do not share a batch evenly"
+
+
+def test_metrics(seam):
+    ranks = seam["whole_run"]
+    logs = lines(ranks[0]["folder"])
+    dataset = Dataset.open(data(str(seam["folder"] / "whole_run" / "run")))
+    reward = dataset.column("reward")[0:ROWS].astype(float)
+    assert np.var(reward) > 0.1
+    for log in logs:
+        assert {
+            "loss/value",
+            "loss/reward",
+            "loss/policy_value",
+            "value/q",
+            "value/target",
+            "optim/grad_norm",
+        } <= log.keys()
+        assert log["optim/skipped"] == 0
+    epochs = [log["data/epoch"] for log in logs]
+    assert epochs == sorted(epochs) and 0 < epochs[0] < 1 < epochs[-1] < 2
+
+
+def test_files(seam):
+    first, second = seam["whole_run"]
+    own = re.compile(r"/(logs(/rank_1\.(log|stack))?|checkpoints(/\.step_\d+(/shard_1\.\w+)?)?)$")
+    assert [line for line in second["touched"] if not own.search(line)] == [], "rank 1 writes what rank 0 writes"
+    assert any("/shard_1" in line for line in second["touched"]), "no checkpoint was written; nothing is proved"
+    assert not any("/shard_1" in line for line in first["touched"]), "rank 0 writes what rank 1 writes"

@@ -1,0 +1,69 @@
+"""An order that takes no memory is one: every row once, and each order as likely as any other."""
+
+import numpy as np
+import pytest
+
+from lockstep.data.permutation import Permutation
+from lockstep.world import stream
+
+
+def order(rows, seed, epoch=0):
+    return Permutation(rows, stream(seed, "epoch", epoch))(np.arange(rows))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 15, 16, 17, 100, 3925, 65536, 100_003])
+def test_every_row_once(rows):
+    for seed in range(3):
+        assert np.array_equal(np.sort(order(rows, seed)), np.arange(rows))
+
+
+def test_a_place_has_its_row_whoever_asks():
+    whole = order(1000, 7)
+    permutation = Permutation(1000, stream(7, "epoch", 0))
+    assert np.array_equal(permutation(np.array([999, 3, 3, 500])), whole[[999, 3, 3, 500]])
+    assert permutation(np.zeros(0, np.int64)).shape == (0,)
+
+
+def test_known_order():
+    """The same on every machine and in every version: a resumed epoch goes on with it."""
+    assert order(12, 0).tolist() == [5, 9, 2, 7, 8, 11, 6, 0, 4, 3, 10, 1]
+
+
+def test_more_rows_than_any_memory_holds():
+    permutation = Permutation(1 << 45, stream(0, "epoch", 0))
+    rows = permutation(np.arange(10_000, dtype=np.int64) * 3_000_000_001)
+    assert len(np.unique(rows)) == 10_000
+    assert rows.min() >= 0
+    assert (1 << 44) < rows.max() < (1 << 45)
+
+
+def chi_square(counts) -> float:
+    expected = counts.mean()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("rows", [3, 6, 40])
+def test_every_row_is_as_likely_at_every_place(rows):
+    orders = np.array([order(rows, seed) for seed in range(1000)])
+    for place in (0, rows // 2, rows - 1):
+        # of `rows - 1` degrees of freedom; beyond it less often than once in a million
+        bound = rows - 1 + 5 * np.sqrt(2 * (rows - 1)) + 15
+        assert chi_square(np.bincount(orders[:, place], minlength=rows)) < bound, place
+
+
+def test_neighbours_have_nothing_to_do_with_each_other():
+    rows = 1_000_003
+    place = Permutation(rows, stream(3, "epoch", 5))(np.arange(1 << 18)) / rows
+    pairs = np.bincount((place[::2] * 32).astype(int) * 32 + (place[1::2] * 32).astype(int), minlength=1024)
+    steps = np.bincount((np.diff(place) % 1 * 256).astype(int), minlength=256)
+    assert chi_square(pairs) < 1023 + 5 * np.sqrt(2 * 1023)
+    assert chi_square(steps) < 255 + 5 * np.sqrt(2 * 255)
+    for lag in (1, 2, 64, 1000):
+        assert abs(np.corrcoef(place[lag:], place[:-lag])[0, 1]) < 5 / np.sqrt(len(place)), lag
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    first = order(5000, 0, 0)
+    for other in (order(5000, 0, 1), order(5000, 1, 0)):
+        assert (first == other).sum() < 10
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.08

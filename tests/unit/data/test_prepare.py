@@ -1,0 +1,375 @@
+"""From logs to prepared data: every column by hand, the same bytes whatever the order, nothing half-written."""
+
+import bz2
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.data import preparation
+from lockstep.data.dataset import Dataset
+from lockstep.data.prepare import PrepareOptions, feature_sample, identified, prepared
+from lockstep.errors import ConfigError, RunError
+from made_data import as_it_is
+
+REAL = Path(__file__).parents[4] / "shared" / "data" / "cartpole_parametric.json.bz2"
+
+
+def silent(text):
+    """What tells nobody."""
+
+
+def write_log(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(name, number, state, action, reward=0.0, **more):
+    return {
+        "mdp_id": name,
+        "sequence_number": number,
+        "state_features": state,
+        "action": action,
+        "reward": reward,
+        **more,
+    }
+
+
+def features(path, *ids):
+    """A file by which features are their own normalization."""
+    as_it_is(ids).save(path)
+    return path
+
+
+def prepare(tmp_path, rows, name="out", **options):
+    """Prepare rows with states of the features 1 and 2 as they are; the data, and what was said."""
+    options = {"state_features": features(tmp_path / "state.json", "1", "2"), **options}
+    if rows and isinstance(rows[0]["action"], dict):
+        options["action_features"] = features(tmp_path / "action.json", "7", "8")
+    said = []
+    log = write_log(tmp_path / f"{name}.jsonl", rows)
+    return Dataset.open(prepared([log], tmp_path / name, PrepareOptions(**options), say=said.append), verify=True), said
+
+
+def by_place(data, *names):
+    """Columns of all rows, ordered by the reward, which tests give as the place of a row in the log."""
+    order = np.argsort(data.column("reward")[:], kind="stable")
+    return [data.column(name)[:][order].tolist() for name in names]
+
+
+def contents(directory):
+    """Bytes of all files, but for what says where the log was."""
+    found = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    about = json.loads(found.pop("dataset.json"))
+    return found, about["info"]
+
+
+def many(seed=0, trajectories=60, kind="discrete"):
+    """A log of all sorts of rows: sparse states, lists that differ, cut and ended trajectories."""
+    draws = random.Random(seed)
+    rows = []
+    for trajectory in range(trajectories):
+        length = draws.randint(1, 9)
+        for i in range(length):
+            if kind == "discrete":
+                offers = draws.sample(["a", "b", "c"], draws.randint(1, 3))
+            else:
+                offers = [{"7": draws.randint(0, 3), "8": draws.random()} for _ in range(draws.randint(1, 4))]
+            state = {str(j): draws.gauss(0, 1) for j in range(4) if draws.random() < 0.9}
+            more = {"possible_actions": offers, "propensity": draws.random() or 1, "metrics": {"cost": draws.random()}}
+            more |= {"terminated": i == length - 1 and trajectory % 3 != 0}
+            rows.append(row(f"trajectory {trajectory}", 3 * i, state, draws.choice(offers), draws.random(), **more))
+    return rows
+
+
+def test_every_column_of_discrete_data(tmp_path):
+    rows = [
+        row("x", 0, {"1": 10.0, "2": 0.5}, "left", 0, possible_actions=["left", "right"], propensity=0.25),
+        row("x", 2, {"1": 11.0}, "right", 1, possible_actions=["right"], propensity=None),
+        row("x", 5, {"2": 12.5}, "left", 2, possible_actions=["right"], propensity=1.0),
+        row("y", 0, {"1": 20.0}, "right", 3, possible_actions=["left"], propensity=1.0),
+    ]
+    for number, one in enumerate(rows):
+        one["metrics"] = {"reward": 9.0, "cost": 0.5 * number}
+    data, said = prepare(tmp_path, rows)
+    info = data.info
+    assert (info.kind, info.num_rows, info.num_trajectories) == ("discrete", 4, 2)
+    assert (info.actions, info.metrics, info.state_features) == (("left", "right"), ("cost",), ("1", "2"))
+    assert (info.has_propensity, info.has_next_action, info.has_possible_actions) == (True, True, True)
+    assert info.reward_mean == 1.5
+    state, after = by_place(data, "state", "next_state")
+    assert state == [[10, 0.5], [11, 0], [0, 12.5], [20, 0]], "absent features are 0"
+    assert after == [[11, 0], [0, 12.5], [0, 0], [0, 0]]
+    assert by_place(data, "action", "next_action") == [[0, 1, 0, 1], [1, 0, -1, -1]]
+    possible, possible_next = by_place(data, "possible_actions", "possible_next_actions")
+    assert possible == [[1, 1], [0, 1], [1, 1], [1, 1]], "the action that was taken was possible"
+    assert possible_next == [[0, 1], [1, 1], [0, 0], [0, 0]]
+    assert by_place(data, "terminal", "continues", "time_diff") == [[0, 0, 1, 1], [1, 1, 0, 0], [2, 3, 1, 1]]
+    assert by_place(data, "metrics", "sequence_number") == [[[0.0], [0.5], [1.0], [1.5]], [0, 2, 5, 0]]
+    assert by_place(data, "propensity")[0][::2] == [0.25, 1.0]
+    assert np.isnan(by_place(data, "propensity")[0][1])
+    assert sorted(set(data.column("trajectory")[:].tolist())) == [0, 1]
+    assert len({tuple(key) for key in data.column("key")[:].tolist()}) == 4
+    assert "2 decisions took an action that was not among the possible ones; it was added to them" in said
+    check = data.check_rows()
+    raw = {reward: check["state_value"][i] for i, reward in enumerate(data.column("reward")[:][check["row"]])}
+    np.testing.assert_array_equal([raw[i] for i in range(4)], [[10, 0.5], [11, np.nan], [np.nan, 12.5], [20, np.nan]])
+
+
+def test_every_column_of_parametric_data(tmp_path):
+    a, b, c = {"7": 1.0}, {"8": 2.0}, {"7": 3.0, "8": 4.0}
+    rows = [
+        row("x", 0, {"1": 1.0}, b, 0, possible_actions=[a, b, c], possible_next_actions=[a]),
+        row("x", 1, {"1": 2.0}, a, 1, possible_actions=[a], possible_next_actions=[c, b], next_action=c),
+        row("x", 2, {"1": 3.0}, c, 2, possible_actions=[], possible_next_actions=[]),
+        row("y", 0, {"1": 4.0}, a, 3, possible_actions=[c], possible_next_actions=[b, b]),
+    ]
+    rows[3] |= {"next_state_features": {"1": 5.0}, "next_action": b}
+    data, _ = prepare(tmp_path, rows)
+    order = np.argsort(data.column("reward")[:])
+    assert by_place(data, "action", "action_index") == [[[0, 2], [1, 0], [3, 4], [1, 0]], [1, 0, 0, 1]]
+    own, ahead = (data.ragged(name)[order] for name in ("possible_actions", "possible_next_actions"))
+    assert own.offsets.tolist() == [0, 3, 4, 6, 8]
+    assert own.values.tolist() == [[1, 0], [0, 2], [3, 4], [1, 0], [3, 4], [0, 2], [3, 4], [1, 0]]
+    assert ahead.offsets.tolist() == [0, 1, 3, 3, 5]
+    assert ahead.values.tolist() == [[1, 0], [3, 4], [0, 2], [0, 2], [0, 2]]
+    assert by_place(data, "next_action", "has_next_action") == [[[1, 0], [3, 4], [0, 0], [0, 2]], [1, 1, 0, 1]]
+    assert by_place(data, "next_state", "terminal") == [[[2, 0], [3, 0], [0, 0], [5, 0]], [0, 0, 1, 0]]
+    assert data.info.candidates == (), "rows offer different actions"
+
+
+@pytest.mark.parametrize("given", [{"7": 3.0}, None])
+def test_where_no_possible_actions_are_known_the_ones_that_were_taken_are(tmp_path, given):
+    rows = [
+        row("x", 0, {"1": 1.0}, {"7": 1.0}, 0),
+        row("x", 1, {"1": 2.0}, {"8": 2.0}, 1, next_state_features={"1": 9.0}, next_action=given),
+    ]
+    rows[0]["next_state_features"], rows[0]["next_action"] = {"1": 2.0}, {"8": 2.0}
+    data, _ = prepare(tmp_path, rows, max_episode_steps=2)
+    order = np.argsort(data.column("reward")[:])
+    assert data.ragged("possible_actions")[order].values.tolist() == [[1, 0], [0, 2]]
+    expected = [[0, 2], [3, 0]] if given else [[0, 2], [0, 2]]
+    assert data.ragged("possible_next_actions")[order].values.tolist() == expected
+    assert not data.info.has_possible_actions
+
+
+def test_one_list_of_all_rows_becomes_the_candidates(tmp_path):
+    offers = [{"8": 2.0}, {"7": 1.0, "8": 0.0}]
+    rows = [row("x", i, {"1": 1.0}, offers[i % 2], i, possible_actions=offers) for i in range(3)]
+    assert prepare(tmp_path, rows)[0].info.candidates == ({"8": 2.0}, {"7": 1.0, "8": 0.0})
+    rows[1]["action"] = {"7": 5.0}
+    assert prepare(tmp_path, rows, "other")[0].info.candidates == (), "one row had an action of its own"
+
+
+def test_the_real_log_by_each_rule(tmp_path):
+    data = Dataset.open(prepared([REAL], tmp_path / "all", PrepareOptions(), say=silent))
+    info, rules = data.info, data.info.rules
+    assert (info.num_rows, info.num_trajectories, info.state_features) == (3925, 26, ("0", "1", "2", "3"))
+    assert info.candidates == ({"4": 1.0}, {"5": 1.0})
+    assert (rules["terminal"], rules["filled"], rules["left_out"], rules["longest"]) == (26, 26, 0, 200)
+    assert any("prepare with --max-episode-steps 200" in line for line in rules["words"])
+    data = Dataset.open(prepared([REAL], tmp_path / "cut", PrepareOptions(max_episode_steps=200), say=silent))
+    assert (data.info.rules["terminal"], data.info.rules["cut"], data.info.num_rows) == (10, 16, 3925)
+    terminal, continues = (data.column(name)[:] for name in ("terminal", "continues"))
+    raw = [json.loads(line) for line in bz2.decompress(REAL.read_bytes()).splitlines()]
+    after = {(one["mdp_id"], one["sequence_number"]): one["next_state_features"] for one in raw}
+    lengths = {one["mdp_id"]: 1 + max(o["sequence_number"] for o in raw if o["mdp_id"] == one["mdp_id"]) for one in raw}
+    ends = [state for (name, number), state in after.items() if number + 1 == lengths[name] == 200]
+    expected = data.state_features.normalize(np.array([[end[i] for i in "0123"] for end in ends]))
+    found = data.column("next_state")[:][(terminal == 0) & (continues == 0)]
+    assert sorted(found.tolist()) == sorted(expected.tolist()), "a cut episode goes on from the logged next state"
+    offered = data.ragged("possible_next_actions")[:]
+    np.testing.assert_array_equal(np.diff(offered.offsets), np.where(terminal, 0, 2))
+
+
+@pytest.mark.parametrize("kind", ["discrete", "parametric"])
+def test_order_files_and_memory_change_no_byte(tmp_path, monkeypatch, kind):
+    rows = many(kind=kind)
+    prepared([write_log(tmp_path / "log.jsonl", rows)], tmp_path / "one", PrepareOptions(), say=silent)
+    random.Random(1).shuffle(rows)
+    for i in range(5):
+        write_log(tmp_path / "logs" / f"{i}.jsonl", rows[i::5])
+    groups = []
+    timeline = preparation.timeline
+    monkeypatch.setattr(
+        preparation, "timeline", lambda block, *rest: groups.append(len(block)) or timeline(block, *rest)
+    )
+    prepared([tmp_path / "logs"], tmp_path / "other", PrepareOptions(), memory=20_000, say=silent)
+    assert len(groups) > 5
+    assert max(groups) < len(rows) / 3, "a group holds more than its part of the memory"
+    assert sum(groups) == len(rows)
+    (files, info), (others, other) = contents(tmp_path / "one"), contents(tmp_path / "other")
+    assert info == other
+    assert files.keys() == others.keys()
+    assert [name for name in files if files[name] != others[name]] == []
+
+
+def test_digests_tell_contents_from_order(tmp_path):
+    rows = many(trajectories=5)
+    first = prepare(tmp_path, rows, "first")[0].info
+    assert prepare(tmp_path, rows[::-1], "second")[0].info.digest == first.digest
+    for number, (name, value) in enumerate(
+        [("reward", 0.25), ("action", "other"), ("propensity", 0.125), ("possible_actions", ["c", "b", "a"])]
+    ):
+        changed = [dict(one) for one in rows]
+        changed[3][name] = value
+        assert rows[3][name] != value
+        info = prepare(tmp_path, changed, f"changed {number}")[0].info
+        assert info.digest != first.digest, f"{name} does not count"
+        assert info.keys_digest == first.keys_digest
+    moved = [dict(one) for one in rows]
+    moved[-1]["sequence_number"] += 1
+    assert prepare(tmp_path, moved, "moved")[0].info.keys_digest != first.keys_digest
+
+
+def test_names_of_actions_can_be_given_in_their_order(tmp_path):
+    rows = [row("x", i, {"1": 1.0}, action, i) for i, action in enumerate(["up", "down"])]
+    data, _ = prepare(tmp_path, rows, actions=("up", "left", "down"))
+    assert data.info.actions == ("up", "left", "down")
+    assert by_place(data, "action", "possible_actions") == [[0, 2], [[1, 1, 1], [1, 1, 1]]]
+
+
+def test_numbered_actions_are_ordered_as_numbers(tmp_path):
+    rows = [row("x", i, {"1": 1.0}, str(action), i) for i, action in enumerate([10, 9, 2])]
+    assert prepare(tmp_path, rows)[0].info.actions == ("2", "9", "10")
+
+
+def test_what_is_prepared_already_is_not_prepared_again(tmp_path):
+    rows = many(trajectories=4)
+    log, out, said = write_log(tmp_path / "log.jsonl", rows), tmp_path / "out", []
+    prepared([log], out, PrepareOptions(), say=said.append)
+    before = (out / "dataset.json").stat()
+    prepared([log], out, PrepareOptions(), say=said.append, replace=False)
+    assert said[-1] == f"{out} is prepared already"
+    assert (out / "dataset.json").stat() == before
+    with pytest.raises(ConfigError, match="add --force to replace it"):
+        prepared([log], out, PrepareOptions(max_episode_steps=50), say=silent, replace=False)
+    prepared([log], out, PrepareOptions(max_episode_steps=50), say=silent)
+    assert Dataset.open(out).info.rules["options"]["max_episode_steps"] == 50
+    write_log(log, rows[:-1])
+    prepared([log], out, PrepareOptions(max_episode_steps=50), say=silent)
+    assert Dataset.open(out, verify=True).info.num_rows < len(rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "out"]
+
+
+def test_features_of_a_file_that_was_edited_prepare_anew(tmp_path):
+    log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out"
+    prepared([log], out, PrepareOptions(), say=silent)
+    path, said = out / "state_features.json", []
+    path.write_text(re.sub(r'"mean": [-0-9.e]+', '"mean": 10', path.read_text()))
+    prepared([log], out, PrepareOptions(state_features=path), say=said.append)
+    assert said[-1] != f"{out} is prepared already"
+    assert Dataset.open(out, verify=True).column("state")[:].mean() < -1
+
+
+def test_features_that_a_file_does_not_name_are_left_out_and_said(tmp_path):
+    rows = [row("x", i, {"1": 1.0, "3": 5.0}, "a", i) for i in range(2)]
+    data, said = prepare(tmp_path, rows)
+    assert data.info.state_features == ("1", "2")
+    assert any(line.startswith("state features that") and line.endswith("left out: 3") for line in said)
+    assert any(line.startswith("state features of") and line.endswith("no row has: 2") for line in said)
+    with pytest.raises(ConfigError, match=r"state.json has none of the features of the log \(5"):
+        prepare(tmp_path, [row("x", 0, {"5": 1.0}, "a")], "other")
+
+
+@pytest.mark.parametrize("when", ["reading", "preparing", "finishing"])
+def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, when):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
+    where = {"reading": (preparation.Spill, "flush"), "preparing": (preparation, "decisions")}
+    target, name = where.get(when, (preparation.Preparation, "check_rows"))
+    monkeypatch.setattr(target, name, stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_bad_row_late_in_the_log_leaves_nothing_and_is_named(tmp_path):
+    rows = [*many(trajectories=4), row("x", 0, {"1": 1.0}, "a"), row("x", 0, {"1": 2.0}, "a")]
+    log = write_log(tmp_path / "log.jsonl", rows)
+    numbers = f"log.jsonl, row ({len(rows) - 1}|{len(rows)})"
+    with pytest.raises(
+        ConfigError, match=rf"{numbers}: mdp_id and sequence_number=0 are those of .*{numbers}; log each"
+    ):
+        prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_what_killed_processes_left_is_cleared_away(tmp_path):
+    log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out"
+    prepared([log], out, PrepareOptions(), say=silent)
+    (tmp_path / ".out.abc.unfinished").mkdir()
+    (tmp_path / ".out.abc.unfinished" / "run_00000").write_bytes(b"half")
+    (tmp_path / ".out.abc.replaced").mkdir()
+    out.rename(tmp_path / ".out.abc.replaced" / "data")  # killed between the two renames of a replacement
+    said = []
+    prepared([log], out, PrepareOptions(), say=said.append)
+    assert said == [f"{out} is prepared already"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "out"]
+
+
+def test_a_disk_that_is_too_small_is_told_before_it_is_full(tmp_path, monkeypatch):
+    log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
+    monkeypatch.setattr("lockstep.data.place.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    with pytest.raises(RunError, match=r"preparing takes about .* more of the disk of .*, which has 1e-06 GB"):
+        prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_disk_that_fills_up_is_told(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
+    monkeypatch.setattr(preparation.Spill, "flush", full)
+    with pytest.raises(RunError, match="is full; nothing was prepared"):
+        prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_log_from_which_nothing_can_be_learned_is_refused(tmp_path):
+    rows = [row("x", 0, {"1": 1.0}, "a", terminated=False), row("y", 0, {"1": 1.0}, "a", terminated=False)]
+    with pytest.raises(ConfigError, match="no decision can be learned from"):
+        prepare(tmp_path, rows)
+
+
+def test_samples_of_parts_are_the_sample_of_the_whole(tmp_path):
+    rows = many(trajectories=80, kind="parametric")
+    parts = [rows[: len(rows) // 3], rows[len(rows) // 4 :]]  # some rows are in both
+    options = PrepareOptions(norm={"num_samples": 40})
+    whole = feature_sample([write_log(tmp_path / "whole.jsonl", rows)], options)
+    samples = [feature_sample([write_log(tmp_path / f"{i}.jsonl", part)], options) for i, part in enumerate(parts)]
+    assert len(whole.keys) == 40
+    assert 10 < len(set(whole.action_row.tolist())) < 30, (
+        "what was possible counts, too, and leaves room for fewer rows"
+    )
+    assert identified(samples, options) == identified([whole], options)
+    assert identified(samples[:1], options) != identified([whole], options)
+    for order in (rows, rows[::-1]):
+        again = feature_sample([write_log(tmp_path / "again.jsonl", order)], options)
+        np.testing.assert_array_equal(again.state, whole.state)
+        np.testing.assert_array_equal(again.keys, whole.keys)
+
+
+def test_types_can_be_given_by_id(tmp_path):
+    log = write_log(tmp_path / "log.jsonl", many(trajectories=4, kind="parametric"))
+    norm = {"feature_overrides": {"2": "do_not_preprocess", "7": "do_not_preprocess"}}
+    data = Dataset.open(prepared([log], tmp_path / "out", PrepareOptions(norm=norm), say=silent))
+    assert data.action_features is not None
+    assert (data.state_features["2"].type, data.action_features["7"].type) == ("do_not_preprocess",) * 2
+    norm["feature_overrides"]["99"] = "binary"
+    with pytest.raises(ConfigError, match="feature_overrides names the feature 99, which no row of the log has"):
+        prepared([log], tmp_path / "other", PrepareOptions(norm=norm), say=silent)
+
+
+def test_features_of_actions_make_no_sense_for_names(tmp_path):
+    log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
+    options = PrepareOptions(action_features=features(tmp_path / "action.json", "7"))
+    with pytest.raises(ConfigError, match="actions of this log are names, not features"):
+        prepared([log], tmp_path / "out", options, say=silent)

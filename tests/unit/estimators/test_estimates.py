@@ -1,0 +1,269 @@
+"""All estimates together: what is told, what is left out and why, what a user is warned of."""
+
+import json
+from dataclasses import replace
+
+import hand
+import numpy as np
+import pytest
+from test_estimator_formulas import DECISION, TRAJECTORY, A, B, C, random_log
+
+from lockstep.estimators.diagnose import Facts
+from lockstep.estimators.estimates import MOST_GROUPS, estimates, group_sizes, largest_weights
+from lockstep.estimators.importance import DECISION as OF_DECISIONS
+from lockstep.estimators.importance import TRAJECTORY as OF_TRAJECTORIES
+from lockstep.estimators.told import METRICS, Estimates
+from lockstep.estimators.trajectories import Decisions, Predicted, discounts, summed
+
+BY_WEIGHTS = {*OF_DECISIONS, *OF_TRAJECTORIES} - {"decision_direct", "fitted_q"}
+BY_MODELS = {name for name in (*OF_DECISIONS, *OF_TRAJECTORIES) if "dr" in name} | {
+    "decision_direct",
+    "fitted_q",
+    "magic",
+}
+
+
+def found_of(sums, columns=("reward",), **facts):
+    return estimates(sums, columns, Facts(**{"rows": int(sums.rows.sum())} | facts))
+
+
+def large(seed=0, lengths=(3, 2, 4, 1) * 20, ratio=None, **changes):
+    """A log with enough of everything."""
+    random = np.random.default_rng(seed)
+    log = random_log(random, lengths)
+    n = log["offsets"][-1]
+    log["ratio"] = random.uniform(0.5, 1.5, n) if ratio is None else ratio(n)
+    return summed(hand.decisions(**log | changes), (1,) * len(lengths), largest_weights(len(lengths), n))
+
+
+def test_values_are_those_worked_out_by_hand():
+    found = found_of(hand.sums())["estimates"]["reward"]
+    expected = DECISION | TRAJECTORY | {"per_decision_snips": A[0] + A[1]}
+    expected["weighted_sequential_dr"] = C[0] + A[0] - B[0] + C[1] + A[1] - B[1]
+    assert {name: found[name]["value"] for name in expected} == pytest.approx(expected)
+    assert {*found} == {*OF_DECISIONS, *OF_TRAJECTORIES}
+
+
+def test_normalized_by_the_logged_value():
+    found = found_of(hand.sums())
+    assert found["logged"]["reward"]["logged"]["value"] == 3.0
+    assert found["estimates"]["reward"]["ips"]["normalized"] == pytest.approx(4.0 / 3.0)
+    assert found["estimates"]["reward"]["decision_ips"]["normalized"] == pytest.approx(3.0 / (7 / 3))
+
+
+def test_more_is_better_also_where_rewards_are_negative():
+    """A policy that pays 4 instead of 3 is worse by a third: 2/3, not 4/3."""
+    found = found_of(hand.sums(reward=hand.column(-1, -2, -4)))
+    assert found["estimates"]["reward"]["ips"]["value"] == pytest.approx(-4.0)
+    assert found["estimates"]["reward"]["ips"]["normalized"] == pytest.approx(2.0 / 3.0)
+    assert found["estimates"]["reward"]["ips"]["normalized_low"] <= found["estimates"]["reward"]["ips"]["normalized"]
+
+
+@pytest.mark.parametrize("reward", [(0, 0, 0), (1, -2 + 1e-9, 0), (1, 2, -3)])
+def test_nothing_is_normalized_by_what_may_be_nothing(reward):
+    found = found_of(hand.sums(reward=hand.column(*reward)))["estimates"]["reward"]
+    assert found["ips"]["value"] is not None
+    assert found["ips"]["normalized"] is None
+    assert found["ips"]["normalized_low"] is None
+
+
+def test_every_column_has_its_own_estimates():
+    found = found_of(large(), ("reward", "clicks"))
+    assert {*found["estimates"]} == {*found["logged"]} == {"reward", "clicks"}
+    assert found["estimates"]["reward"]["ips"]["value"] != found["estimates"]["clicks"]["ips"]["value"]
+    # as if it were alone
+    log = random_log(np.random.default_rng(0), (3, 2, 4, 1) * 20)
+    predicted = {n: getattr(log["predicted"], n)[:, 1:] for n in ("reward", "policy_reward", "q", "value")}
+    alone = large(reward=log["reward"][:, 1:], predicted=Predicted(**predicted))
+    other = found_of(alone)["estimates"]["reward"]
+    for name, told in found["estimates"]["clicks"].items():
+        assert told == pytest.approx(other[name]), name
+
+
+def test_intervals_hold_their_estimates():
+    for told in found_of(large())["estimates"]["reward"].values():
+        assert told["low"] < told["value"] < told["high"]
+        assert told["std_error"] > 0
+
+
+def test_what_trusts_a_model_spans_what_corrects_it():
+    """The model is certain, and wrong: drawing trajectories does not show it."""
+    n = sum((3, 2, 4, 1) * 20)
+    flat = np.full((n, 2), 7.0)
+    found = found_of(large(predicted=Predicted(reward=flat, policy_reward=flat, q=flat, value=flat)))
+    told = found["estimates"]["reward"]
+    for name, other in (("fitted_q", "weighted_sequential_dr"), ("decision_direct", "decision_dr")):
+        assert told[name]["value"] == pytest.approx(7.0)
+        assert told[name]["low"] == pytest.approx(told[other]["low"]), name
+        assert told[name]["low"] < told[name]["value"] - 1, name
+
+
+def test_clipping_states_its_bias():
+    sums = large(ratio=lambda n: np.where(np.arange(n) == 7, 5.0, 0.9))
+    clipped = summed_again(sums)
+    told = found_of(clipped)["estimates"]["reward"]
+    for name, whole in (("decision_clipped_ips", "decision_ips"), ("clipped_ips", "ips")):
+        assert told[name]["bias"] == pytest.approx(told[name]["value"] - told[whole]["value"])
+        assert told[name]["bias"] != 0.0
+    assert told["decision_clipped_ips"]["missing_weight"] == pytest.approx(0.1, abs=0.02)
+
+
+def summed_again(sums):
+    """The same with a bound on weights that bites."""
+    share = 1.0 / sums.trajectories.sum()
+    return replace(
+        sums,
+        clipped_ratio=np.minimum(sums.ratio, 0.9 * sums.rows),
+        clipped_reward=sums.ratio_reward - share,
+        clipped_weight=sums.weight * 0.9,
+        clipped_returns=sums.weighted_returns - share,
+    )
+
+
+def test_no_propensities_leaves_out_what_needs_them():
+    found = found_of(large(ratio=lambda n: None), no_propensity=200)
+    assert {*found["left_out"]} == BY_WEIGHTS
+    assert {*found["estimates"]["reward"]} == {"decision_direct", "fitted_q"}
+    assert "no row of the log has a propensity" in found["left_out"]["ips"]
+    assert found["effective_sample_size"] == {"rows": None, "trajectories": None}
+    assert any("do not tell how wrong the models are" in line for line in found["warnings"])
+
+
+def test_some_propensities_are_not_enough():
+    found = found_of(large(ratio=lambda n: None), no_propensity=3)
+    assert "3 of 200 rows lack a propensity" in found["left_out"]["magic"]
+
+
+def test_no_models_leaves_out_what_needs_them():
+    found = found_of(large(predicted=None))
+    assert {*found["left_out"]} == BY_MODELS
+    assert {*found["estimates"]["reward"]} == {*OF_DECISIONS, *OF_TRAJECTORIES} - BY_MODELS
+    assert "estimate=false" in found["left_out"]["magic"]
+
+
+def test_neither_leaves_out_everything():
+    found = found_of(large(ratio=lambda n: None, predicted=None), no_propensity=200)
+    assert found["estimates"]["reward"] == {}
+    assert found["logged"]["reward"]["logged"]["value"] is not None
+    assert "propensity" in found["left_out"]["magic"]
+    assert "estimate=false" in found["left_out"]["magic"]
+    Estimates(found).text()
+
+
+def test_no_overlap_is_never_an_estimate_of_zero():
+    found = found_of(large(ratio=np.zeros))
+    assert {*found["left_out"]} == BY_WEIGHTS
+    assert "no overlap" in found["left_out"]["ips"]
+
+
+def test_trajectories_that_the_policy_never_follows_to_the_end():
+    ends = np.cumsum((3, 2, 4, 1) * 20) - 1
+    found = found_of(large(ratio=lambda n: np.where(np.isin(np.arange(n), ends), 0.0, 1.0)))
+    assert {*found["left_out"]} == {"ips", "snips", "clipped_ips"}
+    assert "weighted_sequential_dr" in found["estimates"]["reward"]
+
+
+def test_effective_sample_sizes():
+    sums = hand.sums()
+    found = found_of(sums)["effective_sample_size"]
+    assert found["rows"] == pytest.approx((2 + 0.5 + 1.5) ** 2 / (4 + 0.25 + 2.25))
+    assert found["trajectories"] == pytest.approx((1 + 1.5) ** 2 / (1 + 2.25))
+    assert found_of(hand.sums((2,)))["effective_sample_size"] == pytest.approx(found)
+
+
+WARNED = {
+    "few trajectories": (lambda: hand.sums(), {}, "the log has 2 trajectories"),
+    "few in effect": (
+        lambda: large(ratio=lambda n: np.where(np.arange(n) == 5, 400.0, 0.5)),
+        {},
+        "of the policy's own: estimates of trajectories by weights",
+    ),
+    "few rows in effect": (lambda: large(ratio=lambda n: np.eye(1, n, 5)[0] * n), {}, "hardly any overlap"),
+    "wrong propensities": (lambda: large(ratio=lambda n: np.full(n, 0.5)), {}, "weights of rows are 0.50 on average"),
+    "all certain": (lambda: large(ratio=np.ones), {"certain": 200}, "every propensity is 1"),
+    "actions never logged": (lambda: large(unlogged=np.full(200, 0.25)), {}, "25% of what the policy does"),
+    "cut off": (lambda: large(cut=np.arange(80) < 30), {}, "30 of 80 trajectories are not seen to their end"),
+    "gaps": (large, {"gaps": 4}, "after 4 rows the log leaves some out"),
+    "learned from": (large, {"seen": True}, "these are the rows that the policy learned from"),
+}
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_warnings(case):
+    make, facts, line = WARNED[case]
+    found = found_of(make(), **facts)
+    assert [x for x in found["warnings"] if line in x], found["warnings"]
+
+
+def test_a_good_log_warns_of_nothing():
+    assert found_of(large())["warnings"] == []
+
+
+def test_bandits_agree_with_themselves():
+    """Where each trajectory is one decision, both kinds of estimates are of the same thing."""
+    random = np.random.default_rng(0)
+    n = 50
+    names = ("reward", "policy_reward", "q", "value")
+    model = [random.normal(size=(n, 1)) for _ in range(2)]
+    offsets = np.arange(n + 1)
+    log = Decisions(
+        offsets=offsets,
+        reward=random.normal(size=(n, 1)),
+        discount=discounts(offsets, 0.5),
+        ratio=random.uniform(0.2, 2, n),
+        predicted=Predicted(**dict(zip(names, [*model, *model], strict=True))),
+    )
+    told = found_of(summed(log, (1,) * n, largest_weights(n, n)))["estimates"]["reward"]
+    for name in ("ips", "snips", "clipped_ips"):
+        assert told[name]["value"] == pytest.approx(told[f"decision_{name}"]["value"]), name
+        assert told[name]["low"] == pytest.approx(told[f"decision_{name}"]["low"]), name
+    assert told["sequential_dr"]["value"] == pytest.approx(told["decision_dr"]["value"])
+    assert told["fitted_q"]["value"] == pytest.approx(told["decision_direct"]["value"])
+    assert told["per_decision_snips"]["value"] == pytest.approx(told["snips"]["value"])
+
+
+def test_one_trajectory_has_no_interval():
+    found = found_of(hand.sums((2,)))["estimates"]["reward"]["ips"]
+    assert found["value"] == pytest.approx(4.0)
+    assert found["low"] is None
+    assert found["high"] is None
+
+
+def test_the_seed_decides_the_draws():
+    sums = large()
+    first, again, other = (estimates(sums, ("reward",), Facts(rows=200), seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first["estimates"]["reward"]["ips"]["low"] != other["estimates"]["reward"]["ips"]["low"]
+
+
+@pytest.mark.parametrize(("mine", "total"), [(1, 1), (1000, 1000), (1001, 1001), (10, 25_000), (123_457, 123_457)])
+def test_groups_are_of_one_size_and_not_too_many(mine, total):
+    sizes = group_sizes(mine, total)
+    assert sum(sizes) == mine
+    assert {*sizes[:-1]} <= {sizes[0]}
+    assert 0 < sizes[-1] <= sizes[0]
+    if mine == total:
+        assert len(sizes) <= MOST_GROUPS
+    assert total > MOST_GROUPS or {*sizes} == {1}
+
+
+def test_told_is_plain_and_complete():
+    found = found_of(large(), ("reward", "clicks"))
+    json.dumps(found, allow_nan=False)
+    told = Estimates(found)
+    assert {*told.metrics()} == {*METRICS}
+    assert told.metrics()["estimate/ips"] == found["estimates"]["reward"]["ips"]["value"]
+    text = told.text()
+    for word in ("reward, a trajectory", "clicks, one decision", "weighted_sequential_dr", "normalized"):
+        assert word in text
+
+
+def test_what_is_left_out_is_not_told():
+    told = Estimates(found_of(large(ratio=lambda n: None), no_propensity=200))
+    assert {*told.metrics()} == {
+        "estimate/logged",
+        "estimate/decision_logged",
+        "estimate/decision_direct",
+        "estimate/fitted_q",
+    }
+    assert "warning: left out: " in told.text()

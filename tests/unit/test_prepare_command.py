@@ -1,0 +1,96 @@
+"""`lockstep offline prepare`, as it is typed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lockstep import cli
+from lockstep.data.dataset import Dataset
+from lockstep.data.prepare import PrepareOptions, prepared
+from made_logs import row, write
+
+
+def call(capsys, *words):
+    """Exit code and all that was said."""
+    try:
+        code = cli.main(["offline", "prepare", *map(str, words)])
+    except SystemExit as error:
+        code = error.code
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.fixture
+def log(tmp_path):
+    return write(tmp_path / "log.jsonl", [row(i, action=["left", "right"][i % 2]) for i in range(30)])
+
+
+def test_a_log_is_prepared_and_what_was_decided_is_said(tmp_path, log, capsys):
+    code, said = call(capsys, log, "--out", tmp_path / "data", "--actions", "right,left")
+    assert code == 0, said
+    assert "30 decisions in 1 trajectories of 30 to 30, discrete actions" in said
+    assert "terminal: the last decision of a trajectory where no row follows (the log marks nothing): 1 of 1" in said
+    assert f"learn from it: lockstep offline train {tmp_path / 'data'}" in said
+    assert Dataset.open(tmp_path / "data").info.actions == ("right", "left")
+
+
+def test_options_reach_the_data(tmp_path, log, capsys):
+    columns = tmp_path / "columns.yaml"
+    columns.write_text("reward: reward\n")
+    words = ["--max-episode-steps", "30", "--set", "feature_overrides.0=do_not_preprocess", "--set", "num-samples=50"]
+    code, said = call(capsys, log, "--out", tmp_path / "a", *words, "--columns", columns, "--memory", "32M")
+    assert code == 0, said
+    data = Dataset.open(tmp_path / "a")
+    assert data.state_features["0"].type == "do_not_preprocess"
+    assert data.info.rules["options"]["norm"]["num_samples"] == 50
+    assert (data.info.rules["cut"], data.info.rules["left_out"]) == (1, 1)
+    code, said = call(capsys, log, "--out", tmp_path / "b", "--state-features", tmp_path / "a" / "state_features.json")
+    assert code == 0, said
+    assert Dataset.open(tmp_path / "b").state_features == data.state_features
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "lots"], "--memory lots is no size"),
+        (["--memory", "1M"], "--memory 1M is too little; give at least 16M"),
+        (["--actions", "left,"], "--actions left, has an empty name"),
+        (["--actions", "left,up"], "right"),
+        (["--max-episode-steps", "0"], "--max-episode-steps 0 must be a number, at least 1"),
+        (["--max-episode-steps", "7"], "row 8: is decision 8 of its trajectory, but --max-episode-steps says 7"),
+        (["--set", "num_samples"], "--set num_samples has no value"),
+        (["--set", "quantiles=3"], "unknown setting quantiles"),
+        (["--state-features", "none.json"], "none.json"),
+        (["--kind", "parametric"], "row 1: action holds names"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, log, capsys, words, message):
+    code, said = call(capsys, log, "--out", tmp_path / "data", *words)
+    assert code == 2
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"], "something half-written stays"
+
+
+def test_data_that_is_there_is_kept_unless_it_is_forced_away(tmp_path, log, capsys):
+    out = tmp_path / "data"
+    assert call(capsys, log, "--out", out)[0] == 0
+    code, said = call(capsys, log, "--out", out)
+    assert (code, f"{out} is prepared already" in said) == (0, True)
+    code, said = call(capsys, log, "--out", out, "--max-episode-steps", 30)
+    assert (code, "--force" in said) == (2, True)
+    assert call(capsys, log, "--out", out, "--max-episode-steps", 30, "--force")[0] == 0
+    assert Dataset.open(out).info.rules["cut"] == 1
+
+
+def test_processes_that_prepare_the_same_data_at_once_do_it_once(tmp_path, log):
+    out = tmp_path / "data"
+    command = [sys.executable, "-m", "lockstep.cli", "offline", "prepare", str(log), "--out", str(out)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], said
+    assert sum("is prepared already" in text for text in said) == 2, said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "log.jsonl"]
+    prepared([log], out, PrepareOptions(), say=lambda text: pytest.fail(text) if "already" not in text else None)
