@@ -4,9 +4,10 @@
     python benchmarks/offline_estimators.py --trials 300 --model wrong
 
 For every estimator: in how many of the trials the truth lies in its own 95% interval, and its root mean squared error.
-The models of rewards and values are tables fitted to the same log (`fitted`), or such tables of states that look alike
-(`wrong`), where estimates that trust a model have no reason to be right. Shapes: S states, A actions, C columns (the
-reward and one metric).
+The models of rewards and values are tables fitted to the same log (`fitted`), or such tables of states that look alike,
+and too large by a constant (`wrong`), where estimates that trust a model have no reason to be right.
+
+Shapes: S states, A actions, C columns (the reward and one metric).
 """
 
 import argparse
@@ -114,6 +115,8 @@ def trial(mdp: World, trajectories: int, seed: int, model: str = "fitted") -> di
     rows = log(mdp, trajectories, np.random.default_rng((seed, trajectories)))
     alike = np.arange(S) if model == "fitted" else np.arange(S) // 2 * 2
     reward, q = fitted(mdp, rows, alike)
+    if model == "wrong":
+        reward, q = reward + 0.5, q + 1.0
     s, a = rows.state, rows.action
     policy = mdp.policy[s][:, :, None]
     predicted = Predicted(

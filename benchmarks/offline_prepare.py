@@ -25,6 +25,7 @@ EPISODE = 100
 """Mean decisions of an episode."""
 ROWS_PER_FILE = 500_000
 KINDS = ("discrete", "parametric")
+TITLES = ("log", "by", "rows", "seconds", "CPU s", "rows/s", "peak (GB)", "rows/s to pandas", "rows/CPU s to pandas")
 
 
 def write_log(directory: Path, kind: str, rows: int) -> None:
@@ -71,18 +72,21 @@ def lists(items: pa.Array, width: int) -> pa.ListArray:
 
 def by_lockstep(log: Path, out: Path) -> dict[str, float]:
     """Prepare a log as `lockstep offline prepare` does."""
+    import polars  # noqa: F401  # as pandas is: imported before the clock runs
+    import scipy.stats  # noqa: F401
+
     from lockstep.data.prepare import PrepareOptions, prepared
 
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     prepared([log], out, PrepareOptions(norm={"skip_box_cox": True, "skip_quantiles": True}), say=lambda _: None)
-    return {"seconds": time.perf_counter() - began, "peak": peak()}
+    return told(began, worked)
 
 
 def by_pandas(log: Path, out: Path, kind: str, rows: int) -> dict[str, float]:
     """The same timeline as one writes it in pandas: maps to columns, sort, shift within groups, normalize, save."""
     import pandas as pd
 
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     files = sorted(log.glob("*.parquet"))[: -(-rows // ROWS_PER_FILE)]
     frame = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True).head(rows)
     state = columns_of_maps(frame["state_features"])
@@ -122,7 +126,7 @@ def by_pandas(log: Path, out: Path, kind: str, rows: int) -> dict[str, float]:
         offers = np.column_stack(list(flat.values())).astype(np.float32).reshape(len(frame), ACTIONS, -1)
         np.save(out / "possible_actions.npy", offers)
         save_next(out, offers, terminal)
-    return {"seconds": time.perf_counter() - began, "peak": peak()}
+    return told(began, worked)
 
 
 def save_next(out: Path, possible: np.ndarray, terminal: np.ndarray) -> None:
@@ -142,6 +146,11 @@ def columns_of_maps(series) -> dict[str, np.ndarray]:  # a pandas Series of list
     if any(len(column) != len(series) for column in found.values()):
         raise ValueError("an id is missing in some rows")
     return {name: np.array(column) for name, column in found.items()}
+
+
+def told(began: float, worked: float) -> dict[str, float]:
+    """Time passed, time of all threads on the CPU, and memory."""
+    return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - worked, "peak": peak()}
 
 
 def peak() -> float:
@@ -222,30 +231,36 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=args.directory) as name:
             lines += rows_of_table(Path(name), kind, args.rows, args.pandas_rows)
     print(machine())
-    print(table(("log", "prepared by", "rows", "seconds", "rows/s", "peak memory (GB)", "times pandas"), lines))
+    print(table(TITLES, lines))
 
 
 def rows_of_table(directory: Path, kind: str, rows: int, pandas_rows: int) -> list[tuple[str, ...]]:
     """Both ways, and a comparison of what they made."""
     write_log(directory / "log", kind, rows)
     ours = measured("--one", "lockstep", kind, str(directory / "log"), str(directory / "ours"), str(rows))
-    rate = rows / ours["seconds"]
-    lines = [(kind, "lockstep", f"{rows:,}", f"{ours['seconds']:.1f}", f"{rate:,.0f}", f"{ours['peak'] / 1e9:.2f}")]
-    if not pandas_rows:
-        return [(*lines[0], "")]
-    write_log(directory / "few", kind, pandas_rows)
-    theirs = measured("--one", "pandas", kind, str(directory / "few"), str(directory / "theirs"), str(pandas_rows))
-    small = measured("--one", "lockstep", kind, str(directory / "few"), str(directory / "small"), str(pandas_rows))
-    compare(directory / "small", directory / "theirs", kind)
-    slow = pandas_rows / theirs["seconds"]
-    lines.append(
-        (kind, "pandas", f"{pandas_rows:,}", f"{theirs['seconds']:.1f}", f"{slow:,.0f}", f"{theirs['peak'] / 1e9:.2f}")
-    )
-    fast = pandas_rows / small["seconds"]
-    lines.append(
-        (kind, "lockstep", f"{pandas_rows:,}", f"{small['seconds']:.1f}", f"{fast:,.0f}", f"{small['peak'] / 1e9:.2f}")
-    )
-    return [(*line, f"{value / slow:.1f}") for line, value in zip(lines, (rate, slow, fast), strict=True)]
+    found = [("lockstep", rows, ours)]
+    if pandas_rows:
+        write_log(directory / "few", kind, pandas_rows)
+        few = [kind, str(directory / "few")]
+        theirs = measured("--one", "pandas", *few, str(directory / "theirs"), str(pandas_rows))
+        small = measured("--one", "lockstep", *few, str(directory / "small"), str(pandas_rows))
+        compare(directory / "small", directory / "theirs", kind)
+        found += [("pandas", pandas_rows, theirs), ("lockstep", pandas_rows, small)]
+    base = found[1] if pandas_rows else found[0]
+    return [
+        (
+            kind,
+            who,
+            f"{number:,}",
+            f"{one['seconds']:.1f}",
+            f"{one['cpu']:.1f}",
+            f"{number / one['seconds']:,.0f}",
+            f"{one['peak'] / 1e9:.2f}",
+            f"{number / one['seconds'] * base[2]['seconds'] / base[1]:.1f}",
+            f"{number / one['cpu'] * base[2]['cpu'] / base[1]:.1f}",
+        )
+        for who, number, one in found
+    ]
 
 
 if __name__ == "__main__":

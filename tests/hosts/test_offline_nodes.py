@@ -10,6 +10,8 @@ from network import wait_for
 from safetensors.numpy import load_file
 from small_runs import ended_well, refused, summary
 
+from lockstep.data.prepare import PrepareOptions, prepared
+
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "workflows"))
 from workflow_logs import rows, write
 
@@ -87,8 +89,8 @@ def same_policy(one, other):
     assert [name for name in theirs if not np.array_equal(mine[name], theirs[name])] == []
 
 
-def whole(two, made, *more):
-    """The run of one host that has all rows."""
+def alone(two, made, *more):
+    """The run of one host."""
     folder = two.network.folder / "alone"
     write(folder / "logged" / "log.jsonl", made)
     file = two.file() | {"num_nodes": 1, "model_output_path": str(folder / "outputs")}
@@ -99,10 +101,10 @@ def whole(two, made, *more):
         f"cd {folder} && exec lockstep offline train dqn.json --ranks 1 --run-dir run {' '.join(more)}",
     ]
     two.hosts[0].run(words, {"LOCKSTEP_CACHE": str(folder / "cache")})
-    return folder / "run", folder
+    return folder / "run"
 
 
-def test_each_host_learns_from_its_own_part(network):
+def test_each_host_learns_from_its_own_part(network, tmp_path):
     two = Two(network(2))
     parts = rows(range(25)), rows(range(25, EPISODES), scale=4.0)
     two.hold(*parts)
@@ -116,9 +118,9 @@ def test_each_host_learns_from_its_own_part(network):
     (alpha, norm_alpha), (beta, norm_beta) = two.data(0), two.data(1)
     assert (alpha["info"]["num_rows"], beta["info"]["num_rows"]) == (250, 150)
     assert norm_alpha == norm_beta
-    _, folder = whole(two, parts[0] + parts[1])
-    (found,) = (folder / "cache").glob("log-*/state_features.json")
-    assert json.loads(found.read_text()) == norm_alpha, "as if one host had had all rows"
+    one = write(tmp_path / "log.jsonl", parts[0] + parts[1])
+    whole = prepared([one], tmp_path / "data", PrepareOptions(actions=("0", "1")), say=lambda _: None)
+    assert json.loads((whole / "state_features.json").read_text()) == norm_alpha, "as if one host had had all rows"
     assert list((two.hosts[0].folder / "outputs").iterdir()), "node 0 writes the model"
     assert not list((two.hosts[1].folder / "outputs").iterdir()), "the other writes nothing there"
     assert [path.name for path in (two.hosts[1].folder / "logged").iterdir()] == ["log.jsonl"]
@@ -134,10 +136,10 @@ def test_copies_in_another_order_are_the_same_data_and_give_the_bits_of_one_host
     two.hold(made, made, shuffled=(1, 2))
     pinned = ("--set", "num_shards=2")
     ended_well(*two.both(*pinned, "--set", "data_layout=shuffled_copies"))
-    alone, _ = whole(two, made, *pinned)
+    one = alone(two, made, *pinned)
     assert summary(two.run_dir())["env_steps"] == 3 * EPISODES * 10
-    assert summary(two.run_dir())["params_fingerprint"] == summary(alone)["params_fingerprint"]
-    same_policy(two.run_dir(), alone)
+    assert summary(two.run_dir())["params_fingerprint"] == summary(one)["params_fingerprint"]
+    same_policy(two.run_dir(), one)
 
 
 def test_data_that_overlaps_in_part_is_refused_on_both(network):

@@ -123,15 +123,23 @@ class Coding:
         self.action_ids += [name for name in ids if name not in self.action_ids]
 
     def _codes(self, series: Any) -> NDArray[np.int32]:
-        for name in series.unique().drop_nulls().sort().to_list():
-            self.names.setdefault(name, len(self.names))
-        if len(self.names) > _MAX_NAMES:
-            raise ConfigError(
-                f"the log names more than {_MAX_NAMES} different actions (one is {series[0]}); describe actions by "
-                "features: {id: value} (--kind parametric)"
-            )
-        codes = series.replace_strict(list(self.names), list(self.names.values()), default=-1)
-        return codes.fill_null(-1).to_numpy().astype(np.int32)
+        found = self._known(series)
+        if found.null_count() > series.null_count():
+            for name in series.unique().drop_nulls().sort().to_list():
+                self.names.setdefault(name, len(self.names))
+            if len(self.names) > _MAX_NAMES:
+                raise ConfigError(
+                    f"the log names more than {_MAX_NAMES} different actions ({', '.join(list(self.names)[:3])}, ...); "
+                    "describe actions by features: {id: value} (--kind parametric)"
+                )
+            found = self._known(series)
+        return numbers(found.cast(int), -1).astype(np.int32)
+
+    def _known(self, series: Any) -> Any:
+        """Numbers of names that have one, null for others."""
+        import polars as pl
+
+        return series.cast(pl.Enum(list(self.names)), strict=False).to_physical()
 
     def _lists(self, series: Any) -> Lists:
         lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
@@ -164,6 +172,6 @@ def name_hashes(codes: NDArray[Any], names: Mapping[str, int]) -> NDArray[np.uin
     return table[:, codes]
 
 
-def numbers(series: Any) -> NDArray[np.float64]:
-    """A polars Series of numbers, NaN for null."""
-    return series.fill_null(np.nan).to_numpy() if series.null_count() else series.to_numpy()
+def numbers(series: Any, absent: float = np.nan) -> NDArray[Any]:
+    """A polars Series of numbers, with another number for null."""
+    return series.fill_null(absent).to_numpy() if series.null_count() else series.to_numpy()

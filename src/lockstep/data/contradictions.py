@@ -43,8 +43,9 @@ def check_marks(columns: dict[str, NDArray[Any]], onward: _Bools, where: Where) 
 
 
 def check_numbers(block: Block, kept: _Bools, where: Where) -> None:
-    """Every decision needs a reward, and each metric that any row has."""
-    for name in ("reward", *(name for name in block.columns if name.startswith("metric:"))):
+    """Every decision needs a reward, and each metric that any row has; a metric named reward is not used."""
+    metrics = (name for name in block.columns if name.startswith("metric:") and name != "metric:reward")
+    for name in ("reward", *metrics):
         column = block.columns.get(name)
         bad = np.flatnonzero(kept if column is None else kept & np.isnan(column))
         if bad.size:

@@ -48,7 +48,8 @@ class Layout:
 
 def alone(dataset: Dataset, world: World) -> Layout:
     """The layout of ranks that are known to read the same rows."""
-    return Layout(kind="same", rows_of_node=(len(dataset),), node_of_rank=(0,) * world.size, digest=dataset.info.digest)
+    place = {"rows_of_node": (len(dataset),), "node_of_rank": (0,) * world.size, "digest": dataset.info.digest}
+    return _same([_facts(dataset)], "same", place)
 
 
 def agree(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") -> Layout:

@@ -28,10 +28,11 @@ from lockstep.errors import ConfigError
 
 Show = Callable[[str], None]
 CHECK_ROWS = 1000
-_PENDING, _GROUP = 8, 16
+_PENDING, _GROUP = 32, 16
 """Parts of the memory: rows that wait to be written, and rows of a group; the rest is for their copies."""
-_MOST = 1 << 24
-"""Bytes of a group: its columns then stay below the size from which every array is given fresh, cold memory."""
+_BAR = 20
+_SMALL, _GROUPS = 1 << 24, 1 << 9
+"""A group is small, so that its columns stay in the caches, but of a large log there are not many more than this."""
 
 
 @dataclass(slots=True)
@@ -109,7 +110,8 @@ class Preparation:
         """Write all rows. Raises `ConfigError` if rows contradict each other, or none is left."""
         spill, clock, done = self._scan.spill, _Clock(progress), 0
         assert spill is not None
-        for first, last in spill.groups(min(memory // _GROUP, _MOST)):
+        size = min(memory // _GROUP, max(_SMALL, spill.bytes // _GROUPS))
+        for first, last in spill.groups(size):
             block = spill.read(first, last)
             block = block.taken(order(block))
             block.lists = {name: self._lists(block, name) for name in LISTS}
@@ -233,7 +235,9 @@ class _Clock:
             return
         self._told = now
         took = now - self._begun
+        full = round(_BAR * part)
         grouped = f"{rows:,}".replace(",", " ")
         rate = f"{rows / took:,.0f}".replace(",", " ") if took > 0 else "-"
         left = f"  ETA {took / part - took:.0f} s" if 0 < part < 1 else ""
-        self._show(f"{what}: {grouped} rows ({100 * part:.0f} %)  {rate} rows/s{left}")
+        bar = "━" * full + "╌" * (_BAR - full)
+        self._show(f"{what} {bar} {100 * part:3.0f} %  {grouped} rows  {rate} rows/s{left}")

@@ -103,6 +103,7 @@ def prepared(
     from lockstep.data.format import read_log
 
     log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
+    out = out if out.name not in ("", "..") else out.resolve()
     rules = options.plain()
     about = {"version": _VERSION, "sources": [_source(path) for path in log.paths], "options": rules}
     with alone_in(out, say):

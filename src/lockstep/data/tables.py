@@ -46,15 +46,16 @@ class Tables:
         self._schema.note_others(there, path)
         table = table.select([name for name in there if name in self._schema.taken(there)])
         total = None if text else _run(path, lambda: table.select(pl.len()).collect().item())
-        first = _run(path, lambda: table.head(_LOOKED_AT).collect())
+        # The first rows say how wide rows are. They come alone: whoever wants no more starts nothing in the background.
+        first = _run(path, lambda: table.head(min(_LOOKED_AT, _MOST_ROWS)).collect())
         if not len(first):
             return
-        seen = self._found(first, Where(path, np.arange(1, len(first) + 1) + text), file, text)
-        width = 1 + sum(2 * len(maps.ids) for maps in seen.maps.values())
-        done, held = 0, 0
-        for rows in _batches(path, table, max(1, min(_MOST_ROWS, _CELLS // width))):
-            where = Where(path, np.arange(done + 1, done + len(rows) + 1) + text)  # a CSV's first line is its heading
-            yield self._found(rows, where, file, text)
+        found = self._found(first, _where(path, 0, len(first), text), file, text)
+        yield found
+        width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
+        done, held = len(first), int(first.estimated_size())
+        for rows in _batches(path, table.slice(done), max(1, min(_MOST_ROWS, _CELLS // width))):
+            yield self._found(rows, _where(path, done, len(rows), text), file, text)
             done, held = done + len(rows), held + int(rows.estimated_size())
             advance(min(size, held) if total is None else size * done // total)
 
@@ -91,6 +92,11 @@ class Tables:
         parts = [_number(rows[column], where, column, text) for column in spread.values()]
         values = np.column_stack([np.asarray(part.to_numpy(), np.float64) for part in parts])
         return Maps(tuple(spread), values, np.ones(len(values), np.bool_))
+
+
+def _where(path: Path, done: int, rows: int, text: bool) -> Where:
+    """Rows after the first `done`; the first line of a text table is its heading."""
+    return Where(path, np.arange(done + 1, done + rows + 1) + text)
 
 
 def _id(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:

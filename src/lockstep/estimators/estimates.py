@@ -27,7 +27,9 @@ from lockstep.estimators.trajectories import Floats, Sums
 CONFIDENCE = 0.95
 """Of every interval."""
 RESAMPLES = 1000
-"""Bootstrap samples."""
+"""Bootstrap samples, where that takes no longer than seconds."""
+_LEAST_RESAMPLES, _WORK = 200, 1e11
+"""With trajectories of 100 000 steps there are fewer, so that the products of draws and sums stay below `_WORK`."""
 MOST_GROUPS = 1000
 """Of trajectories: they are drawn one by one up to here, and in groups of equal size beyond."""
 
@@ -70,7 +72,9 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
         `effective_sample_size`; `warnings`; and counts.
     """
     groups = len(sums.trajectories)
-    drawn = _all_estimates(sums, draws(groups, RESAMPLES, seed))
+    work = groups * float(sums.steps.max()) * (1 + 3 * len(columns))
+    resamples = int(np.clip(_WORK / work, _LEAST_RESAMPLES, RESAMPLES))
+    drawn = _all_estimates(sums, draws(groups, resamples, seed))
     left = reasons(sums, facts)
     found: dict[str, dict[str, Any]] = {}
     base: dict[str, dict[str, Any]] = {}
@@ -89,7 +93,7 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
         "num_trajectories": int(sums.trajectories.sum()),
         "num_rows": int(sums.rows.sum()),
         "confidence": CONFIDENCE,
-        "resamples": RESAMPLES,
+        "resamples": resamples,
         "logged": base,
         "estimates": found,
         "left_out": left,

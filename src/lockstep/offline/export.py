@@ -8,6 +8,7 @@ from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
+    from lockstep.torch.exported_file import Exported, Format
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,24 +25,30 @@ def export_command(args: argparse.Namespace) -> int:
     run = Path(args.run)
     if not run.exists():
         raise ConfigError(f"run {run} does not exist; give a run directory, such as runs/NAME")
-    from lockstep.torch.export import load_policy
     from lockstep.torch.exported_file import SUFFIXES
-    from lockstep.torch.offline_export import export
-    from lockstep.torch.scoring import ScoringPolicy
 
-    policy, _ = load_policy(run)
-    if not isinstance(policy, ScoringPolicy):
-        raise ConfigError(
-            f"{run} learned in environments, and `lockstep export` takes policies that were learned from logs "
-            "(lockstep offline train); policy.safetensors holds this one's parameters by name"
-        )
     suffix = SUFFIXES[args.format]
     folder = run if run.is_dir() else run.parent
     out = Path(args.out) if args.out else folder / f"policy{suffix}"
     if out.is_dir():
         raise ConfigError(f"--out {out} is a directory; name a file, such as {out / f'policy{suffix}'}")
-    print(export(policy, _data(run, args.data), out, args.format))
+    print(_exported(run, out, args.format, args.data))
     return 0
+
+
+def _exported(run: Path, out: Path, to: "Format", data: str | None) -> "Exported":
+    """Write the file that suits the policy."""
+    from lockstep.torch.acting_export import export_acting
+    from lockstep.torch.export import load_policy
+    from lockstep.torch.offline_export import export
+    from lockstep.torch.scoring import ScoringPolicy
+
+    policy, observations = load_policy(run)
+    if isinstance(policy, ScoringPolicy):
+        return export(policy, _data(run, data), out, to)
+    if data is not None:
+        raise ConfigError(f"--data {data}: {run} learned in environments, not from data; leave it out")
+    return export_acting(policy, observations, out, to)
 
 
 def _data(run: Path, given: str | None) -> "Dataset":

@@ -166,7 +166,7 @@ class QPolicy(nn.Module):
         """[N, O] to Q [N, A], or to the return's distribution [N, A, Z]: logits of its atoms, or its quantiles."""
         outputs = self.network(observation)
         distributional = self.algorithm.value_distribution != "none"
-        return outputs.view(len(outputs), -1, self.points) if distributional else outputs
+        return outputs.view(outputs.shape[0], -1, self.points) if distributional else outputs
 
     def probability(self, logits: Tensor) -> Tensor:
         """Of each atom of C51, from logits [..., Z]; float32."""

@@ -59,8 +59,8 @@ class _Spread(torch.autograd.Function):
         row, offsets = ctx.saved_tensors
         gradient = gradients[0]
         if gradient.device.type == "cpu":  # several times as fast there, and one row after the other; not so on a GPU
-            total = gradient.new_zeros(len(offsets) - 1, *gradient.shape[1:])
-            return total.index_add_(0, row, gradient), None, None
+            added = gradient.new_zeros(len(offsets) - 1, *gradient.shape[1:])
+            return added.index_add_(0, row, gradient), None, None
         return _segments(gradient.contiguous(), offsets, "sum"), None, None
 
 

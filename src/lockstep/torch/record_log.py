@@ -196,7 +196,7 @@ def _player(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], C
         raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
     run = load(path / "run.yaml")
     if run.task is None:
-        raise ConfigError(f"{path} learned from a log and has no task; give it a simulator with --set task=ID")
+        raise ConfigError(f"{path} learned from a log and has no task to play; train it with --set task=ID")
     policy, observations = load_policy(path)
     return run.task, run.env, lambda spec: _by_policy(policy, observations, spec, recording)
 

@@ -14,10 +14,10 @@ from lockstep.workflows.fields import CLASSIC_NAMES, classic_words, known_fields
 from lockstep.workflows.learner import learner_settings, told_defaults
 from lockstep.workflows.parsing import parsed
 
-__all__ = ["CLASSIC_NAMES", "Normalization", "Source", "Workflow", "is_workflow", "read"]
+__all__ = ["CACHE_VARIABLE", "CLASSIC_NAMES", "Normalization", "Source", "Workflow", "is_workflow", "read"]
 
 _SUFFIXES = (".json", ".yaml", ".yml")
-_CACHE_VARIABLE = "LOCKSTEP_CACHE"
+CACHE_VARIABLE = "LOCKSTEP_CACHE"
 _KINDS: Mapping[str, Literal["discrete", "parametric"]] = {"dqn": "discrete", "parametric_dqn": "parametric"}
 
 
@@ -111,7 +111,7 @@ def read(path: Path | str) -> Workflow:
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
     """Where logs are prepared that a workflow file names: `LOCKSTEP_CACHE`, else a folder on this node's own disk."""
-    given = environment.get(_CACHE_VARIABLE)
+    given = environment.get(CACHE_VARIABLE)
     return Path(given).expanduser().absolute() if given else Path("/var/tmp") / f"lockstep-{os.getuid()}"
 
 

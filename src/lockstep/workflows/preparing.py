@@ -22,7 +22,7 @@ from lockstep.data.prepare import FeatureSample, PrepareOptions, feature_sample,
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console
 from lockstep.run import OfflineRun
-from lockstep.workflows.files import Normalization, Source, Workflow, cache_root
+from lockstep.workflows.files import CACHE_VARIABLE, Normalization, Source, Workflow, cache_root
 from lockstep.workflows.sources import checked_sources
 from lockstep.world import World
 
@@ -172,6 +172,9 @@ def _leave(token: str) -> str:
     root = cache_root()
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.stat()
+        if CACHE_VARIABLE not in os.environ and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+            raise ConfigError(f"others can write to {root}; remove it, or set LOCKSTEP_CACHE to another directory")
         (root / f".{token}").touch()
     except OSError as error:
         raise ConfigError(

@@ -119,7 +119,8 @@ def test_large_tables_come_in_parts(tmp_path, monkeypatch):
     made = pl.DataFrame({"mdp_id": "a", "sequence_number": numbers, "action": "l", "reward": 1.0, "state:0": 0.5})
     made.write_parquet(tmp_path / "a.parquet", row_group_size=300)
     made.write_csv(tmp_path / "a.csv")
-    for name, first in (("a.parquet", 1), ("a.csv", 2)):
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
+    for name, first in (("a.parquet", 1), ("a.csv", 2), ("a.csv.gz", 2)):
         log = read_log([tmp_path / name])
         parts = list(log.frames())
         assert max(map(len, parts)) <= 100

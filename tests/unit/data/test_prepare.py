@@ -373,3 +373,12 @@ def test_features_of_actions_make_no_sense_for_names(tmp_path):
     options = PrepareOptions(action_features=features(tmp_path / "action.json", "7"))
     with pytest.raises(ConfigError, match="actions of this log are names, not features"):
         prepared([log], tmp_path / "out", options, say=silent)
+
+
+def test_how_far_it_is_is_told_in_both_passes(tmp_path):
+    shown = []
+    log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
+    prepared([log], tmp_path / "out", PrepareOptions(), say=silent, progress=shown.append)
+    rows = len(log.read_text().splitlines())
+    assert [line.split()[0] for line in shown] == ["reading", "preparing"]
+    assert all(f"{'━' * 20} 100 %  {rows} rows" in line for line in shown), shown

@@ -267,3 +267,11 @@ def test_what_is_left_out_is_not_told():
         "estimate/fitted_q",
     }
     assert "warning: left out: " in told.text()
+
+
+def test_fewer_draws_where_trajectories_are_very_long(monkeypatch):
+    assert found_of(large())["resamples"] == 1000
+    monkeypatch.setattr("lockstep.estimators.estimates._WORK", 80 * 4 * 4 * 500.0)
+    assert found_of(large(), ("reward",))["resamples"] == 500
+    monkeypatch.setattr("lockstep.estimators.estimates._WORK", 1.0)
+    assert found_of(large())["resamples"] == 200

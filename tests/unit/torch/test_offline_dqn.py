@@ -132,13 +132,21 @@ def test_models_learn_one_step_whatever_the_window(dataset):
         assert torch.equal(value, three.heads.reward.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, n_step=2), CLONING], ids=["dqn", "n-step", "bc"])
+IN_BFLOAT16 = [CONFIG, replace(CONFIG, n_step=2), replace(CONFIG, bcq_threshold=0.3), CLONING]
+
+
+@pytest.mark.parametrize("config", IN_BFLOAT16, ids=["dqn", "n-step", "bcq", "bc"])
 def test_bfloat16_is_near_and_keeps_float32_parameters(dataset, config):
     several = getattr(config, "n_step", 1) > 1
     window = {"n_step": config.n_step, "gamma": 0.99} if several else {}
     exact = learn(learner(dataset, config), dataset, single=several, **window)
     low = learn(learner(dataset, config, precision="bfloat16"), dataset, single=several, **window)
     assert all(value.dtype == torch.float32 for value in low.values())
+    begun = policy_for(
+        OfflineRun(data="any", algo="bc" if config is CLONING else "dqn", algorithm=config, network=SMALL), dataset
+    )
+    for name, value in begun.named_parameters():
+        assert not torch.equal(value, low[name]), f"{name} is not learned"
     assert any(not torch.equal(value, exact[name]) for name, value in low.items())
     for name, value in low.items():
         torch.testing.assert_close(value, exact[name], rtol=0, atol=0.012, msg=lambda said, n=name: f"{n}: {said}")

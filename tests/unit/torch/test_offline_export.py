@@ -15,10 +15,9 @@ from lockstep.data.dataset import Dataset, DatasetInfo
 from lockstep.data.dataset_writer import DatasetWriter
 from lockstep.data.features import Feature, Features
 from lockstep.errors import ConfigError, RunError
-from lockstep.run import OfflineRun, Run, ScoreNetworkConfig, dump
+from lockstep.run import OfflineRun, ScoreNetworkConfig, dump
 from lockstep.torch.export import save_policy
 from lockstep.torch.exported_file import EXTRA_FILE, SUFFIXES, run_program
-from lockstep.torch.networks import Policy
 from lockstep.torch.offline_export import export, hand_over
 from lockstep.torch.onnx_model import run_onnx
 from lockstep.torch.scoring import About, ScoringPolicy
@@ -295,12 +294,3 @@ class TestCommand:
         (run_dir / "run.yaml").write_text(dump(OfflineRun(data=str(tmp_path / "gone"))))
         assert main(["export", str(run_dir)]) == 2
         assert "gone, which" in capsys.readouterr().err
-
-    def test_a_policy_of_environments_is_refused(self, tmp_path, capsys):
-        from lockstep.envs.vector import env_spec
-
-        config = Run(task="CartPole-v1")
-        policy = Policy(env_spec(config.task, config.env), config.network)
-        save_policy(tmp_path / "policy.safetensors", policy, None, config)
-        assert main(["export", str(tmp_path)]) == 2
-        assert "learned in environments" in capsys.readouterr().err

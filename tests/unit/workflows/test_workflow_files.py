@@ -397,3 +397,14 @@ def test_defaults_that_differ_from_the_classic_ones_are_said(workflow):
     (note,) = [note for note in workflow(DQN).notes if note.startswith("left out")]
     assert "rl.gamma=0.99 (0.9)" in note
     assert "rl.gamma" not in " ".join(workflow(DQN, "rl", "gamma", 0.9).notes)
+
+
+def test_the_guide_names_every_field():
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "coming-from-reagent.md").read_text()
+    names = {
+        section if section == "norm_params" else named(section, name)
+        for section, fields in FIELDS.items()
+        for name, field in fields.items()
+        if "continuous actions" not in field.why
+    }
+    assert [name for name in sorted(names) if f"`{name}" not in guide] == []

@@ -155,6 +155,17 @@ def test_what_is_missing_is_named(here):
         quietly(workflow(here, **nothing))
 
 
+def test_a_place_that_others_can_write_to_is_refused_unless_it_is_named(here, monkeypatch):
+    write(here / "log.jsonl", rows(range(20)))
+    (here / "cache").mkdir()
+    (here / "cache").chmod(0o777)
+    quietly(workflow(here))
+    monkeypatch.delenv("LOCKSTEP_CACHE")
+    monkeypatch.setattr(preparing, "cache_root", lambda: here / "cache")
+    with pytest.raises(ConfigError, match=r"others can write to .*cache; .*LOCKSTEP_CACHE"):
+        quietly(workflow(here))
+
+
 def test_actions_of_the_file_that_the_log_does_not_have(here):
     """`["4", "5"]` in a sample of the classic pipeline, whose data has 0 and 1."""
     write(here / "log.jsonl", rows(range(20)))
