@@ -125,7 +125,7 @@ class OfflineRun(RunBase):
     """A simulator, where there is one, to evaluate the policy in: a Gymnasium id."""
     algo: Literal["dqn", "parametric_dqn", "bc"] = "dqn"
     """Algorithm; decides what `algorithm` holds. `bc` is behaviour cloning."""
-    epochs: int = 10
+    epochs: int = 100
     """How often every row is learned from."""
     data_layout: Literal["auto", "same", "split", "shuffled_copies"] = "auto"
     """What the machines hold under `data`: the `same` rows, each its own part (`split`), or copies in another order."""

@@ -80,5 +80,6 @@ def test_unequal_parts_are_filled_up(told):
 
 def test_overlap_is_refused_on_both_machines(told):
     first, second = told["overlap"]
+    assert first.keys() == second.keys() == {"refused"}, "the overlap went unnoticed"
     assert first == second, "machines disagree"
     assert "have 1 rows in common" in first["refused"]

@@ -87,6 +87,7 @@ def test_facts(seam):
 
 def test_one_rank_bad(seam):
     ranks = seam["one_rank_bad"]
+    assert not any(isinstance(rank, str) for rank in ranks), f"a rank decided alone: {ranks}"
     for rank in ranks:
         skipped, stopped = rank["skip"], rank["stop"]
         assert (skipped["error"], skipped["steps"]) == ("", 3), "a rank gave up a step alone"

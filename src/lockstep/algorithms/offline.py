@@ -26,7 +26,7 @@ METRICS = (
 class LoggedConfig:
     """What every algorithm on logged data has. Counts are global: summed over all ranks."""
 
-    batch_size: int = 1024
+    batch_size: int = 512
     """Rows of one gradient step, all ranks together."""
     learning_rate: float = 1e-3
     """Step size at the start."""
@@ -47,7 +47,7 @@ class LoggedConfig:
     policy: Literal["greedy", "softmax"] = "greedy"
     """The policy that is estimated and handed over: the action of the highest score, or of softmax(scores /
     temperature)."""
-    target_rate: float = 0.05
+    target_rate: float = 0.01
     """How far target networks move after every gradient step (tau)."""
     estimate: bool = True
     """Whether models of the reward and of each metric are learned beside, for the estimates that need them."""

@@ -6,7 +6,7 @@ Only what stands once in a row is decoded by row; maps and lists are collected a
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 16, 1 << 24
 _CELLS = 1 << 23  # numbers of one table, above which it gets fewer rows
 _MOST_ROWS = 100_000
 _LARGEST_LIST = 1 << 30
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NULL = msgspec.Raw(b"null")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LOOKED_AT = 100  # first rows of a file, for columns that the schema does not have
@@ -67,14 +68,14 @@ class JsonLines:
         """What decodes a row of this file, and which fields of it are ids of a map, by map."""
         there, schema = _keys(block, path), self._schema
         if there:
-            schema.check([*there], path)
+            schema.check([*there], path, by_prefix=False)
             schema.note_others([*there], path)
-        kinds: dict[str, Any] = {"mdp_id": str | int, "sequence_number": int}
+        kinds: dict[str, Any] = {"mdp_id": str | int, "sequence_number": _Int64}
         kinds |= dict.fromkeys(NUMBERS, float | None) | dict.fromkeys(FLAGS, bool | None)
         fields: list[Any] = []
         own: dict[str, dict[str, str]] = {}
         for name in ("mdp_id", "sequence_number", *NUMBERS, *FLAGS, *MAPS, *ACTIONS, *LISTS):
-            if columns := schema.spread(name, there) if name in (*MAPS, *ACTIONS) else {}:
+            if columns := schema.spread(name) if name in (*MAPS, *ACTIONS) else {}:
                 own[name] = {}
                 for key, column in columns.items():
                     own[name][key] = inside = f"{name}_{len(own[name])}"
@@ -130,7 +131,7 @@ def _blocks_of(blocks: LineBlocks, path: Path) -> Iterator[bytes]:
                 raise ConfigError(f"{path} is one list of more than 1 GiB; write its rows as lines (jq -c '.[]')")
         try:
             rows = msgspec.json.decode(b"".join(text).removeprefix(_BYTE_ORDER_MARK), type=list[msgspec.Raw])
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise ConfigError(f"{path} begins as a list of rows, and is not JSON ({in_words(error)})") from None
         for start in range(0, len(rows), _MOST_ROWS // 10):
             part = [msgspec.json.format(row, indent=-1) for row in rows[start : start + _MOST_ROWS // 10]]
@@ -143,7 +144,7 @@ def _keys(block: bytes, path: Path) -> dict[str, None]:
     for text in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
         try:
             row = msgspec.json.decode(text, type=dict[str, msgspec.Raw]) if text.strip() else {}
-        except msgspec.MsgspecError:
+        except ValueError:
             return {}
         found |= dict.fromkeys(row)
     return found
@@ -153,7 +154,7 @@ def _decoded(decoder: Any, block: bytes, path: Path, line: int) -> list[Any]:
     """The rows of a block that begins with line `line`."""
     try:
         return decoder.decode_lines(block)
-    except msgspec.MsgspecError:
+    except ValueError:
         for i, text in enumerate(block.split(b"\n")):
             if text.strip():
                 _decode_one(decoder, text, Where(path, np.array([line + i])))
@@ -170,7 +171,7 @@ def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
         if "missing required field" in said:
             said += "; every row needs it"
         where.refuse(0, f"{column}: {said}" if column else said)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({in_words(error)})")
 
 

@@ -90,7 +90,7 @@ class ActionDecoder:
     def _name(self, text: bytes, where: Where, row: int, column: str) -> str | None:
         try:
             value = msgspec.json.decode(text)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             where.refuse(row, f"{column}: {in_words(error)}")
         if isinstance(value, dict):
             where.refuse(row, f"{column} is a map, and that of a row before is a name: a log has one kind of actions")

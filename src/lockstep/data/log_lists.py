@@ -90,7 +90,7 @@ def _check_names(series: pl.Series, names: ActionNames, where: Where, column: st
 def _names(text: bytes, names: ActionNames, where: Where, row: int, column: str) -> list[str] | None:
     try:
         found = msgspec.json.decode(text)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         where.refuse(row, f"{column}: {in_words(error)}")
     if found is None:
         return None
@@ -105,11 +105,11 @@ def _names(text: bytes, names: ActionNames, where: Where, row: int, column: str)
 def _maps_of_json(texts: Sequence[bytes], where: Where, column: str) -> pl.Series:
     try:
         found = _LISTS.decode(b"[" + b",".join(texts) + b"]")
-    except msgspec.MsgspecError:
+    except ValueError:
         for i, text in enumerate(texts):
             try:
                 _LIST.decode(text)
-            except msgspec.MsgspecError as error:
+            except ValueError as error:
                 where.refuse(i, f"{column}: {in_words(error)}; it must be a list of maps of ids to numbers")
         raise
     counts = np.fromiter((len(one or ()) for one in found), np.int64, len(found))

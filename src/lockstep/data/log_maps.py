@@ -88,16 +88,18 @@ class MapDecoder:
         text = b"[" + b",".join(texts) + b"]"
         if self._decoder is not None:
             try:
-                return self._dense(self._decoder.decode(text)).check(where, name)
-            except msgspec.ValidationError:
+                found = self._decoder.decode(text)
+            except ValueError:
                 pass  # an id that is new, or a mistake, which is told below
+            else:
+                return self._dense(found).check(where, name)
         try:
             maps = maps_of_dicts(_MAPS.decode(text))
-        except msgspec.MsgspecError:
+        except ValueError:
             for i, one in enumerate(texts):
                 try:
                     _MAP.decode(one)
-                except msgspec.MsgspecError as error:
+                except ValueError as error:
                     where.refuse(i, f"{name}: {in_words(error)}; it must be a map of ids to numbers")
             raise
         self._learn(maps)

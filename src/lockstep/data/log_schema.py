@@ -63,7 +63,7 @@ class Schema:
             raise ConfigError(f"the log has both {mine} and {other}, which mean the same; say which in --columns")
         return mine if mine in there else other if other in there else None
 
-    def spread(self, name: str, there: Iterable[str]) -> dict[str, str]:
+    def spread(self, name: str, there: Iterable[str] = ()) -> dict[str, str]:
         """The columns that hold one id each of a map, by id: as the user says, or those named `state:ID` and so on."""
         mine = self.own.get(name)
         if isinstance(mine, dict):
@@ -89,14 +89,19 @@ class Schema:
         if line not in self.notes:
             self.notes.append(line)
 
-    def check(self, there: Sequence[str], path: Path) -> None:
-        """Raise `ConfigError` where a column is missing that every log has, or that the user named."""
+    def check(self, there: Sequence[str], path: Path, *, by_prefix: bool = True) -> None:
+        """Raise `ConfigError` where a column is missing that every log has, or that the user named.
+
+        `by_prefix`: maps may be spread over columns such as `state:ID`, which a table has from its first row on.
+        """
         for name, mine in self.own.items():
             for column in [mine] if isinstance(mine, str) else mine.values():
                 if column not in there:
                     raise ConfigError(f"{path} has no column {column}, which --columns names for {name}")
         for name in (*REQUIRED, "state_features", "action", "reward"):
-            if self.called(name, there) is None and not (name in _SPREAD and self.spread(name, there)):
+            if self.called(name, there) is None and not (
+                name in _SPREAD and self.spread(name, there if by_prefix else ())
+            ):
                 raise ConfigError(
                     f"{path}: column {name} is missing{_near(name, there)}; name it in --columns FILE if it is called "
                     "otherwise"

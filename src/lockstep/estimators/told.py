@@ -57,6 +57,10 @@ def _table(column: str, logged: Mapping[str, Any], found: Mapping[str, Any]) -> 
         rows = [["", "value", "low", "high", "normalized"], ["logged", *_cells(logged[base])]]
         rows += [[name.removeprefix("decision_"), *_cells(found[name])] for name in names if name in found]
         yield from _aligned(rows)
+        for name in names:
+            if name in found and "bias" in found[name]:
+                bias, missing = found[name]["bias"], found[name]["missing_weight"]
+                yield f"  clipping changed clipped_ips by {bias:.3g}; {missing:.0%} of the weight is missing"
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from lockstep.run import EnvConfig, load
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.export import load_policy
 from lockstep.torch.networks import actor_of
+from lockstep.torch.scoring import ScoringPolicy
 from lockstep.world import block, stream, stream_seed
 
 _MOST_ENVS = 8
@@ -50,6 +51,24 @@ class Recording:
     """Of a task; a run has its own."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What the log calls what the environment numbers."""
+
+    states: list[str]
+    """Ids of the numbers of an observation."""
+    actions: list[Any] | None
+    """Of each choice its name, or its features; None where actions are continuous."""
+    dimensions: list[str]
+    """Ids of the numbers of a continuous action."""
+
+    def action(self, action: np.ndarray) -> Any:
+        """One action as it is logged."""
+        if self.actions is not None:
+            return self.actions[int(action)]
+        return dict(zip(self.dimensions, map(float, action), strict=True))
+
+
 @dataclass(slots=True)
 class _Trajectory:
     """The one that an environment is in."""
@@ -72,9 +91,9 @@ def record(recording: Recording) -> dict[str, Any]:
     env = make_vector_env(task, config, num_envs, training=False)
     try:
         _check(env.spec, task)
-        choice = make_choice(env.spec)
+        choice, words = make_choice(env.spec)
         with LogWriter(recording.out) as log:
-            player = _Player(env, choice, recording)
+            player = _Player(env, choice, words, recording)
             player.play(log)
     finally:
         env.close()
@@ -90,17 +109,14 @@ def record(recording: Recording) -> dict[str, Any]:
 class _Player:
     """Steps B environments, each its fixed share: short episodes are not logged more often."""
 
-    def __init__(self, env: VectorEnv, choice: Choice, recording: Recording) -> None:
-        self._env, self._choice, self._seed = env, choice, recording.seed
+    def __init__(self, env: VectorEnv, choice: Choice, words: _Words, recording: Recording) -> None:
+        self._env, self._choice, self._words, self._seed = env, choice, words, recording.seed
         size, spec = env.num_envs, env.spec
         wanted = recording.steps or recording.episodes or 0
         self._by_steps = recording.steps is not None
         self._left = [len(block(wanted, size, i)) for i in range(size)]
         self._noise = [stream(recording.seed, "record", i) for i in range(size)]
         self._width = spec.action.sizes[0] if spec.action.kind == "continuous" else 1
-        self._ids = [str(k) for k in range(spec.observation_size)]
-        self._action_ids = [str(spec.observation_size + d) for d in range(self._width)]
-        self._names = [str(a) for a in range(spec.action.sizes[0])] if spec.action.kind == "discrete" else None
         self._count = [0] * size
         self._now = [self._begun(i) for i in range(size)]
         self.returns: list[float] = []
@@ -149,26 +165,25 @@ class _Player:
     ) -> dict[str, Any]:
         observation, action, reward, after = step
         now = self._now[i]
+        words = self._words
         row: dict[str, Any] = {
             "mdp_id": now.name,
             "sequence_number": now.length,
-            "state_features": dict(zip(self._ids, map(float, observation), strict=True)),
-            "action": dict(zip(self._action_ids, map(float, action), strict=True))
-            if self._names is None
-            else self._names[int(action)],
+            "state_features": dict(zip(words.states, map(float, observation), strict=True)),
+            "action": words.action(action),
             "reward": reward,
             "propensity": probability,
         }
-        if self._names is not None:
-            row["possible_actions"] = self._names
+        if words.actions is not None:
+            row["possible_actions"] = words.actions
         now.length, now.total = now.length + 1, now.total + reward
         ended = terminated or truncated
         self._left[i] -= 1 if self._by_steps or ended else 0
         row |= {"terminated": terminated, "truncated": (truncated and not terminated) or not (ended or self._left[i])}
-        if terminated and self._names is not None:
+        if terminated and words.actions is not None:
             row["possible_next_actions"] = []
         if row["truncated"]:  # nothing else tells what the value of the last state is that of
-            row["next_state_features"] = dict(zip(self._ids, map(float, after), strict=True))
+            row["next_state_features"] = dict(zip(words.states, map(float, after), strict=True))
         if ended:
             self.returns.append(now.total)
             self._now[i] = self._begun(i)
@@ -182,7 +197,7 @@ class _Player:
                 raise RunError(f"environment {i} gave a number that is not finite, in trajectory {self._now[i].name}")
 
 
-def _player(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], Choice]]:
+def _player(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], tuple[Choice, _Words]]]:
     """The task, how it is made, and what chooses actions once it is there."""
     path = Path(recording.source)
     if not path.is_dir():
@@ -191,14 +206,14 @@ def _player(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], C
                 f"{recording.source} is no run directory but a task, which is played at random; leave --sampled and "
                 "--epsilon out, or name a run"
             )
-        return recording.source, recording.env, lambda spec: _at_random(spec)
+        return recording.source, recording.env, lambda spec: (_at_random(spec), _words(spec))
     if not (path / "run.yaml").is_file():
         raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
     run = load(path / "run.yaml")
     if run.task is None:
         raise ConfigError(f"{path} learned from a log and has no task to play; train it with --set task=ID")
     policy, observations = load_policy(path)
-    return run.task, run.env, lambda spec: _by_policy(policy, observations, spec, recording)
+    return run.task, run.env, lambda spec: (_by_policy(policy, observations, spec, recording), _words(spec, policy))
 
 
 def _check(spec: EnvSpec, task: str) -> None:
@@ -206,6 +221,21 @@ def _check(spec: EnvSpec, task: str) -> None:
         raise ConfigError(f"task={task} observes images, and a log holds features; use a task with numbers")
     if spec.action.kind == "multi_discrete":
         raise ConfigError(f"task={task} takes several choices at once, and a log names one; use another task")
+
+
+def _words(spec: EnvSpec, policy: Any = None) -> _Words:
+    """Numbers as names; but those of the log that a policy was learned from, so that both logs can be read as one."""
+    size, action = spec.observation_size, spec.action
+    states = [str(k) for k in range(size)]
+    dimensions = [str(size + d) for d in range(action.width)]
+    if action.kind == "continuous":
+        return _Words(states, None, dimensions)
+    numbers = [str(a) for a in range(action.sizes[0])]
+    if not isinstance(policy, ScoringPolicy):
+        return _Words(states, numbers, dimensions)
+    info = policy.info
+    named = numbers if set(numbers) <= set(info.actions) else [*info.actions]
+    return _Words([*info.state_features], [*info.candidates] or named, dimensions)
 
 
 def _at_random(spec: EnvSpec) -> Choice:

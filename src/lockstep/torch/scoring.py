@@ -130,9 +130,7 @@ class ScoringPolicy(nn.Module):
         if not isinstance(self.network, CandidateNetwork):
             scores = self.network(state)[:, self._order]
         else:
-            count, rows = len(self._order), len(state)
-            owner = torch.arange(rows, device=state.device).repeat_interleave(count)
-            scores = self.network(state, self._order.repeat(rows, 1), owner).view(rows, count)
+            scores = self.network.of_all(state, self._order)
         scores = scores / self.about.algorithm.temperature
         return scores, scores.amax(-1)
 

@@ -26,6 +26,7 @@ NAMES = ["left", "right"]
         (row(1, sequence_number=...), "missing required field `sequence_number`"),
         (row(1, sequence_number="3"), "sequence_number: Expected `int`, got `str`"),
         (row(1, sequence_number=1.5), "sequence_number: Expected `int`, got `float`"),
+        (row(1, sequence_number=2**63), "sequence_number: Expected `int` <= 9223372036854775807"),
         (row(1, state_features=...), "state_features is missing"),
         (row(1, state_features=None), "state_features is missing"),
         (row(1, state_features=[1, 2]), "state_features: Expected `object | null`, got `array`"),
@@ -110,6 +111,25 @@ def test_a_missing_column_is_named_before_any_row(tmp_path):
     path = write(tmp_path / "a.jsonl", [row(i, reward=..., rewards=1.0) for i in range(3)])
     with pytest.raises(ConfigError, match=r"column reward is missing \(did you mean rewards\?\); name it in --columns"):
         read_log([path])
+
+
+def test_json_is_not_spread_without_a_mapping(tmp_path):
+    """Ids would be lost that first appear late."""
+    path = write(tmp_path / "a.jsonl", [row(state_features=..., **{"state:0": 1.0})])
+    with pytest.raises(ConfigError, match="column state_features is missing"):
+        read_log([path])
+
+
+@pytest.mark.parametrize("text", ['"left"', '"a"', '"0"', '"b"', '"note"', '"8"'])
+def test_text_that_is_no_utf8(tmp_path, text):
+    made = [row(i, possible_actions=["left", "b"], metrics={"8": 1.0}, note="note") for i in range(2)]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text_of(made).replace(text.encode(), b'"l\xfft"'))
+    if text == '"note"':
+        assert len(table(path)) == 2  # nobody reads it
+        return
+    with pytest.raises(ConfigError, match=r"row 1: .*utf-8"):
+        table(path)
 
 
 def test_two_names_of_one_column(tmp_path):

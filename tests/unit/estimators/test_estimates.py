@@ -106,6 +106,9 @@ def test_clipping_states_its_bias():
         assert told[name]["bias"] == pytest.approx(told[name]["value"] - told[whole]["value"])
         assert told[name]["bias"] != 0.0
     assert told["decision_clipped_ips"]["missing_weight"] == pytest.approx(0.1, abs=0.02)
+    text = Estimates(found_of(clipped)).text()
+    assert f"clipping changed clipped_ips by {told['clipped_ips']['bias']:.3g}; " in text
+    assert "; 10% of the weight is missing" in text
 
 
 def summed_again(sums):

@@ -1,5 +1,7 @@
 """`lockstep offline record`: rows that say what was played, with which probability, and how each trajectory ended."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.data.format import read_log
+from lockstep.data.prepare import PrepareOptions, prepared
 from lockstep.envs.vector import env_spec
 from lockstep.errors import ConfigError
 from lockstep.normalize import RunningMoments
@@ -51,8 +54,8 @@ def recorded(path, source, **options):
     return told, made_logs.table(path)
 
 
-def states(rows):
-    return np.stack([rows[f"state:{k}"].to_numpy() for k in range(4)], 1).astype(np.float32)
+def states(rows, ids=range(4)):
+    return np.stack([rows[f"state:{k}"].to_numpy() for k in ids], 1).astype(np.float32)
 
 
 def test_a_random_policy(tmp_path):
@@ -148,31 +151,63 @@ def test_propensities_of_epsilon_greedy(tmp_path, how, epsilon, random):
     assert abs(followed.mean() - (1 - random / 2)) < 0.04
 
 
+def learned(path, run):
+    """A run directory of a policy that has nothing learned yet from the data of `run`."""
+    dataset = Dataset.open(Path(run.data))
+    about = About(
+        info=dataset.info,
+        state=dataset.state_features,
+        action=dataset.action_features,
+        network=run.network,
+        algo=run.algo,
+        algorithm=run.algorithm,
+        spec=env_spec(run.task, EnvConfig()),
+    )
+    path.mkdir()
+    (path / "run.yaml").write_text(dump(run))
+    save_policy(path / POLICY_FILE, ScoringPolicy(about, seed=1), None, run)
+
+
 @pytest.mark.parametrize("policy", ["softmax", "greedy"])
 def test_a_policy_that_was_learned_from_a_log(tmp_path, policy):
     """Played in its simulator by its own rule: softmax of its scores, or the best of them."""
     data = made_data.discrete(tmp_path / "data", rows=50, state_size=4, actions=2)
     run = OfflineRun(data=str(data), task="CartPole-v1", algorithm=OfflineDQNConfig(policy=policy, temperature=0.1))
-    dataset = Dataset.open(data)
-    about = About(
-        info=dataset.info,
-        state=dataset.state_features,
-        action=None,
-        network=run.network,
-        algo=run.algo,
-        algorithm=run.algorithm,
-        spec=env_spec("CartPole-v1", EnvConfig()),
-    )
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.yaml").write_text(dump(run))
-    save_policy(tmp_path / "run" / POLICY_FILE, ScoringPolicy(about, seed=1), None, run)
+    learned(tmp_path / "run", run)
     _, rows = recorded(tmp_path / "a.jsonl", tmp_path / "run", steps=300, how="sampled")
     loaded, _ = load_policy(tmp_path / "run")
-    raw = loaded.network(loaded.state(torch.from_numpy(states(rows))))
+    raw = loaded.network(loaded.state(torch.from_numpy(states(rows, loaded.info.state_features))))
     p = loaded.probability(raw, torch.ones_like(raw)).detach().numpy()
-    taken = rows["action"].cast(int).to_numpy()
+    taken = np.array([loaded.info.actions.index(name) for name in rows["action"]])
     np.testing.assert_allclose(rows["propensity"], p[np.arange(len(p)), taken], rtol=1e-4)
     assert (rows["propensity"].n_unique() > 10) == (policy == "softmax")
+
+
+def test_a_recording_speaks_as_the_log_that_was_learned_from(tmp_path):
+    """The log of a parametric policy holds the ids and the candidates of its training data, so both make one log."""
+    log = tmp_path / "log.jsonl"
+    possible = [{"push": 1.0}, {"pull": 1.0, "force": 2.0}]
+    rows = [
+        made_logs.row(
+            i,
+            mdp_id=str(i // 5),
+            state_features={name: float((i * k) % 7) for k, name in enumerate(("a", "b", "c", "d"), 1)},
+            action=possible[i % 2],
+            possible_actions=possible,
+            terminated=i % 5 == 4,
+        )
+        for i in range(60)
+    ]
+    made_logs.write(log, rows)
+    data = prepared([log], tmp_path / "data", PrepareOptions())
+    learned(tmp_path / "run", OfflineRun(data=str(data), task="CartPole-v1", algo="parametric_dqn"))
+    _, played = recorded(tmp_path / "played.jsonl", tmp_path / "run", steps=40, epsilon=1.0)
+    assert [name for name in played.columns if name.startswith("state:")] == [f"state:{k}" for k in "abcd"]
+    taken = [tuple(played.select("action:push", "action:pull", "action:force").row(i)) for i in range(40)]
+    assert set(taken) == {(1.0, None, None), (None, 1.0, 2.0)}
+    both = prepared([log, tmp_path / "played.jsonl"], tmp_path / "both", PrepareOptions())
+    info = Dataset.open(both).info
+    assert info.num_rows == 100 and list(info.candidates) == list(Dataset.open(data).info.candidates) != []
 
 
 def test_a_policy_without_a_simulator(tmp_path):

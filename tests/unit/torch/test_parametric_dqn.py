@@ -82,6 +82,27 @@ def test_padding_weighs_nothing(dataset):
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-5)
 
 
+def test_one_long_list_costs_what_it_holds(tmp_path, monkeypatch):
+    """Not its length for every row of the batch."""
+    columns, long = made_data.parametric_columns(100), 5000
+    end = columns["possible_actions_offsets"][1]
+    more = np.random.default_rng(0).normal(size=(long, 2)).astype(np.float32)
+    columns["possible_actions"] = np.insert(columns["possible_actions"], [end], more, 0)
+    columns["possible_actions_offsets"][1:] += long
+    dataset = Dataset.open(made_data.write(tmp_path / "long", columns))
+    linear, seen = torch.nn.functional.linear, []
+
+    def counted(x, *args):
+        seen.append(len(x))
+        return linear(x, *args)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    parts = [part(dataset, np.arange(k * 50, (k + 1) * 50)) for k in range(SHARDS)]
+    learner(dataset, replace(CONFIG, cql_alpha=0.5)).update(parts, np.zeros((SHARDS, 0)), Progress(10))
+    assert max(seen) == len(parts[0].possible_actions.values)
+    assert long < max(seen) <= long + 50 * 4
+
+
 @pytest.mark.parametrize("bad", ["reward", "metrics", "state", "possible_next_actions"])
 def test_a_number_that_is_too_large_stops_the_run_and_is_named(dataset, bad, tmp_path):
     one = learner(dataset)

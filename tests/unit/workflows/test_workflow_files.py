@@ -36,7 +36,7 @@ WORKS = [
     ("rl", "multi_steps", None, "algorithm.n_step", 1),
     ("rl", "q_network_loss", "huber", "algorithm.loss", "huber"),
     ("rl", "q_network_loss", "mse", "algorithm.loss", "mse"),
-    ("rl", "tensorboard_logging_freq", 7, "log_every", 7 * 1024),
+    ("rl", "tensorboard_logging_freq", 7, "log_every", 7 * 512),
     ("rainbow", "double_q_learning", False, "algorithm.double", False),
     ("rainbow", "dueling_architecture", True, "algorithm.dueling", True),
     ("rainbow", "bcq", True, "algorithm.bcq_threshold", 0.1),
