@@ -1,6 +1,6 @@
 """What a second rank buys where learning is from logged data: rows per second at equal global batch. A markdown table.
 
-python benchmarks/offline_scaling.py                          DQN with and without models for estimates, batch 1024, 4096
+python benchmarks/offline_scaling.py                    DQN, with and without models for estimates, batch 1024, 4096
 python benchmarks/offline_scaling.py --repetitions 3 --batches 1024
 
 Made data, 16 features, 4 actions, a 128-64 network. Both sides of a comparison run in turn, each a whole run; its speed

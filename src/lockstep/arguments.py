@@ -104,7 +104,7 @@ def unknown_argument(word: str, command: str) -> str:
     flags = _Parser(add_help=False)
     add_train_arguments(flags)
     known = [flag for action in flags._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
-    near = difflib.get_close_matches(name, known, n=3) if command == "train" else []
+    near = difflib.get_close_matches(name, known, n=3) if command.endswith("train") else []
     return f"unknown argument {word}; {did_you_mean(near) or f'see lockstep {command} --help'}"
 
 

@@ -56,7 +56,8 @@ def _run(given: list[str]) -> int:
     top = parser(commands)
     args, unknown = top.parse_known_args(given)
     if unknown:
-        raise ConfigError(unknown_argument(unknown[0], args.command or ""))
+        chosen = (args.command, getattr(args, "part", None))
+        raise ConfigError(unknown_argument(unknown[0], " ".join(word for word in chosen if word)))
     if args.version:
         from importlib.metadata import version
 

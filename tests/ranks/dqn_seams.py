@@ -115,7 +115,7 @@ def initialized_from(world: World, folder: str) -> dict[str, Any]:
     spec = dataclasses.replace(SPEC, action=dataclasses.replace(SPEC.action, sizes=(2,)), autoreset="same_step")
     home = Path(folder).parent
     mine = QPolicy(spec, run.network, run.algorithm, seed=100 + world.rank)
-    save_policy(home / f"policy_{world.rank}.safetensors", mine, None, run, spec)
+    save_policy(home / f"policy_{world.rank}.safetensors", mine, None, run)
     names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
     with mock.patch.object(dqn, "DQN", Kept):
         outcome = train_one(world.rank, Job(run, folder, world.port, init_from=names))

@@ -8,7 +8,7 @@ import pytest
 from lockstep import cli
 from lockstep.data.dataset import Dataset
 from lockstep.data.prepare import PrepareOptions, prepared
-from made_logs import row, write
+from made_logs import parametric, row, write
 
 
 def call(capsys, *words):
@@ -63,6 +63,9 @@ def test_options_reach_the_data(tmp_path, log, capsys):
         (["--set", "quantiles=3"], "unknown setting quantiles"),
         (["--state-features", "none.json"], "none.json"),
         (["--kind", "parametric"], "row 1: action holds names"),
+        (["--like", "nothing"], "nothing does not exist"),
+        (["--like", "nothing", "--actions", "left,right"], "--like nothing decides what --actions would"),
+        (["--acts", "left,right"], "unknown argument --acts; see lockstep offline prepare --help"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, log, capsys, words, message):
@@ -70,6 +73,47 @@ def test_what_cannot_be_is_one_line(tmp_path, log, capsys, words, message):
     assert code == 2
     assert message in said
     assert len(said.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"], "something half-written stays"
+
+
+def test_a_log_is_prepared_like_other_data(tmp_path, log, capsys):
+    words = ["--max-episode-steps", "30", "--actions", "right,left,up", "--set", "feature_overrides.0=clip_log"]
+    assert call(capsys, log, "--out", tmp_path / "data", *words)[0] == 0
+    other = write(tmp_path / "other.jsonl", [row(i, action="up", mdp_id="else") for i in range(30)])
+    code, said = call(capsys, other, "--out", tmp_path / "eval", "--like", tmp_path / "data")
+    assert code == 0, said
+    data, found = Dataset.open(tmp_path / "data"), Dataset.open(tmp_path / "eval")
+    assert (found.info.actions, found.state_features) == (("right", "left", "up"), data.state_features)
+    assert found.info.rules["cut"] == 1, "the limit of steps is forgotten"
+    code, said = call(capsys, other, "--out", tmp_path / "b", "--like", tmp_path / "data", "--max-episode-steps", "40")
+    assert (code, Dataset.open(tmp_path / "b").info.rules["cut"]) == (0, 0), said
+    clicks = write(tmp_path / "clicks.jsonl", [row(i, metrics={"clicks": 1.0}) for i in range(30)])
+    code, said = call(capsys, clicks, "--out", tmp_path / "c", "--like", tmp_path / "data")
+    assert code == 2
+    assert "metrics of the log (clicks) are not those of the data it shall be like (none)" in said
+
+
+def test_candidates_are_prepared_like_other_data(tmp_path, capsys):
+    first = write(tmp_path / "log.jsonl", [parametric(i) for i in range(20)])
+    assert call(capsys, first, "--out", tmp_path / "data")[0] == 0
+    code, said = call(capsys, first, "--out", tmp_path / "eval", "--like", tmp_path / "data")
+    assert code == 0, said
+    data, found = Dataset.open(tmp_path / "data"), Dataset.open(tmp_path / "eval")
+    assert (found.info.kind, found.features_digest) == ("parametric", data.features_digest)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"state_features": {}}, "no row has any state_features"),
+        ({"reward": -1e39}, "row 1: reward -1e+39 is too large for 32 bits"),
+        ({"metrics": {"clicks": 1e300}}, "row 1: the metric clicks 1e+300 is too large for 32 bits"),
+    ],
+)
+def test_a_log_that_cannot_be_learned_from_is_refused(tmp_path, capsys, more, message):
+    log = write(tmp_path / "log.jsonl", [row(i, **more) for i in range(5)])
+    code, said = call(capsys, log, "--out", tmp_path / "data")
+    assert (code, message in said) == (2, True), said
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"], "something half-written stays"
 
 

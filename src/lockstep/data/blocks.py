@@ -149,20 +149,23 @@ class Coding:
         offsets = of_actions.offsets_of(lengths[logged])
         if self.kind == "discrete":
             codes = self._codes(flat)
-            hashed = of_columns("item", [("name", codes.astype(np.uint64))], len(codes))
-            return of_actions.deduplicated(Lists(index, offsets, codes), hashed)
+            return of_actions.deduplicated(Lists(index, offsets, codes), _code_hashes)
         fields = flat.struct.unnest()
         self._know(fields.columns)
         items = np.full((len(flat), len(self.action_ids)), np.nan)
         for name in fields.columns:
             items[:, self.action_ids.index(name)] = numbers(fields[name])
-        return of_actions.deduplicated(Lists(index, offsets, items), item_hashes(items, self.action_ids))
+        return of_actions.deduplicated(Lists(index, offsets, items), lambda some: item_hashes(some, self.action_ids))
 
 
 def item_hashes(items: NDArray[np.float64], ids: Iterable[str]) -> NDArray[np.uint64]:
     """Lanes [2, m] of actions [m, F], whatever the order of their columns."""
     order = sorted((name, place) for place, name in enumerate(ids))
     return of_columns("action", [(name, bits(items[:, place])) for name, place in order], len(items))
+
+
+def _code_hashes(codes: NDArray[Any]) -> NDArray[np.uint64]:
+    return of_columns("item", [("name", codes.astype(np.uint64))], len(codes))
 
 
 def name_hashes(codes: NDArray[Any], names: Mapping[str, int]) -> NDArray[np.uint64]:

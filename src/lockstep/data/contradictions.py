@@ -17,6 +17,7 @@ from lockstep.errors import ConfigError
 Where = Callable[[int], str]
 _Bools = NDArray[np.bool_]
 _Index = NDArray[np.int64]
+_LARGEST = float(np.finfo(np.float32).max)
 _TOLERANCE = 1e-5
 """Relative: a state that was logged twice, once in half the precision, is still the same."""
 
@@ -51,6 +52,9 @@ def check_numbers(block: Block, kept: _Bools, where: Where) -> None:
         if bad.size:
             what = name.replace("metric:", "the metric ")
             raise ConfigError(f"{where(int(bad[0]))}: {what} is missing; log it for every decision")
+        if column is not None and (bad := np.flatnonzero(kept & (np.abs(column) > _LARGEST))).size:
+            what, value = name.replace("metric:", "the metric "), float(column[bad[0]])
+            raise ConfigError(f"{where(int(bad[0]))}: {what} {value:g} is too large for 32 bits; scale or correct it")
 
 
 def check_next(block: Block, following: _Index, where: Where) -> _Bools:

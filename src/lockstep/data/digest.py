@@ -14,6 +14,9 @@ from lockstep.data.hashing import Words, absorb_, bits, finish_, of_lists, of_na
 
 _MASK = (1 << 64) - 1
 
+Sums = tuple[int, int, int, int]
+"""Of both lanes, modulo 2^64: of keys, and of keys with contents."""
+
 
 class Digest:
     """The sum over all rows that were added.
@@ -34,10 +37,15 @@ class Digest:
         self._names, self._hashes = names, hashes
         self._keys, self._rows = [0, 0], [0, 0]
 
-    def add(self, block: Block, key: Words, alone: NDArray[np.int64]) -> None:
-        """Count rows with keys [n, 2]; `alone` are those that no row follows, so that what they say of it counts."""
+    def add(self, sums: Sums) -> None:
+        """Count rows."""
+        for total, lanes in ((self._keys, sums[:2]), (self._rows, sums[2:])):
+            total[:] = [(one + more) & _MASK for one, more in zip(total, lanes, strict=True)]
+
+    def sums(self, block: Block, key: Words, alone: NDArray[np.int64]) -> Sums:
+        """Of rows with keys [n, 2]; `alone` are those that no row follows, so that what they say of it counts."""
         lanes = key.T.copy()
-        _sum_into(self._keys, lanes)
+        keys = lanes.sum(1, dtype=np.uint64)
         for name in self._columns:
             self._absorb(lanes, block, name)
         for name in LISTS:
@@ -52,7 +60,8 @@ class Digest:
             for name in self._next:
                 self._absorb(few, ends, name)
             lanes[:, alone] = few
-        _sum_into(self._rows, finish_(lanes))
+        rows = finish_(lanes).sum(1, dtype=np.uint64)
+        return int(keys[0]), int(keys[1]), int(rows[0]), int(rows[1])
 
     @property
     def rows(self) -> str:
@@ -73,8 +82,3 @@ class Digest:
         else:
             words = bits(column) if column.dtype.kind == "f" else column.astype(np.int64).view(np.uint64)
         absorb_(lanes, words ^ self._salt[name])
-
-
-def _sum_into(total: list[int], lanes: Words) -> None:
-    for lane in range(2):
-        total[lane] = (total[lane] + int(lanes[lane].sum(dtype=np.uint64))) & _MASK

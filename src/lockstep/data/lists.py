@@ -3,6 +3,7 @@
 Shapes: n rows, t lists, m items of all lists, F numbers of an item.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,23 +73,35 @@ def slices(offsets: NDArray[np.int64], which: NDArray[np.int64]) -> tuple[NDArra
     return np.repeat(offsets[which] - new[:-1], lengths) + np.arange(int(new[-1])), new
 
 
-def deduplicated(lists: Lists, items: Words) -> Lists:
-    """Keep distinct lists only, if that saves most of them. `items` are the hashed items [2, m].
+def deduplicated(lists: Lists, hashes: Callable[[NDArray[Any]], Words]) -> Lists:
+    """Keep distinct lists only, if that saves most of them; `hashes` gives lanes [2, m] of items.
 
-    Lists are taken for equal if 128 bits of hash are.
+    Lists are taken for equal if their hashes are.
     """
     number = len(lists.offsets) - 1
     if number < 2:
         return lists
-    first, second = of_lists(items, lists.offsets)
-    if (first == first[0]).all() and (second == second[0]).all():
+    if _all_same(lists):
         kept, place = np.zeros(1, np.int64), np.zeros(number, np.int64)
     else:
+        first, second = of_lists(hashes(lists.items), lists.offsets)
         _, kept, place = np.unique(first ^ (second * np.uint64(3)), return_index=True, return_inverse=True)
         if 4 * len(kept) > number:
             return lists
     take, offsets = slices(lists.offsets, kept)
     return Lists(np.where(lists.index < 0, -1, place[lists.index]), offsets, lists.items[take])
+
+
+def _all_same(lists: Lists) -> bool:
+    """Whether all lists are the same one, as they are in most logs: quicker to see than by hashes."""
+    length = int(lists.offsets[1])
+    if (np.diff(lists.offsets) != length).any():
+        return False
+    each = lists.items.reshape(len(lists.offsets) - 1, length, *lists.items.shape[1:])
+    same = each == each[0]
+    if lists.items.dtype.kind == "f" and not same.all():
+        same |= np.isnan(each) & np.isnan(each[0])
+    return bool(same.all())
 
 
 def joined(parts: list[Lists]) -> Lists:

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.cores import usable_cores
+from lockstep.data.ahead import ahead, in_order
 from lockstep.data.blocks import LISTS, Block, Coding, item_hashes, name_hashes
 from lockstep.data.columns import columns, ragged_names
 from lockstep.data.dataset_writer import DatasetWriter
-from lockstep.data.decisions import Schema, decisions
-from lockstep.data.digest import Digest
+from lockstep.data.decisions import Decisions, Schema, decisions
+from lockstep.data.digest import Digest, Sums
 from lockstep.data.features import Features, ordered
 from lockstep.data.hashing import Words
 from lockstep.data.info import DatasetInfo
@@ -23,13 +25,14 @@ from lockstep.data.place import check_space
 from lockstep.data.rules import Counts, words_of
 from lockstep.data.scan import FeatureSample, Sample, Seen, feature_sample_of, keys
 from lockstep.data.spill import Spill
-from lockstep.data.timeline import Rules, order, timeline
+from lockstep.data.timeline import Rules, Timeline, order, timeline
 from lockstep.errors import ConfigError
 
 Show = Callable[[str], None]
 CHECK_ROWS = 1000
-_PENDING, _GROUP = 32, 16
+_PENDING, _GROUP = 32, 8
 """Parts of the memory: rows that wait to be written, and rows of a group; the rest is for their copies."""
+_MOST_THREADS = 4
 _BAR = 20
 _SMALL, _GROUPS = 1 << 24, 1 << 9
 """A group is small, so that its columns stay in the caches, but of a large log there are not many more than this."""
@@ -57,7 +60,7 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
     prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
     sample, rows, clock = Sample(num_samples, prefixes), 0, _Clock(progress)
     spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
-    for frame in log.frames():
+    for frame in ahead(log.frames()):
         block = coding.block(frame)
         seen.add(block)
         sample.add(block, keys(block))
@@ -70,6 +73,18 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
     if spill is not None:
         spill.flush()
     return Scan(coding, seen, sample, spill, num_samples, rows)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Some trajectories, prepared."""
+
+    rows: int
+    """Of the log."""
+    kept: Block
+    line: Timeline
+    found: Decisions
+    sums: Sums
 
 
 class Preparation:
@@ -110,13 +125,11 @@ class Preparation:
         """Write all rows. Raises `ConfigError` if rows contradict each other, or none is left."""
         spill, clock, done = self._scan.spill, _Clock(progress), 0
         assert spill is not None
-        size = min(memory // _GROUP, max(_SMALL, spill.bytes // _GROUPS))
-        for first, last in spill.groups(size):
-            block = spill.read(first, last)
-            block = block.taken(order(block))
-            block.lists = {name: self._lists(block, name) for name in LISTS}
-            done += len(block)
-            self._group(writer, block)
+        threads = min(usable_cores(), _MOST_THREADS)
+        size = min(memory // (_GROUP * threads), max(_SMALL, spill.bytes // _GROUPS))
+        for group in in_order(self._group, spill.groups(size), threads):
+            self._append(writer, group)
+            done += group.rows
             clock.tell("preparing", done, done / max(spill.rows, 1))
         if not self.counts.kept:
             raise ConfigError(
@@ -180,22 +193,31 @@ class Preparation:
         """What prepared rows are made of."""
         return self._schema
 
-    def _group(self, writer: DatasetWriter, block: Block) -> None:
+    def _group(self, bins: tuple[int, int]) -> "_Group":
+        """Whole trajectories, read again and prepared; several threads do this at a time, so it changes nothing."""
+        assert self._scan.spill is not None
+        block = self._scan.spill.read(*bins)
+        block = block.taken(order(block))
+        block.lists = {name: self._lists(block, name) for name in LISTS}
+
         def where(row: int) -> str:
             return f"{self._paths[block.columns['file'][row]]}, row {block.columns['row'][row]}"
 
         key = keys(block)
         line = timeline(block, self._rules, where, self._hashes)
-        self._digest.add(block, key, np.flatnonzero(line.following < 0))
+        sums = self._digest.sums(block, key, np.flatnonzero(line.following < 0))
         found = decisions(block, line, self._schema, key)
-        rows = found.columns
+        return _Group(len(block), block.taken(found.rows), line, found, sums)
+
+    def _append(self, writer: DatasetWriter, group: "_Group") -> None:
+        rows = group.found.columns
+        self._digest.add(group.sums)
         self._reward_sum = float(np.cumsum(np.append(self._reward_sum, rows["reward"].astype(np.float64)))[-1])
         rows["trajectory"] += self.counts.trajectories
-        kept = block.taken(found.rows)
-        kept.columns["row"] = self.counts.kept + np.arange(len(found.rows))
-        self._check.add(kept, rows["key"])
-        self._as_logged &= bool((found.lists >= 0).all())
-        self.counts.add(line, found)
+        group.kept.columns["row"] = self.counts.kept + np.arange(len(group.found.rows))
+        self._check.add(group.kept, rows["key"])
+        self._as_logged &= bool((group.found.lists >= 0).all())
+        self.counts.add(group.line, group.found)
         writer.append(rows)
 
     def _hashes(self, items: NDArray[Any]) -> Words:

@@ -49,6 +49,8 @@ class PrepareOptions:
     """A file of features to normalize states by; `None`: types and constants are told from the log."""
     action_features: Path | None = None
     """Likewise for actions, parametric only."""
+    metrics: tuple[str, ...] | None = None
+    """Names of the metrics that the log has to have; `None`: any."""
     norm: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings of `lockstep.data.identify.NormParams`."""
 
@@ -116,6 +118,7 @@ def prepared(
             scan = scanned(log, directory, options.norm_params().num_samples, memory, progress)
             features = _features(scan.features(), options, say)
             job = Preparation(scan, log, options.max_episode_steps, options.actions, features)
+            _check_metrics(job.schema.metrics, options.metrics, log.paths[0])
             check_space(directory, scan.rows * job.row_bytes)
             with DatasetWriter(out, job.schema.kind, job.schema.sizes, replace=replace) as writer:
                 job.write(writer, memory, progress)
@@ -141,6 +144,10 @@ def identified(samples: Sequence[FeatureSample], options: PrepareOptions) -> tup
 
 def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -> tuple[Features, Features | None]:
     params, overrides = options.norm_params(), dict(options.norm_params().feature_overrides)
+    if not sample.state_ids:
+        raise ConfigError(
+            'no row has any state_features; log at least one, such as {"0": 1.0} where there is nothing to tell apart'
+        )
     if unknown := sorted(set(overrides) - {*sample.state_ids, *sample.action_ids}):
         raise ConfigError(f"feature_overrides names the feature {unknown[0]}, which no row of the log has")
     found = list[Features | None]()
@@ -164,6 +171,14 @@ def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -
     state, action = found
     assert state is not None
     return state, action
+
+
+def _check_metrics(logged: tuple[str, ...], wanted: tuple[str, ...] | None, path: Path) -> None:
+    if wanted is not None and logged != wanted:
+        raise ConfigError(
+            f"{path}: metrics of the log ({', '.join(logged) or 'none'}) are not those of the data it shall be like "
+            f"({', '.join(wanted) or 'none'}); log the same"
+        )
 
 
 def _compare(known: tuple[str, ...], logged: tuple[str, ...], name: str, file: Path, say: Say | None) -> None:

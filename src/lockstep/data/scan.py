@@ -43,9 +43,10 @@ class Sample:
         if not near.size:
             return
         kept = (name for name in block.columns if name.partition(":")[0] in self._prefixes)
-        lists = {name: found for name, found in block.lists.items() if name in self._prefixes}
-        columns = {name: block.columns[name] for name in (*kept, "sequence_number")}
-        self._blocks.append(Block(columns, lists).taken(near))
+        chosen = {name: block.columns[name][near] for name in (*kept, "sequence_number")}
+        # Compact: a few rows must not keep the lists of all.
+        lists = {name: found.taken(near).compact() for name, found in block.lists.items() if name in self._prefixes}
+        self._blocks.append(Block(chosen, lists))
         self._keys.append(key[near])
         self._held += len(near)
         if self._held > 2 * self._size:

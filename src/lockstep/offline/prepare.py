@@ -25,11 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--actions", metavar="A,B", help="names of discrete actions, in the order of their indices; others are refused")
     add("--columns", metavar="FILE", help="YAML or JSON: what columns are called in the log")
     add("--max-episode-steps", metavar="N", help="an episode that ends with its N-th decision was cut, not over")
+    add("--like", metavar="DIR", help="as other prepared data: its kind, actions, features, metrics and step limit")
     add("--state-features", metavar="FILE", help="normalize states by this file, as another preparation wrote it")
     add("--action-features", metavar="FILE", help="likewise the features of actions")
     add("--set", metavar="NAME=VALUE", action="append", default=[], help="how features get types: num_samples, ...")
     add("--memory", metavar="BYTES", default="1G", help="rows to have in memory at a time, as in 512M (default: 1G)")
     add("--force", action="store_true", help="replace other prepared data in DIR")
+    add("--debug", action="store_true", help="show tracebacks")
 
 
 def prepare_command(args: argparse.Namespace) -> int:
@@ -71,7 +73,7 @@ def _options(args: argparse.Namespace) -> "PrepareOptions":
     if actions is not None and not all(actions):
         raise ConfigError(f"--actions {args.actions} has an empty name; write --actions left,right")
     limit = args.max_episode_steps
-    return PrepareOptions(
+    options = PrepareOptions(
         kind=args.kind,
         actions=actions,
         columns=None if args.columns is None else read_columns(Path(args.columns)),
@@ -79,6 +81,31 @@ def _options(args: argparse.Namespace) -> "PrepareOptions":
         state_features=None if args.state_features is None else Path(args.state_features),
         action_features=None if args.action_features is None else Path(args.action_features),
         norm=norm,
+    )
+    return options if args.like is None else _like(Path(args.like), options, args)
+
+
+def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "PrepareOptions":
+    """What was typed, and the rest as of other prepared data: a policy learned from one can be judged by the other."""
+    from dataclasses import replace
+
+    from lockstep.data.dataset import Dataset
+    from lockstep.data.dataset_files import ACTION_FEATURES, STATE_FEATURES
+
+    for name in ("kind", "actions", "state_features", "action_features", "set"):
+        if getattr(args, name):
+            raise ConfigError(f"--like {other} decides what --{name.replace('_', '-')} would; leave one of them out")
+    dataset = Dataset.open(other)
+    info, parametric = dataset.info, dataset.info.kind == "parametric"
+    before = dataset.info.rules.get("options", {}).get("max_episode_steps")
+    return replace(
+        options,
+        kind=info.kind,
+        actions=None if parametric else info.actions,
+        max_episode_steps=before if options.max_episode_steps is None else options.max_episode_steps,
+        state_features=other / STATE_FEATURES,
+        action_features=other / ACTION_FEATURES if parametric else None,
+        metrics=info.metrics,
     )
 
 

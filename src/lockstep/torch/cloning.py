@@ -21,7 +21,7 @@ from lockstep.run import OfflineRun
 from lockstep.torch import ragged
 from lockstep.torch.candidate_network import CandidateHeads, CandidateNetwork
 from lockstep.torch.comm import Comm
-from lockstep.torch.descent import EVERY_STEP, Descent, Followers, tell_step
+from lockstep.torch.descent import EVERY_STEP, Descent, Followers
 from lockstep.torch.logged import LoggedBatch, discount_of, imitation, outcomes
 from lockstep.torch.logged_faults import blame_logged
 from lockstep.torch.logged_session import LoggedSession
@@ -92,7 +92,7 @@ class Cloning:
         if self.target is not None and not left_out:
             self.target.move(self.config.target_rate)
         self.metrics.add(self._names, told[1:-2], told[0])
-        tell_step(self.metrics, told, self.descent, progress)
+        self.descent.tell(self.metrics, told)
         return facts[: also.shape[1]]
 
     def loss(self, batch: LoggedBatch | ParametricBatch) -> tuple[Tensor, Tensor]:

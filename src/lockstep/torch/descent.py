@@ -56,13 +56,14 @@ class Descent:
         )
         self._sizes = [sum(p.numel() for p in scores.parameters())]
         self._sizes += [self.flat.num_parameters - self._sizes[0]]
-        self.learning_rate = torch.tensor(c.learning_rate, device=comm.device)
+        self._clock = torch.tensor([c.learning_rate, 0.0], device=comm.device)
+        self.learning_rate, self.epoch = self._clock[0], self._clock[1]  # views: both are told at once
         of = self.flat.values, self.flat.gradient, self.learning_rate
         self.optimizer = (
             Adam(*of, eps=c.adam_eps, l2_decay=c.l2_decay) if c.optimizer == "adam" else Sgd(*of, l2_decay=c.l2_decay)
         )
-        self.epoch = torch.zeros((), device=comm.device)
         self._nothing = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
+        self._ones = torch.ones(len(EVERY_STEP) - 1, device=comm.device)
 
     def schedule(self, progress: Progress) -> None:
         """Set the learning rate of the next step."""
@@ -107,6 +108,11 @@ class Descent:
         # The one moment of a step in which the host waits for the device: a signal to stop rides on the facts.
         on_host = torch.cat([facts, left_out.float().reshape(1)]).double().cpu().numpy()
         return torch.where(left_out, self._nothing, told), on_host[:-1], bool(on_host[-1])
+
+    def tell(self, metrics: Metrics, told: Tensor) -> None:
+        """Put what `step` told of the step itself into the table, by the names `EVERY_STEP`."""
+        weight = torch.cat([1.0 - told[-1:], self._ones])
+        metrics.add(EVERY_STEP, torch.cat([told[-2:], self._clock]), weight)
 
     def rehearsal(self, loss: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], object]:
         """A gradient step that sends nothing and changes nothing, as a function.
@@ -155,11 +161,3 @@ class Followers:
     def state(self) -> dict[str, Tensor]:
         """The parameters of the copies, as one."""
         return {"target": self._values}
-
-
-def tell_step(metrics: Metrics, told: Tensor, descent: Descent, progress: Progress) -> None:
-    """Put what `Descent.step` told of the step itself into the table, by the names `EVERY_STEP`."""
-    metrics.add(EVERY_STEP[:1], told[-2:-1], 1.0 - told[-1])
-    metrics.add(EVERY_STEP[1:2], told[-1:], 1.0)
-    metrics.add(EVERY_STEP[2:3], descent.learning_rate.reshape(1), 1.0)
-    metrics.add(EVERY_STEP[3:], descent.epoch.reshape(1), 1.0)

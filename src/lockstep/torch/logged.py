@@ -54,7 +54,7 @@ class LoggedBatch:
     @staticmethod
     def of(rows: Rows, device: torch.device) -> "LoggedBatch":
         """What a reader gave, on the device; no copy is made where that is the CPU."""
-        columns = {f.name: torch.from_numpy(getattr(rows, f.name)).to(device) for f in fields(LoggedBatch)}
+        columns = {name: torch.from_numpy(getattr(rows, name)).to(device) for name in _COLUMNS}
         return LoggedBatch(**columns)
 
     def row(self, i: int) -> "LoggedBatch":
@@ -64,6 +64,9 @@ class LoggedBatch:
     def columns(self) -> dict[str, Tensor]:
         """All of them, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+_COLUMNS = tuple(field.name for field in fields(LoggedBatch))
 
 
 def discount_of(config: OfflineDQNConfig | CloningConfig, batch: LoggedBatch | ParametricBatch) -> Tensor:

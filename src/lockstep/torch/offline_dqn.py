@@ -18,7 +18,7 @@ from lockstep.record.timers import LEARN, OTHER
 from lockstep.run import OfflineRun
 from lockstep.torch import value_losses as losses
 from lockstep.torch.comm import Comm
-from lockstep.torch.descent import EVERY_STEP, Descent, Followers, tell_step
+from lockstep.torch.descent import EVERY_STEP, Descent, Followers
 from lockstep.torch.logged import LoggedBatch, check_rows, discount_of, imitation, outcomes
 from lockstep.torch.logged_faults import blame_logged
 from lockstep.torch.logged_session import LoggedSession
@@ -102,7 +102,7 @@ class OfflineDQN:
             raise blame_logged(self.comm, list(zip(batches, ones, strict=True)), progress, self.loss, descent.flat)
         if not left_out:
             self.target.move(self.config.target_rate)
-        self._tell(told, progress)
+        self._tell(told)
         return facts[: also.shape[1]]
 
     def loss(self, batch: LoggedBatch, one: LoggedBatch) -> tuple[Tensor, Tensor]:
@@ -174,13 +174,13 @@ class OfflineDQN:
             found += outcomes(self.heads, self.target.networks[-1], one, policy, discount_of(self.config, one))
         return found
 
-    def _tell(self, told: Tensor, progress: Progress) -> None:
+    def _tell(self, told: Tensor) -> None:
         """Put the sums of a gradient step into the table."""
         first = 2 + len(self._of_q)
         self.metrics.add(self._of_q, told[2:first], told[1])
         if self._of_others:
             self.metrics.add(self._of_others, told[first:-2], told[0])
-        tell_step(self.metrics, told, self.descent, progress)
+        self.descent.tell(self.metrics, told)
 
     def rehearsal(self, rows: Rows, single: Rows | None) -> Callable[[], object]:
         """A gradient step on these rows, as a function: it sends nothing and changes nothing."""

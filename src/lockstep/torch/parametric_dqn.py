@@ -23,7 +23,7 @@ from lockstep.torch import ragged
 from lockstep.torch import value_losses as losses
 from lockstep.torch.candidate_network import CandidateHeads, CandidateNetwork
 from lockstep.torch.comm import Comm
-from lockstep.torch.descent import EVERY_STEP, Descent, Followers, tell_step
+from lockstep.torch.descent import EVERY_STEP, Descent, Followers
 from lockstep.torch.logged import check_rows, discount_of
 from lockstep.torch.logged_faults import blame_logged
 from lockstep.torch.logged_session import LoggedSession
@@ -99,7 +99,7 @@ class ParametricDQN:
         if left_out and self._stops:
             raise blame_logged(self.comm, list(zip(batches, ones, strict=True)), progress, self.loss, descent.flat)
         self.target.move(self.config.target_rate)
-        self._tell(told, progress)
+        self._tell(told)
         return facts[: also.shape[1]]
 
     def loss(self, batch: ParametricBatch, one: ParametricBatch) -> tuple[Tensor, Tensor]:
@@ -176,13 +176,13 @@ class ParametricDQN:
         target = cast(CandidateNetwork, self.target.networks[1])
         return candidate_outcomes(self.heads, target, one, ahead, self.config)
 
-    def _tell(self, told: Tensor, progress: Progress) -> None:
+    def _tell(self, told: Tensor) -> None:
         """Put the sums of a gradient step into the table."""
         first = 2 + len(self._of_q)
         self.metrics.add(self._of_q, told[2:first], told[1])
         if self._of_others:
             self.metrics.add(self._of_others, told[first:-2], told[0])
-        tell_step(self.metrics, told, self.descent, progress)
+        self.descent.tell(self.metrics, told)
 
     def rehearsal(self, rows: Rows, single: Rows | None) -> Callable[[], object]:
         """A gradient step on these rows, as a function: it sends nothing and changes nothing."""

@@ -24,7 +24,7 @@ from lockstep.torch.offline_dqn import OfflineDQN
 from logged_policies import SMALL, draws, part, policy_for
 
 ROWS, SHARDS = 16, 2
-CONFIG = OfflineDQNConfig(batch_size=ROWS * SHARDS, max_grad_norm=1.0)
+CONFIG = OfflineDQNConfig(batch_size=ROWS * SHARDS, max_grad_norm=0.05)
 CLONING = CloningConfig(batch_size=ROWS * SHARDS)
 
 
