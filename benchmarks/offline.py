@@ -3,12 +3,11 @@
     python benchmarks/offline.py                       all parts; an hour on two cores
     python benchmarks/offline.py prepare scaling       some of them
 
-| part | what it measures |
-| prepare | rows per second and memory of preparing 10 million rows, beside the same timeline in pandas (pip install pandas) |
-| reader | rows per second of a reader beside those of the learner that it feeds |
-| scaling | rows per second of two ranks beside one, at equal global batch |
-| learning | the return of policies learned from the log of a mediocre one |
-| estimators | how often the truth lies in the interval of each estimator, and the errors |
+prepare: rows per second and memory of preparing 10 million rows, beside the same timeline in pandas (pip install it)
+reader: rows per second of a reader beside those of the learner that it feeds
+scaling: rows per second of two ranks beside one, at equal global batch
+learning: the return of policies learned from the log of a mediocre one
+estimators: how often the truth lies in the interval of each estimator, and the errors
 """
 
 import argparse

@@ -6,6 +6,8 @@ from typing import Any
 
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 
+ESTIMATES_FILE = "estimates.json"
+"""Where a run directory holds them."""
 METRICS = tuple(
     f"estimate/{name}"
     for name in ("decision_logged", *DECISION, "logged", *TRAJECTORY, "effective_rows", "effective_trajectories")

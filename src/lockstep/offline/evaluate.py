@@ -20,11 +20,12 @@ def evaluate_command(args: argparse.Namespace) -> int:
     """`lockstep offline evaluate`: prints, and writes `estimates.json` into the run; returns the exit code."""
     import json
 
+    from lockstep.estimators.told import ESTIMATES_FILE
     from lockstep.launch.local import spawn
     from lockstep.record.run_dir import write_atomically
     from lockstep.request import requested_ranks
     from lockstep.run import OfflineRun, load
-    from lockstep.torch.judge_run import ESTIMATES_FILE, judge_run, judge_run_as_rank
+    from lockstep.torch.judge_run import judge_run, judge_run_as_rank
     from lockstep.world import World
 
     path = Path(args.run)

@@ -14,9 +14,6 @@ from lockstep.torch.hardware import pin
 from lockstep.torch.scoring import ScoringPolicy
 from lockstep.world import World
 
-ESTIMATES_FILE = "estimates.json"
-"""In the run directory."""
-
 
 def judge_run(path: Path, data: str, world: World) -> Estimates:
     """All estimates of the final policy of a run directory, by prepared data; collective.

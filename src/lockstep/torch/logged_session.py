@@ -9,6 +9,7 @@ from lockstep.data.layout import agree
 from lockstep.data.reader import Reader
 from lockstep.demands import check_data
 from lockstep.errors import ConfigError
+from lockstep.estimators.told import ESTIMATES_FILE
 from lockstep.progress import Progress
 from lockstep.record.run_dir import write_atomically
 from lockstep.record.timers import CHECKPOINT, EVALUATE
@@ -17,8 +18,6 @@ from lockstep.torch.counterfactual import estimate
 from lockstep.torch.offline_export import hand_over
 from lockstep.torch.scoring import About, ScoringPolicy, check_simulator
 from lockstep.torch.session import Session
-
-ESTIMATES_FILE = "estimates.json"
 
 
 class LoggedSession(Session[OfflineRun]):
@@ -94,6 +93,8 @@ class LoggedSession(Session[OfflineRun]):
         self._estimated = {}
 
     def _finish(self) -> None:
+        if self.summary["estimates"] is None and not self.stopped_by:
+            self.estimate()  # a simulator said that the task is solved, or the run had been finished before
         super()._finish()
         if self.run.model_path is not None and self.world.rank == 0 and not self.stopped_by:
             self.timers.enter(CHECKPOINT)
