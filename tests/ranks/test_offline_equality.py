@@ -120,6 +120,9 @@ def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(cut, rank
     jobs = {}
     for name, (_, broken) in cut.items():
         copy = shutil.copytree(broken.folder, tmp_path / name)
+        for kept in (copy / "checkpoints").glob("step_*"):  # which there are depends on the disk
+            if int(kept.name.removeprefix("step_")) % ROWS == 0:
+                shutil.rmtree(kept)
         jobs[name] = LoggedJob(broken.run, "unused", resume=str(copy))
     told = train_logged(ranks, jobs)
     for name, (whole, _) in cut.items():

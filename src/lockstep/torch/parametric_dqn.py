@@ -98,7 +98,8 @@ class ParametricDQN:
         told, facts, left_out = descent.step(learned=None if self.config.maxq else 1)
         if left_out and self._stops:
             raise blame_logged(self.comm, list(zip(batches, ones, strict=True)), progress, self.loss, descent.flat)
-        self.target.move(self.config.target_rate)
+        if not left_out:
+            self.target.move(self.config.target_rate)
         self._tell(told)
         return facts[: also.shape[1]]
 
