@@ -102,10 +102,16 @@ def unknown_argument(word: str, command: str) -> str:
         hint = f"did you mean --set {word}?" if "=" in word else f"see lockstep {command} --help"
         return f"unexpected argument {word}; {hint}"
     flags = _Parser(add_help=False)
-    add_train_arguments(flags)
+    _add_flags(flags, logged=command == "offline train")
     known = [flag for action in flags._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
     near = difflib.get_close_matches(name, known, n=3) if command.endswith("train") else []
     return f"unknown argument {word}; {did_you_mean(near) or f'see lockstep {command} --help'}"
+
+
+def _add_flags(parser: argparse.ArgumentParser, *, logged: bool) -> None:
+    from lockstep.offline.train import add_arguments
+
+    (add_arguments if logged else add_train_arguments)(parser)
 
 
 def did_you_mean(near: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import make_vector_env
@@ -60,7 +60,27 @@ def check_data(run: OfflineRun) -> tuple[Dataset, Dataset]:
         for name in run.algorithm.reward_boost:
             if name not in info.actions:
                 raise ConfigError(f"reward_boost names {name}; the actions of the log are {', '.join(info.actions)}")
+    way_out = without_candidates(run.algorithm)
+    if info.kind == "parametric" and not info.has_possible_actions and way_out is not None:
+        raise ConfigError(
+            f"what could be done next is learned from possible_actions, which {run.data} does not have; {way_out}"
+        )
     return dataset, judged_on
+
+
+def without_candidates(config: LoggedConfig) -> str | None:
+    """How to learn from data that do not say what could be done next; `None` where nothing needs to change."""
+    maxq = isinstance(config, OfflineDQNConfig) and config.maxq
+    if not (config.estimate or maxq):
+        return None
+    flags = "--set maxq=false --set estimate=false" if maxq else "--set estimate=false"
+    return f"learn from the actions that were taken alone: {flags}"
+
+
+def check_model_path(run: OfflineRun) -> None:
+    """Raise `ConfigError` where the finished policy could not be written."""
+    if run.model_path is not None and (why := _closed(Path(run.model_path))):
+        raise ConfigError(f"model_path={run.model_path} cannot be written ({why}); use another directory")
 
 
 def check_rows(run: OfflineRun, world: World) -> None:
@@ -136,17 +156,24 @@ def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None 
 
 def _check_disk(path: Path, wanted: int) -> None:
     """Refuse a directory that cannot be made, written to, or filled so far."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    if not there.is_dir():
-        why = f"{there} is a file"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        why = f"{there} cannot be written to"
-    elif wanted > free:
-        why = f"{in_words(free)} are free there"
-    else:
+    free = shutil.disk_usage(_existing(path)).free
+    why = _closed(path) or (f"{in_words(free)} are free there" if wanted > free else None)
+    if why is None:
         return
     raise ConfigError(
         f"algorithm.replay_path={path} cannot take {in_words(wanted)} ({why}); "
         "use another directory or a smaller algorithm.capacity"
     )
+
+
+def _existing(path: Path) -> Path:
+    """What there is of a path: itself, or the nearest folder above."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+
+
+def _closed(path: Path) -> str | None:
+    """Why nothing can be written below a directory that is there or will be made; `None` if it can."""
+    there = _existing(path)
+    if not there.is_dir():
+        return f"{there} is a file"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"

@@ -151,6 +151,12 @@ class OfflineRun(RunBase):
             raise ConfigError(f"epochs={self.epochs} must be at least 1")
         if self.estimate_every is not None and self.estimate_every < 1:
             raise ConfigError(f"estimate_every={self.estimate_every} must be at least 1, or null")
+        for name in ("evaluate_every", "evaluate_episodes", "evaluate_video"):
+            if self.task is None and (value := getattr(self, name)) not in (None, False):
+                raise ConfigError(
+                    f"{name}={settings.plain(value)} is for episodes in a simulator, and this run has none; add "
+                    "--task ID, or leave it out"
+                )
         config = self.algorithm
         if self.algo == "parametric_dqn" and isinstance(config, OfflineDQNConfig):
             for name, value in (("reward_boost", config.reward_boost), ("bcq_threshold", config.bcq_threshold)):

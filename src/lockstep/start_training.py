@@ -23,6 +23,7 @@ def start(args: argparse.Namespace, run: "AnyRun") -> int:
     check_world(run, world)
     if several(nodes):
         return start_on_nodes(args, run, nodes)
+    _check_output(run, world)
     run_dir = Path(args.run_dir) if args.run_dir else None
     init_from = policy_source(args.init_from)
     max_restarts = _max_restarts(args, world)
@@ -64,6 +65,7 @@ def go_on(args: argparse.Namespace) -> int:
     check_world(run, world, going_on.num_shards)
     if several(nodes):
         return start_on_nodes(args, run, nodes)
+    _check_output(run, world)
     max_restarts = _max_restarts(args, world)
     if world.rank == 0 and not args.joined:
         for note in going_on.notes:
@@ -78,6 +80,15 @@ def go_on(args: argparse.Namespace) -> int:
     from lockstep.train import exit_code, train
 
     return exit_code(train(run, run_dir=run_dir, resume=Path(args.resume), world=world, joined=args.joined))
+
+
+def _check_output(run: "AnyRun", world: "World") -> None:
+    """Refuse a place for the finished policy that its writer, rank 0, cannot write to."""
+    from lockstep.demands import check_model_path
+    from lockstep.run import OfflineRun
+
+    if isinstance(run, OfflineRun) and world.rank == 0:
+        check_model_path(run)
 
 
 def _max_restarts(args: argparse.Namespace, world: "World") -> int:

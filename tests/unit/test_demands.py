@@ -4,12 +4,15 @@ import pytest
 
 from lockstep import demands
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.demands import bytes_of_host, check_host, check_task
+from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.data.prepare import PrepareOptions, prepared
+from lockstep.demands import bytes_of_host, check_data, check_host, check_model_path, check_task
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.memory import replay_bytes
-from lockstep.run import Run, override
+from lockstep.run import OfflineRun, Run, override
 from lockstep.world import World
+from made_logs import parametric, write
 
 VECTOR = EnvSpec(
     observation_size=4, action=ActionSpec(kind="discrete", sizes=(2,)), autoreset="same_step", separately_seedable=True
@@ -93,3 +96,33 @@ def test_a_directory_that_cannot_hold_the_replay_is_refused(tmp_path):
     larger = override(RUN, {"replay_path": str(tmp_path), "capacity": "1e12", "checkpoint_replay": "false"})
     with pytest.raises(ConfigError, match=r"capacity|cannot take .* are free there"):
         check_host(larger, VECTOR, World())
+
+
+def test_a_place_for_the_policy_that_cannot_be_written_is_told_before(tmp_path):
+    check_model_path(OfflineRun(data="data"))
+    check_model_path(OfflineRun(data="data", model_path=str(tmp_path / "made" / "later")))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"model_path=.*below cannot be written \(.*file is a file\)"):
+        check_model_path(OfflineRun(data="data", model_path=str(tmp_path / "file" / "below")))
+
+
+@pytest.mark.parametrize(
+    ("config", "way_out"),
+    [
+        (OfflineDQNConfig(), "--set maxq=false --set estimate=false"),
+        (OfflineDQNConfig(estimate=False), "--set maxq=false --set estimate=false"),
+        (CloningConfig(), "alone: --set estimate=false"),
+        (OfflineDQNConfig(maxq=False, estimate=False), None),
+        (CloningConfig(estimate=False), None),
+    ],
+)
+def test_data_without_candidates_can_be_learned_from_by_what_was_done_alone(tmp_path, config, way_out):
+    log = write(tmp_path / "log.jsonl", [parametric(i, possible_actions=...) for i in range(9)])
+    data = prepared([log], tmp_path / "data", PrepareOptions(), say=lambda text: None)
+    algo = "bc" if isinstance(config, CloningConfig) else "parametric_dqn"
+    run = OfflineRun(data=str(data), algo=algo, algorithm=config)
+    if way_out is None:
+        check_data(run)
+        return
+    with pytest.raises(ConfigError, match=way_out):
+        check_data(run)

@@ -4,6 +4,7 @@ import pytest
 
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.errors import ConfigError
+from lockstep.run import OfflineRun
 
 WRONG = [
     ({"gamma": 1.1}, "gamma=1.1 must lie in"),
@@ -49,3 +50,14 @@ def test_a_batch_that_does_not_divide_among_the_shards():
 
 def test_a_clone_does_as_often_as_the_log():
     assert (CloningConfig().policy, CloningConfig().temperature) == ("softmax", 1.0)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"evaluate_every": 100}, {"evaluate_episodes": 3}, {"evaluate_video": True}],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_needs_a_simulator_is_refused_without_one(asked):
+    OfflineRun(data="data", task="CartPole-v1", **asked)
+    with pytest.raises(ConfigError, match="is for episodes in a simulator, and this run has none; add --task ID"):
+        OfflineRun(data="data", **asked)

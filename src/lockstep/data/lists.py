@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from lockstep.data.hashing import Words, of_lists
 
+_LOOKED_AT = 4096
+
 
 @dataclass(slots=True)
 class Lists:
@@ -84,6 +86,10 @@ def deduplicated(lists: Lists, hashes: Callable[[NDArray[Any]], Words]) -> Lists
     if _all_same(lists):
         kept, place = np.zeros(1, np.int64), np.zeros(number, np.int64)
     else:
+        few = lists.offsets[: _LOOKED_AT + 1]
+        first, _ = of_lists(hashes(lists.items[: few[-1]]), few)
+        if number > _LOOKED_AT and 2 * len(np.unique(first)) > _LOOKED_AT:
+            return lists  # it does not look as if they repeat
         first, second = of_lists(hashes(lists.items), lists.offsets)
         _, kept, place = np.unique(first ^ (second * np.uint64(3)), return_index=True, return_inverse=True)
         if 4 * len(kept) > number:

@@ -110,6 +110,10 @@ class LogWriter:
             yield
         except OSError as error:
             raise RunError(f"{self.path} could not be written: {error.strerror or error}") from error
+        except Exception as error:  # polars has its own, not all of them an OSError, when a disk is full
+            if self._file is not None or type(error).__module__.partition(".")[0] != "polars":
+                raise
+            raise RunError(f"{self.path} could not be written: {error}; is the disk full?") from error
 
     def _write_part(self) -> None:
         self._parts.append(self._beside / f"{len(self._parts):05}.parquet")

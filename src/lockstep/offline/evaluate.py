@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +46,9 @@ def evaluate_command(args: argparse.Namespace) -> int:
         found = judge_run(path, data, world)
     if world.rank == 0:
         told = json.dumps(found.to_dict(), indent=2)
-        write_atomically(path / ESTIMATES_FILE, told + "\n")
         print(told if args.json else found.text())
+        try:
+            write_atomically(path / ESTIMATES_FILE, told + "\n")
+        except OSError as error:
+            raise RunError(f"{path / ESTIMATES_FILE} could not be written: {error.strerror}") from error
     return 0

@@ -84,14 +84,20 @@ def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None]:
 def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
     """Copy the parameters and the normalizer of a policy file into a fresh policy of the same shape."""
     source, moments = load_policy(path)
-    if _algo(source) != _algo(policy):
+    if isinstance(source, ScoringPolicy) != isinstance(policy, ScoringPolicy):
+        theirs, mine = ("a log", "environments")[:: 1 if isinstance(source, ScoringPolicy) else -1]
         raise ConfigError(
-            f"--init-from {path}: a policy of algo={_algo(source)}, and this run has algo={_algo(policy)}; "
-            f"use --algo {_algo(source)}, or start without it"
+            f"--init-from {path}: it learned from {theirs}, and this run learns from {mine}; leave it out"
         )
-    mine, theirs = policy.state_dict(), source.state_dict()
+    if _algo(source) != _algo(policy):
+        theirs, mine = (_algo(policy).removeprefix(SCORING) for policy in (source, policy))
+        raise ConfigError(
+            f"--init-from {path}: a policy of algo={theirs}, and this run has algo={mine}; "
+            f"use --algo {theirs}, or start without it"
+        )
+    ours, found = policy.state_dict(), source.state_dict()
     different = [
-        n for n in sorted({*mine, *theirs}) if n not in mine or n not in theirs or mine[n].shape != theirs[n].shape
+        n for n in sorted({*ours, *found}) if n not in ours or n not in found or ours[n].shape != found[n].shape
     ] or _meant_otherwise(policy, source)
     if different:
         raise ConfigError(
@@ -101,7 +107,7 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
         raise ConfigError(
             f"--init-from {path}: one of the two runs normalizes observations; set normalize_observation alike"
         )
-    policy.load_state_dict(theirs)
+    policy.load_state_dict(found)
     if moments is not None and observations is not None:
         observations.restore(moments.state())
 

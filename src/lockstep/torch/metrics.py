@@ -23,8 +23,8 @@ class Metrics:
         """Add `sums` [len(names)], each a sum over rows that together weigh `weight`. `names` lie side by side."""
         first = self._column[names[0]]
         part = slice(first, first + len(names))
-        self.table[0, part] += sums
-        self.table[1, part] += weight
+        self.table[0, part].add_(sums)  # `+=` would write each slice twice
+        self.table[1, part].add_(weight)
 
     def read(self) -> dict[str, float]:
         """Means of what was added since the last read; a name of weight 0 is absent. Starts afresh."""

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.offline import CloningConfig, LoggedConfig, OfflineDQNConfig
+from lockstep.algorithms.offline import LoggedConfig
 from lockstep.data.columns import Ragged
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
+from lockstep.demands import without_candidates
 from lockstep.errors import ConfigError
 from lockstep.torch.ragged import Candidates
 
@@ -82,20 +83,14 @@ class ParametricBatch:
 
 
 def check_candidates(config: LoggedConfig, dataset: Dataset) -> None:
-    """Refuse parametric data that do not say what could be done next, where that is what is learned from.
+    """Refuse parametric data whose rows do not say what could be done next, where that is what is learned from.
 
     Raises:
-        ConfigError: the log has no lists of candidates, or a row that something follows has an empty one.
+        ConfigError: a row that something follows has no candidates.
     """
-    learned = config.estimate or (isinstance(config, OfflineDQNConfig) and config.maxq)
-    if dataset.info.kind != "parametric" or not learned:
+    way_out = without_candidates(config)
+    if dataset.info.kind != "parametric" or way_out is None:
         return
-    way_out = "estimate=false" if isinstance(config, CloningConfig) else "maxq=false estimate=false"
-    way_out = f"learn from the actions that were taken alone: {way_out}"
-    if not dataset.info.has_possible_actions:
-        raise ConfigError(
-            f"what could be done next is learned from possible_actions, which {dataset.path} does not have; {way_out}"
-        )
     terminal, lists = dataset.column("terminal"), dataset.ragged("possible_next_actions")
     for start in range(0, len(dataset), _CHUNK):
         part = slice(start, min(start + _CHUNK, len(dataset)))

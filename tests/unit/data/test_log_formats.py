@@ -147,3 +147,15 @@ def test_a_full_disk_is_told(tmp_path):
         log._file = type("Full", (), {"write": staticmethod(full)})()
         log.write([made_logs.row()])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_for_parquet_is_told(tmp_path, monkeypatch):
+    def full(table, path):
+        path.write_bytes(b"half")
+        raise pl.exceptions.ComputeError("parquet: File out of specification: Invalid thrift: transport error")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    with pytest.raises(RunError, match=r"a\.parquet could not be written: .* is the disk full\?"):
+        with LogWriter(tmp_path / "a.parquet") as log:
+            log.write([made_logs.row()])
+    assert list(tmp_path.iterdir()) == []

@@ -99,3 +99,11 @@ def test_rows_without_lists_have_none():
     empty = none(3, np.zeros((0, 2)))
     assert empty.lengths.tolist() == [0, 0, 0]
     assert empty.flat().offsets.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("kinds", "kept"), [(3, 3), (20_000, 20_000), (15_000, 20_000)])
+def test_lists_of_large_tables_are_kept_once_only_where_they_repeat(kinds, kept):
+    items = (np.arange(20_000) % kinds).astype(np.int32)
+    found = deduplicated(Lists(np.arange(20_000), np.arange(20_001), items), twice)
+    assert len(found.offsets) - 1 == kept
+    np.testing.assert_array_equal(found.items[found.offsets[:-1]][found.index], items)
