@@ -47,6 +47,19 @@ def test_it_prints_a_table_and_writes_everything(make, here, capsys):
     assert not [p for p in path.iterdir() if p.name.startswith(".")]
 
 
+def test_a_full_disk_is_told_and_the_estimates_are_printed(here, capsys, monkeypatch):
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    path = run_dir(here)
+    monkeypatch.setattr("os.fsync", full)
+    assert cli.main(["offline", "evaluate", str(path)]) == 1
+    said = capsys.readouterr()
+    assert "sequential_dr" in said.out
+    assert "estimates.json could not be written: No space left on device" in said.err
+    assert sorted(p.name for p in path.iterdir()) == ["policy.safetensors", "run.yaml"]
+
+
 def test_other_data_and_json(here, capsys):
     path = run_dir(here)
     made_data.discrete(here / "eval", rows=100, seed=4)

@@ -138,3 +138,12 @@ def test_processes_that_prepare_the_same_data_at_once_do_it_once(tmp_path, log):
     assert sum("is prepared already" in text for text in said) == 2, said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "log.jsonl"]
     prepared([log], out, PrepareOptions(), say=lambda text: pytest.fail(text) if "already" not in text else None)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("--rank", "did you mean --ranks or"), ("--num-envs", "see lockstep offline train --help")],
+)
+def test_a_flag_that_training_from_logs_does_not_have(capsys, word, hint):
+    assert cli.main(["offline", "train", "data", word, "2"]) == 2
+    assert f"unknown argument {word}; {hint}" in capsys.readouterr().err

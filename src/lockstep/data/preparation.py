@@ -30,7 +30,7 @@ from lockstep.errors import ConfigError
 
 Show = Callable[[str], None]
 CHECK_ROWS = 1000
-_PENDING, _GROUP = 32, 8
+_PENDING, _GROUP = 12, 8
 """Parts of the memory: rows that wait to be written, and rows of a group; the rest is for their copies."""
 _MOST_THREADS = 4
 _BAR = 20

@@ -8,7 +8,7 @@ from lockstep.record.journal import Journal
 from lockstep.record.keeper import Keeper
 from lockstep.record.timers import CHECKPOINT
 from lockstep.resume import Resumption
-from lockstep.run import AnyRun, to_dict
+from lockstep.run import AnyRun, OfflineRun, to_dict
 from lockstep.torch.comm import Comm
 from lockstep.torch.state import RunState
 
@@ -58,7 +58,8 @@ class Checkpoints:
             self._journal.say(f"resumed from step {manifest['step']}, update {progress.updates}")
             solved_here = self._journal.summary["solved_at_step"] == progress.env_steps
             if progress.finished or (solved_here and self._run.stop_when_solved):
-                self._journal.say("nothing is left to do; raise total_steps or set stop_when_solved=false to go on")
+                longer = "raise epochs" if isinstance(self._run, OfflineRun) else "raise total_steps"
+                self._journal.say(f"nothing is left to do; {longer} or set stop_when_solved=false to go on")
             if not exact:
                 self._journal.warn(
                     f"environments of {self._run.task} cannot be saved: they begin new episodes, so that the result "

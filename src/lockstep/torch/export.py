@@ -90,14 +90,14 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
             f"--init-from {path}: it learned from {theirs}, and this run learns from {mine}; leave it out"
         )
     if _algo(source) != _algo(policy):
-        theirs, mine = (_algo(policy).removeprefix(SCORING) for policy in (source, policy))
+        before, now = (_algo(one).removeprefix(SCORING) for one in (source, policy))
         raise ConfigError(
-            f"--init-from {path}: a policy of algo={theirs}, and this run has algo={mine}; "
-            f"use --algo {theirs}, or start without it"
+            f"--init-from {path}: a policy of algo={before}, and this run has algo={now}; "
+            f"use --algo {before}, or start without it"
         )
-    ours, found = policy.state_dict(), source.state_dict()
+    mine, theirs = policy.state_dict(), source.state_dict()
     different = [
-        n for n in sorted({*ours, *found}) if n not in ours or n not in found or ours[n].shape != found[n].shape
+        n for n in sorted({*mine, *theirs}) if n not in mine or n not in theirs or mine[n].shape != theirs[n].shape
     ] or _meant_otherwise(policy, source)
     if different:
         raise ConfigError(
@@ -107,7 +107,7 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
         raise ConfigError(
             f"--init-from {path}: one of the two runs normalizes observations; set normalize_observation alike"
         )
-    policy.load_state_dict(found)
+    policy.load_state_dict(theirs)
     if moments is not None and observations is not None:
         observations.restore(moments.state())
 

@@ -193,7 +193,8 @@ def _normalized(workflow: Workflow, options: PrepareOptions, nodes: _Nodes) -> d
             raise ConfigError(f"the nodes have different normalizations of {one.column}; give all the same file")
         if given:
             found[one.column] = given[0]
-            nodes.say(f"normalization of {one.column}: {_source_of(one)}")
+            unused = "; norm_params changes nothing while it is there" if one.identify else ""
+            nodes.say(f"normalization of {one.column}: {_source_of(one)}{unused}")
         elif not one.identify:
             raise ConfigError(
                 f"nothing says how {one.column} is normalized: it is not in norm_params.cols_to_norm, and there is no "

@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_for_parquet_is_told(tmp_path, monkeypatch):
         raise pl.exceptions.ComputeError("parquet: File out of specification: Invalid thrift: transport error")
 
     monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
-    with pytest.raises(RunError, match=r"a\.parquet could not be written: .* is the disk full\?"):
-        with LogWriter(tmp_path / "a.parquet") as log:
-            log.write([made_logs.row()])
+    said = pytest.raises(RunError, match=r"a\.parquet could not be written: .* is the disk full\?")
+    with said, LogWriter(tmp_path / "a.parquet") as log:
+        log.write([made_logs.row()])
     assert list(tmp_path.iterdir()) == []

@@ -9,14 +9,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import made_data
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.run import NetworkConfig, Run
+from lockstep.run import NetworkConfig, Run, ScoreNetworkConfig
 from lockstep.torch.export import load_policy, save_policy, start_from
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.networks import Policy
 from lockstep.torch.q_networks import QPolicy
+from lockstep.torch.scoring import About, ScoringPolicy, save_scoring
 
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
 IMAGES = EnvSpec(4 * 36 * 36, ActionSpec("discrete", (6,)), "next_step", True, image=(4, 36, 36), frames=4)
@@ -129,3 +133,27 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "policy.safetensors", metadata={"lockstep": written})
     with pytest.raises(ConfigError, match=r"written by a newer version \(format 3\); upgrade lockstep-rl"):
         load_policy(tmp_path)
+
+
+def test_a_log_and_environments_are_no_beginning_for_each_other(tmp_path):
+    from_log = policy_from_log(tmp_path / "data", "dqn", OfflineDQNConfig())
+    (tmp_path / "log").mkdir()
+    save_scoring(tmp_path / "log" / "policy.safetensors", from_log)
+    run, policy = made(SPEC, DQNConfig())
+    save_policy(tmp_path / "policy.safetensors", policy, None, run)
+    with pytest.raises(ConfigError, match="it learned from a log, and this run learns from environments"):
+        start_from(tmp_path / "log", policy, None)
+    with pytest.raises(ConfigError, match="it learned from environments, and this run learns from a log"):
+        start_from(tmp_path, from_log, None)
+    cloned = policy_from_log(tmp_path / "again", "bc", CloningConfig())
+    with pytest.raises(ConfigError, match="a policy of algo=dqn, and this run has algo=bc; use --algo dqn"):
+        start_from(tmp_path / "log", cloned, None)
+
+
+def policy_from_log(path, algo, config):
+    """A fresh policy for made data."""
+    data = Dataset.open(made_data.discrete(path))
+    info, network = data.info, ScoreNetworkConfig(hidden=(8,))
+    return ScoringPolicy(
+        About(info=info, state=data.state_features, action=None, network=network, algo=algo, algorithm=config), seed=1
+    )
