@@ -123,7 +123,7 @@ def _minari(path: Path, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{path} is a Minari data set ({error}); pip install minari") from error
+        raise ConfigError(f"{path} is a Minari data set ({error}); pip install 'lockstep-rl[minari]'") from error
 
 
 def _name(path: Path) -> str:

@@ -43,14 +43,14 @@ def made(tmp_path, monkeypatch):
     """A function that makes a data set; its folder and the episodes come back."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
 
-    def make(action_space, action, shape=(3,), name="made/test-v0"):
+    def make(action_space, action, shape=(3,), name="made/test-v0", data_format="arrow"):
         buffer = episodes(4, action, shape)
         minari.create_dataset_from_buffers(
             dataset_id=name,
             buffer=buffer,
             observation_space=gymnasium.spaces.Box(-np.inf, np.inf, shape),
             action_space=action_space,
-            data_format="arrow",
+            data_format=data_format,
             algorithm_name="test",
             author="test",
             author_email="test@example.org",
@@ -61,9 +61,10 @@ def made(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("by_name", [True, False])
-def test_discrete_episodes(made, by_name):
-    folder, buffer = made(gymnasium.spaces.Discrete(2, start=5), lambda draws: 5 + draws.integers(2))
+@pytest.mark.parametrize(("by_name", "data_format"), [(True, "arrow"), (False, "arrow"), (True, "hdf5")])
+def test_discrete_episodes(made, by_name, data_format):
+    space = gymnasium.spaces.Discrete(2, start=5)
+    folder, buffer = made(space, lambda draws: 5 + draws.integers(2), data_format=data_format)
     log = read_log(["minari:made/test-v0" if by_name else folder], actions=["l", "r"])
     rows = made_logs.whole(log)
     lengths = [len(episode.rewards) for episode in buffer]

@@ -72,7 +72,8 @@ def test_a_normalization_that_exists_is_used(here):
     known = Dataset.open(run.data).state_features
     assert [(known[key].mean, known[key].stddev) for key in known.ids] == [(3.0, 2.0)] * 2
     assert (here / "norms" / "state_features_norm.json").read_text() == classic(mean=3.0), "it stays as it was"
-    assert said[0] == "normalization of state_features: norms/state_features_norm.json"
+    words = "norms/state_features_norm.json; norm_params changes nothing while it is there"
+    assert said[0] == f"normalization of state_features: {words}"
 
 
 def test_nothing_is_prepared_twice_unless_the_log_or_the_normalization_changes(here):
