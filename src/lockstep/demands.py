@@ -10,6 +10,7 @@ import numpy as np
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
 from lockstep.data.dataset import Dataset
+from lockstep.data.packages import needed
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import make_vector_env
 from lockstep.errors import ConfigError
@@ -17,6 +18,9 @@ from lockstep.exploration import EpsilonGreedy
 from lockstep.memory import check_memory, in_words, replay_bytes
 from lockstep.run import AnyRun, NetworkConfig, OfflineRun, Run
 from lockstep.world import World
+
+_VERIFIED = 1 << 30
+"""Bytes of prepared data whose checksums are compared when a run starts: a second or two."""
 
 
 def check_task(run: Run, spec: EnvSpec) -> None:
@@ -34,14 +38,18 @@ def check_task(run: Run, spec: EnvSpec) -> None:
         check_drawing(run)
 
 
-def check_data(run: OfflineRun) -> tuple[Dataset, Dataset]:
+def check_data(run: OfflineRun, *, verify: bool = False) -> tuple[Dataset, Dataset]:
     """The prepared data to learn from, and those to judge by.
+
+    Args:
+        run: the config.
+        verify: compare checksums, too, where that takes no more than seconds.
 
     Raises:
         ConfigError: they are not there or damaged, or do not fit each other or the algorithm.
     """
-    dataset = Dataset.open(Path(run.data))
-    judged_on = dataset if run.eval_data is None else Dataset.open(Path(run.eval_data))
+    dataset = _opened("data", run.data, verify)
+    judged_on = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify)
     info, right = dataset.info, {"discrete": "dqn", "parametric": "parametric_dqn"}
     if run.algo not in (right[info.kind], "bc"):
         raise ConfigError(
@@ -60,12 +68,26 @@ def check_data(run: OfflineRun) -> tuple[Dataset, Dataset]:
         for name in run.algorithm.reward_boost:
             if name not in info.actions:
                 raise ConfigError(f"reward_boost names {name}; the actions of the log are {', '.join(info.actions)}")
+    if run.algorithm.estimate:
+        needed("scipy", "offline")  # for the estimates at the end, hours later
     way_out = without_candidates(run.algorithm)
     if info.kind == "parametric" and not info.has_possible_actions and way_out is not None:
         raise ConfigError(
             f"what could be done next is learned from possible_actions, which {run.data} does not have; {way_out}"
         )
     return dataset, judged_on
+
+
+def _opened(setting: str, name: str, verify: bool) -> Dataset:
+    path = Path(name)
+    if not path.exists():
+        seen = "" if path.is_absolute() else f" below {Path.cwd()}, where this was started"
+        raise ConfigError(
+            f"{setting}={name} does not exist{seen}; say where it is now (--set {setting}=DIR), or prepare a log: "
+            f"lockstep offline prepare LOG --out {name}"
+        )
+    size = sum(file.stat().st_size for file in path.rglob("*.npy"))
+    return Dataset.open(path, verify=verify and size <= _VERIFIED)
 
 
 def without_candidates(config: LoggedConfig) -> str | None:
@@ -85,7 +107,7 @@ def check_model_path(run: OfflineRun) -> None:
 
 def check_rows(run: OfflineRun, world: World) -> None:
     """Raise `ConfigError` for more shards than there are rows."""
-    rows = Dataset.open(Path(run.data)).info.num_rows
+    rows = _opened("data", run.data, verify=False).info.num_rows
     if rows < world.num_shards:
         raise ConfigError(
             f"{run.data} has {rows} rows for {world.num_shards} shards: a shard would have nothing to learn from; use "

@@ -91,6 +91,8 @@ def _from_target(target: str) -> "AnyRun":
         return load(Path(target))
     if Path(target).is_dir() and (Path(target) / "run.yaml").exists():
         return load(Path(target) / "run.yaml")
+    if (Path(target) / "dataset.json").exists():
+        raise ConfigError(f"{target} is prepared data; lockstep offline train {target} learns from it")
     if target.endswith(".py") or ".py:" in target:
         return recipes.load_file(target)
     return Run(task=target)

@@ -1,7 +1,10 @@
 """What a run demands of its task and of a host is told before anything starts."""
 
+import sys
+
 import pytest
 
+import made_data
 from lockstep import demands
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
@@ -126,3 +129,35 @@ def test_data_without_candidates_can_be_learned_from_by_what_was_done_alone(tmp_
         return
     with pytest.raises(ConfigError, match=way_out):
         check_data(run)
+
+
+def test_a_package_that_estimates_need_is_asked_for_before(tmp_path, monkeypatch):
+    data = made_data.discrete(tmp_path / "data")
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ConfigError, match="needs the package scipy"):
+        check_data(OfflineRun(data=str(data)))
+    check_data(OfflineRun(data=str(data), algorithm=OfflineDQNConfig(estimate=False)))
+
+
+def test_data_that_are_damaged_are_refused_before_a_run(tmp_path):
+    data = made_data.discrete(tmp_path / "data")
+    column = data / "part_00000" / "reward.npy"
+    column.write_bytes(column.read_bytes()[:-1] + b"\x7f")
+    check_data(OfflineRun(data=str(data)))  # as large as it was
+    with pytest.raises(ConfigError, match=r"reward\.npy"):
+        check_data(OfflineRun(data=str(data)), verify=True)
+
+
+def test_large_data_are_not_read_whole_before_a_run(tmp_path, monkeypatch):
+    data = made_data.discrete(tmp_path / "data")
+    column = data / "part_00000" / "reward.npy"
+    column.write_bytes(column.read_bytes()[:-1] + b"\x7f")
+    monkeypatch.setattr(demands, "_VERIFIED", 100)
+    check_data(OfflineRun(data=str(data)), verify=True)
+
+
+def test_what_is_not_there_is_named_by_its_setting(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made_data.discrete(tmp_path / "data")
+    with pytest.raises(ConfigError, match=r"eval_data=nowhere does not exist below .*; say where it is now \(--set eval"):
+        check_data(OfflineRun(data="data", eval_data="nowhere"))

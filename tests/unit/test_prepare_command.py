@@ -147,3 +147,21 @@ def test_processes_that_prepare_the_same_data_at_once_do_it_once(tmp_path, log):
 def test_a_flag_that_training_from_logs_does_not_have(capsys, word, hint):
     assert cli.main(["offline", "train", "data", word, "2"]) == 2
     assert f"unknown argument {word}; {hint}" in capsys.readouterr().err
+
+
+def test_without_polars_it_says_how_to_get_it(tmp_path, log):
+    words = ["offline", "prepare", str(log), "--out", str(tmp_path / "data")]
+    code = f"import sys; sys.modules['polars'] = None; from lockstep import cli; sys.exit(cli.main({words}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "this needs the package polars" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_prepared_data_under_another_command_or_by_their_description(tmp_path, log, capsys):
+    data = tmp_path / "data"
+    assert call(capsys, log, "--out", data)[0] == 0
+    assert cli.main(["train", str(data)]) == 2
+    assert f"{data} is prepared data; lockstep offline train {data} learns from it" in capsys.readouterr().err
+    assert cli.main(["offline", "train", str(data / "dataset.json")]) == 2
+    assert f"name their directory: lockstep offline train {data}" in capsys.readouterr().err

@@ -44,6 +44,8 @@ class LogWriter:
         self._file: Any = None
         if kind == "parquet":
             needed("polars", "offline")
+        elif path.suffix.lower() == ".zst":
+            needed("zstandard", "offline")
         self._opened = contextlib.ExitStack()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

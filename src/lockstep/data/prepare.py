@@ -168,6 +168,8 @@ def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -
         else:
             mine = {key: kind for key, kind in overrides.items() if key in ids}
             found.append(identify(ids, table, settings.updated(params, {"feature_overrides": mine})))
+    if say is not None and options.norm and options.state_features and (options.action_features or not found[1]):
+        say(f"{', '.join(options.norm)} change nothing: the types of all features are from files")
     state, action = found
     assert state is not None
     return state, action

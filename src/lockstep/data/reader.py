@@ -144,6 +144,8 @@ class Reader:
         deal = {} if self._layout.kind == "same" else {"shards of the machines": [d.shards for d in self._deals]}
         return {
             "data": self._layout.digest,
+            "normalization": self._dataset.features_digest,
+            "options": self._dataset.info.rules.get("options"),
             "rows": self.rows_per_epoch,
             "batch_size": self._batch_size,
             "seed": self._seed,

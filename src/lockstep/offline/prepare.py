@@ -38,6 +38,9 @@ def prepare_command(args: argparse.Namespace) -> int:
     """`lockstep offline prepare`; returns the exit code."""
     import time
 
+    from lockstep.data.packages import needed
+
+    needed("polars", "offline")
     from lockstep.data.prepare import prepared
     from lockstep.record.console import Console
 

@@ -89,9 +89,19 @@ def _from_path(path: Path) -> "OfflineRun":
             raise ConfigError(f"{path} holds no prepared data; make some: lockstep offline prepare {path} --out DIR")
         kind = Dataset.open(path).info.kind
         return OfflineRun(data=str(path), algo="parametric_dqn" if kind == "parametric" else "dqn")
+    if path.name == "dataset.json":
+        raise ConfigError(f"{path} describes prepared data; name their directory: lockstep offline train {path.parent}")
     if path.suffix not in (".yaml", ".yml", ".json") and not path.is_dir():
         raise ConfigError(f"{path} is no prepared data; make some: lockstep offline prepare {path} --out DIR")
-    run = load(path / "run.yaml" if path.is_dir() else path)
+    try:
+        run = load(path / "run.yaml" if path.is_dir() else path)
+    except ConfigError as error:
+        if "task is missing" not in str(error):
+            raise
+        raise ConfigError(
+            f"{path} is neither a workflow file (it has no training_data_path) nor a run that learns from logged data "
+            "(it has no data)"
+        ) from None
     if not isinstance(run, OfflineRun):
         raise ConfigError(f"{path} describes a run that learns from environments; lockstep train {path} starts it")
     return run

@@ -40,7 +40,7 @@ class LoggedSession(Session[OfflineRun]):
         """
         run, problem = self.run, ""
         try:
-            self.dataset, self._judged_on = check_data(run)
+            self.dataset, self._judged_on = check_data(run, verify=self.world.local_rank == 0)
             self.about = About(
                 info=self.dataset.info,
                 state=self.dataset.state_features,

@@ -1,5 +1,7 @@
 """What is written as a log is read as it was, in every format."""
 
+import sys
+
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -158,4 +160,12 @@ def test_a_disk_that_is_full_for_parquet_is_told(tmp_path, monkeypatch):
     said = pytest.raises(RunError, match=r"a\.parquet could not be written: .* is the disk full\?")
     with said, LogWriter(tmp_path / "a.parquet") as log:
         log.write([made_logs.row()])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.jsonl.zst", "zstandard"), ("a.parquet", "polars")])
+def test_without_a_package_nothing_is_left(tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf"needs the package {package} .*pip install 'lockstep-rl\[offline\]'"):
+        LogWriter(tmp_path / name)
     assert list(tmp_path.iterdir()) == []

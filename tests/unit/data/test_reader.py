@@ -179,6 +179,13 @@ def test_other_data_is_not_gone_on_with(dataset, tmp_path):
         readers(other)[0].restore_shard(0, state, 0)
 
 
+def test_data_that_is_normalized_otherwise_is_not_gone_on_with(dataset):
+    state, other = readers(dataset)[0].shard_state(0), Dataset.open(dataset.path)
+    other.features_digest = "another"
+    with pytest.raises(ConfigError, match=r"normalization was .* and is now another; resume with the data"):
+        readers(other)[0].restore_shard(0, state, 0)
+
+
 def test_more_epochs_than_before_go_on(dataset):
     reader = readers(dataset, epochs=1)[0]
     while not reader.finished:
