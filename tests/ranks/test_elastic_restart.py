@@ -193,7 +193,8 @@ ELASTIC = {
 }
 
 
-@pytest.mark.parametrize("name", ["lockstep", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lockstep", "torchrun"])
 def test_a_node_joins_and_leaves_and_nothing_is_lost(name, tmp_path):
     """One rank per node: 1 rank, then 2, then 1."""
     run = pinned(total_steps=200 * 128, checkpoint_every=8 * 128, evaluate_episodes=4)

@@ -24,6 +24,8 @@ RUNS = {
     "cloning candidates": {"algo": "bc", "parametric": True},
     "uneven": {"num_shards": 3, "batch_size": 33},
 }
+QUICK = ("dqn", "other seed", "n-step", "cloning candidates")
+"""Those that are tried each time; the others are tried by `make test-slow`."""
 ON_FOUR = ("dqn", "n-step", "cloning candidates")
 RESUMED = ("dqn", "n-step", "cloning", "cloning candidates")
 
@@ -36,11 +38,23 @@ def run_of(folder, name, **changes):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Every run on every number of ranks: what each rank saw."""
-    folder, found = tmp_path_factory.mktemp("runs"), {}
+    """Some runs on every number of ranks: what each rank saw."""
+    return trained_on_all(tmp_path_factory.mktemp("runs"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """The other runs."""
+    return trained_on_all(tmp_path_factory.mktemp("others"), [name for name in RUNS if name not in QUICK])
+
+
+def trained_on_all(folder, wanted):
+    found = {}
     for ranks in WORLDS:
-        names = RUNS if ranks < 4 else ON_FOUR
+        names = [name for name in wanted if ranks < 4 or name in ON_FOUR]
         jobs = {name: LoggedJob(run_of(folder, name), str(folder / f"{name}-{ranks}")) for name in names}
+        if not jobs:
+            continue
         told = train_logged(ranks, jobs)
         found |= {(name, ranks): (jobs[name], told[name]) for name in jobs}
     return found
@@ -56,8 +70,18 @@ def fingerprints(trained, name):
     return set(found)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "other seed"])
+@pytest.mark.parametrize("name", [name for name in QUICK if name != "other seed"])
 def test_any_number_of_ranks_gives_the_same_bits(trained, name):
+    same_bits(trained, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in QUICK])
+def test_other_runs_have_the_same_bits_too(others, name):
+    same_bits(others, name)
+
+
+def same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the number of ranks"
     logs = [timeless(job.folder) for (of, _), (job, _) in trained.items() if of == name]
     assert len(logs[0]) >= 5
@@ -90,7 +114,7 @@ def test_the_same_global_batches_on_any_number_of_ranks(trained):
 
 
 def test_a_gradient_step_sends_one_message(trained):
-    for name in ("dqn", "n-step", "bcq", "cloning", "cloning candidates"):
+    for name in ("dqn", "n-step", "cloning candidates"):
         for outcome in trained[name, 2][1]:
             assert outcome.messages["average_gradients"] == EPOCHS * BATCHES
             many = {tag: count for tag, count in outcome.messages.items() if count >= EPOCHS * BATCHES / 5}

@@ -43,7 +43,7 @@ def test_one_host_pays_one_small_message(one_host):
     ("name", "words"),
     [
         ("version", "torch (0.0.1 instead of "),
-        ("config", "seed (5 instead of 0) and algorithm.gamma (0.5 instead of 0.99); start all with the same command"),
+        ("config", "algorithm.gamma (0.5 instead of 0.99) and seed (5 instead of 0); start all with the same command"),
         ("code", "mine.py (22 instead of 11); give every machine the same files"),
         ("source", "(source another) instead of "),
     ],

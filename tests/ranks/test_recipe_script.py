@@ -34,6 +34,7 @@ def ended(tmp_path_factory):
     return start
 
 
+@pytest.mark.slow
 def test_a_recipe_of_dqn_runs_under_every_launcher(ended):
     port = free_port()
     alone = ended("alone", "my_dqn.py")

@@ -167,6 +167,7 @@ def test_ranks_that_only_claim_to_be_several_hosts_meet_at_loopback():
     assert {line["interface"] for line in lines} == {"lo"}  # the way to rank 0, found by itself
 
 
+@pytest.mark.slow
 def test_a_process_too_many_is_told_when_the_others_have_gone_on():
     world = {"size": 2, "port": free_port()}
     first = [start([*MEETS, json.dumps(world | {"rank": rank})], STAYS="1") for rank in (0, 1)]
@@ -216,6 +217,7 @@ def test_a_stale_file_does_not_lead_into_another_run(tmp_path):
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["--standalone", "--master-port={port}"], ids=["c10d", "static"])
 def test_every_restart_under_torchrun_meets_anew(kind):
     lines = said(

@@ -165,6 +165,7 @@ def test_one_list_of_all_rows_becomes_the_candidates(tmp_path):
     assert prepare(tmp_path, rows, "other")[0].info.candidates == (), "one row had an action of its own"
 
 
+@pytest.mark.skipif(not REAL.exists(), reason="the real log is not here")
 def test_the_real_log_by_each_rule(tmp_path):
     data = Dataset.open(prepared([REAL], tmp_path / "all", PrepareOptions(), say=silent))
     info, rules = data.info, data.info.rules
