@@ -131,9 +131,10 @@ class Reader:
             ConfigError: that was of other data, or of batches of another size, which begin elsewhere.
         """
         for name, value in self._identity().items():
-            if state[name] != value:
+            before = state.get(name, value)  # what an earlier version did not tell counts as the same
+            if before != value:
                 raise ConfigError(
-                    f"the checkpoint was taken in the middle of other batches: {name} was {state[name]} and is now "
+                    f"the checkpoint was taken in the middle of other batches: {name} was {before} and is now "
                     f"{value}; resume with the data and settings of the run, or begin a new one with --init-from"
                 )
         self._go_to(int(state["epoch"]), int(state["batch"]))
