@@ -36,6 +36,15 @@ VARIANTS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small matrices on threads that tests beside share take twenty times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Plain(nn.Module):
     """[s; a] through layers; and s alone, where there are two streams."""
 

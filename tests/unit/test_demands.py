@@ -159,5 +159,7 @@ def test_large_data_are_not_read_whole_before_a_run(tmp_path, monkeypatch):
 def test_what_is_not_there_is_named_by_its_setting(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made_data.discrete(tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"eval_data=nowhere does not exist below .*; say where it is now \(--set eval"):
+    with pytest.raises(
+        ConfigError, match=r"eval_data=nowhere does not exist below .*; say where it is now \(--set eval"
+    ):
         check_data(OfflineRun(data="data", eval_data="nowhere"))

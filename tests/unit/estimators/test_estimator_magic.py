@@ -66,7 +66,7 @@ def test_blend_is_the_least_of_all(seed):
     x = blend(returns, resampled)
     assert x.sum() == pytest.approx(1.0)
     assert (x >= 0).all()
-    grid = [np.array([a, b, 40 - a - b]) / 40 for a, b in itertools.product(range(41), repeat=2) if a + b <= 40]
+    grid = [np.array([a, b, 16 - a - b]) / 16 for a, b in itertools.product(range(17), repeat=2) if a + b <= 16]
     best = min(objective(y, returns, resampled) for y in grid)
     assert objective(x, returns, resampled) <= best * (1 + 1e-6), "another blend has a smaller expected error"
 
