@@ -9,14 +9,22 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
+_MOST = 4
+"""Items made ahead: they come in bursts (all rows of a row group are decoded at once), and are used steadily."""
+
+
 def ahead(items: Iterable[_In]) -> Generator[_In]:
-    """The same items; a thread makes the next one while the last one is used."""
+    """The same items; a thread makes the next few while the last one is used."""
     iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, iterator, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, iterator, None)
-            yield item
+        coming = deque(thread.submit(next, iterator, None) for _ in range(_MOST))
+        try:
+            while (item := coming.popleft().result()) is not None:
+                coming.append(thread.submit(next, iterator, None))
+                yield item
+        finally:
+            for one in coming:
+                one.cancel()
 
 
 def in_order(work: Callable[[_In], _Out], items: Iterable[_In], threads: int) -> Generator[_Out]:

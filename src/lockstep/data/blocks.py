@@ -38,7 +38,7 @@ class Block:
 
     def taken(self, rows: NDArray[Any]) -> "Block":
         """Some of the rows, in their order."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
         return Block(columns, {name: lists.taken(rows) for name, lists in self.lists.items()})
 
     def named(self, prefix: str) -> dict[str, NDArray[Any]]:
@@ -148,6 +148,8 @@ class Coding:
         index = np.where(logged, np.cumsum(logged) - 1, -1)
         offsets = of_actions.offsets_of(lengths[logged])
         if self.kind == "discrete":
+            if (shared := _shared(flat, lengths[logged])) is not None:
+                return Lists(np.where(logged, 0, -1), of_actions.offsets_of(lengths[logged][:1]), self._codes(shared))
             codes = self._codes(flat)
             return of_actions.deduplicated(Lists(index, offsets, codes), _code_hashes)
         fields = flat.struct.unnest()
@@ -156,6 +158,14 @@ class Coding:
         for name in fields.columns:
             items[:, self.action_ids.index(name)] = numbers(fields[name])
         return of_actions.deduplicated(Lists(index, offsets, items), lambda some: item_hashes(some, self.action_ids))
+
+
+def _shared(flat: Any, lengths: NDArray[np.int64]) -> Any:
+    """The one list of names that all lists are, as they are in most logs; `None` if they are not one."""
+    width = int(lengths[0]) if len(lengths) else 0
+    if not width or flat.null_count() or (lengths != width).any():
+        return None
+    return flat.head(width) if (flat.slice(width) == flat.slice(0, len(flat) - width)).all() else None
 
 
 def item_hashes(items: NDArray[np.float64], ids: Iterable[str]) -> NDArray[np.uint64]:

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from lockstep.cores import usable_cores
 from lockstep.data.columns import columns, offsets_of, ragged_names
 from lockstep.data.dataset_files import (
     ACTION_FEATURES,
@@ -168,8 +170,10 @@ class DatasetWriter:
         self._parts.append(0)
 
     def _end_part(self) -> None:
-        for name, stream in self._streams.items():
-            self._files[column_file(len(self._parts) - 1, name)] = stream.close()
+        with ThreadPoolExecutor(usable_cores()) as pool:  # to wait for the disk, and to read for checksums, at once
+            closed = pool.map(_Stream.close, self._streams.values())
+            for name, told in zip(self._streams, closed, strict=True):
+                self._files[column_file(len(self._parts) - 1, name)] = told
         self._streams.clear()
 
     def _appear(self) -> None:

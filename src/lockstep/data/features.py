@@ -117,10 +117,13 @@ class Features:
         for group in self.groups:
             raw = value[:, group.columns]
             present = ~np.isnan(raw)
+            known = bool(present.all())
+            raw = np.clip(raw, -LARGEST_RAW, LARGEST_RAW)
             with np.errstate(over="ignore"):  # clamped afterwards
-                normal = FORMULAS[group.type](
-                    np.where(present, np.clip(raw, -LARGEST_RAW, LARGEST_RAW), 0.0), group.constants
-                )
+                normal = FORMULAS[group.type](raw if known else np.where(present, raw, 0.0), group.constants)
+            if known:
+                out[:, group.outputs] = normal
+                continue
             if group.type == "enum":
                 present = present[:, group.constants["of"]]
             out[:, group.outputs] = np.where(present, normal, 0.0)

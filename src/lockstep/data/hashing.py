@@ -56,12 +56,18 @@ def of_strings(series: Any) -> Words:
     words = np.ndarray((len(text) - 7,), "<u8", text.data, strides=(1,))  # one begins at every byte
     lanes = absorb_(begin("string", len(lengths)), lengths.astype(np.uint64))
     starts = np.cumsum(lengths) - lengths
-    rows = np.arange(len(lengths))
+    rows, shortest = np.arange(len(lengths)), int(lengths.min(initial=0))
     for word in range((int(lengths.max(initial=0)) + 7) // 8):
+        if shortest >= 8 * word + 8:  # all have these eight bytes: nothing to cut off, and no row to leave out
+            absorb_(lanes, words[starts + 8 * word])
+            continue
         rows = rows[lengths[rows] > 8 * word]
         left = np.minimum(lengths[rows] - 8 * word, 8).astype(np.uint64)
         kept = ~np.uint64(0) >> (np.uint64(64) - np.uint64(8) * left)
-        lanes[:, rows] = absorb_(lanes[:, rows], words[starts[rows] + 8 * word] & kept)
+        if len(rows) == len(lengths):
+            absorb_(lanes, words[starts + 8 * word] & kept)
+        else:
+            lanes[:, rows] = absorb_(lanes[:, rows], words[starts[rows] + 8 * word] & kept)
     return finish_(lanes)
 
 

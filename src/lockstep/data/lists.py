@@ -39,21 +39,31 @@ class Lists:
 
     def compact(self) -> "Lists":
         """The same without lists that no row has."""
-        used = np.unique(self.index)
-        used = used[used >= 0]
+        mark = np.zeros(len(self.offsets), np.bool_)
+        mark[self.index] = True  # of rows without a list: the last place, which is that of no list
+        used = np.flatnonzero(mark[:-1])
         if len(used) == len(self.offsets) - 1:
             return self
         place = np.zeros(len(self.offsets), np.int64)
         place[used] = np.arange(len(used))
-        take, offsets = slices(self.offsets, used)
-        return Lists(np.where(self.index < 0, -1, place[self.index]), offsets, self.items[take])
+        offsets = offsets_of(np.diff(self.offsets)[used])
+        return Lists(np.where(self.index < 0, -1, place[self.index]), offsets, self._items_of(used))
 
     def flat(self) -> "Lists":
         """The same with a list for each row, in the order of rows; rows without one get an empty one."""
         lengths = self.lengths
-        take, _ = slices(self.offsets, self.index[lengths > 0])
         rows = np.arange(len(self.index))
-        return Lists(np.where(self.index < 0, -1, rows), offsets_of(lengths), self.items[take])
+        index = np.where(self.index < 0, -1, rows)
+        return Lists(index, offsets_of(lengths), self._items_of(self.index[lengths > 0]))
+
+    def _items_of(self, which: NDArray[np.int64]) -> NDArray[Any]:
+        """Items of some lists, one list after another."""
+        each = np.diff(self.offsets)
+        width = int(each[0]) if len(each) else 0
+        if width and (each == width).all():  # then a list is a row of an array, and taken in one piece
+            shape = self.items.shape[1:]
+            return self.items.reshape(len(each), width, *shape).take(which, 0).reshape(len(which) * width, *shape)
+        return self.items[slices(self.offsets, which)[0]]
 
 
 def none(rows: int, items: NDArray[Any]) -> Lists:
@@ -114,6 +124,10 @@ def joined(parts: list[Lists]) -> Lists:
     """Rows of several, one after another."""
     if len(parts) == 1:
         return parts[0]
+    filled = [part for part in parts if len(part.offsets) > 1]
+    if len(filled) == 1 and filled[0].items.shape[1:] == max(part.items.shape[1:] for part in parts):
+        index = np.concatenate([part.index for part in parts])  # -1 in all rows of the others: no list is copied
+        return Lists(index, filled[0].offsets, filled[0].items)
     lists = np.cumsum([0] + [len(part.offsets) - 1 for part in parts])
     items = np.cumsum([0] + [len(part.items) for part in parts])
     return Lists(

@@ -205,6 +205,8 @@ def _of_struct(series: pl.Series, where: Where, name: str) -> Maps:
 
 
 def _of_entries(series: pl.Series, where: Where, name: str) -> Maps:
+    if (alike := _alike(series)) is not None:
+        return alike
     given = series.is_not_null().to_numpy()
     inner, row = inside(series)
     keys = inner.struct.field("key")
@@ -220,6 +222,34 @@ def _of_entries(series: pl.Series, where: Where, name: str) -> Maps:
     values = np.full((len(series), len(ids)), np.nan)
     values[row, which] = value
     return Maps(tuple(ids.cast(pl.String).to_list()), values, given)
+
+
+def _alike(series: pl.Series) -> Maps | None:
+    """Maps that all have the same ids in the same order, as most logs do, and all values known: a mere reshape.
+
+    `None` if they are not such ones; what is wrong with any is for the general way to say.
+    """
+    counts = series.list.len().to_numpy()  # of floats, with NaN, if any is null
+    width = int(counts[0]) if len(counts) and counts[0] > 0 else 0
+    if not width or (counts != width).any():
+        return None
+    inner = series.explode()
+    keys, value = inner.struct.field("key"), inner.struct.field("value")
+    ids = keys.head(width)
+    if keys.null_count() or value.null_count() or not value.dtype.is_numeric() or ids.n_unique() < width:
+        return None
+    if not repeats(keys, width):
+        return None
+    values = np.asarray(value.cast(pl.Float64).to_numpy(), np.float64)
+    if not np.isfinite(values).all():
+        return None
+    names = tuple(ids.cast(pl.String).to_list())
+    return Maps(names, values.reshape(len(counts), width), np.ones(len(counts), np.bool_))
+
+
+def repeats(series: pl.Series, width: int) -> bool:
+    """Whether each `width` values, none of them null, are those before them again."""
+    return bool((series.slice(width) == series.slice(0, max(len(series) - width, 0))).all())
 
 
 def inside(lists: pl.Series) -> tuple[pl.Series, NDArray[np.int64]]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,12 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
     prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
     sample, rows, clock = Sample(num_samples, prefixes), 0, _Clock(progress)
     spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
-    for frame in ahead(log.frames()):
+    for frame, done in ahead(_with_place(log)):
         block = coding.block(frame)
         seen.add(block)
         sample.add(block, keys(block))
         rows += len(block)
-        part = min(log.done_bytes / max(log.total_bytes, 1), 1.0)
+        part = min(done / max(log.total_bytes, 1), 1.0)
         if spill is not None and spill.add(block):
             assert directory is not None
             check_space(directory, spill.bytes * (1 / max(part, 0.01) - 1))
@@ -73,6 +73,17 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
     if spill is not None:
         spill.flush()
     return Scan(coding, seen, sample, spill, num_samples, rows)
+
+
+def _with_place(log: Any) -> Iterator[tuple[Any, int]]:
+    """Tables of a log, and the bytes that were read with each: the log itself is some tables ahead of who uses them."""
+    last = None
+    for frame in log.frames():
+        if last is not None:
+            yield last, log.done_bytes  # counted when the table after it is asked for
+        last = frame
+    if last is not None:
+        yield last, log.done_bytes
 
 
 @dataclass(slots=True)

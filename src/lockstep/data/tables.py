@@ -53,10 +53,12 @@ class Tables:
         found = self._found(first, _where(path, 0, len(first), text), file, text)
         yield found
         width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
-        done, held = len(first), int(first.estimated_size())
+        done, held = len(first), int(first.estimated_size()) if total is None else 0
         for rows in _batches(path, table.slice(done), max(1, min(_MOST_ROWS, _CELLS // width))):
             yield self._found(rows, _where(path, done, len(rows), text), file, text)
-            done, held = done + len(rows), held + int(rows.estimated_size())
+            done += len(rows)
+            if total is None:
+                held += int(rows.estimated_size())
             advance(min(size, held) if total is None else size * done // total)
 
     def _found(self, rows: pl.DataFrame, where: Where, file: int, text: bool) -> Found:
