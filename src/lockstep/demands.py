@@ -65,9 +65,7 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> tuple[Dataset, Datas
             f"eval_data={run.eval_data} is normalized otherwise than data={run.data}; prepare it with --like {run.data}"
         )
     if isinstance(run.algorithm, OfflineDQNConfig):
-        for name in run.algorithm.reward_boost:
-            if name not in info.actions:
-                raise ConfigError(f"reward_boost names {name}; the actions of the log are {', '.join(info.actions)}")
+        check_boost(run.algorithm, dataset)
     if run.algorithm.estimate:
         needed("scipy", "offline")  # for the estimates at the end, hours later
     way_out = without_candidates(run.algorithm)
@@ -78,6 +76,16 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> tuple[Dataset, Datas
     return dataset, judged_on
 
 
+def check_boost(config: OfflineDQNConfig, dataset: Dataset) -> None:
+    """Raise `ConfigError` for a boost of an action that the data do not have."""
+    for name in config.reward_boost:
+        if name not in dataset.info.actions:
+            raise ConfigError(
+                f"reward_boost names the action {name}, which {dataset.path} does not have; its actions are "
+                f"{', '.join(dataset.info.actions)}"
+            )
+
+
 def _opened(setting: str, name: str, verify: bool) -> Dataset:
     path = Path(name)
     if not path.exists():
@@ -86,8 +94,8 @@ def _opened(setting: str, name: str, verify: bool) -> Dataset:
             f"{setting}={name} does not exist{seen}; say where it is now (--set {setting}=DIR), or prepare a log: "
             f"lockstep offline prepare LOG --out {name}"
         )
-    size = sum(file.stat().st_size for file in path.rglob("*.npy"))
-    return Dataset.open(path, verify=verify and size <= _VERIFIED)
+    verify = verify and sum(file.stat().st_size for file in path.rglob("*.npy")) <= _VERIFIED
+    return Dataset.open(path, verify=verify)
 
 
 def without_candidates(config: LoggedConfig) -> str | None:

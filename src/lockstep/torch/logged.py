@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
+from lockstep.demands import check_boost
 from lockstep.errors import ConfigError
 from lockstep.record.journal import Journal
 from lockstep.run import OfflineRun
@@ -142,12 +143,7 @@ def _checked(config: OfflineDQNConfig | CloningConfig, dataset: Dataset) -> str:
     info = dataset.info
     if not isinstance(config, OfflineDQNConfig):
         return ""
-    for name in config.reward_boost:
-        if name not in info.actions:
-            raise ConfigError(
-                f"reward_boost names the action {name}, which {dataset.path} does not have; its actions are "
-                f"{', '.join(info.actions)}"
-            )
+    check_boost(config, dataset)
     unknown = 0
     for start in range(0, info.num_rows, _CHUNK):
         part = slice(start, min(start + _CHUNK, info.num_rows))

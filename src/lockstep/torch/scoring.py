@@ -24,7 +24,7 @@ from lockstep.settings import updated
 from lockstep.torch.candidate_network import CandidateHeads, CandidateNetwork
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.preprocess import Preprocessor
-from lockstep.torch.score_networks import ScoreHeads, score_network
+from lockstep.torch.score_networks import ScoreHeads, probability, score_network
 from lockstep.torch.tensor_file import write_tensors
 
 FORMAT = 1
@@ -141,11 +141,7 @@ class ScoringPolicy(nn.Module):
             scores: [N, A].
             possible: 1 for actions that may be taken, else 0 [N, A]; a row without any has probability 0 everywhere.
         """
-        masked = scores.masked_fill(possible == 0, -torch.inf)
-        if self.about.algorithm.policy == "softmax":
-            chosen = (masked / self.about.algorithm.temperature).softmax(-1)
-        else:
-            chosen = torch.zeros_like(scores).scatter_(-1, masked.argmax(-1, keepdim=True), 1.0)
+        chosen = probability(scores, possible, self.about.algorithm)
         return torch.where(possible.any(-1, keepdim=True), chosen, torch.zeros_like(chosen))
 
     def _actions_of_simulator(self, count: int) -> Tensor:
