@@ -147,6 +147,8 @@ class OfflineRun(RunBase):
     def __post_init__(self) -> None:
         """Fill in the algorithm's defaults and refuse values that cannot run."""
         _fill_in_algorithm(self)
+        if self.ml_framework != "torch":
+            raise ConfigError(f"ml_framework={self.ml_framework}: only torch learns from logged data; leave it out")
         if self.epochs < 1:
             raise ConfigError(f"epochs={self.epochs} must be at least 1")
         if self.estimate_every is not None and self.estimate_every < 1:

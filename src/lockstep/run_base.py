@@ -22,8 +22,10 @@ class RunBase:
     """`auto`: a GPU per rank if this machine has one, else the CPU."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Collectives; `auto`: nccl on GPUs, gloo on CPUs."""
+    devices_per_process: int = 1
+    """Devices that one process drives, each of them a rank; JAX only."""
     compile: bool = False
-    """torch.compile the loss; fixed before the first step."""
+    """torch.compile the loss; fixed before the first step. JAX compiles in any case."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward and backward pass; parameters stay float32."""
     log_every: int | None = 10_000
@@ -55,7 +57,7 @@ class RunBase:
 
     def check(self) -> None:
         """Refuse values that cannot run."""
-        for name in ("shard_threads", "num_checkpoints", "check_every"):
+        for name in ("shard_threads", "devices_per_process", "num_checkpoints", "check_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("num_shards", "log_every", "evaluate_every", "evaluate_episodes", "checkpoint_every"):
@@ -69,3 +71,23 @@ class RunBase:
             raise ConfigError(f"seed={self.seed} must not be negative")
         if self.backend == "nccl" and self.device == "cpu":
             raise ConfigError("backend=nccl needs GPUs, but device=cpu; use --set backend=gloo")
+        self._check_framework()
+
+    def _check_framework(self) -> None:
+        """Refuse what the chosen backend does not do."""
+        if self.ml_framework == "torch":
+            if self.devices_per_process != 1:
+                raise ConfigError(
+                    f"devices_per_process={self.devices_per_process}: a torch rank is a process with one device; use "
+                    f"--ranks {self.devices_per_process}, or --ml-framework jax"
+                )
+            return
+        if self.compile:
+            raise ConfigError(
+                "compile=true asks for torch.compile; ml_framework=jax compiles in any case, leave it out"
+            )
+        if self.shard_threads != 1:
+            raise ConfigError(
+                f"shard_threads={self.shard_threads}: ml_framework=jax computes a pinned shard on one thread; leave it "
+                "out, or use --ml-framework torch"
+            )

@@ -7,7 +7,7 @@ import pytest
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
-from lockstep.run import EnvConfig, NetworkConfig, Run, dump, from_dict, load, override, to_dict
+from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump, from_dict, load, override, to_dict
 
 BASE = Run(task="CartPole-v1")
 
@@ -229,3 +229,22 @@ def test_json_is_read_too(tmp_path):
 def test_a_run_that_yaml_cannot_hold_is_refused():
     with pytest.raises(ConfigError, match="plain values"):
         dump(Run(task="a", env=EnvConfig(kwargs={"f": object()})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ml_framework": "jax", "compile": "true"}, ["compile=true", "ml_framework=jax"]),
+        ({"ml_framework": "jax", "shard_threads": "2"}, ["shard_threads=2", "ml_framework=jax"]),
+        ({"devices_per_process": "2"}, ["devices_per_process=2", "--ranks 2", "--ml-framework jax"]),
+        ({"ml_framework": "jax", "devices_per_process": "0"}, ["devices_per_process=0", "at least 1"]),
+    ],
+)
+def test_what_a_backend_does_not_do_is_refused_by_name(changes, words):
+    said = refusal(changes)
+    assert [word for word in words if word not in said] == []
+
+
+def test_jax_does_not_learn_from_logged_data():
+    with pytest.raises(ConfigError, match="ml_framework=jax: only torch learns from logged data"):
+        OfflineRun(data="prepared", ml_framework="jax")
