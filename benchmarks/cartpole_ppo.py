@@ -9,16 +9,11 @@ environment of its own, `.venv-bench-sb3`, made on first use with the torch vers
 """
 
 import argparse
-import importlib.metadata
 import os
-import subprocess
-import sys
-from pathlib import Path
 from statistics import median
 
 import measure
 
-PEER_VENV = Path(__file__).parent.parent / ".venv-bench-sb3"
 PEER = "stable-baselines3==2.9.2"
 ROLLOUT = 8 * 128
 WARM_UP = 20 * ROLLOUT
@@ -51,15 +46,7 @@ print({MEASURED} / (clock.times[{WARM_UP + MEASURED}] - clock.times[{WARM_UP}]))
 
 def peer_python() -> str:
     """The interpreter of the peer's environment, which is made if it does not exist."""
-    python = PEER_VENV / "bin" / "python"
-    if not (PEER_VENV / "complete").exists():
-        torch = f"torch=={importlib.metadata.version('torch').partition('+')[0]}"
-        gymnasium = f"gymnasium=={importlib.metadata.version('gymnasium')}"
-        print(f"making {PEER_VENV} with {PEER}, {torch}, {gymnasium}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(PEER_VENV)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", PEER, torch, gymnasium], check=True)
-        (PEER_VENV / "complete").touch()
-    return str(python)
+    return measure.peer_python("sb3", [PEER, "torch", "gymnasium"])
 
 
 def peer() -> float:

@@ -35,6 +35,24 @@ def call(command: Sequence[str], cores: set[int] | None = None) -> str:
     return done.stdout
 
 
+def peer_python(name: str, packages: Sequence[str]) -> str:
+    """The interpreter of a peer's environment, `.venv-bench-NAME`, which is made if it does not exist.
+
+    Args:
+        name: of the peer, in short.
+        packages: what it consists of; those that this process's environment also has get the same version.
+    """
+    folder = Path(__file__).parent.parent / f".venv-bench-{name}"
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        pinned = [p if "==" in p else f"{p}=={importlib.metadata.version(p).partition('+')[0]}" for p in packages]
+        print(f"making {folder} with {', '.join(pinned)}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pinned], check=True)
+        (folder / "complete").touch()
+    return str(python)
+
+
 def train(task: str, settings: Mapping[str, object], *, ranks: int = 1, cores: set[int] | None = None) -> dict:
     """The summary of a run by the `lockstep` command, and `steady`: its steps per second without start and end.
 
