@@ -14,6 +14,8 @@ import pytest
 # Children inherit it, and theirs too; this process's own environment, as /proc shows it, is from before.
 _MARK = "LOCKSTEP_TEST_SESSION"
 _GRACE_S = 5.0
+_DEVICES = 4
+_XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_disable_hlo_passes=cse_barrier_expander"
 # Python's own helper of shared memory and semaphores ends with the process that it serves.
 _ALLOWED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _reported: list[str] = []
@@ -72,11 +74,17 @@ def _left_behind() -> Iterator[tuple[int, str]]:
 
 @pytest.fixture(autouse=True)
 def _strict_jax(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of JAX: no array is stretched to another's rank in silence."""
+    """Tests of JAX: four devices, one thread, and no array is stretched to another's rank in silence."""
     if not request.path.name.startswith("test_jax_") or find_spec("jax") is None:
         yield
         return
     import jax
 
+    if jax.config.jax_num_cpu_devices != _DEVICES:
+        jax.config.update("jax_num_cpu_devices", _DEVICES)
+        # Read when JAX is first used; taken back, so that processes that tests start show what they do by themselves.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XLA_FLAGS", _XLA_FLAGS)
+            jax.devices()
     with jax.numpy_rank_promotion("raise"):
         yield
