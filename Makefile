@@ -13,6 +13,10 @@ ALONE := $(wildcard tests/house)
 BUSY := $(wildcard tests/ranks tests/chaos tests/examples)
 WAITING := $(wildcard tests/hosts tests/unit/launch)
 SERIAL := $(ALONE) $(BUSY) $(WAITING)
+# What of JAX needs no torch: run where there is none, so that neither backend leans on the other. With both of them it is
+# tests/parity that runs.
+JAX_QUICK := $(wildcard tests/unit/jax tests/golden/test_jax_*.py tests/unit/test_jax_*.py tests/unit/envs/test_jax_*.py)
+JAX_BUSY := $(wildcard tests/ranks/test_jax_*.py tests/unit/launch/test_jax_*.py)
 
 .PHONY: help setup train test test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
 
@@ -30,12 +34,13 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 
 test: setup .venv-jax/.installed  ## Run all quick suites, then the JAX ones in an environment without torch.
 	@code=0; \
-	$(BIN)/python -m pytest -n $(JOBS) $(SERIAL:%=--ignore=%) || code=1; \
+	$(BIN)/python -m pytest -n $(JOBS) $(patsubst %,--ignore=%,$(SERIAL) $(JAX_QUICK)) || code=1; \
 	$(BIN)/python -m pytest $(ALONE) || code=1; \
-	said=$$(mktemp); $(BIN)/python -m pytest $(WAITING) > $$said 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest $(BUSY) || code=1; \
+	said=$$(mktemp); $(BIN)/python -m pytest $(WAITING) $(JAX_BUSY:%=--ignore=%) > $$said 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest $(BUSY) $(JAX_BUSY:%=--ignore=%) || code=1; \
 	wait $$beside || code=1; cat $$said; rm $$said; \
-	.venv-jax/bin/python -m pytest tests/golden/test_jax_returns.py || code=1; \
+	.venv-jax/bin/python -m pytest -n $(JOBS) $(JAX_QUICK) || code=1; \
+	.venv-jax/bin/python -m pytest $(JAX_BUSY) || code=1; \
 	exit $$code
 
 test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
@@ -56,11 +61,10 @@ test-slow: setup  ## The tests that take minutes.
 test-gpu: setup  ## The tests that need a GPU; they skip without one.
 	$(BIN)/python -m pytest -m gpu
 
-check: setup .venv-jax/.installed  ## Format, lint and types.
+check: setup  ## Format, lint and types.
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/pyright --pythonpath .venv-jax/bin/python src/lockstep/jax
 
 format: setup  ## Format the code and mend what the linter can mend.
 	$(BIN)/ruff format

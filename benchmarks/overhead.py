@@ -75,7 +75,7 @@ def train(rank: int, run: Run, run_dir: str, resume: bool = False) -> dict[str, 
     """One rank of a run, with clocks in it."""
     from lockstep.segment import Segment
     from lockstep.torch import ppo
-    from lockstep.torch.checkpoints import Checkpoints
+    from lockstep.checkpoints import Checkpoints
     from lockstep.torch.session import Session
     from lockstep.watch import Watch
 

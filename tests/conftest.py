@@ -72,7 +72,7 @@ def _left_behind() -> Iterator[tuple[int, str]]:
                 yield int(entry.name), words
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")  # before what a module makes once
 def _strict_jax(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of JAX: four devices, one thread, and no array is stretched to another's rank in silence."""
     if not request.path.name.startswith("test_jax_") or find_spec("jax") is None:

@@ -46,6 +46,9 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     evaluate.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
     evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
     evaluate.add_argument("--video", action="store_true", help="draw one more episode: RUN/videos/evaluate.gif")
+    evaluate.add_argument(
+        "--ml-framework", choices=("torch", "jax"), help="backend that acts (default: that of the run)"
+    )
     evaluate.set_defaults(call=commands["evaluate"])
     chaos = chosen.add_parser("chaos", help="put faults into a run of yours, and see what survives", allow_abbrev=False)
     add_run_arguments(chaos)

@@ -18,11 +18,9 @@ from typing import Any, cast
 Card = Mapping[str, Any]
 
 # What must agree, and what to do about it. Other entries of a card are facts, `settings` among them: they explain.
-_AGREED = {
-    "python": "versions",
-    "torch": "versions",
-    "lockstep": "versions",
-    "numpy": "versions",
+VERSIONS = ("python", "torch", "jax", "jaxlib", "lockstep", "numpy")
+"""Entries of a card that are versions; those of the other framework are left out."""
+_AGREED = dict.fromkeys(VERSIONS, "versions") | {
     "config": "config",
     "code": "code",
 }
@@ -37,16 +35,17 @@ _DIGITS = 8
 _CELL = 40
 
 
-def card(config: str, code: str | None = None) -> dict[str, Any]:
+def card(config: str, code: str | None = None, framework: str = "torch") -> dict[str, Any]:
     """What all who take part must agree in, and facts about this one.
 
     Args:
         config: what was asked for, as text: the dumped run, or a command.
         code: what `user_code` says of the files of the user's own.
+        framework: `torch` or `jax`; the versions of the other need not agree.
     """
     return {
         "python": platform.python_version(),
-        "torch": _version("torch"),
+        **{name: _version(name) for name in (("jax", "jaxlib") if framework == "jax" else ("torch",))},
         "lockstep": f"{_version('lockstep-rl')} (source {_own_source()})",
         "numpy": _version("numpy"),
         "config": _digest(config.encode()),

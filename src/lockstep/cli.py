@@ -5,6 +5,7 @@ import difflib
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.arguments import did_you_mean, hyphenated, parser, unknown_argument
@@ -25,10 +26,15 @@ def main(arguments: list[str] | None = None) -> int:
     """The `lockstep` command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
+    return told(lambda: _run(given), debug="--debug" in given)
+
+
+def told(command: Callable[[], int], *, debug: bool = False) -> int:
+    """The exit code of a command; what goes wrong is told on stderr, in one line where it is no defect of ours."""
     try:
-        return _run(given)
+        return command()
     except (ConfigError, RunError) as error:
-        if "--debug" in given:
+        if debug:
             traceback.print_exc()
         line, _, table = str(error).partition("\n\n")
         print(f"lockstep: error: {' '.join(line.split())}", file=sys.stderr)
@@ -95,9 +101,11 @@ def evaluate_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"run {path} does not exist; give a run directory, such as runs/NAME")
     if args.episodes < 1:
         raise ConfigError(f"--episodes {args.episodes} must be at least 1")
-    from lockstep.torch.evaluate_policy import evaluate_run
+    from lockstep.play import evaluate_run
 
-    result = evaluate_run(path, episodes=args.episodes, greedy=not args.sampled, video=args.video)
+    result = evaluate_run(
+        path, episodes=args.episodes, greedy=not args.sampled, video=args.video, ml_framework=args.ml_framework
+    )
     print(
         f"{result['task']}: return {result['eval_return_mean']:.2f} +- {result['eval_return_std']:.2f} "
         f"over {result['eval_episodes']} episodes"

@@ -1,6 +1,8 @@
-"""How many processors this process may really use: affinity and container quota, not what the machine has."""
+"""Which processors this process may really use: affinity and container quota, not what the machine has."""
 
+import contextlib
 import os
+import platform
 from pathlib import Path
 
 
@@ -9,6 +11,15 @@ def usable_cores() -> int:
     cores = len(os.sched_getaffinity(0))
     quota = _quota()
     return max(1, min(cores, round(quota))) if quota else cores
+
+
+def processor() -> str:
+    """The model of this machine's processor."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith(("model name", "Processor", "cpu model")):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _quota() -> float | None:

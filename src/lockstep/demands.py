@@ -2,8 +2,9 @@
 
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +22,19 @@ from lockstep.world import World
 
 _VERIFIED = 1 << 30
 """Bytes of prepared data whose checksums are compared when a run starts: a second or two."""
+
+
+def check_framework(run: AnyRun) -> None:
+    """Raise `ConfigError` where the package that the run computes with is not installed."""
+    check_package(run.ml_framework)
+
+
+def check_package(name: Literal["torch", "jax"]) -> None:
+    """Raise `ConfigError` where this framework is not installed."""
+    other = "torch" if name == "jax" else "jax"
+    if find_spec(name) is None:
+        instead = f", or use --ml-framework {other}" if find_spec(other) is not None else ""
+        raise ConfigError(f"ml_framework={name} needs the package {name}: pip install 'lockstep-rl[{name}]'{instead}")
 
 
 def check_task(run: Run, spec: EnvSpec) -> None:

@@ -1,12 +1,13 @@
 """What this machine can do, what is missing and how to get it. `lockstep doctor` prints it."""
 
+import itertools
 import os
 import platform
 import shutil
 import socket
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from lockstep.network.interfaces import addresses
 
 _SIZES = (1_000, 100_000, 1_000_000)  # float32 numbers: a small policy, a large one, a convolutional network
 _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"
+_CUDA_JAX = "pip install 'jax[cuda13]' or 'jax[cuda12]', whichever your driver has"
 _OPTIONAL = {  # import name: (distribution, what it brings, how to get it)
     "torch": ("torch", "the PyTorch backend", "pip install 'lockstep-rl[torch]'"),
-    "jax": ("jax", "JAX arrays", "pip install 'lockstep-rl[jax]'"),
+    "jax": ("jax", "the JAX backend", "pip install 'lockstep-rl[jax]'"),
+    "optax": ("optax", "the JAX backend's optimizers", "pip install 'lockstep-rl[jax]'"),
     "gymnasium": ("gymnasium", "Gymnasium tasks", "pip install gymnasium"),
     "pygame": ("pygame", "pictures of Gymnasium's classic tasks", "pip install 'gymnasium[classic-control]'"),
     "mujoco": ("mujoco", "MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
@@ -35,13 +38,36 @@ def nvidia_gpu_present() -> bool:
     return any(Path(path).exists() for path in ("/dev/nvidia0", "/proc/driver/nvidia/version"))
 
 
-def visible_gpus() -> int:
-    """GPUs that torch can use. Imports torch only where the machine has any."""
-    if not nvidia_gpu_present() or find_spec("torch") is None:
+def visible_gpus(framework: str = "torch") -> int:
+    """GPUs that the framework can use. Torch is asked, where the machine has any; JAX is not.
+
+    JAX takes memory of every GPU that it looks at, and a launcher must leave that to its ranks: so GPUs are counted as
+    the driver has them, if JAX was installed with what drives them.
+    """
+    if not nvidia_gpu_present() or find_spec(framework) is None:
         return 0
+    if framework == "jax":
+        return _driver_gpus() if _jax_plugins() else 0
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _driver_gpus() -> int:
+    """NVIDIA GPUs that programs started from here may use."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        named = (name.strip() for name in chosen.split(","))
+        return len([*itertools.takewhile(lambda name: name not in ("", "-1"), named)])  # CUDA stops at the first bad
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
+
+
+def _jax_plugins() -> list[str]:
+    """What JAX can drive besides CPUs, as installed: `jax-cuda12-plugin 0.10.2`."""
+    found = {
+        entry.dist.name: entry.dist.version for entry in entry_points(group="jax_plugins") if entry.dist is not None
+    }
+    return [f"{name} {number}" for name, number in sorted(found.items())]
 
 
 def cpu_only_torch() -> str | None:
@@ -63,12 +89,15 @@ def examine(ranks: int = 2) -> int:
     for title, lines in (("machine", _machine()), ("devices", _devices()), ("packages", _packages())):
         _show(title, lines)
     _show("interfaces", _interfaces())
-    failed = False
-    if find_spec("torch") is not None:
-        lines, failed = _all_reduce(ranks)
-        _show(f"all-reduce between {ranks} ranks of this machine (CPU ranks: through shared memory)", iter(lines))
+    codes: list[bool] = []
+    for framework in ("torch", "jax"):
+        if find_spec(framework) is not None:
+            lines, failed = _all_reduce(ranks, framework)
+            codes.append(failed)
+            where = "(CPU ranks: through shared memory)"
+            _show(f"all-reduce between {ranks} ranks of this machine, {framework} {where}", iter(lines))
     _show("missing", _missing())
-    return int(failed)
+    return int(any(codes))
 
 
 def measure_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
@@ -89,6 +118,38 @@ def measure_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: 
                 took.append(time.perf_counter() - start)
             seconds[size] = sorted(took)[repeats // 2]
         return {"rank": rank, "backend": comm.backend, "device": str(comm.device), "seconds": seconds}
+
+
+def measure_jax_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
+    """The same in JAX, inside a compiled function, as training does it: one shard on each rank."""
+    _leave_gpu_memory()
+    import jax
+    import numpy as np
+
+    from lockstep.jax.comm import Comm
+    from lockstep.world import World
+
+    with Comm(World.from_environment(), device=device, timeout_s=60.0, startup_timeout_s=60.0) as comm:
+
+        def add(shared: Any, own: Any) -> tuple[Any, Any]:
+            return comm.sum_shards(own), own
+
+        seconds: dict[int, float] = {}
+        for size in sizes:
+            compiled, took = comm.spread(add), list[float]()
+            shared, own = comm.share(np.zeros(size, np.float32)), comm.deal([np.ones(size, np.float32)])
+            for _ in range(repeats + 1):
+                start = time.perf_counter()
+                made: tuple[Any, Any] = jax.block_until_ready(compiled(shared, own))
+                shared, own = made
+                took.append(time.perf_counter() - start)
+            seconds[size] = sorted(took[1:])[repeats // 2]  # the first compiles
+        return {"rank": rank, "backend": comm.backend, "device": comm.device, "seconds": seconds}
+
+
+def _leave_gpu_memory() -> None:
+    """JAX would take most of the memory of a GPU for itself; for looking and measuring it need not."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def _show(title: str, lines: Iterator[str]) -> None:
@@ -112,9 +173,37 @@ def _machine() -> Iterator[str]:
 
 
 def _devices() -> Iterator[str]:
-    if find_spec("torch") is None:
-        yield "torch is not installed" + (", though this machine has an NVIDIA GPU" if nvidia_gpu_present() else "")
+    if not nvidia_gpu_present():
+        yield "no NVIDIA GPU: ranks compute on the CPU"
+    for framework, lines in (("torch", _torch_devices), ("jax", _jax_devices)):
+        if find_spec(framework) is not None:
+            yield from lines()
+        else:
+            though = ", though this machine has an NVIDIA GPU" if nvidia_gpu_present() else ""
+            yield f"{framework} is not installed{though}"
+
+
+def _jax_devices() -> Iterator[str]:
+    _leave_gpu_memory()
+    import jax
+
+    yield f"jax {jax.__version__}, jaxlib {version('jaxlib')} ({', '.join(_jax_plugins()) or 'CPU build'})"
+    try:
+        found: list[Any] = jax.local_devices()
+        for device in found:
+            if device.platform != "cpu":
+                yield f"jax {device.platform}:{device.local_hardware_id}: {device.device_kind}"
+    except RuntimeError as error:  # JAX_PLATFORMS names what it does not have, or a driver does not fit
+        yield f"WARNING: JAX cannot start: {str(error).splitlines()[0]}"
         return
+    if nvidia_gpu_present() and jax.default_backend() == "cpu":
+        chosen = os.environ.get("JAX_PLATFORMS")
+        why = f"JAX_PLATFORMS={chosen} is set" if chosen else "see nvidia-smi" if _jax_plugins() else _CUDA_JAX
+        yield f"WARNING: this machine has an NVIDIA GPU, but JAX computes on the CPU: {why}"
+    yield "jax backends between processes: gloo" + (", nccl" if _jax_plugins() else " (nccl needs a CUDA plugin)")
+
+
+def _torch_devices() -> Iterator[str]:
     import torch
     import torch.distributed as dist
 
@@ -126,10 +215,10 @@ def _devices() -> Iterator[str]:
         yield f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if warning := cpu_only_torch():
         yield f"WARNING: {warning}"
-    elif not nvidia_gpu_present():
-        yield "no NVIDIA GPU: ranks compute on the CPU"
     available = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
-    yield "backends: " + ", ".join(name if have else f"{name} (not in this torch)" for name, have in available.items())
+    yield "torch backends: " + ", ".join(
+        name if have else f"{name} (not in this torch)" for name, have in available.items()
+    )
 
 
 def _packages() -> Iterator[str]:
@@ -163,13 +252,14 @@ def _interfaces() -> Iterator[str]:
             yield f"{name}={os.environ[name]} (set by you)"
 
 
-def _all_reduce(ranks: int) -> tuple[list[str], bool]:
+def _all_reduce(ranks: int, framework: str) -> tuple[list[str], bool]:
     from lockstep.errors import ConfigError, RunError
     from lockstep.launch.local import spawn
 
-    device = "cuda" if visible_gpus() >= ranks else "cpu"
+    device = "cuda" if visible_gpus(framework) >= ranks else "cpu"
+    measure = measure_jax_all_reduce if framework == "jax" else measure_all_reduce
     try:
-        results = spawn(measure_all_reduce, ranks, (device, _SIZES, 50), timeout_s=120.0)
+        results = spawn(measure, ranks, (device, _SIZES, 50), timeout_s=120.0)
     except (ConfigError, RunError, OSError) as error:
         return [f"FAILED: {error}"], True
     first = results[0]

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from lockstep.backend_faults import collectives, refuse_rewards, weight_changer, wrap_advance
 from lockstep.errors import ConfigError
 
 KINDS: Mapping[str, str] = {
@@ -80,8 +81,8 @@ class Fault:
 class _Strike:
     """Knows when the moment has come, and notes it down."""
 
-    def __init__(self, fault: Fault, run_dir: Path | None) -> None:
-        self.fault, self._run_dir = fault, run_dir
+    def __init__(self, fault: Fault, run_dir: Path | None, framework: str) -> None:
+        self.fault, self._run_dir, self.framework = fault, run_dir, framework
         self.updates = -1  # none known yet: nothing strikes before the first update ended
         self._struck = False
 
@@ -108,16 +109,17 @@ class _Strike:
         return True
 
 
-def plant(fault: Fault, run_dir: Path | None = None) -> None:
+def plant(fault: Fault, run_dir: Path | None = None, framework: str = "torch") -> None:
     """Put a fault into this process, which is about to train.
 
     Args:
         fault: which, and when.
         run_dir: where to leave a note when it strikes; None leaves none.
+        framework: what the run computes with, `torch` or `jax`.
     """
     from lockstep.record.timers import Timers
 
-    strike, original = _Strike(fault, run_dir), Timers.updated
+    strike, original = _Strike(fault, run_dir, framework), Timers.updated
 
     def updated(timers: Timers, updates: int) -> None:
         original(timers, updates)
@@ -130,13 +132,15 @@ def plant(fault: Fault, run_dir: Path | None = None) -> None:
 
 def _break_steps(strike: _Strike) -> None:
     """Whatever happens to a rank as a whole happens in env.step."""
-    _wrap_steps(lambda step: lambda action: _act(strike, step(action)) if strike.due() else step(action))
+    _wrap_steps(strike, lambda step: lambda action: _act(strike, step(action)) if strike.due() else step(action))
 
 
-def _wrap_steps(wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
+def _wrap_steps(strike: _Strike, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
     """Replace `step` of every training environment that this process is going to make."""
     from lockstep.rollout import Collector
 
+    if strike.framework == "jax":
+        wrap_advance(wrap)
     original = Collector.__init__
 
     def init(collector: Collector, world: Any, envs: Sequence[Any], *args: Any, **kwargs: Any) -> None:
@@ -166,6 +170,7 @@ def _act(strike: _Strike, result: tuple[Any, ...]) -> tuple[Any, ...]:
         case "stall":
             time.sleep(_FOREVER_S)
         case _:  # nan
+            refuse_rewards(result)
             observation, reward, *rest = result
             reward = reward.copy()
             reward[0] = float("nan")
@@ -187,8 +192,6 @@ def _flip_bit(strike: _Strike) -> None:
 
 def _stall_collectives(strike: _Strike) -> None:
     """A rank that came to a collective does not do its part, in memory and in messages alike."""
-    from lockstep.torch.group import Group
-    from lockstep.torch.hosts import Hosts
 
     def stalled(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -198,32 +201,23 @@ def _stall_collectives(strike: _Strike) -> None:
 
         return call
 
-    cast(Any, Hosts).exchange = stalled(Hosts.exchange)
-    cast(Any, Group).gather = stalled(Group.gather)
-    cast(Any, Group).sum = stalled(Group.sum)
+    for kind, name in collectives(strike.framework):
+        setattr(kind, name, stalled(getattr(kind, name)))
 
 
 def _change_weight(strike: _Strike) -> None:
     """What a bit that flips in memory does: this rank's parameters are no longer those of the others."""
-    from lockstep.torch.flat import FlatParameters
-
-    original = FlatParameters.__init__
-    made: list[FlatParameters] = []
-
-    def init(flat: FlatParameters, *args: Any, **kwargs: Any) -> None:
-        original(flat, *args, **kwargs)
-        made.append(flat)
+    change = weight_changer(strike.framework)
 
     def changing(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def faulty(action: Any) -> Any:
             if strike.due():
-                made[0].values.detach()[0] += 1e-3
+                change()
             return step(action)
 
         return faulty
 
-    cast(Any, FlatParameters).__init__ = init
-    _wrap_steps(changing)
+    _wrap_steps(strike, changing)
 
 
 def _fill_disk(strike: _Strike) -> None:
@@ -251,6 +245,19 @@ def _run_dir(arguments: Sequence[str]) -> Path | None:
                 path = Path(value)
                 return path.parents[1] if path.parent.name == "checkpoints" else path
     return None
+
+
+def _framework(arguments: Sequence[str]) -> str:
+    """What the arguments, or else the files that they name, say that the run computes with."""
+    said = " ".join(arguments).replace("_", "-").replace("=", " ")
+    for framework in ("torch", "jax"):
+        if f"ml-framework {framework}" in said:
+            return framework
+    run_dir = _run_dir(arguments)
+    files = [Path(word) for word in arguments if word.endswith((".yaml", ".yml"))]
+    files += [] if run_dir is None else [run_dir / "run.yaml"]
+    said_so = any("ml_framework: jax" in file.read_text(encoding="utf-8") for file in files if file.is_file())
+    return "jax" if said_so else "torch"
 
 
 def _redirect_ranks(fault: Fault) -> None:
@@ -286,7 +293,7 @@ def main() -> None:
     die_with_launcher()
     attempt = int(os.environ.get("LOCKSTEP_RESTARTS", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     if int(os.environ["RANK"]) == fault.rank and attempt == fault.attempt:
-        plant(fault, _run_dir(arguments))
+        plant(fault, _run_dir(arguments), _framework(arguments))
     sys.argv = ["lockstep.train", *(arguments[1:] if arguments[:1] == ["train"] else arguments)]
     runpy.run_module("lockstep.train", run_name="__main__")
 

@@ -19,7 +19,7 @@ _MAX_HOSTS = 1 << 16
 
 def rank_fields(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """The fields of the `World` that a launcher described; None without one."""
-    for launcher in (_torchrun, _open_mpi, _hydra, _slurm):
+    for launcher in (_torchrun, _jax, _open_mpi, _hydra, _slurm):
         fields = launcher(environment)
         if fields is not None:
             shared = {
@@ -61,6 +61,24 @@ def _torchrun(environment: Mapping[str, str]) -> dict[str, Any] | None:
         "local_size": local_size,
         "node_rank": _integer(environment, "GROUP_RANK", rank // max(local_size, 1)),
         "launcher": environment.get("LOCKSTEP_LAUNCHER", "torchrun"),
+    }
+
+
+def _jax(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """What launchers of scripts for JAX set; they need not say how many processes a host has."""
+    if "JAX_RANK" not in environment or "JAX_WORLD_SIZE" not in environment:
+        return None
+    rank, size = _integer(environment, "JAX_RANK"), _integer(environment, "JAX_WORLD_SIZE")
+    local_size = _integer(environment, "LOCAL_WORLD_SIZE", size)
+    return {
+        "rank": rank,
+        "size": size,
+        "local_rank": _integer(environment, "JAX_LOCAL_RANK", rank % max(local_size, 1)),
+        "local_size": local_size,
+        "node_rank": rank // max(local_size, 1),
+        "address": environment.get("JAX_COORDINATOR_ADDR") or "127.0.0.1",
+        "port": _integer(environment, "JAX_COORDINATOR_PORT", 0),
+        "launcher": "a JAX launcher",
     }
 
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 
-_EPS = 1e-8
-_LIMIT = 10.0
+EPS = 1e-8
+"""Added to a variance before its root is divided by."""
+LIMIT = 10.0
+"""Deviations from the mean beyond which what is normalized is cut."""
 
 
 class RunningMoments:
@@ -51,15 +53,15 @@ class RunningMoments:
         """(x - mean) / deviation as float32, within 10 deviations. Nothing changes before the first update."""
         if self.count == 0:
             return rows.astype(np.float32, copy=False)
-        scale = (1.0 / np.sqrt(self.variance + _EPS)).astype(np.float32)
+        scale = (1.0 / np.sqrt(self.variance + EPS)).astype(np.float32)
         scaled = (rows - self.mean.astype(np.float32)) * scale
-        return np.clip(scaled, -_LIMIT, _LIMIT, out=scaled)
+        return np.clip(scaled, -LIMIT, LIMIT, out=scaled)
 
     def scale(self, rows: np.ndarray) -> np.ndarray:
         """`x / deviation` as float32, within 10; for rewards, whose sign must stay."""
         if self.count == 0:
             return rows
-        return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + _EPS)), -_LIMIT, _LIMIT)
+        return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + EPS)), -LIMIT, LIMIT)
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything, as the arrays themselves."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
 
 if TYPE_CHECKING:
+    from lockstep.preflight import Preflight
     from lockstep.run import Run
-    from lockstep.torch.preflight import Preflight
     from lockstep.world import World
 
 _RECIPE = "cartpole"  # what the prediction is for

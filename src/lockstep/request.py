@@ -108,14 +108,13 @@ def from_environments(run: "AnyRun", what: str) -> "Run":
 
 
 def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
-    """Refuse a framework that does not exist yet, a task that cannot be made or learned, and data that do not fit."""
-    if run.ml_framework == "jax":
-        raise ConfigError("ml_framework=jax: training on JAX is not there yet; use --ml-framework torch")
+    """Refuse a framework that is not installed, a task that cannot be made or learned, and data that do not fit."""
     from lockstep import recipes
-    from lockstep.demands import check_data, check_task
+    from lockstep.demands import check_data, check_framework, check_task
     from lockstep.envs.vector import env_spec
     from lockstep.run import OfflineRun
 
+    check_framework(run)
     if isinstance(run, OfflineRun):
         check_data(run)
         return run

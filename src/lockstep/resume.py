@@ -27,7 +27,7 @@ _FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold")
 """How far a log has been read is counted in batches, and which networks there are is what the state is of."""
 _HARMLESS = (
     *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
-    "evaluate_video",
+    *("evaluate_video", "devices_per_process"),
     *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
     *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # other contents than before are found out
 )
@@ -42,7 +42,7 @@ class Resumption:
     """The config, changes included."""
     run_dir: Path
     world_size: int
-    """Ranks of the last start."""
+    """Processes of the last start."""
     num_shards: int | None
     """Units of state the checkpoint is cut into; None without a checkpoint."""
     step: int | None
@@ -73,9 +73,10 @@ def go_on(path: Path, run: AnyRun) -> Resumption:
     run_dir, exact = _place(path)
     manifest, notes = _newest(run_dir, exact)
     if manifest is None:
-        size = settings.value_of(_summary(run_dir), "world_size")
+        ranks = settings.value_of(_summary(run_dir), "world_size") or 1
+        processes = max(1, ranks // load(run_dir / RUN_FILE).devices_per_process)
         notes.append("there is no checkpoint yet: the run begins from its start")
-        return Resumption(run, run_dir, size or 1, None, None, None, notes)
+        return Resumption(run, run_dir, processes, None, None, None, notes)
     notes += compare(manifest["run"], to_dict(run))
     size, shards, step = manifest["world_size"], manifest["num_shards"], manifest["step"]
     return Resumption(run, run_dir, size, shards, step, exact, notes)

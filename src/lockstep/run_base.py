@@ -1,9 +1,10 @@
 """What every run has, whatever it learns from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockstep.errors import ConfigError
+from lockstep.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,21 @@ class RunBase:
     """Bound on any collective and on any stall after the first update."""
     startup_timeout_s: float = 300.0
     """Bound on everything before the first update."""
+
+    def cut(self, world: World, num_shards: int | None = None) -> World:
+        """The same world cut into this run's shards: `num_shards`, pinned or of a checkpoint, else one per rank.
+
+        Raises:
+            ConfigError: a rank would get none.
+        """
+        cut, ranks = world.with_shards(self.num_shards), world.size * self.devices_per_process
+        cut = replace(cut, num_shards=self.num_shards or num_shards or ranks)
+        if cut.num_shards < ranks:
+            raise ConfigError(
+                f"num_shards={cut.num_shards} is fewer than the {ranks} ranks ({world.size} processes x "
+                f"devices_per_process={self.devices_per_process}); use fewer, or --set num_shards={ranks}"
+            )
+        return cut
 
     def check(self) -> None:
         """Refuse values that cannot run."""

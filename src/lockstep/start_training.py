@@ -110,7 +110,7 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
 
     if restarts_ranks(world):
         return  # a run that goes on has the shards of its checkpoint, and a launcher says too late what it will start
-    shards = world.with_shards(run.num_shards or num_shards)
+    shards = run.cut(world, num_shards)
     run.minibatch_rows(shards)
     from lockstep.demands import check_host, check_rows
     from lockstep.run import Run
@@ -121,8 +121,8 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
         from lockstep.envs.vector import env_spec
 
         check_host(run, env_spec(run.task, run.env), shards)
-    if run.device == "cpu" or world.launcher != "none":
-        return  # under a launcher every rank asks for its own device
+    if run.device == "cpu" or world.launcher != "none" or run.ml_framework == "jax":
+        return  # under a launcher, and in JAX, every rank asks for its own device
     from lockstep.doctor import nvidia_gpu_present, visible_gpus
 
     gpus = visible_gpus() if nvidia_gpu_present() else 0

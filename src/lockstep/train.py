@@ -1,22 +1,26 @@
 """Train a run: `python -m lockstep.train ...` is `lockstep train ...`; `train(run)` is for Python callers."""
 
+import contextlib
 import itertools
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.elastic import again, find_memo, note, restarts_ranks, warn
+from lockstep.demands import check_framework
+from lockstep.elastic import Gather, again, find_memo, note, restarts_ranks, warn
 from lockstep.errors import ConfigError
-from lockstep.run import AnyRun, OfflineRun, override
+from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.world import World
 
 if TYPE_CHECKING:
     from lockstep.resume import Resumption
-    from lockstep.torch.session import Session
+    from lockstep.surroundings import Surroundings
+
+    AnySession = Surroundings[Any, Any, Any, Any]
 
 _OWN_SIGNAL_S = 10.0  # for a launcher to send its own ranks the signal that ranks of another node told them of
 _runs = itertools.count()
@@ -50,8 +54,7 @@ def train(
     """
     if overrides:
         run = override(run, overrides)
-    if run.ml_framework != "torch":
-        raise ConfigError(f"ml_framework={run.ml_framework} does not exist yet; use ml_framework=torch")
+    check_framework(run)
     world = world or World.from_environment()
     from lockstep.launch.torchrun import check_growth, check_torchrun
 
@@ -80,7 +83,7 @@ def train(
     return session.summary
 
 
-def _loop_of(run: AnyRun) -> tuple[type["Session[Any]"], Callable[[Any], None]]:
+def _loop_of(run: AnyRun) -> tuple[type["AnySession"], Callable[[Any], None]]:
     """What surrounds the training loop of the run's algorithm, and the loop."""
     if isinstance(run, OfflineRun):
         from lockstep.torch.logged_session import LoggedSession as Surrounding
@@ -92,12 +95,26 @@ def _loop_of(run: AnyRun) -> tuple[type["Session[Any]"], Callable[[Any], None]]:
         else:
             from lockstep.torch.cloning import train as learn
         return Surrounding, learn
+    return _jax_loop_of(run) if run.ml_framework == "jax" else _torch_loop_of(run)
+
+
+def _torch_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
     from lockstep.torch.session import Session
 
     if run.algo == "dqn":
         from lockstep.torch.dqn import train as learn
     else:
         from lockstep.torch.ppo import train as learn
+    return Session, learn
+
+
+def _jax_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
+    from lockstep.jax.session import Session
+
+    if run.algo == "dqn":
+        from lockstep.jax.dqn import train as learn
+    else:
+        from lockstep.jax.ppo import train as learn
     return Session, learn
 
 
@@ -111,24 +128,13 @@ class _Launch:
         except ConfigError as error:
             if world.local_rank == 0:
                 warn(str(error))
-        from lockstep.torch.comm import Comm
-
         # A comm of its own: how the run's is cut depends on the shards of the checkpoint.
-        comm = Comm(
-            world,
-            device="cpu",
-            backend="gloo",
-            timeout_s=run.timeout_s,
-            startup_timeout_s=run.startup_timeout_s,
-            shared_memory=False,
-        )
-        with comm:
-            self.earlier = again(self._memo, run, world, comm.gather_object)
+        with _all_processes(run, world) as gather:
+            self.earlier = again(self._memo, run, world, gather)
         if self.earlier is None:  # the command line could not say: a run that goes on keeps its shards
-            shards = world.with_shards(run.num_shards)
-            run.minibatch_rows(shards)
+            run.minibatch_rows(run.cut(world))
 
-    def begin(self, session: "Session[Any]", resume: Path | None) -> None:
+    def begin(self, session: "AnySession", resume: Path | None) -> None:
         """The run directory is known: note it for the next start."""
         path, earlier = session.journal.path, self.earlier
         if self._memo is not None and self._world.local_rank == 0:
@@ -141,7 +147,7 @@ class _Launch:
             for line in earlier.resumption.notes:
                 session.journal.say(f"note: {line}")
 
-    def end(self, session: "Session[Any]") -> None:
+    def end(self, session: "AnySession") -> None:
         """When nodes come or go, each one's launcher tells its ranks to stop, but not all at the same moment.
 
         A rank that leaves because others were told would look to its own launcher as one that failed.
@@ -149,6 +155,32 @@ class _Launch:
         until = time.monotonic() + _OWN_SIGNAL_S
         while session.stopped_by == signal.SIGTERM and session.signals.received is None and time.monotonic() < until:
             time.sleep(0.05)  # the signals are given back: SIGTERM ends this process here
+
+
+@contextlib.contextmanager
+def _all_processes(run: AnyRun, world: World) -> Generator[Gather]:
+    """What gathers objects of all processes, met for this alone; *collective*."""
+    if run.ml_framework == "jax":
+        from lockstep.jax.processes import Processes
+        from lockstep.record.timers import Timers
+
+        processes = Processes(world, Timers(), run.timeout_s, run.startup_timeout_s)
+        processes.open()
+        try:
+            yield processes.gather_object
+        except BaseException as error:
+            processes.close(error)
+            raise
+        processes.close(None)
+        return
+    from lockstep.torch.comm import Comm
+
+    where = Comm(
+        world, device="cpu", backend="gloo", shared_memory=False,
+        timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s,
+    )  # fmt: skip
+    with where as comm:
+        yield comm.gather_object
 
 
 def exit_code(summary: dict[str, Any]) -> int:

@@ -136,7 +136,7 @@ def test_every_key_of_the_summary_is_documented():
 
 
 def test_every_entry_of_the_preflight_is_documented():
-    from lockstep.torch.preflight import Host, Preflight
+    from lockstep.preflight import Host, Preflight
 
     host = Host(host="alpha", ranks=[0], cores=1, device="cpu", processor="x", interface=None)
     written = Preflight(rank=0, world_size=1, hosts=[host], versions={}).to_dict()

@@ -10,16 +10,13 @@ import numpy as np
 from running import small
 
 from lockstep import World
+from lockstep.blame import NonFiniteError, save
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.launch.variables import free_port
 from lockstep.progress import Progress
 from lockstep.record.timers import Timers
 from lockstep.rollout import Collector
 from lockstep.run import Run
-from lockstep.torch.comm import Comm
-from lockstep.torch.networks import Policy, actor_of
-from lockstep.torch.non_finite import NonFiniteError, save
-from lockstep.torch.ppo import PPO
 from lockstep.world import stream_seed
 
 SHARDS, ENVS, STEPS, UPDATES = 2, 16, 8, 7
@@ -109,6 +106,10 @@ def learn_each(rank: int, tasks: dict[str, Task]) -> dict[str, dict[str, Any]]:
 
 def learn(rank: int, task: Task) -> dict[str, Any]:
     """Collect and update; after each update the parameters and the metrics. A stop saves what it holds."""
+    from lockstep.torch.comm import Comm
+    from lockstep.torch.networks import Policy, actor_of
+    from lockstep.torch.ppo import PPO
+
     run, world = task.run, World(rank=rank, size=int(os.environ.get("WORLD_SIZE", "1")), port=task.port)
     world = dataclasses.replace(world, address="127.0.0.1").with_shards(run.num_shards)
     told: dict[str, Any] = {"error": "", "rank": None, "parameters": [], "metrics": [], "returns": []}

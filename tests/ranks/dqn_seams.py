@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 from running import Job, small_dqn, train_one
-from seams import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
+from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
 
 from lockstep import World
 from lockstep.progress import Progress

@@ -9,10 +9,10 @@ from unittest import mock
 from host_blocks import on_hosts
 from running import small
 
-from lockstep import World, card
+from lockstep import World, card, latency, preflight
 from lockstep.launch.variables import free_port
 from lockstep.run import Run
-from lockstep.torch import latency, preflight
+from lockstep.torch import preflight as instruments
 from lockstep.torch.comm import Comm
 
 RUN = small("lockstep/Match-v0")
@@ -35,7 +35,7 @@ def changed(name: str, folder: str) -> tuple[Run, Any]:
         clock = mock.Mock(time=lambda: time.time() + AHEAD_S, perf_counter=time.perf_counter)
         return RUN, mock.patch.object(latency, "time", clock)
     if name == "device":
-        return RUN, mock.patch.object(preflight, "kind_of", lambda _: "NVIDIA T4")
+        return RUN, mock.patch.object(instruments, "kind_of", lambda _: "NVIDIA T4")
     return RUN, nothing
 
 
@@ -49,7 +49,7 @@ def flights(rank: int, ports: dict[str, int], sizes: tuple[int, ...], pinned: bo
         world = on_hosts(rank, port, sizes).with_shards(4 if pinned else None)
         with around, Comm(world, device="cpu", timeout_s=20) as comm:
             try:
-                found = preflight.preflight(comm, run)
+                found = instruments.preflight(comm, run)
             except Exception as error:
                 told[name] = f"{type(error).__name__}: {error}"
                 continue
@@ -68,4 +68,4 @@ def asleep() -> None:
     with Comm(world, device="cpu", timeout_s=3, startup_timeout_s=60) as comm:
         if world.rank == 1:
             time.sleep(12)
-        preflight.preflight(comm, replace(RUN, timeout_s=3.0))
+        instruments.preflight(comm, replace(RUN, timeout_s=3.0))

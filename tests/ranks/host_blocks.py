@@ -70,8 +70,8 @@ def sums(rank: int, port: int, sizes: tuple[int, ...], num_shards: int | None, m
         except RunError as error:
             found["unequal"] = str(error)
         found["messages"] = dict(comm.num_messages)
-        found["hosts"] = [str(host) for host in comm._hosts._hosts] if comm._hosts else []
-        found["links"] = comm._hosts is not None and comm._hosts._links is not None
+        found["hosts"] = [str(host) for host in comm._hosts.hosts._hosts] if comm._hosts else []
+        found["links"] = comm._hosts is not None and comm._hosts.hosts._links is not None
     return found
 
 
@@ -143,4 +143,4 @@ def mixed_up(rank: int, port: int) -> dict[str, Any]:
     with Comm(world, device="cpu", timeout_s=20) as comm:
         total = comm.sum_shards(rows_of(world, *SUMS["small"]), "small")
         assert comm._hosts is not None
-        return {"small": total.numpy().tobytes(), "hosts": [str(host) for host in comm._hosts._hosts]}
+        return {"small": total.numpy().tobytes(), "hosts": [str(host) for host in comm._hosts.hosts._hosts]}

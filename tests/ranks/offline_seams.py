@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from logged_runs import LoggedJob, small_offline, train_one
-from seams import BOUND_S, run_listed
+from seam_world import BOUND_S, run_listed
 
 from lockstep import World
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from host_blocks import on_hosts
 
 from lockstep import spawn
 from lockstep.algorithms.dqn import DQNConfig
@@ -115,6 +114,9 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
     """Train, counting what happens in this process: steps of environments, rows acted on, rows differentiated."""
     from unittest import mock
 
+    from host_blocks import on_hosts
+
+    from lockstep import surroundings
     from lockstep.errors import RunError
     from lockstep.rollout import Rollout
     from lockstep.torch import session
@@ -186,10 +188,10 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
             kept["rollouts"] += 1
             return super().collect()
 
-    make_env, actor_of, run_compiles = session.make_vector_env, algorithm.actor_of, one.run.compile
+    make_env, actor_of, run_compiles = surroundings.make_vector_env, algorithm.actor_of, one.run.compile
     summary, error = {}, ""
     with (
-        mock.patch.object(session, "make_vector_env", counted_env),
+        mock.patch.object(surroundings, "make_vector_env", counted_env),
         mock.patch.object(algorithm, "actor_of", counted_actor),
         mock.patch.object(algorithm, network_name, CountedPolicy),
         mock.patch.object(session, "Comm", keep_comm),

@@ -7,8 +7,7 @@ import copy
 import dataclasses
 import os
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,15 @@ from unittest import mock
 import numpy as np
 import torch
 from running import Job, small, train_one
+from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
 from torch import nn
 
-from lockstep import World, stream
-from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.rollout import Rollout
+from lockstep import World
+from lockstep.envs.spec import ActionSpec
 from lockstep.run import Run, override
 from lockstep.torch.comm import Comm
 from lockstep.torch.networks import Policy
 from lockstep.torch.ppo import PPO
-
-STEPS, ENVS, SIZE = 16, 4, 3  # of one shard; SIZE numbers in an observation
-SPEC = EnvSpec(SIZE, ActionSpec("discrete", (3,)), "next_step", True)
-BOUND_S = 5.0
 
 
 def config(**changes: Any) -> Run:
@@ -40,19 +35,6 @@ def config(**changes: Any) -> Run:
         "normalize_advantage": False,
     }  # fmt: skip
     return override(small("lockstep/Corridor-v0"), {**base, **changes})
-
-
-def make_rollout(shard: int, unlike: float = 1.0) -> Rollout:
-    """A hand-made rollout; those of shard 1 see larger numbers, are paid otherwise, and have more rows of weight 0."""
-    draw = stream(0, "seam", shard)
-    ended = draw.random((STEPS, ENVS)) < (0.1 if shard == 0 else 0.4)
-    weight = np.ones((STEPS, ENVS), np.float32)
-    weight[1:][ended[:-1]] = 0.0
-    observation = draw.standard_normal((STEPS + 1, ENVS, SIZE), dtype=np.float32) * np.float32(1 + unlike * shard)
-    reward = draw.standard_normal((STEPS, ENVS)).astype(np.float32) * np.float32(1 + 9 * unlike * shard) + 3 * shard
-    terminated = ended & (draw.random((STEPS, ENVS)) < 0.7)
-    action = draw.integers(0, 3, (STEPS, ENVS))
-    return Rollout(observation, action, reward * weight, terminated, ended, weight, [])
 
 
 @contextmanager
@@ -235,20 +217,3 @@ SEAMS = [
 
 def run_seams(rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
     return run_listed(SEAMS, rank, ports, folder)
-
-
-def run_listed(seams: Sequence[Any], rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
-    """Each named seam in a world of its own, so that a broken one spoils no other; an error is told as text."""
-    found: dict[str, Any] = {}
-    for seam in seams:
-        name = seam.__name__
-        if name in ports:
-            world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), address="127.0.0.1", port=ports[name])
-            place = os.path.join(folder, name)
-            os.makedirs(place, exist_ok=True)
-            try:
-                found[name] = seam(world, os.path.join(place, "run"))
-            except Exception as error:
-                traceback.print_exc()
-                found[name] = f"{type(error).__name__}: {error}"
-    return found

@@ -12,9 +12,9 @@ import torch
 from collectives import here
 
 from lockstep import stacks
+from lockstep.network.slots import Slots
 from lockstep.record.timers import ENV, LEARN, Timers
 from lockstep.torch.comm import Comm
-from lockstep.torch.slots import Slots
 from lockstep.watch import Observed, Watch
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from dqn_seams import TOTAL, config, run_seams
 from running import lines
-from seams import SPEC, make_rollout
+from seam_world import SPEC, make_rollout
 
 from lockstep import spawn
 from lockstep.launch.variables import free_port

@@ -124,7 +124,7 @@ def test_before_its_first_checkpoint_a_run_begins_again_where_it_was(undisturbed
 def test_a_policy_to_start_from_counts_until_there_is_a_checkpoint(undisturbed, tmp_path):
     train(pinned(), run_dir=tmp_path / "whole", init_from=undisturbed)
     run, source = pinned(checkpoint_every=None), f"--init-from={undisturbed}"
-    code = "from lockstep.torch.checkpoints import Checkpoints as C; C._take = lambda *_: None; "  # none at the start
+    code = "from lockstep.checkpoints import Checkpoints as C; C._take = lambda *_: None; "  # none at the start
     code += "from lockstep.faults import main; main()"
     program = ["--no-python", sys.executable, "-c", code, *killed(update=6)[2:], source, "--run-dir=out"]
     finished(tmp_path, "--standalone", "--nproc_per_node=2", "--max-restarts=1", *program, run=run)

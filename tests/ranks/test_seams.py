@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from running import lines
-from seams import ENVS, SIZE, SPEC, STEPS, config, make_rollout, run_seams
+from seam_world import ENVS, SIZE, SPEC, STEPS, make_rollout
+from seams import config, run_seams
 from torch.distributions import Categorical
 
 from lockstep import spawn

@@ -249,7 +249,7 @@ def test_exit_codes(status, error, code, monkeypatch):
         ("cartpole --ranks many", ["--ranks many", "auto"]),
         ("cartpole --max-iterations 0", ["--max-iterations 0"]),
         ("cartpole --max-iterations 3 --set total_steps=5", ["--max-iterations", "total_steps"]),
-        ("cartpole --ml_framework jax", ["ml_framework=jax", "not there yet"]),
+        ("cartpole --ml_framework jax --set compile=true", ["compile=true", "ml_framework=jax"]),
         ("cartpole --ml_framework tf", ["ml_framework='tf'", "torch, jax"]),
         ("cartpole --algo sac", ["algo='sac'", "one of ppo, dqn"]),
         ("cartpole --algo dqn", ["algo=dqn", "would be lost", "lockstep train CartPole-v1 --algo dqn"]),
@@ -350,11 +350,12 @@ def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
         return told | {"video": "videos/evaluate.gif" if kwargs["video"] else None}
 
     fake = types.SimpleNamespace(evaluate_run=evaluate_run)
-    monkeypatch.setitem(sys.modules, "lockstep.torch.evaluate_policy", fake)
+    monkeypatch.setitem(sys.modules, "lockstep.play", fake)
     assert cli.main(["evaluate", str(here), "--episodes", "7", "--sampled"]) == 0
-    assert calls == [(here, {"episodes": 7, "greedy": False, "video": False})]
+    assert calls == [(here, {"episodes": 7, "greedy": False, "video": False, "ml_framework": None})]
     assert capsys.readouterr().out == "a: return 1.00 +- 0.50 over 7 episodes\n"
-    assert cli.main(["evaluate", str(here), "--video"]) == 0
+    assert cli.main(["evaluate", str(here), "--video", "--ml-framework", "jax"]) == 0
+    assert calls[-1][1]["ml_framework"] == "jax"
     assert capsys.readouterr().out.endswith("episodes\nvideo: videos/evaluate.gif\n")
     assert cli.main(["evaluate", "nowhere"]) == 2
     assert cli.main(["evaluate", str(here), "--episodes", "0"]) == 2

@@ -10,8 +10,9 @@ import torch
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.normalize import RunningMoments
+from lockstep.policy_file import POLICY_FILE
 from lockstep.run import NetworkConfig, Run
-from lockstep.torch.export import POLICY_FILE, load_policy, save_policy, start_from
+from lockstep.torch.export import load_policy, save_policy, start_from
 from lockstep.torch.networks import Policy
 
 SPEC = EnvSpec(

@@ -1,12 +1,11 @@
 """`lockstep launch`, and what `lockstep train` and `lockstep doctor` do with several machines."""
 
 import argparse
-import contextlib
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,31 +25,61 @@ PROBE = (sys.executable, "-m", "lockstep.probe")
 
 def launch_command(args: argparse.Namespace) -> int:
     """`lockstep launch`: any script, once per rank on every node."""
+    check_no_rank("lockstep launch")
+    nodes = nodes_of(args)
+    return run_program(program(args), nodes, args)
+
+
+def check_no_rank(starter: str) -> None:
+    """Refuse to start ranks within a rank."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         raise ConfigError(
-            f"lockstep launch starts ranks, but this process is rank {os.environ['RANK']} of one already; start the "
+            f"{starter} starts ranks, but this process is rank {os.environ['RANK']} of one already; start the "
             "script itself, or unset RANK and WORLD_SIZE"
         )
-    nodes, script = nodes_of(args), str(args.script)
+
+
+def program(args: argparse.Namespace, python: Sequence[str] = (sys.executable,)) -> list[str]:
+    """What `script`, `module` and `no_python` of the arguments say that each rank runs.
+
+    Args:
+        args: the arguments.
+        python: what runs a script, or a module behind `-m`.
+    """
+    script = str(args.script)
     if args.module and args.no_python:
         raise ConfigError("--module runs a Python module, and --no-python a program; give one of them")
     if args.no_python:
         if shutil.which(script) is None:
             raise ConfigError(f"program {script} does not exist or cannot be started; check its path")
-        command = [script]
-    elif args.module:
-        command = [sys.executable, "-m", script]
-    else:
-        if not Path(script).is_file():
-            raise ConfigError(f"script {script} does not exist; give a Python file, or -m MODULE")
-        command = [sys.executable, script]
-    shown = card(shlex.join([script, *args.script_args]), user_code([f"{script}:" if args.module else script]))
+        return [script]
+    if args.module:
+        return [*python, "-m", script]
+    if not Path(script).is_file():
+        raise ConfigError(f"script {script} does not exist; give a Python file, or -m MODULE")
+    return [*python, script]
+
+
+def run_program(
+    command: list[str], nodes: Nodes, args: argparse.Namespace, environment: Mapping[str, str] | None = None
+) -> int:
+    """Start `command` with the script's own arguments once per rank on every node; returns the exit code.
+
+    Args:
+        command: what each rank runs.
+        nodes: the machines, checked.
+        args: the arguments.
+        environment: variables that go before this process's own.
+    """
+    script = str(args.script)
+    code = user_code([f"{script}:" if args.module else script])
+    shown = card(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
     log_dir = Path(args.log_dir) if args.log_dir is not None else None
-    return _start([*command, *args.script_args], nodes, shown, args, log_dir=log_dir)
+    return _start([*command, *args.script_args], nodes, shown, args, log_dir=log_dir, given=environment)
 
 
 def train_on_nodes(
-    args: argparse.Namespace, run: "AnyRun", nodes: Nodes, words: list[str], program: Sequence[str] = PROGRAM
+    args: argparse.Namespace, run: "AnyRun", nodes: Nodes, words: list[str], start: Sequence[str] = PROGRAM
 ) -> int:
     """`lockstep train --nnodes`: the same command as typed once per rank, without what only a launcher needs.
 
@@ -59,13 +88,14 @@ def train_on_nodes(
         run: what they ask for, checked.
         nodes: the machines, checked.
         words: the arguments after `train`, as typed.
-        program: what takes them.
+        start: what takes them.
     """
     from lockstep.resume import leaves
     from lockstep.run import dump, to_dict
 
-    shown = {**card(dump(run), user_code([*run.user_code, args.target or ""])), "settings": leaves(to_dict(run))}
-    return _start([*program, *without_node_flags(words)], nodes, shown, args)
+    code = user_code([*run.user_code, args.target or ""])
+    shown = {**card(dump(run), code, run.ml_framework), "settings": leaves(to_dict(run))}
+    return _start([*start, *without_node_flags(words)], nodes, shown, args)
 
 
 def doctor_on_nodes(args: argparse.Namespace) -> int:
@@ -74,34 +104,23 @@ def doctor_on_nodes(args: argparse.Namespace) -> int:
 
 
 def _start(
-    command: list[str], nodes: Nodes, shown: dict[str, Any], args: argparse.Namespace, log_dir: Path | None = None
+    command: list[str],
+    nodes: Nodes,
+    shown: dict[str, Any],
+    args: argparse.Namespace,
+    *,
+    log_dir: Path | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> int:
     restarts, memo = max_restarts_of(args, nodes), new_memo()
-    environment = {"PYTHONPATH": search_path(), "LOCKSTEP_MEMO": str(memo)}
+    environment = {"PYTHONPATH": search_path(), "LOCKSTEP_MEMO": str(memo), **(given or {})}
     try:
         if nodes.maximum == 1:
             again = Restarts(maximum=restarts)
             return launch(command, ranks=nodes.nproc, run_dir=log_dir, environment=environment, restarts=again)
-        with _quiet_torch():
-            from lockstep.launch.rounds import launch_nodes
+        from lockstep.launch.rounds import launch_nodes
 
         told: dict[str, Any] = {"environment": environment, "max_restarts": restarts}
         return launch_nodes(command, nodes, card=shown, log_dir=log_dir, **told)
     finally:
         memo.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _quiet_torch() -> Generator[None]:
-    """Torch, imported inside, tells no warnings from C++: when the main node goes, 25 lines of addresses in memory.
-
-    For this process only: the ranks inherit what the user has set.
-    """
-    name = "TORCH_CPP_LOG_LEVEL"
-    before = os.environ.get(name)
-    os.environ[name] = before or "ERROR"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]

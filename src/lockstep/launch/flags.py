@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from lockstep.cores import usable_cores
@@ -20,9 +21,7 @@ def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser
     """Add the flags, each with hyphens and with underscores."""
 
     def add(flag: str, metavar: str | None, text: str, *more: str) -> None:
-        names = dict.fromkeys([flag, "--" + flag[2:].replace("-", "_"), *more])
-        kind = {"action": "store_true"} if metavar is None else {"metavar": metavar}
-        parser.add_argument(*names, help=text, **kind)  # pyright: ignore[reportArgumentType]
+        add_flag(parser, flag, metavar, text, *more)
 
     add("--nnodes", "N|MIN:MAX", "machines; MIN:MAX: they may come and go")
     which = ("--node-index", "--node_index")  # as workflow files have it
@@ -40,6 +39,19 @@ def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser
     add("--token-file", "FILE", "holds a secret that all nodes share (or set LOCKSTEP_TOKEN)")
     if restarts:
         add("--max-restarts", "N", "start all ranks anew up to N times after one failed (default: 0; MIN:MAX: 3)")
+
+
+def add_flag(
+    parser: argparse._ArgumentGroup | argparse.ArgumentParser,  # pyright: ignore[reportPrivateUsage]
+    flag: str,
+    metavar: str | None,
+    text: str,
+    *more: str,
+) -> None:
+    """Add one flag, spelled with hyphens and with underscores; without `metavar` it takes no value."""
+    names = dict.fromkeys([flag, "--" + flag[2:].replace("-", "_"), *more])
+    kind = {"action": "store_true"} if metavar is None else {"metavar": metavar}
+    parser.add_argument(*names, help=text, **kind)  # pyright: ignore[reportArgumentType]
 
 
 def without_node_flags(words: list[str]) -> list[str]:
@@ -87,14 +99,14 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         minimum=minimum,
         maximum=maximum,
         node_rank=_node_rank(args, environment, elastic=minimum != maximum),
-        nproc=_nproc(args.nproc_per_node),
+        nproc=nproc_of(args.nproc_per_node, _framework(args)),
         host=host,
         port=port,
         init_file=Path(args.init_file) if args.init_file is not None else None,
         run_id=args.rdzv_id or "",
-        token=_token(args, environment),
+        token=token_of(args.token_file, environment),
         local_address=args.local_addr or "",
-        join_timeout_s=_seconds(args.join_timeout),
+        join_timeout_s=seconds_of(args.join_timeout),
     )
 
 
@@ -122,20 +134,25 @@ def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
     if args.rdzv_endpoint is not None and master:
         raise ConfigError("--rdzv-endpoint and --master-addr, --master-port both say where to meet; give one")
     if master:
-        return args.master_addr or "127.0.0.1", _port(args.master_port or str(_MASTER_PORT), "--master-port")
+        return args.master_addr or "127.0.0.1", port_of(args.master_port or str(_MASTER_PORT), "--master-port")
     if args.rdzv_endpoint is None:
         return "", 0
-    text: str = args.rdzv_endpoint
+    host, port = split_address(args.rdzv_endpoint, "--rdzv-endpoint")
+    return host, port_of(port or str(_PORT), f"--rdzv-endpoint {args.rdzv_endpoint}: port")
+
+
+def split_address(text: str, flag: str) -> tuple[str, str]:
+    """Host and port of HOST:PORT as typed with `flag`; the port is empty where none is."""
     if text.startswith("["):  # [fd00::1]:5555
         host, _, port = text[1:].partition("]")
         port = port.removeprefix(":")
     elif text.count(":") > 1:
-        raise ConfigError(f"--rdzv-endpoint {text}: write an IPv6 address in brackets, [fd00::1]:5555")
+        raise ConfigError(f"{flag} {text}: write an IPv6 address in brackets, [fd00::1]:5555")
     else:
         host, _, port = text.partition(":")
     if not host:
-        raise ConfigError(f"--rdzv-endpoint {text} has no host; write HOST:PORT, with an address of the main node")
-    return host, _port(port or str(_PORT), f"--rdzv-endpoint {text}: port")
+        raise ConfigError(f"{flag} {text} has no host; write HOST:PORT, with an address of the main node")
+    return host, port
 
 
 def _node_rank(args: argparse.Namespace, environment: Mapping[str, str], *, elastic: bool) -> int | None:
@@ -146,33 +163,41 @@ def _node_rank(args: argparse.Namespace, environment: Mapping[str, str], *, elas
     return None
 
 
-def _nproc(text: str | None) -> int:
+def _framework(args: argparse.Namespace) -> str:
+    """What ranks will compute with, so far as flags say; else whatever is installed, torch first."""
+    return getattr(args, "ml_framework", None) or ("torch" if find_spec("torch") is not None else "jax")
+
+
+def nproc_of(text: str | None, framework: str = "torch") -> int:
+    """The ranks of this machine: as many as typed, or one per device that the framework can use."""
     if text in (None, "auto", "gpu"):
         from lockstep.doctor import visible_gpus
 
-        gpus = visible_gpus()
+        gpus = visible_gpus(framework)
         if text == "gpu" and gpus == 0:
             raise ConfigError(
-                "--nproc-per-node gpu, but there is no GPU that torch can use; `lockstep doctor` says why"
+                f"--nproc-per-node gpu, but there is no GPU that {framework} can use; `lockstep doctor` says why"
             )
         return max(gpus, 1)
     return usable_cores() if text == "cpu" else number(text, "--nproc-per-node", "a number, auto, gpu or cpu")
 
 
-def _token(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    if args.token_file is None:
+def token_of(path: str | None, environment: Mapping[str, str]) -> str:
+    """The secret in the file of `--token-file`; without, what LOCKSTEP_TOKEN says."""
+    if path is None:
         return environment.get("LOCKSTEP_TOKEN", "")
     try:
-        token = Path(args.token_file).read_text(encoding="utf-8").strip()
+        token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--token-file {args.token_file} cannot be read: {reason}") from None
+        raise ConfigError(f"--token-file {path} cannot be read: {reason}") from None
     if not token:
-        raise ConfigError(f"--token-file {args.token_file} is empty; write a secret into it")
+        raise ConfigError(f"--token-file {path} is empty; write a secret into it")
     return token
 
 
-def _seconds(text: str | None) -> float:
+def seconds_of(text: str | None) -> float:
+    """What `--join-timeout` says."""
     try:
         seconds = float(text or "300")
     except ValueError:
@@ -182,7 +207,8 @@ def _seconds(text: str | None) -> float:
     return seconds
 
 
-def _port(text: str, what: str) -> int:
+def port_of(text: str, what: str) -> int:
+    """A port as typed; `what` names it."""
     port = number(text, what, "a port")
     if port > _LARGEST_PORT:
         raise ConfigError(f"{what} {port} must be a port, at most {_LARGEST_PORT}")

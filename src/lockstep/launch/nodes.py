@@ -21,6 +21,10 @@ class Nodes:
     host: str = ""
     """Where the main node is met, as typed; empty with an `init_file`."""
     port: int = 0
+    setting: str = "--rdzv-endpoint"
+    """What the user gave host and port with, for messages."""
+    rank_port: int = 0
+    """Where rank 0 listens. 0: where it may. The same as `port`: there, once all nodes have met."""
     init_file: Path | None = None
     """A shared file in which the main node writes where it is met."""
     run_id: str = ""

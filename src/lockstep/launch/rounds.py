@@ -1,17 +1,21 @@
 """Ranks on several machines: this node starts its own, and all nodes end, or start again, together."""
 
+import contextlib
+import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 from lockstep.cores import usable_cores
-from lockstep.errors import RunError
-from lockstep.launch.meeting import Cancelled, meet
-from lockstep.launch.membership import End, Membership, Round
+from lockstep.errors import ConfigError, RunError
+from lockstep.launch.fixed import FixedMembership
+from lockstep.launch.meeting import Cancelled, Met, meet
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.round import End, Membership, Round
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, Failure, interruption
@@ -53,7 +57,7 @@ def launch_nodes(
     """
     with caught_signals() as caught:
         try:
-            with meet(nodes, card, cancelled=lambda: bool(caught)) as met, Membership(nodes, met) as membership:
+            with meet(nodes, card, cancelled=lambda: bool(caught)) as met, _membership(nodes, met) as membership:
                 node = _Node(nodes, membership, caught, max_restarts)
                 while True:
                     code = node.play(command, log_dir, dict(environment or {}), bounds)
@@ -62,6 +66,36 @@ def launch_nodes(
         except Cancelled:
             say(f"lockstep: {interruption(caught[0]).message}")
             return 128 + caught[0]
+
+
+def _membership(nodes: Nodes, met: Met) -> Membership:
+    """Torch's rendezvous where nodes come and go; else all that is needed is here."""
+    if not nodes.elastic:
+        return FixedMembership(nodes, met)
+    if find_spec("torch") is None:
+        raise ConfigError(
+            f"--nnodes {nodes.minimum}:{nodes.maximum}: nodes come and go through torch's rendezvous, and torch is not "
+            f"installed; use --nnodes {nodes.maximum}, or pip install 'lockstep-rl[torch]'"
+        )
+    with _quiet_torch():
+        from lockstep.launch.membership import ElasticMembership
+    return ElasticMembership(nodes, met)
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Generator[None]:
+    """Torch, imported inside, tells no warnings from C++: when the main node goes, 25 lines of addresses in memory.
+
+    For this process only: the ranks inherit what the user has set.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ[name] = before or "ERROR"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 class _Node:

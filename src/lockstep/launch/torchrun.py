@@ -25,11 +25,12 @@ def check_torchrun(world: World) -> None:
     command = around()
     if command is None or command.endpoint is None or is_main_node(command):
         return
-    from lockstep.torch.rank_zero import leave_note
+    from lockstep.network.rank_zero import leave_note
+    from lockstep.torch.stores import TorchKind
 
     with contextlib.suppress(OSError, RuntimeError):  # by all ranks: torchrun ends them when the first has failed
         node = command.flags.get("--node-rank", str(world.node_rank))
-        leave_note(command, json.dumps([node, address_of_this_node(command)]))
+        leave_note(TorchKind(), command, json.dumps([node, address_of_this_node(command)]))
     raise loopback_cure(world)
 
 

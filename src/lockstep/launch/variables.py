@@ -1,11 +1,13 @@
-"""The environment variables that tell a rank who it is; torchrun's names, so that a script runs under either."""
+"""The environment variables that tell a rank who it is.
+
+They have the names of torchrun, so that a script runs under either, and those that scripts for JAX are started with.
+"""
 
 import contextlib
 import os
 import random
 import socket
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import ConfigError, RunError
@@ -27,7 +29,8 @@ def variables(
     Args:
         ranks: how many.
         cores: usable ones, shared among them as threads unless the user has set OMP_NUM_THREADS.
-        environment: variables that go before this process's own.
+        environment: variables that go before this process's own. MASTER_ADDR and MASTER_PORT among them say where the
+            ranks of one machine meet; default: at a free port of the loopback interface.
         restarts: how often the ranks were started before.
         place: of these ranks among those of several machines; None: there are no others.
     """
@@ -40,8 +43,7 @@ def variables(
     if "OMP_NUM_THREADS" in inherited:
         inherited["LOCKSTEP_USER_THREADS"] = "1"  # a rank knows whose choice it finds, and may use fewer than ours
     interfaces = {} if place is None or place.interface is None else dict.fromkeys(_INTERFACES, place.interface)
-    alone = Place(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address="127.0.0.1", port=0)
-    place = place or replace(alone, port=free_port())
+    place = place or _alone(ranks, environment or {})
     common = {
         **interfaces,  # gloo and NCCL take the first one they find, or that of the host's name, which may be loopback
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
@@ -54,7 +56,21 @@ def variables(
         "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),
         "LOCKSTEP_RESTARTS": str(restarts),
     }
-    return [{**common, "RANK": str(place.first_rank + local), "LOCAL_RANK": str(local)} for local in range(ranks)]
+    return [{**common, **_own(place, local)} for local in range(ranks)]
+
+
+def _alone(ranks: int, given: Mapping[str, str]) -> Place:
+    """Of ranks that are all on this machine."""
+    address, port = given.get("MASTER_ADDR", "127.0.0.1"), int(given.get("MASTER_PORT", "0")) or free_port()
+    return Place(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address=address, port=port)
+
+
+def _own(place: Place, local: int) -> dict[str, str]:
+    """What one rank is told of itself, in both languages."""
+    rank, size = str(place.first_rank + local), str(place.world_size)
+    jax = {"JAX_RANK": rank, "JAX_LOCAL_RANK": str(local), "JAX_WORLD_SIZE": size}
+    where = {"JAX_COORDINATOR_ADDR": place.address, "JAX_COORDINATOR_PORT": str(place.port)}
+    return {"RANK": rank, "LOCAL_RANK": str(local), **jax, **where}
 
 
 def free_port() -> int:

@@ -41,7 +41,7 @@ class Journal:
 
     def __init__(self, run: AnyRun, world: World, run_dir: RunDir, *, joined: bool, held: int | None = None) -> None:
         self.path, self.summary = run_dir.path, empty_summary(run)
-        self.summary |= {"world_size": world.size, "num_shards": world.num_shards}
+        self.summary |= {"world_size": world.size * run.devices_per_process, "num_shards": world.num_shards}
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at, self.owed = -1, False
         self._world, self._run_dir, self._held = world, run_dir, held
@@ -243,7 +243,7 @@ class Journal:
         """The end of a run by a rank that does not come back; called beside a main thread that may be that rank's."""
         if record_failure(self.path, rank=culprit.rank, message=report, code=1, phase=str(culprit)):
             print(f"lockstep: {report}", file=sys.stderr, flush=True)
-            mark_failed(self.path, report.partition("\n")[0], world_size=self._world.size)
+            mark_failed(self.path, report.partition("\n")[0], processes=self._world.size)
 
     def close(self) -> None:
         """Close files and console."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lockstep import settings
 from lockstep.errors import ConfigError
@@ -144,7 +144,7 @@ def write_config(run_dir: Path, run: AnyRun) -> None:
 
 
 def mark_failed(
-    run_dir: Path, error: str, status: str = "failed", world_size: int | None = None, restarts: int | None = None
+    run_dir: Path, error: str, status: str = "failed", processes: int | None = None, restarts: int | None = None
 ) -> None:
     """Make `summary.json` say how a run ended, when its ranks could not.
 
@@ -155,7 +155,8 @@ def mark_failed(
     except (OSError, ValueError):
         summary = _what_is_known(run_dir)
     summary |= {"status": status, "error": error}
-    known = {"world_size": world_size, "restarts": restarts}
+    devices = _config(run_dir).get("devices_per_process", 1)  # each of them is a rank
+    known = {"world_size": processes and processes * devices, "restarts": restarts}
     summary |= {name: value for name, value in known.items() if value is not None}
     _write_json(run_dir / SUMMARY_FILE, summary)
 
@@ -179,10 +180,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _what_is_known(run_dir: Path) -> dict[str, Any]:
-    config: Mapping[str, Any] = {}
-    with suppress(OSError, ConfigError):
-        config = settings.parse((run_dir / RUN_FILE).read_text(encoding="utf-8"), RUN_FILE)
-    summary = empty_summary(config)
+    summary = empty_summary(_config(run_dir))
     with suppress(OSError):
         for line in reversed((run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
             with suppress(ValueError):  # a line that was cut off when its writer was killed
@@ -191,6 +189,14 @@ def _what_is_known(run_dir: Path) -> dict[str, Any]:
                 summary["steps_per_second"] = last["step"] / last["time_s"] if last["time_s"] else 0.0
                 break
     return summary
+
+
+def _config(run_dir: Path) -> Mapping[str, Any]:
+    """What `run.yaml` says, as far as it can be read."""
+    found: object = None
+    with suppress(OSError, ConfigError):
+        found = settings.parse((run_dir / RUN_FILE).read_text(encoding="utf-8"), RUN_FILE)
+    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 
 
 def _name(config: Mapping[str, Any] | None) -> str:

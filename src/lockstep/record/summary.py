@@ -12,7 +12,8 @@ from lockstep.run import AnyRun, to_dict
 
 SCHEMA = 1
 
-_REPORTED = {"lockstep": "lockstep-rl", "torch": "torch", "jax": "jax", "numpy": "numpy", "gymnasium": "gymnasium"}
+_REPORTED = {"lockstep": "lockstep-rl", "numpy": "numpy", "gymnasium": "gymnasium"}
+_OF_FRAMEWORK = {"torch": ("torch",), "jax": ("jax", "jaxlib")}
 
 
 def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -50,14 +51,19 @@ def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, An
         "ranks": [],
         "restarts": 0,
         "resumed_from": None,
-        "versions": versions(),
+        "versions": versions(known.get("ml_framework")),
     }
 
 
-def versions() -> dict[str, str]:
-    """Version of Python and of each package that decides numbers; a package that is not installed is left out."""
+def versions(framework: str | None = None) -> dict[str, str]:
+    """Version of Python and of each package that decides numbers; a package that is not installed is left out.
+
+    Args:
+        framework: what computes, `torch` or `jax`; the packages of the other decide nothing.
+    """
     found = {"python": platform.python_version()}
-    for name, distribution in _REPORTED.items():
+    packages = _REPORTED | {name: name for name in _OF_FRAMEWORK.get(framework or "", ())}
+    for name, distribution in packages.items():
         try:
             found[name] = version(distribution)
         except PackageNotFoundError:

@@ -1,9 +1,9 @@
 """What crosses ranks in PyTorch.
 
 Every sum over shards is taken along the tree of `lockstep.tree`. CPU ranks of one host reduce through shared memory,
-and hosts send each other one message (`lockstep.torch.hosts`); otherwise each rank sends the sums it can take alone and
-everyone finishes the tree. In a world of one every collective is the identity, and no process group, server or thread
-exists.
+and hosts send each other one message (`lockstep.network.hosts`); otherwise each rank sends the sums it can take alone
+and everyone finishes the tree. In a world of one every collective is the identity, and no process group, server or
+thread exists.
 """
 
 import contextlib
@@ -12,18 +12,20 @@ from collections.abc import Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep import messages
+from lockstep.agreement import check_different
+from lockstep.network.places import settle
 from lockstep.record.timers import SYNC, Timers
 from lockstep.segment import ordered
 from lockstep.torch import agreement
 from lockstep.torch.flat import FlatParameters, named_tensors
 from lockstep.torch.group import Group
 from lockstep.torch.hardware import backend_of, device_of
-from lockstep.torch.hosts import Add, Hosts
-from lockstep.torch.places import settle
+from lockstep.torch.host_tensors import Add, HostTensors
 from lockstep.tree import Node, owned_nodes, tree_sum
 from lockstep.watch import Observed, observed
 from lockstep.world import World
@@ -72,8 +74,8 @@ class Comm:
         ]
         self._root: Node = (0, self.world.num_shards)
         self._shared_memory = shared_memory and ordered()
-        self._hosts: Hosts | None = None
-        self._objects: Group | Hosts = self._group
+        self._hosts: HostTensors | None = None
+        self._objects: Group | HostTensors = self._group
         self._inside = False
 
     @property
@@ -90,9 +92,10 @@ class Comm:
             self._group.segment, hosts = settle(
                 self.world, self.gather_object, self.timers, self.num_messages, self._shared_memory, self._timeout_s
             )
-            if hosts is not None and hosts.several:
-                self._objects = hosts
-            self._hosts = hosts if self.device.type == "cpu" else None
+            tensors = None if hosts is None else HostTensors(hosts)
+            if tensors is not None and hosts is not None and hosts.several:
+                self._objects = tensors
+            self._hosts = tensors if self.device.type == "cpu" else None
         return self
 
     def __exit__(
@@ -103,14 +106,14 @@ class Comm:
             if error is None and self.world.size > 1:
                 self.barrier("close")  # nobody leaves while others may still ask whether it lives
         finally:
-            if isinstance(self._objects, Hosts):
+            if isinstance(self._objects, HostTensors):
                 self._objects.close(error)
             self._hosts, self._objects = None, self._group
             self._group.close()
 
     def tell(self, words: str) -> None:
         """Tell the other hosts why this process is about to leave; not collective, and from any thread."""
-        if isinstance(self._objects, Hosts):
+        if isinstance(self._objects, HostTensors):
             self._objects.tell(words)
 
     # -- sums ----------------------------------------------------------------------------------------------------------
@@ -123,6 +126,10 @@ class Comm:
             tag: what is summed; for messages about ranks that are elsewhere.
         """
         return self._sum_rows(rows, tag).clone()
+
+    def sum_facts(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
+        """`sum_shards` of numbers of the host, [K, n] float64; *collective*, one message."""
+        return self.sum_shards(torch.from_numpy(rows), tag).numpy()
 
     def _sum_rows(self, rows: Tensor, tag: str) -> Tensor:
         """As `sum_shards`; the sum may lie in memory that the next collective writes to."""
@@ -177,9 +184,7 @@ class Comm:
             tag: what the moments are of; for messages about ranks that are elsewhere.
         """
         wide = value.double().reshape(len(value), -1)
-        weights = (
-            torch.ones(len(value), dtype=torch.float64, device=value.device) if weight is None else weight.double()
-        )
+        weights = torch.ones_like(wide[:, 0]) if weight is None else weight.double()
         sums = torch.cat([weights.sum().reshape(1), weights @ wide, weights @ wide.square()])
         total = self.sum(sums, tag)
         count, features = total[0], wide.shape[1]
@@ -250,17 +255,14 @@ class Comm:
         """Wait for all ranks; *collective*."""
         self.gather_object(None, tag)
 
-    def check_equal(self, tensors: nn.Module | Mapping[str, Tensor], tag: str = "check_equal") -> None:
-        """Raise `MismatchError`, naming ranks and tensors, unless all ranks hold the same bits; *collective*.
-
-        One message of four integers while they do.
-        """
+    def check_equal(self, tensors: nn.Module | Mapping[str, Tensor | np.ndarray], tag: str = "check_equal") -> None:
+        """Raise `MismatchError`, naming ranks and tensors, unless all hold the same bits; *collective*, one message."""
         named = named_tensors(tensors) if isinstance(tensors, nn.Module) else sorted(tensors.items())
         agreement.check_equal(self, list(named), tag)
 
     def check_different(self, fingerprint: str, tag: str = "check_different") -> None:
         """Stop with a `RunError` if two ranks have one fingerprint of what must differ, their data; *collective*."""
-        agreement.check_different(self, fingerprint, tag)
+        check_different(self, fingerprint, tag)
 
     def observe(self) -> list[Observed]:
         """What the ranks of this host do at this moment; not collective."""

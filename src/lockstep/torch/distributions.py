@@ -1,6 +1,5 @@
-"""What a network's output says about actions. Drawing is numpy (environments live there), learning is torch.
+"""What a network's output says about actions. Drawing is numpy's (`lockstep.sampling`), learning is torch's.
 
-Noise for a whole rollout is drawn at once; `sample` turns a step's noise into actions without further randomness.
 Shapes: N rows, P parameters of the distribution, A choices, D dimensions of a continuous action.
 """
 
@@ -11,27 +10,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lockstep import sampling
 from lockstep.envs.spec import ActionSpec
 
 
-class Categorical(nn.Module):
+class Categorical(nn.Module, sampling.Categorical):
     """One choice among A: P = A logits. Actions are int64 [N]."""
 
     def __init__(self, action: ActionSpec) -> None:
-        super().__init__()
-        self.num_parameters = action.sizes[0]
-
-    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Gumbel noise [*shape, A]."""
-        return gumbel(generator, (*shape, self.num_parameters))
-
-    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """argmax(logits + Gumbel noise) is a draw from softmax(logits) (Gumbel, 1954)."""
-        return (parameters + noise).argmax(-1)
-
-    def mode(self, parameters: np.ndarray) -> np.ndarray:
-        """The most likely action."""
-        return parameters.argmax(-1)
+        nn.Module.__init__(self)
+        sampling.Categorical.__init__(self, action)
 
     def log_prob_and_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log pi(a) = logit_a - log sum exp(logits), and H = -sum p log p; both [N]."""
@@ -39,26 +27,12 @@ class Categorical(nn.Module):
         return -F.nll_loss(log_p, action, reduction="none"), -(log_p.exp() * log_p).sum(-1)
 
 
-class MultiCategorical(nn.Module):
+class MultiCategorical(nn.Module, sampling.MultiCategorical):
     """Several independent choices: P = sum of their sizes. Actions are int64 [N, number of choices]."""
 
     def __init__(self, action: ActionSpec) -> None:
-        super().__init__()
-        self.sizes = list(action.sizes)
-        self.num_parameters = sum(self.sizes)
-        self._splits = list(np.cumsum(self.sizes)[:-1])
-
-    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Gumbel noise [*shape, P]."""
-        return gumbel(generator, (*shape, self.num_parameters))
-
-    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Each choice as in `Categorical`."""
-        return self.mode(parameters + noise)
-
-    def mode(self, parameters: np.ndarray) -> np.ndarray:
-        """The most likely choice of each."""
-        return np.stack([part.argmax(-1) for part in np.split(parameters, self._splits, -1)], -1)
+        nn.Module.__init__(self)
+        sampling.MultiCategorical.__init__(self, action)
 
     def log_prob_and_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over the independent choices; both [N]."""
@@ -70,7 +44,7 @@ class MultiCategorical(nn.Module):
         return log_prob, entropy
 
 
-class DiagonalGaussian(nn.Module):
+class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
     """D independent normal distributions: P = D means; the log deviations are parameters of their own.
 
     Actions are float32 [N, D], not clipped: what the environment clips is not what was drawn, and the log-probability
@@ -78,21 +52,9 @@ class DiagonalGaussian(nn.Module):
     """
 
     def __init__(self, action: ActionSpec, initial_log_std: float = 0.0) -> None:
-        super().__init__()
-        self.num_parameters = action.sizes[0]
+        nn.Module.__init__(self)
+        sampling.DiagonalGaussian.__init__(self, action, self._newest_log_std)
         self.log_std = nn.Parameter(torch.full((self.num_parameters,), initial_log_std))
-
-    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Standard normal noise [*shape, D]."""
-        return generator.standard_normal((*shape, self.num_parameters), dtype=np.float32)
-
-    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Mean + deviation * noise."""
-        return parameters + np.exp(self.log_std.detach().cpu().numpy()) * noise
-
-    def mode(self, parameters: np.ndarray) -> np.ndarray:
-        """The mean."""
-        return parameters
 
     def log_prob_and_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over the D dimensions; both [N].
@@ -105,6 +67,9 @@ class DiagonalGaussian(nn.Module):
         log_prob = -(0.5 * scaled.square() + self.log_std + half_log_tau).sum(-1)
         return log_prob, (self.log_std + (0.5 + half_log_tau)).sum().expand(len(parameters))
 
+    def _newest_log_std(self) -> np.ndarray:
+        return self.log_std.detach().cpu().numpy()
+
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
@@ -114,9 +79,3 @@ def distribution_of(action: ActionSpec, initial_log_std: float = 0.0) -> Distrib
     if action.kind == "continuous":
         return DiagonalGaussian(action, initial_log_std)
     return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)
-
-
-def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard Gumbel noise, float32: -log of an exponential variate."""
-    # Never 0: the smallest positive float32 keeps the logarithm finite.
-    return -np.log(np.maximum(generator.standard_exponential(shape, dtype=np.float32), np.finfo(np.float32).tiny))

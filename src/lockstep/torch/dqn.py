@@ -21,6 +21,7 @@ from lockstep.record.timers import LEARN, OTHER
 from lockstep.replay import Transitions
 from lockstep.rollout import Collector, Rollout
 from lockstep.run import Run
+from lockstep.shard_replays import announce, make_replays
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
 from lockstep.torch.comm import Comm
@@ -31,7 +32,7 @@ from lockstep.torch.non_finite import blame_replayed
 from lockstep.torch.q_networks import NoisyActor, QPolicy
 from lockstep.torch.rehearsal import rehearsal
 from lockstep.torch.session import Session
-from lockstep.torch.transitions import TransitionBatch, announce, make_replays, weighing
+from lockstep.torch.transitions import TransitionBatch, weighing
 from lockstep.world import block, stream, stream_seed
 
 _SUMS = ("loss/value", "value/q", "value/target", "value/td_error")

@@ -1,34 +1,22 @@
-"""The policy file: parameters, normalizer and what they mean, in one safetensors file. Loading runs no code from it."""
+"""Policies of torch as files, and from files: `lockstep.policy_file`, which says what stands in one."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
+from lockstep import policy_file
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
+from lockstep.evaluation import Player
 from lockstep.normalize import RunningMoments
-from lockstep.run import AnyRun, NetworkConfig
-from lockstep.settings import updated
-from lockstep.torch.networks import AnyPolicy, Policy
+from lockstep.policy_file import FROM_LOG, About, Kind
+from lockstep.run import AnyRun, NetworkConfig, Run
+from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring import SCORING, ScoringPolicy, made_scoring, save_scoring
-from lockstep.torch.tensor_file import write_tensors
-
-POLICY_FILE = "policy.safetensors"
-BEST_POLICY_FILE = "policy_best.safetensors"
-_NORMALIZER = "normalizer."
-_FORMAT = 2
-"""1: no `algo`, which was always ppo."""
-_HEADS = ("dueling", "value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles", "noisy", "noisy_std")
-_TOLD = (*_HEADS, "epsilon_end")
-"""The settings of DQN that its network follows from, and how often it acts at random."""
+from lockstep.torch.scoring import ScoringPolicy, made_scoring, save_scoring
 
 
 def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
@@ -36,108 +24,69 @@ def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | No
     if isinstance(policy, ScoringPolicy):
         save_scoring(path, policy)
         return
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
-    if observations is not None:
-        tensors |= {_NORMALIZER + name: torch.from_numpy(value).clone() for name, value in observations.state().items()}
-    about = {"format": _FORMAT, "task": run.task, "network": asdict(run.network), "spec": policy.spec.to_dict()}
-    write_tensors(path, tensors, about | {"algo": _algo(policy), "algorithm": _algorithm(policy)})
+    assert isinstance(run, Run)
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
+    policy_file.write(path, arrays, observations, _about(policy, run.task, run.network).to_dict())
 
 
 def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None]:
     """Read a policy file, or the policy of a run directory. Which class it is says the file."""
-    if path.is_dir():
-        path = path / POLICY_FILE
-    if not path.is_file():
-        raise ConfigError(
-            f"{path} does not exist; a run writes its policy when it ends, or when an evaluation is its best"
-        )
+    told, arrays = policy_file.read(path)
+    path = policy_file.file_of(path)
+    if policy_file.from_log(told):
+        return made_scoring(path, told, _tensors(arrays)), None
+    about = About.from_dict(told)
+    parameters, observations = policy_file.apart(about.spec, arrays)
+    policy = (
+        Policy(about.spec, about.network)
+        if about.algorithm is None
+        else QPolicy(about.spec, about.network, about.algorithm)
+    )
     try:
-        with safe_open(path, "pt") as file:  # pyright: ignore[reportUnknownVariableType]
-            metadata = cast("dict[str, str] | None", file.metadata()) or {}
-            about = json.loads(metadata["lockstep"])
-            names = cast("list[str]", file.keys())
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ConfigError(f"{path} is not a Lockstep policy file, or is damaged ({error})") from error
-    if str(about.get("algo")).startswith(SCORING):
-        return made_scoring(path, about, tensors), None
-    if about["format"] > _FORMAT:
-        raise ConfigError(f"{path} was written by a newer version (format {about['format']}); upgrade lockstep-rl")
-    spec = EnvSpec.from_dict(about["spec"])
-    policy = _made(about, spec)
-    moments = {
-        name.removeprefix(_NORMALIZER): tensors.pop(name).numpy()
-        for name in list(tensors)
-        if name.startswith(_NORMALIZER)
-    }
-    try:
-        policy.load_state_dict(tensors)
+        policy.load_state_dict(_tensors(parameters))
     except RuntimeError as error:
-        raise ConfigError(f"{path} does not hold the network that it describes, or is damaged") from error
-    observations = None
-    if moments:
-        observations = RunningMoments(spec.observation_size)
-        observations.restore(moments)
+        raise policy_file.damaged(path) from error
     return policy, observations
 
 
 def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
     """Copy the parameters and the normalizer of a policy file into a fresh policy of the same shape."""
     source, moments = load_policy(path)
-    if isinstance(source, ScoringPolicy) != isinstance(policy, ScoringPolicy):
-        theirs, mine = ("a log", "environments")[:: 1 if isinstance(source, ScoringPolicy) else -1]
-        raise ConfigError(
-            f"--init-from {path}: it learned from {theirs}, and this run learns from {mine}; leave it out"
-        )
-    if _algo(source) != _algo(policy):
-        before, now = (_algo(one).removeprefix(SCORING) for one in (source, policy))
-        raise ConfigError(
-            f"--init-from {path}: a policy of algo={before}, and this run has algo={now}; "
-            f"use --algo {before}, or start without it"
-        )
-    mine, theirs = policy.state_dict(), source.state_dict()
-    different = [
-        n for n in sorted({*mine, *theirs}) if n not in mine or n not in theirs or mine[n].shape != theirs[n].shape
-    ] or _meant_otherwise(policy, source)
-    if different:
-        raise ConfigError(
-            f"--init-from {path}: its network differs from this run's in {different[0]}; use the same network"
-        )
-    if (moments is None) != (observations is None):
-        raise ConfigError(
-            f"--init-from {path}: one of the two runs normalizes observations; set normalize_observation alike"
-        )
-    policy.load_state_dict(theirs)
+    policy_file.check_start(path, _kind(source, moments), _kind(policy, observations))
+    policy.load_state_dict(source.state_dict())
     if moments is not None and observations is not None:
         observations.restore(moments.state())
 
 
-def _algo(policy: AnyPolicy) -> str:
+def load_player(path: Path) -> tuple[EnvSpec, Player]:
+    """What the policy of a run directory or file plays, and the policy, on the CPU, as evaluations play it.
+
+    Raises:
+        ConfigError: it learned from a log, and there is no simulator.
+    """
+    policy, observations = load_policy(path)
+    if policy.spec is None:
+        raise ConfigError(
+            f"{path} learned from a log and has no simulator to play in; `lockstep offline evaluate {path}` judges it "
+            "by the log, and a run with --set task=ID is played"
+        )
+    return policy.spec, Player(policy.distribution, actor_of(policy, torch.device("cpu")), observations)
+
+
+def _kind(policy: AnyPolicy, observations: RunningMoments | None) -> Kind:
+    shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     if isinstance(policy, ScoringPolicy):
-        return SCORING + policy.about.algo
-    return "dqn" if isinstance(policy, QPolicy) else "ppo"
+        about = policy.about
+        told = {"state": about.state, "action": about.action, "actions": about.info.actions}
+        meaning = {f"{name} features": features for name, features in told.items()}
+        return Kind(FROM_LOG + about.algo, shapes, meaning, observations is not None)
+    return policy_file.kind(_about(policy, "", NetworkConfig()), shapes, observations)
 
 
-def _algorithm(policy: AnyPolicy) -> dict[str, Any]:
-    return {name: getattr(policy.algorithm, name) for name in _TOLD} if isinstance(policy, QPolicy) else {}
+def _about(policy: Policy | QPolicy, task: str, network: NetworkConfig) -> About:
+    algorithm: DQNConfig | None = policy.algorithm if isinstance(policy, QPolicy) else None
+    return About(task=task, spec=policy.spec, network=network, algorithm=algorithm)
 
 
-def _made(about: Mapping[str, Any], spec: EnvSpec) -> AnyPolicy:
-    """A policy as a file describes it, with parameters of its own."""
-    network = updated(NetworkConfig(), about["network"])
-    if about.get("algo", "ppo") == "ppo":
-        return Policy(spec, network)
-    return QPolicy(spec, network, updated(DQNConfig(), about["algorithm"]))
-
-
-def _meant_otherwise(mine: AnyPolicy, theirs: AnyPolicy) -> list[str]:
-    """Settings by which parameters of equal shapes mean something else."""
-    if isinstance(mine, ScoringPolicy) and isinstance(theirs, ScoringPolicy):
-        names = ("state", "action", "actions")
-        told = [(p.about.state, p.about.action, p.about.info.actions) for p in (mine, theirs)]
-        return [f"{name} features" for name, a, b in zip(names, *told, strict=True) if a != b]
-    names = ("value_distribution", "v_min", "v_max")
-    a, b = _algorithm(mine), _algorithm(theirs)
-    if not a or a[names[0]] == b[names[0]] != "categorical":
-        return []
-    return [f"algorithm.{name}" for name in names if a[name] != b[name]]
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

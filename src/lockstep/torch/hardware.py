@@ -1,8 +1,6 @@
 """Device, threads and arithmetic modes of this process."""
 
-import contextlib
 import os
-import platform
 
 import torch
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
@@ -77,12 +75,3 @@ def describe(device: torch.device) -> str:
 def kind_of(device: torch.device) -> str:
     """`cpu`, or the name of the GPU: what two ranks have in common whose numbers may be compared."""
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
-
-
-def processor() -> str:
-    """The model of this machine's processor."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith(("model name", "Processor", "cpu model")):
-                return line.partition(":")[2].strip()
-    return platform.machine()

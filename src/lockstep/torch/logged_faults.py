@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.blame import FOLDER, NonFiniteError
 from lockstep.progress import Progress
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
-from lockstep.torch.non_finite import FOLDER, NonFiniteError
 
 
 class LoggedPart(Protocol):
@@ -74,11 +75,10 @@ def blame_logged(
     return NonFiniteError(f"{text}its batch is saved in {FOLDER}/shard_{shard}.safetensors{cure}", rank, saved)
 
 
-def _columns(given: Sequence[Part]) -> dict[str, Tensor]:
+def _columns(given: Sequence[Part]) -> dict[str, np.ndarray]:
     """What `given` holds, by name: `batch.*`, and `single.*` of the same rows with one step."""
     columns = [part.columns() for part in given]
     held = {
         f"{of}.{name}": t for of, part in zip(("batch", "single"), columns, strict=False) for name, t in part.items()
     }
-    # Clones: safetensors refuses memory held in common.
-    return {name: tensor.detach().cpu().clone() for name, tensor in held.items()}
+    return {name: tensor.detach().cpu().clone().numpy() for name, tensor in held.items()}

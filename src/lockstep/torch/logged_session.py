@@ -14,13 +14,17 @@ from lockstep.progress import Progress
 from lockstep.record.run_dir import write_atomically
 from lockstep.record.timers import CHECKPOINT, EVALUATE
 from lockstep.run import OfflineRun
+from lockstep.surroundings import Surroundings
+from lockstep.torch.comm import Comm
 from lockstep.torch.counterfactual import estimate
+from lockstep.torch.networks import AnyPolicy
 from lockstep.torch.offline_export import hand_over
 from lockstep.torch.scoring import About, ScoringPolicy, check_simulator
-from lockstep.torch.session import Session
+from lockstep.torch.session import Torch
+from lockstep.torch.state import Learner
 
 
-class LoggedSession(Session[OfflineRun]):
+class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
     """One run on this rank that learns from a log, as a context manager. Collective throughout.
 
     Attributes:
@@ -28,6 +32,7 @@ class LoggedSession(Session[OfflineRun]):
         about: what a policy for it follows from.
     """
 
+    backend = Torch()
     dataset: Dataset
     about: About
     _judged_on: Dataset

@@ -3,7 +3,7 @@
 Shapes: N rows, O observation, P parameters of the action distribution.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,22 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.envs.spec import EnvSpec
+from lockstep.numpy_actor import NumpyActor
 from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import distribution_of
 from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 from lockstep.torch.scoring import ScoringPolicy
-
-
-def _relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0)
-
-
-def _elu(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
-
-
-_NUMPY: dict[str, Callable[[np.ndarray], np.ndarray]] = {"tanh": np.tanh, "relu": _relu, "elu": _elu}
 
 
 class ActorCritic(nn.Module):
@@ -88,29 +78,6 @@ AnyPolicy = Policy | QPolicy | ScoringPolicy
 """Of whatever algorithm: observations to what actions are drawn from, and a value."""
 
 
-class NumpyActor:
-    """Distribution parameters by numpy, for networks of linear layers on a CPU: a third of torch's time for few rows.
-
-    Reads the parameters where they lie, so it always acts with the newest. A leading axis of shards is not mixed into
-    the matrix product: each shard's rows are multiplied by a kernel of the shard's own shape, whatever rank holds them.
-    """
-
-    def __init__(self, chain: Sequence[Mlp | Head]) -> None:
-        layers = [layer for part in chain for layer in part.layers]
-        self._layers = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
-        self._activation = _NUMPY[chain[-1].activation]
-
-    def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[..., N, O] to [..., N, P]."""
-        x, last = observation, len(self._layers) - 1
-        for i, (weight, bias) in enumerate(self._layers):
-            x = x @ weight
-            x += bias
-            if i < last:
-                x = self._activation(x)
-        return x
-
-
 class TorchActor:
     """Distribution parameters by torch, for any network on any device."""
 
@@ -131,7 +98,10 @@ def actor_of(policy: AnyPolicy, device: torch.device) -> NumpyActor | TorchActor
     """The cheapest exact way to act; without the noise of noisy layers."""
     chain = _linear(policy.network)
     if device.type == "cpu" and chain and policy.spec is not None and policy.spec.image is None:
-        return NumpyActor(chain)
+        layers = [layer for part in chain for layer in part.layers]
+        # The memory of the parameters themselves: it always acts with the newest.
+        memory = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
+        return NumpyActor(memory, chain[-1].activation)
     return TorchActor(policy, device)
 
 

@@ -1,58 +1,24 @@
-"""A number that is not finite: which rank, environment and step it came from, and what it came with.
-
-Called by all ranks together once they agree that there is one; nothing here is on the way of a healthy run.
-
-Shapes: T steps of a rollout, B environments of a shard, N transitions of a shard's part of a minibatch.
-"""
+"""Which rows give a loss or gradient that is not finite, in PyTorch; what is said about them: `lockstep.blame`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import partial
-from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.errors import RunError
+from lockstep import blame as common
+from lockstep.blame import NonFiniteError
 from lockstep.progress import Progress
 from lockstep.rollout import Rollout
 from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
-from lockstep.torch.tensor_file import leave_tensors
 from lockstep.torch.transitions import TransitionBatch
-
-FOLDER = "non_finite"
-_ROLLOUT = ("observation", "action", "reward", "terminated", "ended", "weight")
-
-_COLUMNS = ("observation", "action", "value", "log_prob", "target", "advantage")
-_REPLAYED = ("observation", "reward", "next_observation", "weight")
 
 Loss = Callable[[Batch], tuple[Tensor, Tensor]]
 ReplayLoss = Callable[[TransitionBatch], tuple[Tensor, Tensor, Tensor]]
-
-Finding = tuple[int, int, int, str]
-"""How near to the cause (0 is nearest), step of the rollout, global index of the environment, and words.
-
-From a replay: 2, number of the gradient step after the rollout, row of the minibatch, and words."""
-
-Located = tuple[int, int, int, str, int, int]
-"""A finding with its rank and shard."""
-
-
-class NonFiniteError(RunError):
-    """A number that is not finite stops the run: raised by all ranks, with the same words.
-
-    Attributes:
-        rank: the rank it came from; None if the sum over ranks alone is not finite.
-        batches: what this rank saves, by shard: what it learned from (`batch.*`) and what its environments said
-            (`rollout.*`), each [T, B, ...].
-    """
-
-    def __init__(self, message: str, rank: int | None, batches: dict[int, dict[str, Tensor]]) -> None:
-        super().__init__(message)
-        self.rank, self.batches = rank, batches
 
 
 def blame(
@@ -75,28 +41,12 @@ def blame(
         flat: where their gradient goes; it is lost.
         rows: how many rows to try at once, as many as a gradient step takes (N).
     """
-    world, size = comm.world, rollouts[0].reward.shape[1]
 
-    def is_finite(part: Batch) -> bool:
-        flat.zero_gradient_()
-        value, sums = loss(part)
-        value.backward()
-        norm = cast(Tensor, torch.linalg.vector_norm(flat.gradient))
-        return bool((sums.sum() + norm).isfinite())
+    def is_finite(k: int, first: int, count: int) -> bool:
+        order = torch.arange(first, first + count, device=batches[k].target.device)
+        return _is_finite(*loss(batches[k].shuffled(order)), flat=flat)
 
-    found: dict[int, Finding] = {}
-    for shard, rollout, batch in zip(world.shards, rollouts, batches, strict=True):
-        if (fault := rollout.fault) is not None:
-            found[shard] = (0, fault.step, fault.env, str(fault))
-        elif (finding := _in_columns(batch, _COLUMNS, partial(_made, size, shard))) is not None:
-            found[shard] = finding
-        elif (row := _first_bad(batch, is_finite, rows)) is not None:
-            found[shard] = _made(size, shard, row, "loss or gradient", "")
-    worst = _agreed(comm, found)
-    held = zip(world.shards, rollouts, batches, strict=True)
-    saved = {shard: _tensors(rollout, batch) for shard, rollout, batch in held if shard in found or worst is None}
-    message, rank = _words(worst, progress, size * world.num_shards)
-    return NonFiniteError(message, rank, saved)
+    return common.blame(comm, rollouts, [_columns(batch) for batch in batches], progress, is_finite, rows)
 
 
 def blame_replayed(
@@ -117,120 +67,23 @@ def blame_replayed(
         loss: of some rows, their sums to tell, and their priorities.
         flat: where their gradient goes; it is lost.
     """
-    world, (steps, size) = comm.world, rollouts[0].reward.shape
 
-    def is_finite(part: TransitionBatch) -> bool:
-        flat.zero_gradient_()
-        value, sums, _ = loss(part)
-        value.backward()
-        norm = cast(Tensor, torch.linalg.vector_norm(flat.gradient))
-        return bool((sums.sum() + norm).isfinite())
+    def is_finite(step: int, k: int, row: int | None) -> bool:
+        batch = drawn[step][k]
+        value, sums, _ = loss(batch if row is None else batch.row(row))
+        return _is_finite(value, sums, flat=flat)
 
-    found: dict[int, Finding] = {}
-    saved: dict[int, dict[str, Tensor]] = {}
-    for k, (shard, rollout) in enumerate(zip(world.shards, rollouts, strict=True)):
-        batches = [parts[k] for parts in drawn]
-        if (fault := rollout.fault) is not None:
-            found[shard] = (0, fault.step, fault.env, str(fault))
-            saved[shard] = _told(rollout)
-            continue
-        for step, batch in enumerate(batches):
-            finding = _in_columns(batch, _REPLAYED, partial(_drawn, step))
-            if finding is None and not is_finite(batch):
-                row = next((i for i in range(len(batch.reward)) if not is_finite(batch.row(i))), None)
-                finding = None if row is None else _drawn(step, row, "loss or gradient", "")
-            if finding is not None:
-                found[shard], saved[shard] = finding, _columns(batch)
-                break
-    worst = _agreed(comm, found)
-    if worst is None and drawn:
-        saved = {shard: _columns(part) for shard, part in zip(world.shards, drawn[0], strict=True)}
-    message, rank = _words(worst, progress, size * world.num_shards, steps)
-    return NonFiniteError(message, rank, saved)
+    columns = [[_columns(part) for part in parts] for parts in drawn]
+    return common.blame_replayed(comm, rollouts, columns, progress, is_finite)
 
 
-def save(error: NonFiniteError, run_dir: Path) -> None:
-    """Write the batches of this rank, each whole or not at all. Never raises: the error itself is to be told."""
-    for shard, tensors in error.batches.items():
-        path = run_dir / FOLDER / f"shard_{shard}.safetensors"
-        leave_tensors(path, tensors, {"format": 1, "error": str(error)})
+def _is_finite(value: Tensor, sums: Tensor, *, flat: FlatParameters) -> bool:
+    flat.zero_gradient_()
+    value.backward()
+    norm = cast(Tensor, torch.linalg.vector_norm(flat.gradient))
+    return bool((sums.sum() + norm).isfinite())
 
 
-def _agreed(comm: Comm, found: dict[int, Finding]) -> Located | None:
-    """The finding of all ranks that is nearest to the cause; *collective*."""
-    told: list[dict[str, Finding]] = comm.gather_object({str(shard): f for shard, f in found.items()}, "non_finite")
-    every = [(*finding, rank, int(shard)) for rank, theirs in enumerate(told) for shard, finding in theirs.items()]
-    return min(every, default=None)
-
-
-def _words(worst: Located | None, progress: Progress, num_envs: int, steps: int = 0) -> tuple[str, int | None]:
-    """The message, and the rank that it names, after a rollout of `steps`."""
-    update, rest = f"update {progress.updates + 1}", "; or leave such updates out with non_finite=skip"
-    if worst is None:
-        text = f"the gradient of {update} (environment step {progress.env_steps}) is not finite, although that of each "
-        text += (
-            f"transition is: their sum is too large; its batches are saved in {FOLDER}/; try a smaller learning_rate"
-        )
-        return text + rest, None
-    nearness, step, _, words, rank, shard = worst
-    taken = progress.env_steps + (steps if nearness == 2 else step + 1) * num_envs
-    where = f"in gradient step {step} after" if nearness == 2 else f"in step {step} of" if step >= 0 else "before"
-    cure = "look for a division by 0 or a diverging simulation" if nearness == 0 else "try a smaller learning_rate"
-    text = f"{words}, {where} the rollout of {update} (environment step {taken}, rank {rank}, shard {shard}); "
-    return text + f"its batch is saved in {FOLDER}/shard_{shard}.safetensors; {cure}{rest}", rank
-
-
-def _in_columns(
-    batch: Batch | TransitionBatch, columns: Sequence[str], made: Callable[[int, str, str], Finding]
-) -> Finding | None:
-    """The first row with a column that is not finite: what the network or the returns made of finite numbers."""
-    found: list[Finding] = []
-    for column in columns:
-        values: Tensor = getattr(batch, column)
-        bad = ~values.isfinite().flatten(1).all(1) if values.ndim > 1 else ~values.isfinite()
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0])
-            number = next(float(x) for x in values[row].flatten() if not x.isfinite())
-            found.append(made(row, f"the {column.replace('_', ' ')}", f" ({number})"))
-    return min(found, key=lambda finding: finding[:3], default=None)
-
-
-def _first_bad(batch: Batch, is_finite: Callable[[Batch], bool], rows: int) -> int | None:
-    """The first row that is not finite by itself, found by halving: what any row spoils, the sum over all shows."""
-    first = 0
-    for part in batch.split(rows):
-        count = len(part.target)
-        if not is_finite(part):
-            inner = 0 if count == 1 else _first_bad(part, is_finite, (count + 1) // 2)
-            if inner is not None:
-                return first + inner
-        first += count
-    return None
-
-
-def _made(size: int, shard: int, row: int, what: str, number: str) -> Finding:
-    """A finding about row t * B + b of a shard's batch."""
-    step, b = divmod(row, size)
-    env = shard * size + b
-    return 1, step, env, f"{what} of environment {env} is not finite{number}"
-
-
-def _drawn(step: int, row: int, what: str, number: str) -> Finding:
-    """A finding about a row of what a shard drew for a gradient step."""
-    return 2, step, row, f"{what} of transition {row} from the replay is not finite{number}"
-
-
-def _tensors(rollout: Rollout, batch: Batch) -> dict[str, Tensor]:
-    shape = rollout.reward.shape
-    columns = {name: cast(Tensor, tensor.unflatten(0, shape)) for name, tensor in _columns(batch).items()}
-    return columns | _told(rollout)
-
-
-def _columns(batch: Batch | TransitionBatch) -> dict[str, Tensor]:
-    held: dict[str, Tensor] = {f"batch.{f.name}": getattr(batch, f.name) for f in fields(batch)}
-    # Clones, here and below: safetensors refuses memory held in common.
-    return {name: tensor.detach().cpu().clone() for name, tensor in held.items()}
-
-
-def _told(rollout: Rollout) -> dict[str, Tensor]:
-    return {f"rollout.{name}": torch.from_numpy(getattr(rollout, name)).clone() for name in _ROLLOUT}
+def _columns(batch: Batch | TransitionBatch) -> dict[str, np.ndarray]:
+    held: dict[str, Tensor] = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return {name: tensor.detach().cpu().numpy() for name, tensor in held.items()}

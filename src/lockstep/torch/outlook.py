@@ -4,7 +4,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import make_vector_env
 from lockstep.predict import Comparison, Layout, Work, compare, measured
+from lockstep.preflight import Outlook
 from lockstep.record.timers import Timers
 from lockstep.rollout import Collector
 from lockstep.run import Run, override
@@ -32,19 +32,6 @@ _REPEATS = 20
 _STEPS = 8
 _FEW, _MANY = 8, 32  # environments, at most: making them takes time
 _MAKING_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """A prediction, in numbers and words."""
-
-    num_parameters: int
-    messages_per_update: float
-    steps_per_second: float
-    one_host_steps_per_second: float
-    line: str
-    advice: str | None
-    """What to do if one host alone would be faster."""
 
 
 def outlook(run: Run, comm: Comm, layout: Layout, message_s: float) -> Outlook | str:

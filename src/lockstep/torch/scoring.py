@@ -19,17 +19,15 @@ from lockstep.data.features import Features
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.exploration import EpsilonGreedy
+from lockstep.policy_file import FROM_LOG, damaged, newer, write
 from lockstep.run import OFFLINE_ALGORITHMS, ScoreNetworkConfig
 from lockstep.settings import updated
 from lockstep.torch.candidate_network import CandidateHeads, CandidateNetwork
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.preprocess import Preprocessor
 from lockstep.torch.score_networks import ScoreHeads, probability, score_network
-from lockstep.torch.tensor_file import write_tensors
 
 FORMAT = 1
-SCORING = "offline/"
-"""How the name of the algorithm begins in the file of such a policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,7 @@ class About:
         """As plain values."""
         return {
             "format": FORMAT,
-            "algo": SCORING + self.algo,
+            "algo": FROM_LOG + self.algo,
             "info": self.info.to_dict(),
             "state": self.state.to_dict(),
             "action": None if self.action is None else self.action.to_dict(),
@@ -63,7 +61,7 @@ class About:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "About":
         """From what `to_dict` gave."""
-        algo = str(data["algo"]).removeprefix(SCORING)
+        algo = str(data["algo"]).removeprefix(FROM_LOG)
         return cls(
             info=DatasetInfo.from_dict(data["info"]),
             state=Features.from_dict(data["state"]),
@@ -163,19 +161,19 @@ class ScoringPolicy(nn.Module):
 
 def save_scoring(path: Path, policy: ScoringPolicy) -> None:
     """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
-    write_tensors(path, tensors, policy.about.to_dict())
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
+    write(path, arrays, None, policy.about.to_dict())
 
 
 def made_scoring(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ScoringPolicy:
     """The policy of a file, from what its metadata and tensors are; `path` is for messages."""
     if about["format"] > FORMAT:
-        raise ConfigError(f"{path} was written by a newer version (format {about['format']}); upgrade lockstep-rl")
+        raise newer(path, about)
     policy = ScoringPolicy(About.from_dict(about))
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ConfigError(f"{path} does not hold the network that it describes, or is damaged") from error
+        raise damaged(path) from error
     return policy
 
 

@@ -314,7 +314,7 @@ def test_an_own_address_where_nobody_listens_is_refused_with_the_cure(start, at)
     ("ranks", "text"),
     [
         ((1, 1), "--node-rank 1 is given on 2 nodes: "),
-        ((1, 2), "--node-rank 1 is given on .*, where --rdzv-endpoint leads: it must be node 0"),
+        ((1, 2), "--node-rank 1 is given on .*, where the nodes meet: it must be node 0"),
     ],
 )
 def test_nodes_that_nobody_is_the_main_node_of_all_hear_of_it(start, at, monkeypatch, ranks, text):

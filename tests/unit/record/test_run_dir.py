@@ -143,7 +143,7 @@ def test_mark_failed_without_a_summary_tells_what_is_known(tmp_path):
     made.close()
     with (made.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3000, "ti')  # killed while writing
-    mark_failed(made.path, "gone", status="interrupted", world_size=2)
+    mark_failed(made.path, "gone", status="interrupted", processes=2)
     read = json.loads((made.path / "summary.json").read_text())
     assert list(read) == list(empty_summary(RUN))
     assert (read["status"], read["error"], read["task"], read["seed"]) == ("interrupted", "gone", RUN.task, 3)

@@ -65,5 +65,10 @@ def test_versions_name_what_decides_numbers(monkeypatch):
     assert versions()["python"] == platform.python_version()
     assert versions()["numpy"] == version("numpy")
     assert versions()["lockstep"] == version("lockstep-rl")
-    monkeypatch.setitem(module._REPORTED, "jax", "no-such-distribution")
-    assert "jax" not in versions()
+    assert {"torch", "jax", "jaxlib"}.isdisjoint(versions())
+    monkeypatch.setattr(module, "version", lambda name: name)
+    assert [name for name in versions("torch") if name not in versions()] == ["torch"]
+    assert [name for name in versions("jax") if name not in versions()] == ["jax", "jaxlib"]
+    monkeypatch.setitem(module._REPORTED, "gymnasium", "no-such-distribution")
+    monkeypatch.setattr(module, "version", version)
+    assert "gymnasium" not in versions()

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from lockstep import World
+from lockstep.agreement import mismatch
 from lockstep.errors import ConfigError, PeerError
-from lockstep.torch.agreement import mismatch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 

@@ -17,8 +17,9 @@ from lockstep.data.prepare import PrepareOptions, prepared
 from lockstep.envs.vector import env_spec
 from lockstep.errors import ConfigError
 from lockstep.normalize import RunningMoments
+from lockstep.policy_file import POLICY_FILE
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump
-from lockstep.torch.export import POLICY_FILE, load_policy, save_policy
+from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.record_log import Recording, record

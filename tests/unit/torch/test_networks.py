@@ -63,7 +63,8 @@ def test_the_actor_follows_flattened_parameters():
 @pytest.mark.parametrize("kind", [NumpyActor, TorchActor])
 def test_each_shards_rows_are_computed_as_if_alone(kind):
     policy = Policy(SPEC, NetworkConfig(hidden=(64, 64)))
-    actor = NumpyActor([policy.network.actor]) if kind is NumpyActor else TorchActor(policy, CPU)
+    actor = actor_of(policy, CPU) if kind is NumpyActor else TorchActor(policy, CPU)
+    assert isinstance(actor, kind)
     observation = np.random.default_rng(0).standard_normal((4, 8, 6), dtype=np.float32)
     together = actor(observation)
     for shard in range(4):

@@ -11,6 +11,7 @@ from safetensors import safe_open
 import made_data
 from lockstep import World
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.blame import NonFiniteError, save
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.progress import Progress
@@ -19,7 +20,6 @@ from lockstep.torch.cloning import Cloning
 from lockstep.torch.comm import Comm
 from lockstep.torch.descent import MAX_FACTS
 from lockstep.torch.logged import LoggedBatch, check_rows
-from lockstep.torch.non_finite import NonFiniteError, save
 from lockstep.torch.offline_dqn import OfflineDQN
 from logged_policies import SMALL, draws, part, policy_for
 

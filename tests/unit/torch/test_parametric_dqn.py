@@ -10,6 +10,7 @@ from safetensors import safe_open
 import made_data
 from lockstep import World
 from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.blame import NonFiniteError, save
 from lockstep.data.columns import Ragged
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
@@ -17,7 +18,6 @@ from lockstep.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.logged import check_rows
-from lockstep.torch.non_finite import NonFiniteError, save
 from lockstep.torch.parametric_batch import ParametricBatch
 from lockstep.torch.parametric_dqn import ParametricDQN
 from lockstep.torch.ragged import Candidates

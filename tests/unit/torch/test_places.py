@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.torch.places import hosts_of
+from lockstep.network.places import hosts_of
 
 ALPHA, BETA = ["alpha", "1f"], ["beta", "2e"]
 

@@ -11,14 +11,16 @@ import torch
 from lockstep import World, probe
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.cores import processor
 from lockstep.errors import RunError
+from lockstep.latency import Network, Timing
 from lockstep.predict import Layout
+from lockstep.preflight import FILE, Host, Outlook, Preflight, doubts, labelled
 from lockstep.run import EnvConfig, NetworkConfig, Run, override
 from lockstep.torch.comm import Comm
-from lockstep.torch.hardware import kind_of, processor
-from lockstep.torch.latency import Network, Timing
-from lockstep.torch.outlook import Outlook, outlook
-from lockstep.torch.preflight import FILE, Host, Preflight, doubts, labelled, preflight
+from lockstep.torch.hardware import kind_of
+from lockstep.torch.outlook import outlook
+from lockstep.torch.preflight import preflight
 
 ALPHA = Host(host="alpha", ranks=[0, 1], cores=4, device="cpu", processor="A", interface="eth0")
 BETA = Host(host="beta", ranks=[2, 3], cores=8, device="cpu", processor="A", interface="eth0", clock_skew_s=-0.002)

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore
 
 from lockstep.errors import ConfigError, PeerError
-from lockstep.torch.roll_call import CompleteError, ranges, roll_call
+from lockstep.network.roll_call import CompleteError, ranges, roll_call
 from lockstep.world import World
 
 

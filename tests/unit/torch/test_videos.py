@@ -8,7 +8,7 @@ from lockstep.cli import main
 from lockstep.errors import ConfigError
 from lockstep.record import video
 from lockstep.run import EnvConfig, Run
-from lockstep.torch.evaluate_policy import evaluate_run
+from lockstep.play import evaluate_run
 from lockstep.train import train
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_drawn_is_refused_before_anything_starts(task, words, tmp
 
 
 def test_evaluations_and_videos_play_what_counts(tmp_path, monkeypatch):
-    from lockstep.torch import evaluation
+    from lockstep import evaluation
 
     made, make = [], evaluation.make_vector_env
 

@@ -118,8 +118,10 @@ def _host(nodes: Nodes, guest: Guest, listener: socket.socket, waiting: Waiting)
                 where = [address for address in ours if bound != _EVERYWHERE[0] or ":" not in address]
                 place = init_file.publish(nodes.init_file, where, port, nonce, alive=answers)
             try:
-                how = f"--init-file {nodes.init_file}" if place else f"--rdzv-endpoint {endpoint(guess, port)}"
+                how = f"--init-file {nodes.init_file}" if place else f"{nodes.setting} {endpoint(guess, port)}"
                 _gather(nodes, reception, waiting, place, how)
+                if nodes.rank_port == port:
+                    reception.close_door()
                 address = nodes.local_address or reception.reached_at or guess
                 key = run_key(nodes.token, salt)
                 yield Met(True, address, interface_of(address), address, store_port, store, key)
@@ -191,7 +193,7 @@ def _listener(nodes: Nodes, waiting: Waiting) -> tuple[socket.socket | None, Kno
     if not main:
         return None, None
     try:
-        return listening_socket(_bound_to(nodes, where), nodes.port), None
+        return listening_socket(_bound_to(nodes, where), nodes.port, nodes.setting), None
     except ConfigError as error:
         if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
             raise
@@ -238,7 +240,7 @@ def _guest(nodes: Nodes, card: Mapping[str, Any]) -> Guest:
 def _not_here(nodes: Nodes, where: Sequence[str]) -> str:
     called = nodes.host if nodes.host in where else f"{nodes.host} ({', '.join(where)})"
     return (
-        f"--node-rank 0 is the main node, but {called} of --rdzv-endpoint is not an address of this machine, which has "
+        f"--node-rank 0 is the main node, but {called} of {nodes.setting} is not an address of this machine, which has "
         f"{_own()}; start this node with another --node-rank, or all with this machine's address"
     )
 

@@ -169,7 +169,7 @@ class Caller:
     def _setting(self) -> str:
         """What says where the main node is."""
         return (
-            f"--rdzv-endpoint {self._where}"
+            f"{self._nodes.setting} {self._where}"
             if self._nodes.init_file is None
             else f"--init-file {self._nodes.init_file}"
         )
@@ -185,8 +185,8 @@ class Caller:
         which = "loopback address" if is_loopback(address) else "own address"
         is_it = "" if nodes.host == address else f"{nodes.host} is {address} on this machine. "
         return (
-            f"--rdzv-endpoint {self._where}: {is_it}{address} is this machine's {which}, and no main node listens "
-            f"here; use the address of the main node: --rdzv-endpoint IP_OF_MAIN:{nodes.port}"
+            f"{nodes.setting} {self._where}: {is_it}{address} is this machine's {which}, and no main node listens "
+            f"here; use the address of the main node: {nodes.setting} IP_OF_MAIN:{nodes.port}"
         )
 
 
@@ -198,7 +198,7 @@ def resolved(nodes: Nodes, waiting: Waiting) -> list[str]:
             return resolve(nodes.host)
         except ConfigError as error:
             if time.monotonic() > deadline:
-                raise ConfigError(f"--rdzv-endpoint {endpoint(nodes.host, nodes.port)}: {error}") from None
+                raise ConfigError(f"{nodes.setting} {endpoint(nodes.host, nodes.port)}: {error}") from None
             waiting(f"an address of the main node ({_short(error)})")
         time.sleep(_PAUSE_S)
 

@@ -71,9 +71,7 @@ def _node_ranks(guests: Sequence[Guest]) -> str | None:
             twice = _named([guest for guest in guests if guest.node_rank == rank])
             return f"--node-rank {rank} is given on {count} nodes: {twice}; give each its own, from 0 to {maximum - 1}"
     if guests[0].node_rank:
-        return (
-            f"--node-rank {guests[0].node_rank} is given on {guests[0]}, where --rdzv-endpoint leads: it must be node 0"
-        )
+        return f"--node-rank {guests[0].node_rank} is given on {guests[0]}, where the nodes meet: it must be node 0"
     return None
 
 

@@ -103,9 +103,9 @@ def answer(message: dict[str, Any], key: bytes, nonce: str) -> str | None:
     if message.get(_VERSION) != PROTOCOL:
         raise ConfigError(_other_version(message))
     theirs = str(message.get("nonce"))
-    if not _same(message.get("proof"), _proof(key, "node", nonce, theirs)):
+    if not same(message.get("proof"), proof(key, "node", nonce, theirs)):
         return None
-    return _proof(key, "main", nonce, theirs)
+    return proof(key, "main", nonce, theirs)
 
 
 def run_key(token: str, salt: str) -> bytes:
@@ -148,14 +148,14 @@ class Call:
         mine = secrets.token_hex(16)
         send(
             self.connection,
-            {_VERSION: PROTOCOL, "nonce": mine, "proof": _proof(key, "node", self._nonce, mine)},
+            {_VERSION: PROTOCOL, "nonce": mine, "proof": proof(key, "node", self._nonce, mine)},
         )
         if self._version[_VERSION] != PROTOCOL:  # said all the same: the other side must know it, too
             raise ConfigError(_other_version(self._version))
         reply = self.receive(GREETING_S)
         if reply.get("error"):
             raise ConfigError(f"the main node sent this one away: {reply['error']}")
-        if not _same(reply.get("proof"), _proof(key, "main", self._nonce, mine)):
+        if not same(reply.get("proof"), proof(key, "main", self._nonce, mine)):
             raise ConfigError(f"the main node does not know this run's secret; {KEEPS_APART}")
         send(self.connection, asdict(guest))
 
@@ -180,11 +180,13 @@ class Call:
         return self._messages.pop(0)
 
 
-def _proof(key: bytes, side: str, challenge: str, answer: str) -> str:
+def proof(key: bytes, side: str, challenge: str, answer: str) -> str:
+    """That a side knows a key, for this exchange of nonces only."""
     return hmac.digest(key, f"{side} {challenge} {answer}".encode(), "sha256").hex()
 
 
-def _same(told: Any, right: str) -> bool:
+def same(told: Any, right: str) -> bool:
+    """Whether what was told is right; how long that takes says nothing."""
     return hmac.compare_digest(str(told).encode(), right.encode())
 
 

@@ -77,6 +77,7 @@ class Reception:
         self.most = 1
         self._callers: list[_Caller] = []
         self._closing, self._farewell = threading.Event(), dict[str, Any]()
+        self._leave_door, self._door_closed = threading.Event(), threading.Event()
         self._wrong_since = self._sent_away_at = 0.0
         self._sent_away, self._guests, self._wrong = "", list[Guest](), None
         self._selector = selectors.DefaultSelector()
@@ -111,6 +112,11 @@ class Reception:
         here = [caller.here for caller in list(self._callers) if caller.guest is not None]
         return next((address for address in here if not is_loopback(address)), here[0] if here else None)
 
+    def close_door(self) -> None:
+        """Let nobody in any more, so that another program may listen here; those who are in stay."""
+        self._leave_door.set()
+        self._door_closed.wait()
+
     def missing(self) -> str:
         """Who has not come yet, and who was sent away."""
         return missing(self.guests) + (f" ({self._sent_away})" if self._sent_away else "")
@@ -124,6 +130,10 @@ class Reception:
                     else:
                         self._hear(ready.data)
                 self._advance(time.monotonic())
+                if self._leave_door.is_set() and not self._door_closed.is_set():
+                    self._selector.unregister(self._listener)
+                    self._listener.close()
+                    self._door_closed.set()
         except BaseException as error:
             self.error = error
             raise
@@ -134,6 +144,7 @@ class Reception:
                 self._drop(caller)
             self._selector.close()
             self._listener.close()
+            self._door_closed.set()
 
     def _accept(self) -> None:
         try:

@@ -15,12 +15,12 @@ import numpy as np
 from lockstep.cores import usable_cores
 from lockstep.errors import PeerError
 from lockstep.network.dial import KEY_SIZE, connected, unpaced
+from lockstep.network.hosts import Host, Hosts
 from lockstep.network.interfaces import addresses, listening_socket, reachable_addresses, towards
 from lockstep.network.links import Links, Place
+from lockstep.network.slots import Slots
 from lockstep.record.timers import Timers
 from lockstep.segment import Segment, supported
-from lockstep.torch.hosts import Host, Hosts
-from lockstep.torch.slots import Slots
 from lockstep.watch import MARGIN_S
 from lockstep.world import World
 
@@ -35,6 +35,8 @@ def settle(
     num_messages: Counter[str],
     memory: bool,
     timeout_s: float,
+    *,
+    always: bool = False,
 ) -> tuple[Segment | None, Hosts | None]:
     """The memory of this host, where it has one, and the hosts, where they serve; *collective*.
 
@@ -45,6 +47,7 @@ def settle(
         num_messages: sent by tag; the hosts add theirs.
         memory: whether numbers may go through shared memory.
         timeout_s: bound on a collective.
+        always: whether hosts serve also the ranks of one host that share no memory, each as if it had its own.
     """
     spin = usable_cores() >= world.local_size
     segment = Segment.create(0, world.local_size, spin=spin) if world.local_rank == 0 and supported() else None
@@ -56,7 +59,7 @@ def settle(
         with contextlib.suppress(OSError):
             segment = Segment.attach(address, world.local_rank, world.local_size, spin=spin)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listener(world)) if len(hosts) > 1 else None
+        listener = stack.enter_context(_listener(world)) if len(hosts) > 1 or always else None
         places = gather([whole and segment is not None, *_place(listener)], "hosts")
         shares = [bool(place[0]) for place in places]
         if segment is not None and not (whole and all(shares[rank] for rank in here)):
@@ -65,7 +68,7 @@ def settle(
         if segment is not None:
             timers.publish(segment.row(world.local_rank))
         if not (memory and all(shares)):
-            if len(hosts) == 1:
+            if len(hosts) == 1 and not always:
                 return segment, None
             hosts = [Host(str(name[0]), range(rank, rank + 1)) for rank, (name, *_) in enumerate(told)]
             here = range(world.rank, world.rank + 1)

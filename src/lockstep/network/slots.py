@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from lockstep.errors import PeerError, RunError
 from lockstep.record.timers import WAIT, Timers
@@ -30,7 +30,7 @@ class Slots:
         self._timeout_s, self._timers = timeout_s, timers
         self._half = 0  # bytes for one collective
         self._turn = 0
-        self._tables: dict[tuple[int, int, int, torch.dtype], Tensor] = {}
+        self._tables: dict[tuple[int, int, int, np.dtype[Any]], np.ndarray] = {}
         self._tag = ""
         self._patience_s, self._waited_s, self._looked_at = 0.0, 0.0, 0.0
 
@@ -39,7 +39,7 @@ class Slots:
         """Which of the ranks of this host this one is."""
         return self._segment.index
 
-    def table(self, rows: int, length: int, kind: torch.dtype, tag: str) -> Tensor:
+    def table(self, rows: int, length: int, kind: np.dtype[Any], tag: str) -> np.ndarray:
         """Memory [rows, length] for the next collective, with what an earlier one left there.
 
         All ranks of the host ask for the same. Read it before the next collective: two halves, used in turn, are
@@ -52,8 +52,8 @@ class Slots:
         key = (turn, rows, length, kind)
         table = self._tables.get(key)
         if table is None:
-            flat = torch.frombuffer(self._segment.slots, dtype=kind, count=rows * length, offset=turn * self._half)
-            table = self._tables[key] = flat.view(rows, length)
+            flat = np.frombuffer(self._segment.slots, kind, rows * length, turn * self._half)
+            table = self._tables[key] = flat.reshape(rows, length)
         return table
 
     def meet(self, tag: str, size: int) -> None:

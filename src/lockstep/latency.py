@@ -2,15 +2,12 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
+from lockstep.collectives import Comm
 from lockstep.predict import exchange
-
-if TYPE_CHECKING:
-    from lockstep.torch.comm import Comm
 
 _SMALL, _LARGE, _TRIAL = 8, 2**20, 2**14  # float32 numbers of a sum
 _SMALL_FOR_S = 0.3  # how long small sums are repeated, as far as 3 to 50 of them allow
@@ -46,15 +43,19 @@ class Network:
         return {"small": asdict(self.small), "large": asdict(self.large) | {"bytes_per_s": self.bytes_per_s}}
 
 
-def measure_network(comm: "Comm", num_hosts: int, tag: str) -> Network:
+Summing = Callable[[int], Callable[[], object]]
+"""Given how many float32 numbers: what adds that many over all ranks and waits for the sum; collective."""
+
+
+def measure_network(comm: Comm, summing: Summing, num_hosts: int, tag: str) -> Network:
     """Time a small sum over all ranks, and one as large as the network does in about a second; *collective*."""
-    first = _seconds_of(comm, _SMALL, 3, tag)
+    first = _seconds_of(summing(_SMALL), 3)
     repeats = int(min(max(_SMALL_FOR_S / _slowest(comm, first, tag), 3), 50))
-    small = Timing(bytes=4 * _SMALL, seconds=_seconds_of(comm, _SMALL, repeats, tag))
-    size, seconds = _TRIAL, _seconds_of(comm, _TRIAL, 2, tag)
+    small = Timing(bytes=4 * _SMALL, seconds=_seconds_of(summing(_SMALL), repeats))
+    size, seconds = _TRIAL, _seconds_of(summing(_TRIAL), 2)
     if _slowest(comm, seconds, tag) < _SLOW_TRIAL_S:
         size = max(_TRIAL, _LARGE // len(comm.world.shards_of(0)))  # a sum has a row for each shard
-        seconds = _seconds_of(comm, size, 2, tag)
+        seconds = _seconds_of(summing(size), 2)
     large, (_, sends) = Timing(bytes=4 * size, seconds=seconds), exchange(num_hosts, 4 * size)
     return Network(
         small=small,
@@ -63,7 +64,7 @@ def measure_network(comm: "Comm", num_hosts: int, tag: str) -> Network:
     )
 
 
-def clock_skews(comm: "Comm", tag: str) -> list[float]:
+def clock_skews(comm: Comm, tag: str) -> list[float]:
     """How far each rank's clock is ahead of rank 0's, read when a message of all has just arrived; *collective*."""
     comm.barrier(tag)
     best = [float("inf")] * comm.world.size
@@ -73,17 +74,17 @@ def clock_skews(comm: "Comm", tag: str) -> list[float]:
     return best
 
 
-def _slowest(comm: "Comm", seconds: float, tag: str) -> float:
+def _slowest(comm: Comm, seconds: float, tag: str) -> float:
     """What the slowest rank measured: all ranks must choose alike what they measure next."""
-    return max(float(comm.max(torch.tensor([seconds], device=comm.device), tag)), 1e-6)
+    every: list[float] = comm.gather_object(seconds, tag)
+    return max(*every, 1e-6)
 
 
-def _seconds_of(comm: "Comm", size: int, repeats: int, tag: str) -> float:
-    """Median seconds of a sum of `size` numbers; the first is not counted, buffers are made then."""
-    value, took = torch.ones(size, device=comm.device), list[float]()
+def _seconds_of(add: Callable[[], object], repeats: int) -> float:
+    """Median seconds of a sum; the first is not counted, buffers are made then."""
+    took = list[float]()
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        total = comm.sum(value, tag)
-        float(total[0])  # on a GPU: wait until it is there
+        add()
         took.append(time.perf_counter() - start)
     return statistics.median(took[1:])

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lockstep.collectives import Comm
 from lockstep.progress import Progress
 from lockstep.record.checkpoint import FOLDER, FORMAT
 from lockstep.record.journal import Journal
@@ -9,8 +10,7 @@ from lockstep.record.keeper import Keeper
 from lockstep.record.timers import CHECKPOINT
 from lockstep.resume import Resumption
 from lockstep.run import AnyRun, OfflineRun, to_dict
-from lockstep.torch.comm import Comm
-from lockstep.torch.state import RunState
+from lockstep.run_state import RunState
 
 
 class Checkpoints:

@@ -1,4 +1,4 @@
-"""Named tensors as a safetensors file, there whole or not at all. Reading one runs no code from it."""
+"""Named arrays as a safetensors file, there whole or not at all. Reading one runs no code from it."""
 
 import contextlib
 import json
@@ -7,25 +7,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
-from torch import Tensor
+from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from lockstep.errors import RunError
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
     """Write a file beside, then rename it. Raises `RunError` where that cannot be.
 
     Args:
         path: the file; its directory is made if need be.
-        tensors: by name, no two of them in common memory.
+        arrays: by name.
         about: what they mean, JSON-able; kept in the file's metadata.
     """
     beside = path.with_name(f".{path.name}")
+    held = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(dict(tensors), beside, metadata={"lockstep": json.dumps(about)})
+        save_file(held, beside, metadata={"lockstep": json.dumps(about)})
         beside.replace(path)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
@@ -33,9 +34,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
         raise RunError(f"{path} could not be written: {error}") from error
 
 
-def leave_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+def leave_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
     """The same for a run that fails: says so where it cannot be, and never raises, as the failure is to be told."""
     try:
-        write_tensors(path, tensors, about)
+        write_arrays(path, arrays, about)
     except RunError as problem:
         print(f"lockstep: {problem}", file=sys.stderr, flush=True)

@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from lockstep.errors import RunError
 from lockstep.network.links import Links, in_slices
+from lockstep.network.slots import Slots
 from lockstep.record.timers import WAIT, Timers
-from lockstep.torch.slots import Slots
 from lockstep.tree import Node, owned_nodes, tree_sum
 from lockstep.world import World, block
 
-Add = Callable[[Tensor, Tensor], Tensor]
+Add = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _LARGE = 1 << 22
 """Bytes saved from which on a slice each, and meeting once more, takes ranks of one host less than a sum each."""
 _PIECE = 1 << 18
@@ -46,7 +45,7 @@ class Host:
 
 
 class Hosts:
-    """The collectives of CPU tensors, as far as they are exact: a sum in tree order, and bytes that only move.
+    """The collectives of arrays, as far as they are exact: a sum in tree order, and bytes that only move.
 
     Args:
         world: who takes part.
@@ -83,18 +82,18 @@ class Hosts:
         """Whether there is another host."""
         return len(self._hosts) > 1
 
-    def exchange(self, parts: Sequence[Tensor], tag: str, add: Add) -> Mapping[Node, Tensor]:
+    def exchange(self, parts: Sequence[np.ndarray], tag: str, add: Add) -> Mapping[Node, np.ndarray]:
         """From this rank's part at each of its nodes, parts at nodes that make up the tree, the same on all ranks.
 
-        The tensors may be shared memory: read them before the next exchange.
+        The arrays may be shared memory: read them before the next exchange.
         """
-        length, kind = parts[0].numel(), parts[0].dtype
+        length, kind = parts[0].size, parts[0].dtype
         size, root = length * kind.itemsize, (0, self._world.num_shards)
         near, far = len(self._near), self._bounds[-1] if self.several else 0
         table = self._table(near + far + 1, length, kind, tag)
         near_values = dict(zip(self._near, table, strict=False))
         for node, part in zip(self._own_nodes, parts, strict=True):
-            near_values[node].copy_(part)
+            np.copyto(near_values[node], part)
         self._meet(tag, size)
         if not self.several:
             if (near - 1) * size < _LARGE:
@@ -107,7 +106,7 @@ class Hosts:
         def fetch(links: Links) -> None:
             start = self._bounds[self._mine]
             for row, node in enumerate(self._far[self._mine], start):
-                rows[row].copy_(tree_sum(near_values, node, add))
+                np.copyto(rows[row], tree_sum(near_values, node, add))
             if slices:
                 self._reduce_in_slices(links, rows, total, tag, add)
             else:
@@ -118,7 +117,7 @@ class Hosts:
             return {root: total}
         return dict(zip((node for nodes in self._far for node in nodes), rows, strict=True))
 
-    def _sum_slice(self, values: Mapping[Node, Tensor], total: Tensor, tag: str, add: Add) -> None:
+    def _sum_slice(self, values: Mapping[Node, np.ndarray], total: np.ndarray, tag: str, add: Add) -> None:
         """Sum this rank's slice of columns for all ranks of the only host, and wait for their slices.
 
         `total` may be one of the rows: no other rank reads their columns of this slice.
@@ -128,29 +127,29 @@ class Hosts:
         for start in range(own.start, own.stop, _PIECE):
             piece = slice(start, min(start + _PIECE, own.stop))
             parts = {node: row[piece] for node, row in values.items()}
-            total[piece].copy_(tree_sum(parts, (0, self._world.num_shards), add))
-        self._meet(tag, len(total) * total.element_size(), messages=0)
+            np.copyto(total[piece], tree_sum(parts, (0, self._world.num_shards), add))
+        self._meet(tag, total.nbytes, messages=0)
 
-    def gather(self, flat: Tensor, tag: str) -> Tensor:
-        """The tensors [n] of all ranks, [size, n]."""
-        size = flat.numel() * flat.element_size()
-        table = self._table(self._world.size, flat.numel(), flat.dtype, tag)
-        table[self._world.rank].copy_(flat)
+    def gather(self, flat: np.ndarray, tag: str) -> np.ndarray:
+        """The arrays [n] of all ranks, [size, n]."""
+        size = flat.nbytes
+        table = self._table(self._world.size, flat.size, flat.dtype, tag)
+        np.copyto(table[self._world.rank], flat)
         self._meet(tag, size)
         bounds = [host.ranks.start for host in self._hosts] + [self._world.size]
         self._between(lambda links: self._swap(links, table, bounds, tag, size), tag)
-        return table.clone()
+        return table.copy()
 
-    def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
-        """Give every rank the tensor of rank `source`."""
-        size = flat.numel() * flat.element_size()
-        table = self._table(1, flat.numel(), flat.dtype, tag)
+    def broadcast(self, flat: np.ndarray, source: int, tag: str) -> None:
+        """Give every rank the array of rank `source`."""
+        size = flat.nbytes
+        table = self._table(1, flat.size, flat.dtype, tag)
         if self._world.rank == source:
-            table[0].copy_(flat)
+            np.copyto(table[0], flat)
         self._meet(tag, size)
         bounds = [int(source < host.ranks.start) for host in self._hosts] + [1]  # one row: the source's host's
         self._between(lambda links: self._swap(links, table, bounds, tag, size), tag)
-        flat.copy_(table[0])
+        np.copyto(flat, table[0])
 
     def close(self, error: BaseException | None) -> None:
         """Hang up; the other hosts are told of an error."""
@@ -171,9 +170,9 @@ class Hosts:
             self._slots.fail(words)
         self.tell(words)
 
-    def _table(self, rows: int, length: int, kind: torch.dtype, tag: str) -> Tensor:
+    def _table(self, rows: int, length: int, kind: np.dtype[Any], tag: str) -> np.ndarray:
         if self._slots is None:
-            return torch.empty(rows, length, dtype=kind)
+            return np.empty((rows, length), kind)
         return self._slots.table(rows, length, kind, tag)
 
     def _meet(self, tag: str, size: int, messages: int = 1) -> None:
@@ -189,6 +188,8 @@ class Hosts:
 
     def _between(self, fetch: Callable[[Links], None], tag: str) -> None:
         """What the first rank of each host does with the others', and the other ranks wait for."""
+        if not self.several:
+            return
         if self._links is None:
             if self._slots is not None:
                 self._slots.wait_for_first(tag)
@@ -201,7 +202,7 @@ class Hosts:
         if self._slots is not None:
             self._slots.pass_on()
 
-    def _swap(self, links: Links, rows: Tensor, bounds: Sequence[int], tag: str, size: int) -> None:
+    def _swap(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, size: int) -> None:
         """Send the rows of this host to all others and receive theirs."""
         ranges = dict(enumerate(pairwise(bounds)))
         low, high = ranges.pop(self._mine)
@@ -209,24 +210,27 @@ class Hosts:
         theirs = {host: _bytes(rows[first:last]) for host, (first, last) in ranges.items()}
         self._trade(links, dict.fromkeys(ranges, mine), theirs, tag, size)
 
-    def _reduce_in_slices(self, links: Links, rows: Tensor, total: Tensor, tag: str, add: Add) -> None:
+    def _reduce_in_slices(self, links: Links, rows: np.ndarray, total: np.ndarray, tag: str, add: Add) -> None:
         """Sum columns [low, high) of all hosts here, send the sum to all, and receive the sums of the other columns."""
         columns = [block(len(total), len(self._hosts), host) for host in range(len(self._hosts))]
         ranges = list(pairwise(self._bounds))
         own, (first, last) = columns[self._mine], ranges[self._mine]
         others = [host for host in range(len(self._hosts)) if host != self._mine]
-        size = len(total) * total.element_size()
-        values = rows[:, own.start : own.stop].contiguous()
+        size = total.nbytes
+        values = np.ascontiguousarray(rows[:, own.start : own.stop])
         self._trade(
             links,
-            {host: _bytes(rows[first:last, columns[host].start : columns[host].stop].contiguous()) for host in others},
+            {
+                host: _bytes(np.ascontiguousarray(rows[first:last, columns[host].start : columns[host].stop]))
+                for host in others
+            },
             {host: _bytes(values[slice(*ranges[host])]) for host in others},
             tag,
             size,
         )
         nodes = [node for nodes in self._far for node in nodes]
         summed = tree_sum(dict(zip(nodes, values, strict=True)), (0, self._world.num_shards), add)
-        total[own.start : own.stop].copy_(summed)
+        total[own.start : own.stop] = summed
         mine = _bytes(summed)
         theirs = {host: _bytes(total[columns[host].start : columns[host].stop]) for host in others}
         self._trade(links, dict.fromkeys(others, mine), theirs, tag, size)
@@ -252,8 +256,8 @@ def _bounds(counts: Sequence[int]) -> list[int]:
     return list(accumulate(counts, initial=0))
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(cast(Any, tensor.reshape(-1).view(torch.uint8).numpy()))
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
 
 
 def _line(error: BaseException) -> str:

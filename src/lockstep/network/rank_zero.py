@@ -13,21 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.errors import ConfigError, PeerError
-from lockstep.network import init_file
+from lockstep.network import init_file, interfaces
 from lockstep.network.init_file import Place
-from lockstep.network.interfaces import (
-    endpoint,
-    is_local,
-    is_loopback,
-    listening_socket,
-    reachable_addresses,
-    resolve,
-    towards,
-)
+from lockstep.network.interfaces import endpoint, is_local, is_loopback, reachable_addresses, resolve, towards
+from lockstep.network.roll_call import CompleteError, Store, roll_call
 from lockstep.network.routes import several_hosts
+from lockstep.network.stores import Kind, Met, lives, serve, visit
 from lockstep.network.torchrun import Torchrun, around, loopback_cure, means_this_host
-from lockstep.torch.roll_call import CompleteError, Store, roll_call
-from lockstep.torch.stores import Met, lives, reached, serve, visit
 from lockstep.world import World
 
 _FOUND_S = 20.0  # machines start and names appear within it, or they are mistaken
@@ -44,37 +36,38 @@ def uses_agent_store(world: World) -> bool:
 # -- rank 0 ------------------------------------------------------------------------------------------------------------
 
 
-def host(world: World) -> tuple[Met, Callable[[], None]]:
+def host(kind: Kind, world: World) -> tuple[Met, Callable[[], None]]:
     """Open the store that this world meets at, and tell where it is; with what to do now and then while waiting."""
     bind, port, told = _where_to_listen(world)
     try:
-        listener = listening_socket(bind, port, "MASTER_PORT")
+        listener = interfaces.listening_socket(bind, port, "MASTER_PORT")
     except ConfigError:
         if port:
-            _tell_the_other(world, bind or "127.0.0.1", "")
+            _tell_the_other(kind, world, bind or "127.0.0.1", "")
         raise
     port = listener.getsockname()[1]
-    met = serve(listener, bind, world.token)
+    met = serve(kind, listener, bind, world.token)
     met.address = told[0]
     if world.init_file:
         path = Path(world.init_file)
-        place = init_file.publish(path, told, port, met.nonce, alive=_alive)
-        return met, lambda: init_file.keep(path, place, alive=_alive)
+        alive = _alive(kind)
+        place = init_file.publish(path, told, port, met.nonce, alive=alive)
+        return met, lambda: init_file.keep(path, place, alive=alive)
     if uses_agent_store(world):
-        _tell_agent(world, json.dumps({"addresses": told, "port": port, "nonce": met.nonce}))
-        return met, _look_for_note(world)
+        _tell_agent(kind, world, json.dumps({"addresses": told, "port": port, "nonce": met.nonce}))
+        return met, _look_for_note(kind, world)
     elif told == _resolved(world) and not is_local(told[0]):
-        _check_that_it_is_here(world, told, met.nonce)
+        _check_that_it_is_here(kind, world, told, met.nonce)
     return met, lambda: None
 
 
-def _look_for_note(world: World) -> Callable[[], None]:
+def _look_for_note(kind: Kind, world: World) -> Callable[[], None]:
     """What raises the cure if a node on another host has found out that `localhost` is not one place."""
     store: Store | None = None
     command = around() if several_hosts(world) and means_this_host(world.address) else None
     if command is not None:
         with contextlib.suppress(*_GONE):
-            store = _rendezvous_store(command)
+            store = _rendezvous_store(kind, command)
 
     def look() -> None:
         if store is not None:
@@ -89,18 +82,18 @@ def _check_note(world: World, store: Store) -> None:
         raise loopback_cure(world, (node, address))
 
 
-def leave_note(command: Torchrun, text: str) -> None:
+def leave_note(kind: Kind, command: Torchrun, text: str) -> None:
     """Tell the ranks of the main node."""
-    store = _rendezvous_store(command)
+    store = _rendezvous_store(kind, command)
     if store is not None:
         store.set(_NOTE, text)
 
 
-def _rendezvous_store(command: Torchrun) -> Store | None:
+def _rendezvous_store(kind: Kind, command: Torchrun) -> Store | None:
     if command.endpoint is None:
         return None
     name, port = command.endpoint
-    return reached(resolve(name)[0], port)
+    return kind.reach(resolve(name)[0], port)
 
 
 def withdraw(world: World, met: Met) -> None:
@@ -137,24 +130,24 @@ def _resolved(world: World) -> list[str]:
     return [address for name in world.address.split(",") for address in resolve(name)]
 
 
-def _tell_the_other(world: World, address: str, nonce: str) -> None:
+def _tell_the_other(kind: Kind, world: World, address: str, nonce: str) -> None:
     """If another rank 0 of our world listens at our port, its ranks hear of this one."""
     with contextlib.suppress(*_GONE):
-        met = visit(world, address, world.port)
+        met = visit(kind, world, address, world.port)
         if met.nonce != nonce:
             with contextlib.suppress(CompleteError):
                 roll_call(met.part(world.token, 0), world, time.monotonic() + _FOUND_S, _FOUND_S)
 
 
-def _check_that_it_is_here(world: World, told: list[str], nonce: str) -> None:
+def _check_that_it_is_here(kind: Kind, world: World, told: list[str], nonce: str) -> None:
     """An address that is not this machine's may forward to it, as that of a service does; or rank 0 is elsewhere."""
     until = time.monotonic() + _FOUND_S / 2
     while time.monotonic() < until:
         for address in told:
             with contextlib.suppress(*_GONE):
-                if visit(world, address, world.port).nonce == nonce:
+                if visit(kind, world, address, world.port).nonce == nonce:
                     return
-            _tell_the_other(world, address, nonce)
+            _tell_the_other(kind, world, address, nonce)
         time.sleep(_POLL_S)
     raise ConfigError(
         f"MASTER_ADDR={world.address} ({', '.join(told)}) is no address of host {socket.gethostname()}, where rank 0 "
@@ -163,12 +156,12 @@ def _check_that_it_is_here(world: World, told: list[str], nonce: str) -> None:
     )
 
 
-def _tell_agent(world: World, text: str) -> None:
+def _tell_agent(kind: Kind, world: World, text: str) -> None:
     """Write where rank 0 is into the store of its own agent, and into that of the rendezvous if there is one."""
     until = time.monotonic() + _FOUND_S
     while True:
         try:
-            reached(_resolved(world)[0], world.port).set(_key(world), text)
+            kind.reach(_resolved(world)[0], world.port).set(_key(world), text)
             break
         except _GONE as error:
             if time.monotonic() > until:
@@ -179,7 +172,7 @@ def _tell_agent(world: World, text: str) -> None:
     command = around()
     if command is not None:
         with contextlib.suppress(*_GONE, ConfigError):
-            store = _rendezvous_store(command)
+            store = _rendezvous_store(kind, command)
             if store is not None:
                 store.set(_key(world), text)
 
@@ -188,32 +181,33 @@ def _key(world: World) -> str:
     return f"lockstep/place/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{world.token}"
 
 
-def _alive(place: Place) -> bool:
-    """Whether rank 0 of some world still answers where a file says so."""
-    return any(lives(address, place.port, place.nonce) for address in place.addresses)
+def _alive(kind: Kind) -> Callable[[Place], bool]:
+    """Tells whether rank 0 of some world still answers where a file says so."""
+    return lambda place: any(lives(kind, address, place.port, place.nonce) for address in place.addresses)
 
 
 # -- the others --------------------------------------------------------------------------------------------------------
 
 
-def join(world: World, began: float, timeout_s: float, refused: set[str]) -> Met:
+def join(kind: Kind, world: World, began: float, timeout_s: float, refused: set[str]) -> Met:
     """Find the store of rank 0.
 
     Args:
+        kind: of store.
         world: ours.
         began: `time.monotonic()` when the search began.
         timeout_s: bound on it.
         refused: nonces of earlier starts.
     """
     if world.init_file:
-        return _join_by_file(world, began + timeout_s, refused)
+        return _join_by_file(kind, world, began + timeout_s, refused)
     agents: dict[tuple[str, int], Store] = {}
     why, refusing = "rank 0 did not come", False
     while time.monotonic() < began + timeout_s:
         try:
             if uses_agent_store(world):
-                return _join_by_agent(world, agents, refused)
-            return _join_any(world, _resolved(world), world.port, refused)
+                return _join_by_agent(kind, world, agents, refused)
+            return _join_any(kind, world, _resolved(world), world.port, refused)
         except _GONE as error:
             why, refusing = str(error).splitlines()[0], refusing or isinstance(error, ConnectionRefusedError)
         except ConfigError as error:
@@ -246,12 +240,12 @@ def _give_up_early(world: World, why: str, refusing: bool, complete: bool) -> No
         )
 
 
-def _join_by_file(world: World, until: float, refused: set[str]) -> Met:
+def _join_by_file(kind: Kind, world: World, until: float, refused: set[str]) -> Met:
     found: list[Met] = []
 
     def alive(place: Place) -> bool:
         with contextlib.suppress(*_GONE):
-            found[:] = [_join_any(world, list(place.addresses), place.port, refused, place.nonce)]
+            found[:] = [_join_any(kind, world, list(place.addresses), place.port, refused, place.nonce)]
             return True
         return False
 
@@ -259,7 +253,7 @@ def _join_by_file(world: World, until: float, refused: set[str]) -> Met:
     return found[0]
 
 
-def _join_by_agent(world: World, agents: dict[tuple[str, int], Store], refused: set[str]) -> Met:
+def _join_by_agent(kind: Kind, world: World, agents: dict[tuple[str, int], Store], refused: set[str]) -> Met:
     """Where rank 0 told its agent that it is.
 
     When rank 0 has moved to another node, the agents of the others go on naming the one before: there the store of
@@ -271,7 +265,7 @@ def _join_by_agent(world: World, agents: dict[tuple[str, int], Store], refused: 
     for host, port in filter(None, ((world.address, world.port), rendezvous)):
         try:
             if (host, port) not in agents:
-                agents[host, port] = reached(resolve(host)[0], port)
+                agents[host, port] = kind.reach(resolve(host)[0], port)
             _check_note(world, agents[host, port])
             if not agents[host, port].check([_key(world)]):
                 continue
@@ -281,15 +275,17 @@ def _join_by_agent(world: World, agents: dict[tuple[str, int], Store], refused: 
             why = error
             continue
         with contextlib.suppress(*_GONE):
-            return _join_any(world, place["addresses"], place["port"], refused, place["nonce"])
+            return _join_any(kind, world, place["addresses"], place["port"], refused, place["nonce"])
     raise why
 
 
-def _join_any(world: World, addresses: list[str], port: int, refused: set[str], nonce: str | None = None) -> Met:
+def _join_any(
+    kind: Kind, world: World, addresses: list[str], port: int, refused: set[str], nonce: str | None = None
+) -> Met:
     errors: list[Exception] = []
     for address in addresses:
         try:
-            met = visit(world, address, port, nonce)
+            met = visit(kind, world, address, port, nonce)
         except _GONE as error:
             errors.append(error)
             continue

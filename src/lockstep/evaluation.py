@@ -1,24 +1,45 @@
 """Evaluation over all ranks: each shard plays its part of the episodes, everyone learns all results."""
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.collectives import Comm
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv, make_vector_env
 from lockstep.evaluate import Episodes, GivenUp, play, quota
 from lockstep.normalize import RunningMoments
 from lockstep.record.journal import Journal
 from lockstep.record.video import MAX_FRAMES, write_gif
-from lockstep.rollout import clipper
+from lockstep.rollout import Actor, Sampler, clipper
 from lockstep.run import AnyRun
-from lockstep.torch.comm import Comm
-from lockstep.torch.networks import AnyPolicy, actor_of
 from lockstep.world import stream, stream_seed
 
 _EPISODES, _GAMES = 100, 10  # of an evaluation; a game takes thousands of steps
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """A policy as it is now, numpy at the border: what an evaluation plays."""
+
+    sampler: Sampler
+    """Of its action distribution."""
+    actor: Actor
+    """Observations [B, O] to parameters of the distribution [B, P]."""
+    observations: RunningMoments | None
+    """Normalizer of what it sees; None shows observations as they are."""
+
+    def choose(self, observation: np.ndarray, noise: np.random.Generator | None) -> np.ndarray:
+        """Actions for observations [B, O]: drawn with the noise, or the most likely ones where there is none."""
+        if self.observations is not None:
+            observation = self.observations.normalize(observation)
+        parameters = self.actor(observation)
+        if noise is None:
+            return self.sampler.mode(parameters)
+        return self.sampler.sample(parameters, self.sampler.draw_noise(noise, parameters.shape[:-1]))
 
 
 class Evaluation:
@@ -27,19 +48,10 @@ class Evaluation:
     With a `journal`, rank 0 draws one more episode per evaluation into its directory where the run asks for that.
     """
 
-    def __init__(
-        self,
-        run: AnyRun,
-        comm: Comm,
-        spec: EnvSpec,
-        policy: AnyPolicy,
-        observations: RunningMoments | None,
-        journal: Journal | None = None,
-    ) -> None:
+    def __init__(self, run: AnyRun, comm: Comm, spec: EnvSpec, player: Player, journal: Journal | None = None) -> None:
         assert run.task is not None
         self._run, self._task = run, run.task
-        self._comm, self._observations, self._journal = comm, observations, journal
-        self._distribution, self._actor = policy.distribution, actor_of(policy, comm.device)
+        self._comm, self._player, self._journal = comm, player, journal
         self._clip = clipper(spec.action)
         self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _GAMES)
         self._envs: dict[int, VectorEnv] = {}
@@ -118,11 +130,4 @@ class Evaluation:
         self._envs.clear()
 
     def _choose(self, observation: np.ndarray, noise: np.random.Generator) -> np.ndarray:
-        if self._observations is not None:
-            observation = self._observations.normalize(observation)
-        parameters = self._actor(observation)
-        if self._run.evaluate_greedy:
-            return self._clip(self._distribution.mode(parameters))
-        return self._clip(
-            self._distribution.sample(parameters, self._distribution.draw_noise(noise, parameters.shape[:-1]))
-        )
+        return self._clip(self._player.choose(observation, None if self._run.evaluate_greedy else noise))

@@ -1,0 +1,63 @@
+"""Adam on one flat vector, by optax."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+
+class AdamState(NamedTuple):
+    """What must survive a restart and be equal on all ranks."""
+
+    moment: Array
+    """m [P]."""
+    square: Array
+    """v [P]."""
+    steps: Array
+    """t, int32."""
+
+
+class Adam:
+    """Adaptive moments (Kingma and Ba, 2015, arXiv:1412.6980); pure functions.
+
+    m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  x -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+
+    Args:
+        eps: eps.
+        betas: b1 and b2.
+    """
+
+    def __init__(self, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+        self._adam = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
+
+    def init(self, values: Array) -> AdamState:
+        """Before the first step."""
+        return AdamState(jnp.zeros_like(values), jnp.zeros_like(values), jnp.zeros((), jnp.int32))
+
+    def step(
+        self, state: AdamState, values: Array, gradient: Array, learning_rate: Array, left_out: Array
+    ) -> tuple[Array, AdamState]:
+        """Change the values [P] once.
+
+        Args:
+            state: m, v and t.
+            values: x.
+            gradient: g.
+            learning_rate: lr, an array of no dimensions: a number would be compiled in.
+            left_out: a bool of no dimensions. Where it is true nothing changes, whatever the gradient holds: neither
+                values nor moments, nor the count of steps.
+        """
+        before = optax.ScaleByAdamState(state.steps, state.moment, state.square)
+        change, after = self._adam.update(gradient, before)
+        assert isinstance(change, Array)
+        assert isinstance(after, optax.ScaleByAdamState)
+        told = zip((values - learning_rate * change, after.mu, after.nu, after.count), (values, *state), strict=True)
+        values, *rest = (jnp.where(left_out, old, new) for new, old in told)
+        return values, AdamState(*rest)
+
+
+def adapted(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
+    """The rate a third lower when the policy moved too far, a half higher when it hardly moved."""
+    factor = jnp.where(kl > 2.0 * desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * desired_kl, 1.5, 1.0))
+    return jnp.clip(learning_rate * factor, 1e-6, 1e-2)

@@ -1,0 +1,297 @@
+"""What crosses ranks in JAX: the only file, with its helpers, that knows of devices beyond one.
+
+Two worlds meet here. *Outside* compiled code, processes exchange numpy arrays and small objects. *Inside* a function
+compiled by `spread`, devices exchange arrays; every device is a rank of the one axis that data is spread over. Every
+sum over shards is taken along the tree of `lockstep.tree`. In a world of one device every collective is the identity,
+and no server, connection or thread exists.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh
+
+from lockstep import agreement
+from lockstep.jax import hardware, mesh
+from lockstep.jax.mesh import AXIS, Places, Spread, Tree, places
+from lockstep.jax.processes import Processes
+from lockstep.jax.ways import Alone, Function, OverMesh, ThroughProcesses, Way
+from lockstep.record.timers import Timers
+from lockstep.tree import Node, owned_nodes, tree_sum
+from lockstep.watch import Observed
+from lockstep.world import World
+
+
+class Comm:
+    """The collectives of a world, as a context manager.
+
+    Every method marked *collective* must be called by all ranks in the same order, those inside compiled code included.
+
+    Args:
+        world: who takes part; each process drives `devices_per_process` devices.
+        device: `auto` takes the GPUs of the local rank if the machine has some.
+        backend: `auto` is nccl on GPUs and gloo on CPUs.
+        devices_per_process: local devices, each of them a rank of the data axis.
+        timeout_s: bound on every collective.
+        startup_timeout_s: bound on waiting for the other ranks to start.
+        timers: told when this rank synchronises and waits.
+
+    Attributes:
+        device: where this process computes, in words.
+        devices: the same, for JAX.
+        num_slots: shards on each device; where a device has fewer, a slot repeats one, and sums leave it out.
+        num_messages: how many messages each tag has sent outside compiled code.
+        num_compilations: how often each function given to `spread` was compiled, by its name.
+    """
+
+    def __init__(
+        self,
+        world: World | None = None,
+        *,
+        device: str = "auto",
+        backend: str = "auto",
+        devices_per_process: int = 1,
+        timeout_s: float = 120.0,
+        startup_timeout_s: float = 300.0,
+        timers: Timers | None = None,
+    ) -> None:
+        self.world = world or World.from_environment()
+        self._kind = hardware.kind_of(device)
+        self.backend = hardware.backend_of(self._kind, backend)
+        self.timers = timers or Timers()
+        self.num_compilations: Counter[str] = Counter()
+        self._places: Places = places(self.world, devices_per_process)
+        self.num_slots = self._places.num_slots
+        self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
+        self._devices_per_process = devices_per_process
+        self._by_jax = backend == "gloo"
+        self._processes = Processes(self.world, self.timers, timeout_s, startup_timeout_s)
+
+    @property
+    def num_messages(self) -> Counter[str]:
+        """How many messages this process has sent, by tag."""
+        return self._processes.num_messages
+
+    def __enter__(self) -> Self:
+        """Meet the other ranks; *collective*. Raises `PeerError` when they do not come."""
+        hardware.prepare(self._kind, self._devices_per_process, self._timeout_s)
+        self._processes.open()
+        try:
+            self._open_devices()
+        except BaseException as error:
+            self._processes.close(error)
+            raise
+        return self
+
+    def _open_devices(self) -> None:
+        world, count = self.world, self._devices_per_process
+        together = world.size > 1 and (self._kind == "gpu" or self._by_jax)
+        if together:
+            first = world.local_rank * count
+            mine = list(range(first, first + count)) if self._kind == "gpu" else None
+            self._processes.start_jax(mine, self._startup_timeout_s)
+        self.devices = hardware.local_devices(world, self._kind, count)
+        self.device = hardware.describe(self.devices)
+        axis = hardware.all_devices(self.devices, count) if together else self.devices
+        mesh = Mesh(np.array(axis), (AXIS,)) if len(axis) > 1 else None
+        self._spread = Spread(self._places, self.devices, mesh)
+        if world.size > 1 and not together:
+            self._way: Way = ThroughProcesses(self._places, mesh, self._processes)
+        elif mesh is not None:
+            self._way = OverMesh(self._places, mesh, self._processes if together else None)
+        else:
+            self._way = Alone(self._places)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of the others, also after an exception."""
+        self._processes.close(error)
+
+    # -- arrays on devices ---------------------------------------------------------------------------------------------
+
+    def share(self, tree: Tree) -> Tree:
+        """Arrays on all devices, from host values that are equal on all ranks; nothing is checked or sent."""
+        return self._spread.share(tree)
+
+    def deal(self, parts: Sequence[Tree]) -> Tree:
+        """Arrays [devices * num_slots, ...] over all devices, from one pytree of equal shapes per local shard."""
+        return self._spread.deal(parts)
+
+    def collect(self, own: Tree) -> list[Tree]:
+        """Of arrays over all devices, what belongs to each local shard, as numpy pytrees."""
+        return self._spread.collect(own)
+
+    def read(self, tree: Tree) -> Tree:
+        """Host copies of arrays that are the same on all devices."""
+        return mesh.read(tree)
+
+    def local(self, tree: Tree) -> Tree:
+        """Of arrays that are the same on all devices, those on this process' first one, not copied."""
+        return mesh.local(tree)
+
+    def spread(self, function: Function, *, donate: bool = True) -> Function:
+        """Compile `function(shared, own) -> (shared, own)` for all devices at once; calls are *collective*.
+
+        Inside, leaves of `shared` are whole and the same on all devices, and must be again when they come out; leaves
+        of `own` have one entry for each of `num_slots` slots. Collectives of this object may be used inside.
+
+        Args:
+            function: pure, of two pytrees.
+            donate: whether the memory of `shared` may be reused: what was given is gone then.
+        """
+        name = getattr(function, "__name__", type(function).__name__)
+
+        def counted(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
+            self.num_compilations[name] += 1  # runs when JAX traces, which it does once for each compilation
+            return function(shared, own)
+
+        counted.__name__ = name
+        return self._way.compiled(counted, donate=donate)
+
+    # -- inside compiled code ------------------------------------------------------------------------------------------
+
+    def shard_numbers(self) -> Array:
+        """[num_slots] int32: which shard is in each slot of the device that computes."""
+        return jnp.asarray(self._places.slots)[self._way.index()]
+
+    def sum_shards(self, rows: Array, tag: str = "sum_shards") -> Array:
+        """The sum over all shards of one row [n] each, the same bits on any number of ranks; *collective*.
+
+        Args:
+            rows: [num_slots, n].
+            tag: what is summed; for messages about ranks that are elsewhere.
+        """
+        # The rows as they are, not fused into the additions: a product would be rounded once instead of twice there.
+        rows = lax.optimization_barrier(rows)
+        return lax.optimization_barrier(self._way.sum_slots(rows, tag))
+
+    def sum(self, value: Array, tag: str = "sum") -> Array:
+        """The sum over devices; *collective*."""
+        return self._over_devices(value, jnp.add, tag)
+
+    def max(self, value: Array, tag: str = "max") -> Array:
+        """The largest value over devices; *collective*."""
+        return self._over_devices(value, jnp.maximum, tag)
+
+    def mean(self, value: Array, weight: Array | float = 1.0, tag: str = "mean") -> Array:
+        """The mean over devices, each weighing `weight`; a device of weight 0 has no say; *collective*."""
+        weight = jnp.asarray(weight, value.dtype)
+        part = jnp.where(weight > 0, value * weight, jnp.zeros_like(value))
+        summed = self.sum(jnp.concatenate([part.reshape(-1), weight.reshape(1)]), tag)
+        return (summed[:-1] / summed[-1]).reshape(value.shape)
+
+    def moments(self, value: Array, weight: Array | None = None, tag: str = "moments") -> tuple[Array, Array, Array]:
+        """Count, mean and variance of the rows of `value` [N, *F] of all devices together; *collective*, one message.
+
+        Each device's own moments are put together (Chan et al., 1979): in float32, sums of squares would lose digits.
+
+        Args:
+            value: this device's rows.
+            weight: [N], how much each row counts; default 1.
+            tag: what the moments are of; for messages about ranks that are elsewhere.
+        """
+        flat = value.reshape(len(value), -1).astype(jnp.float32)
+        weights = jnp.ones(len(flat), jnp.float32) if weight is None else weight.astype(jnp.float32)
+        own = weights.sum()
+        safe = jnp.where(own > 0, own, 1.0)
+        own_mean = weights @ flat / safe
+        squares = weights @ jnp.square(flat - own_mean[None])
+        every = self._way.gather(jnp.concatenate([own[None], own_mean, squares]), tag)
+        counts, means, inner = every[:, :1], every[:, 1 : 1 + flat.shape[1]], every[:, 1 + flat.shape[1] :]
+        count = counts.sum()
+        mean = (counts * means).sum(0) / count
+        variance = (inner + counts * jnp.square(means - mean[None])).sum(0) / count
+        shape = value.shape[1:]
+        return count, mean.reshape(shape).astype(value.dtype), variance.reshape(shape).astype(value.dtype)
+
+    def average_gradients(self, gradients: Tree, weight: Array | float = 1.0, tag: str = "average_gradients") -> Tree:
+        """The mean gradient of the global batch; *collective*, one message. Clip afterwards.
+
+        Args:
+            gradients: a pytree, of the *mean* loss of this device's part of the batch.
+            weight: how much that part counts (rows, say).
+            tag: what is averaged; for messages about ranks that are elsewhere.
+        """
+        leaves, structure = jax.tree.flatten(gradients)
+        flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves])
+        means = jnp.split(self.mean(flat, weight, tag), np.cumsum([leaf.size for leaf in leaves])[:-1])
+        shaped = [mean.reshape(leaf.shape).astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
+        return jax.tree.unflatten(structure, shaped)
+
+    def _over_devices(self, value: Array, add: Any, tag: str) -> Array:
+        every = self._way.gather(lax.optimization_barrier(value.reshape(-1)), tag)
+        values: dict[Node, Array] = {(device, device + 1): row for device, row in enumerate(every)}
+        return tree_sum(values, (0, len(self._places.shards)), add).reshape(value.shape)
+
+    # -- outside compiled code -----------------------------------------------------------------------------------------
+
+    def sum_facts(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
+        """The float64 sum over all shards of one row [n] each, the same bits on any number of ranks; *collective*.
+
+        Args:
+            rows: [K, n], one row for each shard of this process.
+            tag: what is summed; for messages about ranks that are elsewhere.
+        """
+        assert len(rows) == len(self.world.shards), f"{len(rows)} rows for {len(self.world.shards)} shards"
+        rows = np.asarray(rows, np.float64)
+        leaves = {(shard, shard + 1): row for shard, row in zip(self.world.shards, rows, strict=True)}
+        nodes = owned_nodes(self.world.shards, self.world.num_shards)
+        return self._processes.sum([tree_sum(leaves, node, np.add) for node in nodes], tag).copy()
+
+    def any(self, flag: bool, tag: str = "any") -> bool:
+        """Whether any rank says so: how a local fact (a clock, a signal) becomes a common decision; *collective*."""
+        return any(self.gather_object(bool(flag), tag)) if self.world.size > 1 else bool(flag)
+
+    def broadcast(self, tree: Tree, source: int = 0, tag: str = "broadcast") -> Tree:
+        """Arrays on all devices of all ranks, with the host values of process `source`; *collective*."""
+        if self.world.size == 1:
+            return self.share(tree)
+        leaves, structure = jax.tree.flatten(tree)
+        mine = [np.asarray(leaf) for leaf in leaves] if self.world.rank == source else None
+        return self.share(jax.tree.unflatten(structure, self.broadcast_object(mine, source, tag)))
+
+    def broadcast_object(self, value: Any = None, source: int = 0, tag: str = "broadcast_object") -> Any:
+        """The JSON-able value (arrays allowed) of process `source`; *collective*."""
+        return self.gather_object(value if self.world.rank == source else None, tag)[source]
+
+    def gather_object(self, value: Any, tag: str = "gather_object") -> list[Any]:
+        """The JSON-able values (arrays allowed) of all processes, in rank order, on every one; *collective*."""
+        return self._processes.gather_object(value, tag)
+
+    def check_equal(self, tensors: Mapping[str, Any], tag: str = "check_equal") -> None:
+        """Raise `MismatchError`, naming ranks and arrays, unless all devices hold the same bits; *collective*.
+
+        One small message while they do; a second one, with a digest of each array, only to name what differs.
+        """
+        ranks = len(self._places.shards)
+        if ranks == 1:
+            return
+        mine = self._spread.digests(tensors)
+        short = b"".join(bytes.fromhex(agreement.content(json.dumps(one).encode())) for one in mine)
+        every = self._processes.gather(np.frombuffer(short, np.int64), tag).reshape(ranks, -1)
+        if (every != every[0]).any():
+            raise agreement.mismatch([one for process in self.gather_object(mine, tag) for one in process])
+
+    def check_different(self, fingerprint: str | Sequence[str], tag: str = "check_different") -> None:
+        """Stop with a `RunError` if two ranks have one fingerprint of what must differ, their data; *collective*."""
+        agreement.check_different(self, fingerprint, tag)
+
+    def observe(self) -> list[Observed]:
+        """What the processes of this host do at this moment; not collective."""
+        return self._processes.observe()
+
+    def tell(self, words: str) -> None:
+        """Tell the other hosts why this process is about to leave; not collective, and from any thread."""
+        self._processes.tell(words)
+
+    def barrier(self, tag: str = "barrier") -> None:
+        """Wait for all processes; *collective*."""
+        self.gather_object(None, tag)

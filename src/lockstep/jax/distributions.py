@@ -1,0 +1,135 @@
+"""What a network's output says about actions: learning, and drawing where environments are compiled, too.
+
+Environments of the host draw by numpy: `lockstep.sampling`, here as `sampler`. Shapes: N rows, P parameters of the
+distribution, A choices, D dimensions of a continuous action.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep import sampling
+from lockstep.envs.spec import ActionSpec
+from lockstep.jax.flat import Params
+
+LOG_STD = "distribution.log_std"
+"""The log deviations of continuous actions among a policy's parameters."""
+
+
+class Categorical:
+    """One choice among A: P = A logits. Actions are integers [N]."""
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.sampler = sampling.Categorical(action)
+        self.num_parameters = self.sampler.num_parameters
+
+    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """Gumbel noise [*shape, A]."""
+        return jax.random.gumbel(key, (*shape, self.num_parameters), jnp.float32)
+
+    def sample(self, params: Params, parameters: Array, noise: Array) -> Array:
+        """argmax(logits + Gumbel noise) is a draw from softmax(logits) (Gumbel, 1954)."""
+        return self.mode(params, parameters + noise)
+
+    def mode(self, params: Params, parameters: Array) -> Array:
+        """The most likely action, int32."""
+        del params
+        return jnp.argmax(parameters, -1).astype(jnp.int32)
+
+    def log_prob_and_entropy(self, params: Params, parameters: Array, action: Array) -> tuple[Array, Array]:
+        """Log pi(a) = logit_a - log sum exp(logits), and H = -sum p log p; both [N]."""
+        del params
+        return _of_choice(parameters, action)
+
+
+class MultiCategorical:
+    """Several independent choices: P = sum of their sizes. Actions are integers [N, number of choices]."""
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.sampler = sampling.MultiCategorical(action)
+        self.sizes, self.num_parameters = self.sampler.sizes, self.sampler.num_parameters
+
+    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """Gumbel noise [*shape, P]."""
+        return jax.random.gumbel(key, (*shape, self.num_parameters), jnp.float32)
+
+    def sample(self, params: Params, parameters: Array, noise: Array) -> Array:
+        """Each choice as in `Categorical`."""
+        return self.mode(params, parameters + noise)
+
+    def mode(self, params: Params, parameters: Array) -> Array:
+        """The most likely choice of each, int32."""
+        del params
+        parts = jax.lax.split(parameters, self.sizes, parameters.ndim - 1)
+        return jnp.stack([jnp.argmax(part, -1) for part in parts], -1).astype(jnp.int32)
+
+    def log_prob_and_entropy(self, params: Params, parameters: Array, action: Array) -> tuple[Array, Array]:
+        """Sums over the independent choices; both [N]."""
+        del params
+        log_prob, entropy = jnp.zeros_like(parameters[:, 0]), jnp.zeros_like(parameters[:, 0])
+        for i, part in enumerate(jax.lax.split(parameters, self.sizes, 1)):
+            of_choice, its_entropy = _of_choice(part, action[:, i])
+            log_prob, entropy = log_prob + of_choice, entropy + its_entropy
+        return log_prob, entropy
+
+
+class DiagonalGaussian:
+    """D independent normal distributions: P = D means; the log deviations are parameters of their own.
+
+    Actions are float32 [N, D], not clipped: what the environment clips is not what was drawn, and the log-probability
+    is that of what was drawn.
+
+    Args:
+        action: of the task.
+        log_std: gives the log deviations [D] as they are now, to draw by on the host.
+    """
+
+    def __init__(self, action: ActionSpec, log_std: Callable[[], np.ndarray]) -> None:
+        self.sampler = sampling.DiagonalGaussian(action, log_std)
+        self.num_parameters = self.sampler.num_parameters
+
+    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """Standard normal noise [*shape, D]."""
+        return jax.random.normal(key, (*shape, self.num_parameters), jnp.float32)
+
+    def sample(self, params: Params, parameters: Array, noise: Array) -> Array:
+        """Mean + deviation * noise."""
+        deviation = jnp.exp(params[LOG_STD])
+        return parameters + jnp.broadcast_to(deviation, noise.shape) * noise
+
+    def mode(self, params: Params, parameters: Array) -> Array:
+        """The mean."""
+        del params
+        return parameters
+
+    def log_prob_and_entropy(self, params: Params, parameters: Array, action: Array) -> tuple[Array, Array]:
+        """Sums over the D dimensions; both [N].
+
+        log pi(a) = -((a - mean) / std)^2 / 2 - log std - log(2 pi) / 2
+        H         = log std + (1 + log(2 pi)) / 2
+        """
+        log_std, half_log_tau = params[LOG_STD], 0.5 * math.log(2 * math.pi)
+        scaled = (action - parameters) * jnp.exp(-log_std)[None]
+        log_prob = -(0.5 * jnp.square(scaled) + log_std[None] + half_log_tau).sum(-1)
+        return log_prob, jnp.broadcast_to((log_std + (0.5 + half_log_tau)).sum(), log_prob.shape)
+
+
+Distribution = Categorical | MultiCategorical | DiagonalGaussian
+
+
+def distribution_of(action: ActionSpec, log_std: Callable[[], np.ndarray]) -> Distribution:
+    """The distribution for a kind of action; `log_std` is asked for continuous ones alone."""
+    if action.kind == "continuous":
+        return DiagonalGaussian(action, log_std)
+    return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)
+
+
+def _of_choice(logits: Array, action: Array) -> tuple[Array, Array]:
+    log_p = jax.nn.log_softmax(logits, -1)
+    # A sum over all choices, not an index: the gradient of indexing is a scatter, which CPUs do row by row.
+    taken = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None] == action.astype(jnp.int32)[:, None]
+    return jnp.where(taken, log_p, 0.0).sum(-1), -(jnp.exp(log_p) * log_p).sum(-1)

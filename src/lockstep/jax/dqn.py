@@ -1,0 +1,296 @@
+"""Deep Q-learning (Mnih et al., 2015) with its standard improvements (Hessel et al., 2018, arXiv:1710.02298).
+
+Shapes: K shards of this process, L of them on a device, S of all ranks, B environments of a shard, N transitions of a
+shard's part of a minibatch, A actions, Z points of a return's distribution, P parameters.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.algorithms.dqn import METRICS, DQNConfig
+from lockstep.blame import NonFiniteError
+from lockstep.exploration import EpsilonGreedy, epsilon
+from lockstep.jax import value_losses as losses
+from lockstep.jax.adam import Adam
+from lockstep.jax.comm import Comm
+from lockstep.jax.dqn_state import State
+from lockstep.jax.flat import Flat, Params
+from lockstep.jax.networks import actor_of
+from lockstep.jax.non_finite import blame_replayed
+from lockstep.jax.q_networks import NoisyActor, QPolicy
+from lockstep.jax.session import Session
+from lockstep.jax.transitions import Part, TransitionBatch, weighing
+from lockstep.progress import Progress
+from lockstep.record.means import Means
+from lockstep.record.timers import LEARN, OTHER
+from lockstep.replay import Transitions
+from lockstep.rollout import Collector, Rollout
+from lockstep.run import Run
+from lockstep.shard_replays import announce, make_replays
+from lockstep.world import block, stream, stream_seed
+
+_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
+_TAKEN, _BEGIN, _OWED = range(3)
+_NO_SUMS = np.zeros(1 + len(_SUMS) + 2, np.float32)
+
+
+class DQN:
+    """Q-learning from a replay, with a target network.
+
+    What lives across updates: `state`, each shard's replay and its stream, and `counters`: the gradient steps taken,
+    the environment step from which learning may begin, the part of a gradient step still owed.
+    """
+
+    def __init__(self, run: Run, policy: QPolicy, comm: Comm) -> None:
+        config, world = run.algorithm, comm.world
+        assert isinstance(config, DQNConfig)
+        self.config, self.policy, self.comm, self._seed = config, policy, comm, run.seed
+        self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
+        self.replays = make_replays(run, policy.spec, comm)
+        self._streams = [stream(run.seed, "replay", shard) for shard in world.shards]
+        policy.params = comm.read(comm.broadcast(policy.params))
+        self.flat, self.optimizer = Flat(policy.params), Adam(config.adam_eps)
+        self.counters = np.array([0.0, config.learning_starts, 0.0])
+        self.metrics = Means(METRICS)
+        self._stops, self._precision = run.non_finite == "stop", run.precision
+        self._step, self._copy = comm.spread(self.step), comm.spread(self._copied)
+        self._split = jax.jit(self.flat.split)
+        values, rate = self.flat.join(policy.params), np.float32(config.learning_rate)
+        self.state: State = comm.share(State(values, values, self.optimizer.init(values), rate, _NO_SUMS))
+
+    def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+        """Put a rollout of every local shard into its replay, and take the gradient steps that are due; collective.
+
+        Args:
+            rollouts: one for each local shard.
+            also: [K, M] numbers that the caller wants summed over all shards with the same message.
+            progress: how far the run is, this rollout not counted; default: at its start.
+
+        Returns:
+            The sums of `also` [M].
+
+        Raises:
+            NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
+        """
+        c, progress = self.config, progress or Progress(1)
+        (faults, waiting, size), told = self._take_in(rollouts, also)
+        if faults and self._stops:
+            raise self._blame(rollouts, [], progress)
+        rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
+        due = self._due(progress.env_steps, rollouts[0].reward.size * self.comm.world.num_shards, ready=not waiting)
+        weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
+        if due:
+            self.state = self.state._replace(**self.comm.share({"learning_rate": np.float32(rate), "sums": _NO_SUMS}))
+        kept = list[list[Part]]()
+        for _ in range(due):
+            self.comm.timers.enter(LEARN)  # tells the watch that this goes on
+            drawn = [replay.sample(self.rows, s) for replay, s in zip(self.replays, self._streams, strict=True)]
+            noise = self._draw_noise()
+            parts = [Part(TransitionBatch.of(one, weight_of(one)), *noise) for one in drawn]
+            self._learn(parts, drawn)
+            kept += [parts] * self._stops
+        # The host reads this once per rollout; it would wait for the device anyway, when next it acts.
+        sums = self.comm.read(self.state.sums)
+        if sums[-1] and self._stops:
+            raise self._blame(rollouts, kept, progress)
+        facts = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
+        self.metrics.add(METRICS[-3:], facts, 1.0)
+        if due:
+            self.policy.params = self._split(self.comm.local(self.state.values))
+            self.metrics.add(_SUMS, sums[1:-2], sums[0])
+            self.metrics.add(("optim/grad_norm",), sums[-2:-1], due - sums[-1])
+            self.metrics.add(("optim/skipped",), sums[-1:], due)
+            self.metrics.add(("optim/learning_rate",), [rate], 1.0)
+        return told
+
+    def _take_in(self, rollouts: list[Rollout], also: np.ndarray) -> tuple[list[float], np.ndarray]:
+        """Put each shard's rollout into its replay, unless a number in it is not finite. One message.
+
+        Returns:
+            Of all shards: how many found such a number, how many cannot yet draw, transitions; and the sums of `also`.
+        """
+        facts = np.zeros((len(rollouts), 3))
+        for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
+            if rollout.fault is None:
+                replay.extend(rollout)
+            facts[k] = rollout.fault is not None, not replay.ready(1), replay.size
+        total = self.comm.sum_facts(np.concatenate([facts, also], 1), "facts")
+        return total[:3].tolist(), total[3:]
+
+    def _due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
+        """Gradient steps to take after a rollout of `new_steps`: from numbers that are the same on all ranks."""
+        if self.counters[_BEGIN] < 0:
+            self.counters[_BEGIN] = env_steps + self.config.learning_starts
+        if not ready or env_steps + new_steps < self.counters[_BEGIN]:
+            return 0
+        owed = float(self.counters[_OWED]) + new_steps * self.config.updates_per_step
+        due = int(owed + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
+        self.counters[_OWED] = owed - due
+        return due
+
+    def _learn(self, parts: Sequence[Part], drawn: Sequence[Transitions]) -> None:
+        """One gradient step on a minibatch, of which every local shard drew its part."""
+        c = self.config
+        self.state, priorities = self._step(self.state, self.comm.deal(parts))
+        self.counters[_TAKEN] += 1
+        if c.target_rate is None and not self.counters[_TAKEN] % c.target_update_every:
+            self.copy_to_target()
+        if c.prioritized:
+            for replay, one, priority in zip(self.replays, drawn, self.comm.collect(priorities), strict=True):
+                replay.update_priorities(one.index, priority)
+
+    def step(self, state: State, own: Part) -> tuple[State, Array]:
+        """One gradient step on every shard's part of a minibatch; without effect if it is not finite anywhere.
+
+        From [L, N, ...] of this device also the priorities [L, N]: of a step left out NaN, which a replay ignores.
+        """
+        c, end, numbers = self.config, self.flat.num_parameters, self.comm.shard_numbers()
+        parts = [jax.tree.map(operator.itemgetter(slot), own) for slot in range(self.comm.num_slots)]
+        rows, priorities = zip(*(self._row(state, *one) for one in zip(numbers, parts, strict=True)), strict=True)
+        total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
+        gradient, sums, largest = jnp.split(total, [end, end + 1 + len(_SUMS)])
+        gradient, scale = gradient / sums[0], 1.0 / largest.max()
+        norm = jnp.linalg.norm(gradient) * scale
+        told = jnp.concatenate([sums[:1], sums[1:2] * scale, sums[2:], jnp.stack([norm, jnp.zeros_like(norm)])])
+        if c.max_grad_norm is not None:
+            scale *= jnp.minimum(c.max_grad_norm / (norm + 1e-6), 1.0)
+        left_out = ~jnp.isfinite(told).all()
+        if self._stops:  # no step after it either: the parameters stay those with which it happened
+            left_out |= state.sums[-1] > 0
+        held = state.optimizer, state.values, gradient * scale, state.learning_rate
+        values, optimizer = self.optimizer.step(*held, left_out)
+        sums = state.sums + jnp.where(left_out, jnp.zeros_like(told).at[-1].set(1.0), told)
+        after = State(values, state.target, optimizer, state.learning_rate, sums)
+        if c.target_rate is not None:
+            after = after._replace(target=after.target + c.target_rate * (after.values - after.target))
+        return after, jnp.where(left_out, jnp.nan, jnp.stack(priorities))
+
+    def _row(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
+        """What a shard adds to a step: gradient sum [P], sums, its largest weight in one place of S; priorities [N]."""
+        # Compiled as if it were alone: other shards on this device must not change its bits.
+        values, target, part = jax.lax.optimization_barrier((state.values, state.target, part))
+        networks = self.flat.split(values), self.flat.split(target)
+        gradient, (sums, priority) = jax.grad(self.loss, has_aux=True)(*networks, part)
+        largest = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
+        return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, largest]), priority))
+
+    def loss(self, params: Params, target: Params, own: Part) -> tuple[Array, tuple[Array, Array]]:
+        """The weighted *sum* over rows [N] of how far off Q is; sums to tell, rows first; priorities [N].
+
+        y = R + discount Q'(s', argmax_a Q(s', a)) with `double`, else R + discount max_a Q'(s', a)
+        L = w l(y - Q(s, a)), or of the two distributions of the return
+        """
+        c, policy, precision, (batch, noise, noise_of_target) = self.config, self.policy, self._precision, own
+        outputs = losses.chosen(policy.outputs(params, batch.observation, noise, precision), batch.action)
+        following = policy.outputs(target, batch.next_observation, noise_of_target, precision)
+        judge = policy.outputs(params, batch.next_observation, noise, precision) if c.double else following
+        following = jax.lax.stop_gradient(losses.chosen(following, policy.expected(judge).argmax(-1)))
+        if c.value_distribution == "categorical":
+            goal = policy.probability(following)
+            goal = losses.categorical_projection(goal, batch.reward, batch.discount, policy.support)
+            row, support = losses.cross_entropy(outputs, goal), policy.support[None]
+            q, y = (policy.probability(outputs) * support).sum(-1), (goal * support).sum(-1)
+        elif c.value_distribution == "quantile":
+            goal = losses.td_target(batch.reward, batch.discount, following)
+            row, q, y = losses.quantile_huber(outputs, goal), outputs.mean(-1), goal.mean(-1)
+        else:
+            q, y = outputs, losses.td_target(batch.reward, batch.discount, following)
+            row = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
+        error = jnp.abs(y - q)
+        sums = jnp.stack([jnp.ones_like(q), batch.weight * row, q, y, error]).sum(1)
+        return jnp.dot(batch.weight, row), (sums, error if c.value_distribution == "none" else row)
+
+    def rehearse(self) -> None:
+        """Compile all that an update calls, before the clocks start; collective. Nothing is changed."""
+        batch, noise = TransitionBatch.blank(self.policy.spec, self.rows), self._draw_noise()
+        own = self.comm.deal([Part(batch, *noise) for _ in self.replays])
+        state, priorities = self._step(self.comm.share(self.comm.read(self.state)), own)
+        self.comm.collect(priorities)
+        self._split(self.comm.local(self._copy(state, ())[0].values))
+
+    def copy_to_target(self) -> None:
+        """Make the target network equal to the one that learns."""
+        self.state, _ = self._copy(self.state, ())
+
+    def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
+        return state._replace(target=state.values), own
+
+    def _blame(self, rollouts: list[Rollout], kept: list[list[Part]], progress: Progress) -> NonFiniteError:
+        state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
+        return blame_replayed(self.comm, rollouts, kept, progress, lambda own: self._row(state, number, own)[0])
+
+    def _draw_noise(self) -> list[np.ndarray | None]:
+        """New noise of both networks, the same on all ranks: by the number of the gradient step, from no state."""
+        step = int(self.counters[_TAKEN])
+        if not self.config.noisy:
+            return [None, None]
+        return [self.policy.draw_noise(stream(self._seed, name, step)) for name in ("noise", "noise of target")]
+
+    def shared_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of everything that must be equal on all ranks."""
+        told = {"counters": self.counters.copy(), "metrics": self.metrics.table.copy()}
+        return self.comm.read(self.state).named(self.flat) | told
+
+    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue from what `shared_arrays` told, or a part of it."""
+        self.state = self.comm.share(self.comm.read(self.state).loaded(self.flat, arrays))
+        self.policy.params = self._split(self.comm.local(self.state.values))
+        self.counters[:] = arrays.get("counters", self.counters)
+        self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """What belongs to local shard number `k` alone and outlives an update."""
+        replay = self.replays[k].state() if self.config.checkpoint_replay else None
+        return {"stream": self._streams[k].bit_generator.state, "replay": replay}
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Continue local shard number `k` from what `shard_state` told."""
+        self._streams[k].bit_generator.state = state["stream"]
+        if state["replay"] is None or not self.config.checkpoint_replay:
+            self.counters[_BEGIN], self.counters[_OWED] = -1, 0  # first a new replay must fill
+        else:
+            self.replays[k].restore(state["replay"])
+
+
+def train(session: Session) -> None:
+    """Act, keep, learn, tell, until all ranks together have taken `run.total_steps` steps."""
+    run, comm, device = session.run, session.comm, session.comm.devices[0]
+    config = run.algorithm
+    assert isinstance(config, DQNConfig)
+    policy = QPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
+    dqn = DQN(run, policy, comm)
+    session.begin(policy, None, dqn)
+    dqn.copy_to_target()  # it may have begun from another run's policy
+    announce(session.journal, run, policy.spec, comm.world)
+    envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
+    actor = NoisyActor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
+    explorer = EpsilonGreedy(session.spec.action)
+    collector = Collector(
+        comm.world, session.make_envs(run.num_envs), actor, explorer,
+        num_steps=config.num_steps, seed=run.seed, timers=session.timers, noise_per_env=True, tell_faults=True,
+    )  # fmt: skip
+    dqn.rehearse()
+    actor(np.zeros((len(envs), len(envs[0]), *policy.spec.observation_shape), policy.spec.observation_dtype))
+    progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
+    with session.training(progress, collector):
+        while not session.over:
+            explorer.epsilon = epsilon(config, progress.env_steps)
+            if isinstance(actor, NoisyActor):
+                actor.begin(progress.updates)
+            rollouts = collector.collect()
+            session.timers.enter(LEARN)
+            told = dqn.update(rollouts, session.local_facts(), progress)
+            session.timers.enter(OTHER)
+            session.advance(batch_size, told)
+            if progress.due(run.log_every, batch_size):
+                session.log(dqn.metrics.read())
+            if progress.due(run.evaluate_every, batch_size):
+                session.evaluate()
+            session.keep(batch_size)
+        session.keep_last(dqn.metrics.read)

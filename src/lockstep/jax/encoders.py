@@ -1,0 +1,291 @@
+"""From an observation to features: linear layers for vectors, convolutions for images.
+
+A network is a description; its parameters are given to it. Their names, shapes and layouts are those of torch: weights
+[numbers out, numbers in], kernels [channels out, channels in, height, width].
+
+Shapes: N rows, O numbers of a vector, C channels, H height and W width of an image, F features.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lockstep.demands import check_encoder
+from lockstep.envs.load import load_object
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.jax.flat import Params
+from lockstep.run import NetworkConfig
+from lockstep.world import stream
+
+Draws = Callable[[str], np.random.Generator]
+"""The stream that a parameter's first values are drawn from, by its name."""
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "elu": jax.nn.elu}
+_CONVOLUTIONS = {
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "wide": ((128, 8, 4), (128, 4, 2), (512, 3, 1)),
+    "small": ((16, 8, 4), (32, 4, 2)),
+}
+"""Channels, kernel and stride of each layer."""
+
+
+class Mlp:
+    """Linear layers with an activation between them, and after the last one if `activate_last`."""
+
+    def __init__(
+        self, sizes: tuple[int, ...], activation: str, *, last_gain: float, activate_last: bool = False
+    ) -> None:
+        self.shapes = [(b, a) for a, b in pairwise(sizes)]
+        self.activation, self.last_gain, self.activate_last = activation, last_gain, activate_last
+        self.num_features = sizes[-1]
+
+    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
+        """Orthogonal weights (Saxe et al., 2014) with gain sqrt(2), the last layer with `last_gain`; biases 0."""
+        params: dict[str, np.ndarray] = {}
+        for i, shape in enumerate(self.shapes):
+            gain = self.last_gain if i == len(self.shapes) - 1 else math.sqrt(2)
+            params |= _orthogonal_layer(f"layers.{i}", shape, gain, draws)
+        return params
+
+    def apply(self, params: Params, x: Array) -> Array:
+        """[N, first size] to [N, last size]; images are taken as vectors."""
+        activation, last = ACTIVATIONS[self.activation], len(self.shapes) - 1
+        if x.ndim > 2:
+            x = _scaled(x, params).reshape(x.shape[0], -1)
+        for i in range(len(self.shapes)):
+            x = linear(params, f"layers.{i}", x)
+            if i < last or self.activate_last:
+                x = activation(x)
+        return x
+
+
+class Convolutions:
+    """Convolutions with ReLU between them, then one linear layer.
+
+    Args:
+        image: C, H and W.
+        layers: channels, kernel and stride of each.
+        features: F; `None` has no linear layer: F is then what the convolutions give.
+        activate_last: ReLU after the linear layer too.
+        orthogonal: how the weights begin: orthogonal, or uniform.
+    """
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        layers: Sequence[tuple[int, int, int]],
+        features: int | None,
+        *,
+        activate_last: bool,
+        orthogonal: bool = True,
+    ) -> None:
+        channels, height, width = image
+        self.shapes: list[tuple[int, ...]] = []
+        self._strides, self._orthogonal = [stride for *_, stride in layers], orthogonal
+        for out, kernel, stride in layers:
+            self.shapes.append((out, channels, kernel, kernel))
+            channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise ConfigError(f"images of {image[1]} by {image[2]} are too small for this encoder; use mlp")
+        size = channels * height * width
+        self.linear = None if features is None else (features, size)
+        self.num_features, self.activate_last = features or size, activate_last
+
+    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
+        """Orthogonal weights with gain sqrt(2), biases 0; or both uniform within 1 / sqrt(numbers that come in)."""
+        params: dict[str, np.ndarray] = {}
+        for name, shape in _named(self.shapes, self.linear):
+            if self._orthogonal:
+                params |= _orthogonal_layer(name, shape, math.sqrt(2), draws)
+            else:
+                params |= uniform_layer(name, shape, draws)
+        return params
+
+    def apply(self, params: Params, x: Array) -> Array:
+        """Bytes [N, C, H, W] to [N, F]."""
+        x = _scaled(x, params)
+        for i, stride in enumerate(self._strides):
+            x = jax.nn.relu(_convolution(params, f"layers.{i}", x, stride, "VALID"))
+        x = x.reshape(x.shape[0], -1)
+        if self.linear is None:
+            return x
+        x = linear(params, "linear", x)
+        return jax.nn.relu(x) if self.activate_last else x
+
+
+class Impala:
+    """Three blocks of a convolution, a max pool and two residual units, then one linear layer (Espeholt et al., 2018).
+
+    Args:
+        image: C, H and W.
+        features: F; `None` has no linear layer: F is then what the blocks give.
+    """
+
+    def __init__(self, image: tuple[int, int, int], features: int | None) -> None:
+        channels, height, width = image
+        self.shapes: list[tuple[int, ...]] = []
+        for out in (16, 32, 32):
+            self.shapes += [(out, channels, 3, 3)] + 4 * [(out, out, 3, 3)]
+            channels, height, width = out, (height + 1) // 2, (width + 1) // 2
+        size = channels * height * width
+        self.linear = None if features is None else (features, size)
+        self.num_features = features or size
+
+    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
+        """Orthogonal weights with gain sqrt(2), biases 0."""
+        params: dict[str, np.ndarray] = {}
+        for name, shape in _named(self.shapes, self.linear):
+            params |= _orthogonal_layer(name, shape, math.sqrt(2), draws)
+        return params
+
+    def apply(self, params: Params, x: Array) -> Array:
+        """Bytes [N, C, H, W] to [N, F]."""
+
+        def convolution(i: int, y: Array) -> Array:
+            return _convolution(params, f"layers.{i}", y, 1, "SAME")
+
+        x = _scaled(x, params)
+        for first in range(0, len(self.shapes), 5):
+            x = _max_pool(convolution(first, x))
+            for i in (first + 1, first + 3):
+                x = x + convolution(i + 1, jax.nn.relu(convolution(i, jax.nn.relu(x))))
+        x = jax.nn.relu(x).reshape(x.shape[0], -1)
+        return x if self.linear is None else jax.nn.relu(linear(params, "linear", x))
+
+
+Encoder = Mlp | Convolutions | Impala
+
+
+def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> Encoder:
+    """The encoder that the config asks for, or that suits the observations.
+
+    Args:
+        spec: what is observed.
+        config: of the network.
+        last: without it the last hidden layer is left to the heads, each of which then has one of its own; that of
+            `wide` is no such layer, since no activation follows it.
+    """
+    check_encoder(config, spec)
+    kind = config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
+    if kind == "mlp":
+        sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
+        return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True)
+    assert spec.image is not None  # or it was refused
+    features = config.features if last or kind == "wide" else None
+    if kind == "impala":
+        return Impala(spec.image, features)
+    plain = kind != "wide"  # the reference network begins uniform, and ends without an activation
+    return Convolutions(spec.image, _CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
+
+
+class OwnNetwork:
+    """The user's `network.module`, made as `YourClass(observation_size, num_outputs)`.
+
+    It has `init(seed)`, which gives its parameters by name, float32, the same on every machine; and a pure
+    `apply(params, observation)`.
+    """
+
+    def __init__(self, path: str, observation_size: int, num_outputs: int) -> None:
+        self._path = path
+        self._network: Any = load_object(path, "network.module")(observation_size, num_outputs)
+        if not all(callable(getattr(self._network, name, None)) for name in ("init", "apply")):
+            raise ConfigError(
+                f"network.module={path} made a {type(self._network).__name__} without init(seed) and "
+                "apply(params, observation), which a network for JAX has; see docs/jax.md"
+            )
+
+    def initialize(self, seed: int) -> dict[str, np.ndarray]:
+        """What the user's `init` gives."""
+        given: Any = self._network.init(seed)
+        if not isinstance(given, dict) or not given:
+            raise ConfigError(
+                f"network.module={self._path}: init(seed) gave a {type(cast(Any, given)).__name__}; "
+                "it must give a dict of parameters by name"
+            )
+        named = cast("dict[str, Any]", given)
+        params: dict[str, np.ndarray] = {name: np.array(value) for name, value in named.items()}
+        for name, value in params.items():
+            if value.dtype != np.float32:
+                raise ConfigError(f"network.module={self._path}: init(seed) gave {name} as {value.dtype}; use float32")
+        return params
+
+    def apply(self, params: Params, observation: Array) -> Any:
+        """What the user's `apply` gives."""
+        return self._network.apply(params, observation)
+
+
+def shapes_of(given: Any) -> str:
+    """What a network made, in words: the shape of an array, or those of several."""
+    if isinstance(given, (tuple, list)):
+        return ", ".join(shapes_of(one) for one in cast("Sequence[Any]", given))
+    return str(list(given.shape)) if hasattr(given, "shape") else f"a {type(given).__name__}"
+
+
+def linear(params: Params, name: str, x: Array) -> Array:
+    """[N, I] to x W^T + b [N, O]."""
+    return x @ params[f"{name}.weight"].T + params[f"{name}.bias"][None]
+
+
+def uniform_layer(name: str, shape: Sequence[int], draws: Draws) -> dict[str, np.ndarray]:
+    """Weight and bias, uniform within 1 / sqrt(numbers that come in)."""
+    bound = 1.0 / math.sqrt(math.prod(shape[1:]))
+    shapes = {f"{name}.weight": tuple(shape), f"{name}.bias": (shape[0],)}
+    return {key: draws(key).uniform(-bound, bound, size).astype(np.float32) for key, size in shapes.items()}
+
+
+def draws_of(seed: int) -> Draws:
+    """Streams that depend on a parameter's name alone: neither on the order nor on what other parameters there are."""
+    return lambda name: stream(seed, f"init {name}")
+
+
+def precise(params: Params, observation: Array, precision: str) -> tuple[Params, Array]:
+    """What a network computes with: as it is, or in bfloat16 (images keep their bytes until they are scaled)."""
+    if precision == "float32":
+        return params, observation
+    low = {name: value.astype(jnp.bfloat16) for name, value in params.items()}
+    return low, observation if observation.dtype == jnp.uint8 else observation.astype(jnp.bfloat16)
+
+
+def _named(shapes: Sequence[tuple[int, ...]], last: tuple[int, int] | None) -> list[tuple[str, tuple[int, ...]]]:
+    named = [(f"layers.{i}", shape) for i, shape in enumerate(shapes)]
+    return named if last is None else [*named, ("linear", last)]
+
+
+def _orthogonal_layer(name: str, shape: tuple[int, ...], gain: float, draws: Draws) -> dict[str, np.ndarray]:
+    """Rows, or columns where there are fewer of them, of length `gain` and at right angles; biases 0."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    drawn = draws(f"{name}.weight").standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(drawn)
+    q *= np.sign(np.diag(r))  # or the result is not uniform among all such matrices (Mezzadri, 2007)
+    weight = gain * (q.T if rows < columns else q).reshape(shape)
+    return {f"{name}.weight": weight.astype(np.float32), f"{name}.bias": np.zeros(rows, np.float32)}
+
+
+def _scaled(x: Array, params: Params) -> Array:
+    """Bytes as numbers from 0 to 1, of the type that the parameters have."""
+    if x.dtype != jnp.uint8:
+        return x
+    scaled = x.astype(jnp.float32) / 255.0
+    return scaled.astype(next(iter(params.values())).dtype) if params else scaled
+
+
+def _convolution(params: Params, name: str, x: Array, stride: int, padding: str) -> Array:
+    layout = ("NCHW", "OIHW", "NCHW")
+    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+    return (
+        lax.conv_general_dilated(x, weight, (stride, stride), padding, dimension_numbers=layout)
+        + bias[None, :, None, None]
+    )
+
+
+def _max_pool(x: Array) -> Array:
+    """The largest of 3 by 3, every second one, with one pixel around."""
+    lowest = np.array(-np.inf, x.dtype)  # of numpy, so that its value is known, and with it the gradient
+    return lax.reduce_window(x, lowest, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), [(0, 0), (0, 0), (1, 1), (1, 1)])

@@ -1,0 +1,1 @@
+"""Environments written in JAX: they live on the device, beside the learner."""

@@ -1,0 +1,79 @@
+"""Policies of JAX as files, and from files: `lockstep.policy_file`, which says what stands in one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from lockstep import policy_file
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.evaluation import Player
+from lockstep.jax.comm import Comm
+from lockstep.jax.flat import Params
+from lockstep.jax.networks import Policy, actor_of
+from lockstep.jax.q_networks import QPolicy
+from lockstep.normalize import RunningMoments
+from lockstep.policy_file import About
+from lockstep.run import AnyRun, NetworkConfig, Run
+
+AnyPolicy = Policy | QPolicy
+
+
+def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
+    """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
+    assert isinstance(run, Run)  # or JAX was refused
+    arrays = {name: np.asarray(array) for name, array in policy.params.items()}
+    policy_file.write(path, arrays, observations, _about(policy, run.task, run.network).to_dict())
+
+
+def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None]:
+    """Read a policy file, or the policy of a run directory, whichever backend wrote it."""
+    about, parameters, observations = _read(path)
+    policy = (
+        Policy(about.spec, about.network)
+        if about.algorithm is None
+        else QPolicy(about.spec, about.network, about.algorithm)
+    )
+    if _shapes(parameters) != _shapes(policy.params):
+        raise policy_file.damaged(policy_file.file_of(path))
+    policy.params = cast(Params, parameters)
+    return policy, observations
+
+
+def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
+    """Give a fresh policy the parameters of a policy file, if they are of the same shape, and copy the normalizer."""
+    about, parameters, moments = _read(path)
+    mine = _about(policy, "", NetworkConfig())
+    policy_file.check_start(
+        path,
+        policy_file.kind(about, _shapes(parameters), moments),
+        policy_file.kind(mine, _shapes(policy.params), observations),
+    )
+    policy.params = cast(Params, parameters)
+    if moments is not None and observations is not None:
+        observations.restore(moments.state())
+
+
+def load_player(path: Path, comm: Comm) -> tuple[EnvSpec, Player]:
+    """What the policy of a run directory or file plays, and the policy as evaluations play it."""
+    policy, observations = load_policy(path)
+    return policy.spec, Player(policy.sampler, actor_of(policy, comm.devices[0]), observations)
+
+
+def _read(path: Path) -> tuple[About, dict[str, np.ndarray], RunningMoments | None]:
+    told, arrays = policy_file.read(path)
+    if policy_file.from_log(told):
+        raise ConfigError(f"{path} learned from a log, which only torch does; use --ml-framework torch")
+    about = About.from_dict(told)
+    return about, *policy_file.apart(about.spec, arrays)
+
+
+def _about(policy: AnyPolicy, task: str, network: NetworkConfig) -> About:
+    algorithm = policy.algorithm if isinstance(policy, QPolicy) else None
+    return About(task=task, spec=policy.spec, network=network, algorithm=algorithm)
+
+
+def _shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in params.items()}

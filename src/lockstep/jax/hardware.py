@@ -1,0 +1,137 @@
+"""Devices, threads and arithmetic modes of this process; most of it must be fixed before JAX is first used."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
+
+from lockstep.errors import ConfigError
+from lockstep.run import AnyRun
+from lockstep.watch import MARGIN_S
+from lockstep.world import World
+
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_ONE_THREAD = {"xla_cpu_multi_thread_eigen": "false"}
+_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+"""XLA's CPU compiler drops `jax.lax.optimization_barrier` before it fuses, unless told not to. What lies behind one
+would be fused with what lies before it: a product into a sum, rounded once instead of twice, in one program and not in
+another."""
+_TIMEOUTS = ("xla_cpu_collective_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
+_WORTH_A_SECOND_THREAD = 100_000_000
+"""Rows times parameters of a gradient step, from which handing work to more threads pays; as in `lockstep.torch`."""
+
+
+def pin(run: AnyRun, world: World) -> None:
+    """Fix what changes bits, before JAX is first used; does nothing for a run that is not pinned."""
+    if not world.pinned:
+        return
+    one_thread()
+    if run.device != "cpu" and sees_gpu():
+        set_flags({"xla_gpu_deterministic_ops": "true"})
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def share_cores(world: World, work: int) -> None:
+    """Compute on one thread unless a gradient step is `work` enough for more; before JAX is first used.
+
+    XLA has no bound between one thread and all cores, so a host of several ranks always takes one each. Leaves alone
+    what the user decided (OMP_NUM_THREADS).
+    """
+    ours = os.environ.get("LOCKSTEP_LAUNCHER") == "lockstep" and "LOCKSTEP_USER_THREADS" not in os.environ
+    if world.pinned or ("OMP_NUM_THREADS" in os.environ and not ours):
+        return
+    if world.local_size > 1 or work < _WORTH_A_SECOND_THREAD:
+        one_thread()
+
+
+def one_thread() -> None:
+    """Have XLA and numpy compute on one thread each; before JAX is first used."""
+    set_flags(_ONE_THREAD)
+    os.environ["NPROC"] = "1"  # the size of XLA's own pool of threads
+    threadpool_limits(1)
+
+
+def set_flags(flags: dict[str, str]) -> None:
+    """Add to XLA_FLAGS, which XLA reads when it is first used; what the user has set stays."""
+    words = os.environ.get("XLA_FLAGS", "").split()
+    names = {word.partition("=")[0] for word in words}
+    words += [f"--{name}={value}" for name, value in flags.items() if f"--{name}" not in names]
+    os.environ["XLA_FLAGS"] = " ".join(words)
+
+
+def sees_gpu() -> bool:
+    """Whether JAX would find a GPU, without asking it: that would start it."""
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or jax.config.jax_platforms == "cpu":
+        return False
+    return Path("/dev/nvidia0").exists() and any(importlib.util.find_spec(name) for name in _PLUGINS)
+
+
+def kind_of(device: str) -> str:
+    """`gpu` or `cpu`, for the setting `device`; before JAX is first used."""
+    if device == "cpu" or (device == "auto" and not sees_gpu()):
+        return "cpu"
+    if not sees_gpu():
+        raise ConfigError("device=cuda, but JAX sees no GPU; use device=cpu, or `lockstep doctor` to see why")
+    return "gpu"
+
+
+def backend_of(kind: str, backend: str) -> str:
+    """The collectives for a kind of device: nccl between GPUs, gloo between CPUs, unless asked otherwise."""
+    if backend == "nccl" and kind == "cpu":
+        raise ConfigError("backend=nccl needs GPUs, but this rank computes on the CPU; use backend=gloo")
+    if backend == "gloo" and kind == "gpu":
+        raise ConfigError("backend=gloo is for CPUs in JAX; use backend=nccl, or device=cpu")
+    return backend if backend != "auto" else "nccl" if kind == "gpu" else "gloo"
+
+
+def prepare(kind: str, devices: int, timeout_s: float) -> None:
+    """Choose the platform, the number of CPU devices and what bounds its collectives; nothing changes once JAX runs."""
+    if kind == "cpu":
+        limit = str(max(1, int(timeout_s + MARGIN_S)))
+        set_flags(_BARRIERS | dict.fromkeys(_TIMEOUTS, limit))
+        # Results are waited for anyway, and computing in the calling thread saves handing over.
+        _set("jax_cpu_enable_async_dispatch", False)
+        _set("jax_platforms", "cpu")
+        if int(jax.config.jax_num_cpu_devices) < devices:
+            _set("jax_num_cpu_devices", devices)
+
+
+def _set(name: str, value: object) -> None:
+    if getattr(jax.config, name, None) != value:
+        try:
+            jax.config.update(name, value)
+        except RuntimeError:  # JAX runs already; whoever needs more devices is told so
+            return
+
+
+def local_devices(world: World, kind: str, count: int) -> list[Any]:
+    """The devices of this process. Raises `ConfigError` on every rank of a host with too few."""
+    found = jax.local_devices(backend=kind)
+    own_gpus = kind == "gpu" and jax.process_count() > 1  # then JAX was told which are ours
+    needed = count if kind == "cpu" or own_gpus else count * world.local_size
+    if len(found) < needed:
+        what = f"{len(found)} {'GPU' if kind == 'gpu' else 'CPU device'}(s)"
+        raise ConfigError(
+            f"devices_per_process={count} with {world.local_size} process(es) on this machine, where JAX sees {what}; "
+            + ("use fewer" if kind == "gpu" else "set jax_num_cpu_devices before JAX is first used, or use fewer")
+        )
+    first = world.local_rank * count if kind == "gpu" and not own_gpus else 0
+    return list(found[first : first + count])
+
+
+def all_devices(own: list[Any], count: int) -> list[Any]:
+    """The devices of all processes, `count` of each, in rank order."""
+    by_rank: dict[int, list[Any]] = {}
+    for device in jax.devices(own[0].platform):
+        by_rank.setdefault(device.process_index, []).append(device)
+    return [device for rank in sorted(by_rank) for device in sorted(by_rank[rank], key=lambda d: d.id)[:count]]
+
+
+def describe(devices: list[Any]) -> str:
+    """`cpu`, `4 x cpu`, or `cuda:0 (name of the GPU)`."""
+    first = devices[0]
+    name = "cpu" if first.platform == "cpu" else f"cuda:{first.local_hardware_id} ({first.device_kind})"
+    return name if len(devices) == 1 else f"{len(devices)} x {name}"

@@ -1,0 +1,79 @@
+"""Which rows give a loss or gradient that is not finite, in JAX; what is said about them: `lockstep.blame`."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep import blame as common
+from lockstep.blame import NonFiniteError
+from lockstep.jax.batch import Batch
+from lockstep.jax.comm import Comm
+from lockstep.jax.transitions import Part
+from lockstep.progress import Progress
+from lockstep.rollout import Rollout
+
+
+def blame(
+    comm: Comm,
+    rollouts: Sequence[Rollout],
+    batches: Sequence[Batch],
+    progress: Progress,
+    row: Callable[[Batch], Array],
+    blank: Batch,
+) -> NonFiniteError:
+    """The error that names where a number that is not finite came from; *collective*.
+
+    Args:
+        comm: the ranks.
+        rollouts: one for each local shard.
+        batches: what was made of them, [T * B], in the rollout's order; on the host.
+        progress: before this update.
+        row: gradient sum and sums to tell of some rows [N].
+        blank: N rows that weigh nothing: what fewer rows are filled up with, so that one compilation serves all.
+    """
+
+    @jax.jit
+    def finite(part: Batch) -> Array:
+        told = row(part)
+        return jnp.isfinite(jnp.square(told).sum()) & jnp.isfinite(told).all()
+
+    def is_finite(k: int, first: int, count: int) -> bool:
+        parts = zip(batches[k], blank, strict=True)
+        columns = [np.concatenate([column[first : first + count], empty[count:]]) for column, empty in parts]
+        return bool(finite(Batch(*columns)))
+
+    columns = [batch._asdict() for batch in batches]
+    return common.blame(comm, rollouts, columns, progress, is_finite, len(blank.weight))
+
+
+def blame_replayed(
+    comm: Comm,
+    rollouts: Sequence[Rollout],
+    drawn: Sequence[Sequence[Part]],
+    progress: Progress,
+    row: Callable[[Part], Array],
+) -> NonFiniteError:
+    """The error that names where a number that is not finite came from, learning from a replay; *collective*.
+
+    Args:
+        comm: the ranks.
+        rollouts: one for each local shard.
+        drawn: the minibatches since that rollout, oldest first: of each, what each local shard learned from.
+        progress: before this rollout.
+        row: gradient sum and sums to tell of some rows [N].
+    """
+
+    @jax.jit
+    def finite(part: Part) -> Array:
+        told = row(part)
+        return jnp.isfinite(jnp.square(told).sum()) & jnp.isfinite(told).all()
+
+    def is_finite(step: int, k: int, i: int | None) -> bool:
+        part = drawn[step][k]
+        return bool(finite(part if i is None else part._replace(batch=part.batch.row(i))))
+
+    columns = [[part.batch._asdict() for part in parts] for parts in drawn]
+    return common.blame_replayed(comm, rollouts, columns, progress, is_finite)

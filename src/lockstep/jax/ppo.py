@@ -1,0 +1,294 @@
+"""Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347).
+
+Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, E epochs, N
+transitions of a shard's part of a minibatch, O observation, P parameters of the policy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.algorithms.ppo import METRICS, PPOConfig
+from lockstep.blame import NonFiniteError
+from lockstep.demands import check_task
+from lockstep.jax.adam import Adam, adapted
+from lockstep.jax.batch import Batch, slots
+from lockstep.jax.comm import Comm
+from lockstep.jax.flat import Flat, Params
+from lockstep.jax.metrics import Metrics
+from lockstep.jax.networks import Policy, actor_of
+from lockstep.jax.non_finite import blame
+from lockstep.jax.ppo_state import State
+from lockstep.jax.prepare import Preparation
+from lockstep.jax.repeat import may_scan, repeat
+from lockstep.jax.session import Session
+from lockstep.progress import Progress
+from lockstep.record.timers import LEARN, OTHER
+from lockstep.rollout import Collector, Rollout
+from lockstep.run import Run
+from lockstep.world import stream, stream_seed
+
+_SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
+
+
+class PPO:
+    """Clipped-surrogate policy gradient with a learned value baseline.
+
+    Across updates live `state`, the normalizers and each shard's minibatch stream. `loss` and `learn` are pure
+    functions, for compiled loops of your own, too.
+    """
+
+    def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
+        config, world, spec = run.algorithm, comm.world, policy.spec
+        assert isinstance(config, PPOConfig)
+        check_task(run, spec)
+        self.config, self.policy, self.comm = config, policy, comm
+        shard_envs = world.shard_size(run.num_envs, "num_envs")
+        self.rows = config.minibatch_rows(shard_envs, world.num_shards)
+        policy.params = comm.read(comm.broadcast(policy.params))
+        self.flat, self.optimizer, self.metrics = Flat(policy.params), Adam(config.adam_eps), Metrics(METRICS)
+        values = self.flat.join(policy.params)
+        start = State.start(values, self.optimizer.init(values), config.learning_rate, self.metrics.zeros())
+        self.state: State = comm.share(start)
+        self._host = Preparation(config, policy, comm, shard_envs)
+        self.observations, self.returns = self._host.observations, self._host.returns
+        self._streams = [stream(run.seed, "minibatch", shard) for shard in world.shards]
+        self._stops, self._precision = run.non_finite == "stop", run.precision
+        self._scan = may_scan(run, spec, comm.devices[0])
+        self._learned = comm.spread(self._learn_shards)
+
+    # -- maths -----------------------------------------------------------------------------------------------------
+
+    def loss(self, params: Params, batch: Batch) -> tuple[Array, Array]:
+        """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, weight first.
+
+        rho = pi(a|s) / pi_old(a|s)
+        L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
+        """
+        c, weight = self.config, batch.weight
+        parameters, value = self.policy.apply(params, batch.observation, precision=self._precision)
+        log_prob, entropy = self.policy.distribution.log_prob_and_entropy(params, parameters, batch.action)
+        log_ratio = log_prob - batch.log_prob
+        ratio = jnp.exp(log_ratio)
+        clipped = jnp.clip(ratio, 1.0 - c.clip_range, 1.0 + c.clip_range)
+        surrogate = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
+        square = jnp.square(value - batch.target)
+        if c.value_clip_range is not None:
+            near = batch.value + jnp.clip(value - batch.value, -c.value_clip_range, c.value_clip_range)
+            square = jnp.maximum(square, jnp.square(near - batch.target))
+        objective = surrogate - 0.5 * c.value_coef * square + c.entropy_coef * entropy
+        kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
+        outside = (clipped != ratio).astype(jnp.float32)
+        rows = jnp.stack([jnp.ones_like(weight), -surrogate, 0.5 * square, entropy, kl, outside])
+        return -jnp.dot(weight, objective), rows @ weight
+
+    # -- order -----------------------------------------------------------------------------------------------------
+
+    def learn(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
+        """All epochs of an update, of every shard of this device; inside `comm.spread`.
+
+        Args:
+            state: before.
+            batches: of each of L shards, [T * B] rows, advantages on one scale.
+            orders: [L, E, T * B] int32, in which each shard's rows come in each epoch.
+
+        Returns:
+            The state after, and what each gradient step [E, steps] told: weight, sums, norm, whether it was left out.
+        """
+        state, told = self._epochs(state._replace(stopped=jnp.zeros((), bool)), batches, orders)
+        return self._ended(state, jnp.ones(())), told
+
+    def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
+        return repeat(self._scan, lambda state, order: self._epoch(state, batches, order), state, orders.swapaxes(0, 1))
+
+    def _ended(self, state: State, weight: Array) -> State:
+        rate = state.learning_rate[None] * weight
+        return state._replace(table=self.metrics.add(state.table, ("optim/learning_rate",), rate, weight))
+
+    def _epoch(self, state: State, batches: Sequence[Batch], order: Array) -> tuple[State, Array]:
+        """A pass over the rows in an order [L, T * B]."""
+        c = self.config
+
+        def step(state: State, rows: Array) -> tuple[State, Array]:
+            return self._step(state, [batch.at(own) for batch, own in zip(batches, rows, strict=True)])
+
+        kept = 1.0 - state.stopped.astype(jnp.float32)
+        parts = order.reshape(len(batches), c.num_minibatches, self.rows).swapaxes(0, 1)
+        state, told = repeat(self._scan, step, state, parts)
+        sums, steps = told.sum(0), c.num_minibatches * kept
+        table = self.metrics.add(state.table, _SUMS, sums[1:-2], sums[0])
+        table = self.metrics.add(table, ("optim/grad_norm",), sums[-2:-1], steps - sums[-1])
+        state = state._replace(table=self.metrics.add(table, ("optim/skipped",), sums[-1:], steps))
+        kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]  # no number once stopped, which is larger than nothing
+        if c.learning_rate_schedule == "adaptive":
+            state = state._replace(learning_rate=adapted(state.learning_rate, kl, c.desired_kl))
+        if c.target_kl is not None:
+            state = state._replace(stopped=state.stopped | (kl > c.target_kl))
+        return state, told
+
+    def _step(self, state: State, parts: Sequence[Batch]) -> tuple[State, Array]:
+        """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere."""
+        rows = jnp.stack([self._row(state.values, part) for part in parts])
+        total = self.comm.sum_shards(rows, "average_gradients")
+        gradient, sums = total[: self.flat.num_parameters], total[self.flat.num_parameters :]
+        gradient = gradient / sums[0]
+        norm = jnp.sqrt(jnp.square(gradient).sum())
+        if self.config.max_grad_norm is not None:
+            gradient = gradient * jnp.minimum(self.config.max_grad_norm / (norm + 1e-6), 1.0)
+        told = jnp.concatenate([sums, norm[None], jnp.zeros(1)])
+        # The same on every rank, and no host waits for it.
+        left_out = ~jnp.isfinite(told).all()
+        if self._stops:  # no step after it either: the parameters stay those with which it happened
+            left_out = state.halted | (left_out & ~state.stopped)
+            state = state._replace(halted=left_out)
+        values, optimizer = self.optimizer.step(
+            state.optimizer, state.values, gradient, state.learning_rate, left_out | state.stopped
+        )
+        told = jnp.where(left_out, jnp.zeros_like(told).at[-1].set(1.0), told)
+        told = jnp.where(state.stopped, 0.0, told)
+        return state._replace(values=values, optimizer=optimizer), told
+
+    def _row(self, values: Array, part: Batch) -> Array:
+        """What one shard adds to a step: its gradient sum [P], then its sums."""
+        # Compiled as if it were alone: other shards on this device must not change its bits.
+        values, part = jax.lax.optimization_barrier((values, part))
+        (_, sums), gradient = jax.value_and_grad(self.loss, has_aux=True)(self.flat.split(values), part)
+        return jax.lax.optimization_barrier(jnp.concatenate([self.flat.join(gradient), sums]))
+
+    def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+        """Improve the policy on one rollout of every local shard; collective.
+
+        Args:
+            rollouts: one for each local shard.
+            also: [K, M] numbers that the caller wants summed over all shards with the same message.
+            progress: how far the run is, for the schedule of the learning rate; default: at its start.
+
+        Returns:
+            The sums of `also` [M].
+
+        Raises:
+            NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
+        """
+        c, comm, progress = self.config, self.comm, progress or Progress(1)
+        batches, found, told = self._host.prepare(self.state.values, rollouts, also)
+        if found is None:
+            if self._stops:
+                raise self._blame(rollouts, batches, (0.0, 1.0), progress)
+            steps = np.full(1, c.num_epochs * c.num_minibatches, np.float32)
+            table = self.metrics.add(comm.read(self.state.table), ("optim/skipped",), steps, steps[0])
+            self.state = self.state._replace(table=comm.share(table))
+            return told
+        orders = [
+            np.stack([s.permutation(r.reward.size) for _ in range(c.num_epochs)]).astype(np.int32)
+            for s, r in zip(self._streams, rollouts, strict=True)
+        ]
+        # All epochs in one call, or one after another where each of their steps is compiled by itself.
+        passes = [slice(None)] if self._scan else [slice(i, i + 1) for i in range(c.num_epochs)]
+        for i, part in enumerate(passes):
+            rate = c.learning_rate * (1.0 - progress.fraction)
+            given = np.array([*found, rate, i == 0, i == len(passes) - 1], np.float32)
+            dealt = comm.deal([order[part] for order in orders])
+            (self.state, *_), _ = self._learned((self.state, given), (batches, dealt))
+        # The host reads this once per update; it would wait for the device anyway, when next it acts.
+        values, halted = comm.read((self.state.values, self.state.halted))
+        self.policy.params = self.flat.split(values)
+        if halted:
+            raise self._blame(rollouts, batches, found[:2], progress)
+        return told
+
+    def rehearse(self, actor: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Compile all that an iteration calls, by calling it with rows that weigh nothing; collective."""
+        blank, held = self._host.blank(), len(self.comm.world.shards)
+        actor(np.stack([blank.observation[0]] * held))
+        batches = self._host.batches(self.state.values, [blank] * held)
+        order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
+        copy, given = self.comm.share(self.comm.read(self.state)), np.zeros(6, np.float32)
+        (state, *_), _ = self._learned((copy, given), (batches, self.comm.deal([order] * held)))
+        self.comm.read(state.halted)  # what goes wrong, goes wrong here
+
+    def _learn_shards(self, shared: tuple[State, Array], own: tuple[Batch, Array]) -> tuple[Any, Any]:
+        """`learn`, or one epoch of it, with what the host found out: see `update`."""
+        (state, given), (stacked, orders) = shared, own
+        mean, scale, explained, rate, first, last = given
+        state = state._replace(stopped=state.stopped & (first == 0.0))
+        if self.config.learning_rate_schedule == "linear":
+            state = state._replace(learning_rate=rate)
+        batches = slots(stacked, len(orders))
+        if self.config.normalize_advantage:
+            batches = [batch._replace(advantage=(batch.advantage - mean) * scale) for batch in batches]
+        state, told = self._epochs(state, batches, orders)
+        table = self.metrics.add(state.table, ("value/explained_variance",), explained[None] * last, last)
+        return (self._ended(state._replace(table=table), last), given, told), ()
+
+    def read_metrics(self) -> dict[str, float]:
+        """Means of what was learned since the last read. Starts afresh."""
+        told = self.metrics.read(self.comm.read(self.state.table))
+        self.state = self.state._replace(table=self.comm.share(self.metrics.zeros()))
+        return told
+
+    def shared_arrays(self) -> dict[str, np.ndarray]:
+        """Everything that must be equal on all ranks, as copies: loaded, it continues another run."""
+        return self.comm.read(self.state).named(self.flat) | self._host.shared_arrays()
+
+    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue from what `shared_arrays` told, or from a part of it: the policy's parameters, say."""
+        state = self.comm.read(self.state).loaded(self.flat, arrays)
+        self.state, self.policy.params = self.comm.share(state), self.flat.split(state.values)
+        self._host.load_shared(arrays)
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """What belongs to local shard number `k` alone and outlives an update."""
+        return {"minibatches": self._streams[k].bit_generator.state, "discounted": self._host.discounted[k].value}
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Continue local shard number `k` from what `shard_state` told."""
+        self._streams[k].bit_generator.state = state["minibatches"]
+        self._host.discounted[k].value[:] = state["discounted"]
+
+    def _blame(
+        self, rollouts: list[Rollout], batches: Batch, scale: tuple[float, float], progress: Progress
+    ) -> NonFiniteError:
+        parts: list[Batch] = self.comm.collect(batches)
+        if self.config.normalize_advantage:
+            parts = [part._replace(advantage=(part.advantage - scale[0]) * scale[1]) for part in parts]
+        values, blank = self.comm.local(self.state.values), Batch.blank(self.policy.spec, self.rows)
+        return blame(self.comm, rollouts, parts, progress, lambda part: self._row(values, part), blank)
+
+
+def train(session: Session) -> None:
+    """Collect, learn, tell, keep, until all ranks together have taken `run.total_steps` steps."""
+    run, comm, timers = session.run, session.comm, session.timers
+    policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
+    ppo = PPO(run, policy, comm)
+    session.begin(policy, ppo.observations, ppo)
+    actor = actor_of(policy, comm.devices[0])
+    ppo.rehearse(actor)
+    collector = Collector(
+        comm.world,
+        session.make_envs(run.num_envs),
+        actor,
+        policy.sampler,
+        num_steps=run.algorithm.num_steps,
+        seed=run.seed,
+        timers=timers,
+        observation_moments=ppo.observations,
+        tell_faults=True,
+    )
+    progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
+    with session.training(progress, collector):
+        while not session.over:
+            rollouts = collector.collect()
+            timers.enter(LEARN)
+            told = ppo.update(rollouts, session.local_facts(), progress)
+            timers.enter(OTHER)
+            session.advance(batch_size, told)
+            if progress.due(run.log_every, batch_size):
+                session.log(ppo.read_metrics())
+            if progress.due(run.evaluate_every, batch_size):
+                session.evaluate()
+            session.keep(batch_size)
+        session.keep_last(ppo.read_metrics)

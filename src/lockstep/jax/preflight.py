@@ -1,0 +1,25 @@
+"""What the preflight of JAX's ranks measures with."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lockstep import preflight as shared
+from lockstep.jax.comm import Comm
+from lockstep.preflight import Instruments, Preflight
+from lockstep.run import AnyRun
+
+
+def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Preflight:
+    """Compare all ranks, and measure what lies between their hosts (`lockstep.preflight`); *collective*."""
+
+    def summing(size: int) -> Callable[[], object]:
+        rows = np.ones((len(comm.world.shards), size // 2))  # float64: as many bytes
+        return lambda: comm.sum_facts(rows, shared.TAG)
+
+    instruments = Instruments(
+        device=comm.devices[0].device_kind if comm.devices[0].platform != "cpu" else "cpu",
+        summing=summing,
+        outlook=lambda run, layout, message_s: "no prediction: only the work of torch's learners is measured ahead",
+    )
+    return shared.preflight(comm, run, instruments, measure=measure)

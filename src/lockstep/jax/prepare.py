@@ -1,0 +1,171 @@
+"""What an update of PPO needs once: values and advantages of rollouts, and normalizers.
+
+Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, O observation.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.jax.batch import Batch, Steps, slots
+from lockstep.jax.comm import Comm
+from lockstep.jax.flat import Flat, Params
+from lockstep.jax.networks import Policy
+from lockstep.jax.returns import gae
+from lockstep.normalize import DiscountedReturns, RunningMoments
+from lockstep.rollout import Rollout
+
+_NUM_MOMENTS = 6  # weight, sums and sums of squares of advantages and targets, faults
+
+
+def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps) -> Batch:
+    """Values, log-probabilities and advantages of a shard's rollout, [T * B]; pure."""
+    num_steps, size = steps.reward.shape
+    seen = steps.observation.reshape(-1, *steps.observation.shape[2:])
+    parameters, values = policy.apply(params, seen)
+    if steps.parameters is not None:  # those that are not used are not computed
+        parameters = steps.parameters.reshape(-1, steps.parameters.shape[-1])
+    values = values.reshape(num_steps + 1, size)
+    value, next_value = values[:-1], jnp.where(steps.is_final > 0, steps.final_value, values[1:])
+    ends, constants = (steps.terminated, steps.ended), {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
+    advantage = gae(steps.reward, value, next_value, *ends, **constants)
+    rows = num_steps * size
+    action = steps.action.reshape(rows, *steps.action.shape[2:])
+    log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
+    columns = (value, advantage, advantage + value, steps.weight)
+    return Batch(seen[:rows], action, log_prob, *(column.reshape(rows) for column in columns))
+
+
+class Preparation:
+    """Rollouts to batches, the normalizers, and what all shards together know of advantages and targets (float64).
+
+    Attributes:
+        observations: None where observations are not normalized.
+        returns: None where rewards are not scaled.
+        discounted: of each local shard, where its returns stand.
+    """
+
+    def __init__(self, config: PPOConfig, policy: Policy, comm: Comm, shard_envs: int) -> None:
+        self._config, self._policy, self._comm, self._shard_envs = config, policy, comm, shard_envs
+        self.observations = RunningMoments(policy.spec.observation_size) if config.normalize_observation else None
+        self.returns = RunningMoments(1) if config.normalize_return else None
+        named = {"observations": self.observations, "returns": self.returns}
+        self._normalizers = {name: moments for name, moments in named.items() if moments is not None}
+        self.discounted = [DiscountedReturns(shard_envs, config.gamma) for _ in comm.world.shards]
+        self._flat = flat = Flat(policy.params)
+        self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
+        self._spread_batches = comm.spread(self._batches_of_shards, donate=False)
+
+    @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
+    def prepare(
+        self, values: Array, rollouts: list[Rollout], also: np.ndarray
+    ) -> tuple[Batch, tuple[float, float, float] | None, np.ndarray]:
+        """Make batches of the rollouts of local shards, and update the normalizers; one message.
+
+        Args:
+            values: the parameters of the policy that acted.
+            rollouts: one for each local shard.
+            also: [K, M] numbers to be summed over all shards with the same message.
+
+        Returns:
+            The batches [L, T * B] of each device; what `take_in` found; the sums of `also`.
+        """
+        comm, batches = self._comm, self.batches(values, rollouts)
+        columns = zip(rollouts, comm.collect((batches.advantage, batches.target)), also, strict=True)
+        rows = [np.concatenate([self.sums(k, rollout, *own), row]) for k, (rollout, own, row) in enumerate(columns)]
+        total, told = np.split(comm.sum_facts(np.stack(rows), "moments"), [-also.shape[1]])
+        return batches, self.take_in(total), told
+
+    def batches(self, values: Array, rollouts: list[Rollout]) -> Batch:
+        """What the policy makes of the rollouts of local shards, [L, T * B] on each device."""
+        value = partial(self._value, self._comm.local(values))
+        dealt = self._comm.deal([self.steps(rollout, value) for rollout in rollouts])
+        return self._spread_batches(values, dealt)[1]
+
+    def blank(self) -> Rollout:
+        """A rollout of zeros that weighs nothing: what to call with what is to be compiled."""
+        spec, shape = self._policy.spec, (self._config.num_steps, self._shard_envs)
+        seen = np.zeros((shape[0] + 1, shape[1], *spec.observation_shape), spec.observation_dtype)
+        action = Batch.blank(spec, shape[0] * shape[1]).action
+        zeros, never = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        final = [(0, np.arange(shape[1]), seen[0])]
+        return Rollout(seen, action.reshape(*shape, *action.shape[1:]), zeros, never, never, zeros, final)
+
+    def _batches_of_shards(self, values: Array, own: Steps) -> tuple[tuple[()], Batch]:
+        found: list[Batch] = []
+        for steps in slots(own, len(own.reward)):
+            alone, steps = jax.lax.optimization_barrier((values, steps))  # as in `PPO._row`
+            batch = batch_of(self._config, self._policy, self._flat.split(alone), steps)
+            found.append(jax.lax.optimization_barrier(batch))
+        return (), jax.tree.map(lambda *columns: jnp.stack(columns), *found)
+
+    def steps(self, rollout: Rollout, value: Callable[[np.ndarray], np.ndarray]) -> Steps:
+        """A rollout as the policy saw it, with the normalizers as they were.
+
+        Args:
+            rollout: of a shard.
+            value: of observations [B, O], which are always that many: shapes never depend on data.
+        """
+        final_value, is_final = np.zeros_like(rollout.reward), np.zeros_like(rollout.reward)
+        if rollout.final:  # where the row after is the next episode's first, the true one is valued
+            seen = self._seen(np.concatenate([observation for *_, observation in rollout.final]))
+            padded = np.concatenate([seen, np.zeros_like(seen, shape=(-len(seen) % self._shard_envs, *seen.shape[1:]))])
+            parts = padded.reshape(-1, self._shard_envs, *seen.shape[1:])
+            times = np.concatenate([np.full(len(envs), t) for t, envs, _ in rollout.final])
+            where = times, np.concatenate([envs for _, envs, _ in rollout.final])
+            final_value[where], is_final[where] = np.concatenate([value(part) for part in parts])[: len(seen)], 1.0
+        reward = rollout.reward if self.returns is None else self.returns.scale(rollout.reward)
+        action = rollout.action if rollout.action.dtype == np.float32 else rollout.action.astype(np.int32)
+        ends = (rollout.terminated.astype(np.float32), rollout.ended.astype(np.float32))
+        columns = (self._seen(rollout.observation), action, reward, *ends, rollout.weight, final_value, is_final)
+        return Steps(*cast(Any, columns))
+
+    def _seen(self, observation: np.ndarray) -> np.ndarray:
+        return observation if self.observations is None else self.observations.normalize(observation)
+
+    def sums(self, k: int, rollout: Rollout, advantage: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """What local shard number `k` adds to the moments [T * B] of advantages and targets, and to the normalizers."""
+        weight, wide = rollout.weight.ravel().astype(np.float64), np.stack([advantage, target]).astype(np.float64)
+        sums = [weight.sum(keepdims=True), wide @ weight, np.square(wide) @ weight, [float(rollout.fault is not None)]]
+        if self.observations is not None:
+            rows = rollout.observation[:-1]
+            sums.append(self.observations.sums(rows.reshape(-1, rows.shape[-1]), rollout.weight.ravel()))
+        if self.returns is not None:
+            discounted = self.discounted[k].update(rollout.reward, rollout.ended)
+            sums.append(self.returns.sums(discounted.reshape(-1, 1), rollout.weight.ravel()))
+        return np.concatenate(sums)
+
+    def take_in(self, total: np.ndarray) -> tuple[float, float, float] | None:
+        """Update the normalizers by the sums of all shards, unless there is a number among them that is not finite.
+
+        Returns:
+            The mean of the advantages, what to multiply them by, and the part of the targets' variance that the values
+            explain. None where nothing was taken in.
+        """
+        if total[5] or not np.isfinite(total).all():
+            return None
+        mean, target_mean, square, target_square = total[1:5] / total[0]
+        target_variance = max(target_square - target_mean**2, 1e-8)
+        place = _NUM_MOMENTS
+        for moments in self._normalizers.values():
+            moments.update(total[place : place + moments.num_sums])
+            place += moments.num_sums
+        # The advantage is what the value left unexplained.
+        return mean, 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8), 1.0 - square / target_variance
+
+    def shared_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the normalizers."""
+        named = self._normalizers.items()
+        return {f"{name}.{key}": array.copy() for name, moments in named for key, array in moments.state().items()}
+
+    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue from what `shared_arrays` told; those that are not in it stay."""
+        held = self.shared_arrays() | dict(arrays)
+        for name, moments in self._normalizers.items():
+            moments.restore({key: held[f"{name}.{key}"] for key in moments.state()})

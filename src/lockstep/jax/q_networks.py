@@ -1,0 +1,290 @@
+"""Networks that value actions: plain, dueling, with a distribution of the return, with learned noise, and all of these.
+
+Shapes: N rows, O observation, F features, A actions, Z points of a return's distribution (atoms of C51 or quantiles of
+QR-DQN), B environments of a shard.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.exploration import EpsilonGreedy
+from lockstep.jax.encoders import (
+    ACTIVATIONS,
+    Draws,
+    Mlp,
+    OwnNetwork,
+    draws_of,
+    linear,
+    make_encoder,
+    precise,
+    shapes_of,
+    uniform_layer,
+)
+from lockstep.jax.flat import Params, below, part
+from lockstep.run import NetworkConfig
+from lockstep.world import stream
+
+Noise = Sequence[tuple[Array, Array]]
+"""Of each noisy layer f(e_in) and f(e_out): [in] and [out], or those of every row, [N, in] and [N, out]."""
+
+
+class Head:
+    """Linear layers behind an encoder, with an activation between them; noisy ones if `noisy_std` is given.
+
+    A noisy layer varies its weights by learned deviations (Fortunato et al., 2018, arXiv:1706.10295, eq. 9 to 11):
+
+    y = (w + s_w * (f(e_out) f(e_in)^T)) x + b + s_b * f(e_out),  f(e) = sign(e) sqrt|e|,  e standard normal
+
+    Attributes:
+        noise_sizes: numbers in and out of each noisy layer.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], activation: str, noisy_std: float | None) -> None:
+        self.shapes = [(b, a) for a, b in pairwise(sizes)]
+        self.activation, self._std = activation, noisy_std
+        self.noise_sizes = [] if noisy_std is None else list(pairwise(sizes))
+
+    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
+        """Uniform within 1 / sqrt(in), weights and biases; deviations noisy_std / sqrt(in) (the paper, section 3.2)."""
+        params: dict[str, np.ndarray] = {}
+        for i, shape in enumerate(self.shapes):
+            layer = uniform_layer(f"layers.{i}", shape, draws)
+            if self._std is not None:
+                deviation = np.float32(self._std / math.sqrt(shape[1]))
+                layer |= {f"{name}_std": np.full_like(value, deviation) for name, value in layer.items()}
+            params |= layer
+        return params
+
+    def apply(self, params: Params, x: Array, noise: Noise = ()) -> Array:
+        """[N, first size] to [N, last size]; without `noise` noisy layers are y = w x + b."""
+        for i in range(len(self.shapes)):
+            x = x if i == 0 else ACTIVATIONS[self.activation](x)
+            y = linear(params, f"layers.{i}", x)
+            if noise:
+                # s_w * (out in^T) x = out * (s_w (in * x)): no matrix of noise is ever made, rows may have their own.
+                before, after = (numbers.astype(x.dtype) for numbers in noise[i])
+                weight, bias = params[f"layers.{i}.weight_std"], params[f"layers.{i}.bias_std"]
+                y = y + _of_rows(after, y) * ((x * _of_rows(before, x)) @ weight.T + bias[None])
+            x = y
+        return x
+
+
+class QNetwork:
+    """An encoder and its heads: one, or two streams.
+
+    The last hidden layer stands in the heads: each stream has one of its own (Wang et al., 2016, arXiv:1511.06581),
+    and where there is noise, it is noisy.
+
+    Attributes:
+        chain: the linear layers that give Q one after another, and what stands between them; None if it is not so.
+        noise_sizes: numbers in and out of each noisy layer.
+    """
+
+    def __init__(self, spec: EnvSpec, config: NetworkConfig, algorithm: DQNConfig, points: int) -> None:
+        self.num_actions, self.points = spec.action.sizes[0], points
+        self.encoder = make_encoder(spec, config, last=False)
+        vectors = isinstance(self.encoder, Mlp)
+        hidden = config.hidden[-1:] if vectors else (config.features,)
+        activation = config.activation if vectors else "relu"
+        sizes = (self.encoder.num_features, *hidden)
+        std = algorithm.noisy_std if algorithm.noisy else None
+        self.advantage = Head((*sizes, self.num_actions * points), activation, std)
+        self.value = Head((*sizes, points), activation, std) if algorithm.dueling else None
+        self.noise_sizes = [*self.advantage.noise_sizes, *(self.value.noise_sizes if self.value else ())]
+        plain = not algorithm.dueling and not algorithm.noisy and algorithm.value_distribution == "none"
+        self.chain: tuple[list[str], str] | None = None
+        if isinstance(self.encoder, Mlp) and plain:
+            names = [f"encoder.layers.{i}" for i in range(len(self.encoder.shapes))]
+            names += [f"advantage.layers.{i}" for i in range(len(self.advantage.shapes))]
+            self.chain = names, activation
+
+    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
+        """Draw the parameters."""
+        params: dict[str, np.ndarray] = {}
+        for name, network in (("encoder", self.encoder), ("advantage", self.advantage), ("value", self.value)):
+            if network is not None:
+                params |= below(name, network.initialize(lambda key, name=name: draws(f"{name}.{key}")))
+        return params
+
+    def apply(self, params: Params, observation: Array, noise: Noise = ()) -> Array:
+        """[N, O] to [N, A Z]: Q, or V + A - mean A over the actions (Wang et al., 2016, eq. 9)."""
+        features = self.encoder.apply(part(params, "encoder"), observation)
+        layers = len(self.advantage.shapes)
+        advantage = self.advantage.apply(part(params, "advantage"), features, noise[:layers])
+        if self.value is None:
+            return advantage
+        advantage = advantage.reshape(-1, self.num_actions, self.points)
+        value = self.value.apply(part(params, "value"), features, noise[layers:]).reshape(-1, 1, self.points)
+        return (value + advantage - advantage.mean(1, keepdims=True)).reshape(advantage.shape[0], -1)
+
+
+class QPolicy:
+    """A network that values actions, and how actions are chosen from that.
+
+    Args:
+        spec: of the environments.
+        network: what stands before the heads; `network.module` is made as `YourClass(observation_size, A Z)`, and its
+            `apply` gives [N, A Z] of observations [N, O].
+        algorithm: which heads.
+        seed: of the parameters.
+
+    Attributes:
+        spec: of the environments.
+        algorithm: which heads.
+        network: the network.
+        distribution: epsilon-greedy, as often random as at the end of training.
+        params: the parameters as they are now; assign others after an update.
+        points: Z.
+        support: z of C51 [Z]; not saved, since the settings that it follows from are.
+        num_noise: how many random numbers a draw of noise takes; 0 without noisy layers.
+    """
+
+    def __init__(self, spec: EnvSpec, network: NetworkConfig, algorithm: DQNConfig, seed: int = 0) -> None:
+        self.spec, self.algorithm = spec, algorithm
+        self.distribution = EpsilonGreedy(spec.action, algorithm.epsilon_range[1])
+        self.points = {"none": 1, "categorical": algorithm.num_atoms, "quantile": algorithm.num_quantiles}[
+            algorithm.value_distribution
+        ]
+        self.support = np.linspace(algorithm.v_min, algorithm.v_max, algorithm.num_atoms, dtype=np.float32)
+        if network.module is None:
+            self.network: QNetwork | OwnNetwork = QNetwork(spec, network, algorithm, self.points)
+            draws = draws_of(seed)
+            params = self.network.initialize(lambda name: draws(f"network.{name}"))
+        else:
+            self.network = _own(network.module, spec, algorithm, self.points)
+            params = self.network.initialize(seed)
+        self.params: Params = cast(Params, below("network", params))
+        if network.module is not None:
+            self._try(network.module)
+        sizes = self.network.noise_sizes if isinstance(self.network, QNetwork) else []
+        self._noise_sizes = [size for layer in sizes for size in layer]
+        self.num_noise = sum(self._noise_sizes)
+
+    @property
+    def algo(self) -> str:
+        """Which algorithm it is of, as files name it."""
+        return "dqn"
+
+    @property
+    def sampler(self) -> EpsilonGreedy:
+        """How actions are chosen on the host."""
+        return self.distribution
+
+    def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
+        """[N, O] to Q [N, A] and the largest Q [N], without noise."""
+        q = self.expected(self.outputs(params, observation))
+        return q, q.max(-1)
+
+    def outputs(
+        self, params: Params, observation: Array, noise: Array | None = None, precision: str = "float32"
+    ) -> Array:
+        """[N, O] to Q [N, A], or to the return's distribution [N, A, Z]: logits of its atoms, or its quantiles.
+
+        Args:
+            params: of the policy, not necessarily the present ones.
+            observation: [N, O]; of images [N, C, H, W], bytes.
+            noise: standard normal numbers [num_noise], or those of each row [N, num_noise]; None: no noise.
+            precision: `float32` or `bfloat16`, in which the outputs then are.
+        """
+        network, observation = precise(part(params, "network"), observation, precision)
+        if isinstance(self.network, QNetwork):
+            outputs = self.network.apply(network, observation, self._parts(noise))
+        else:
+            outputs = cast(Array, self.network.apply(network, observation))
+        distributional = self.algorithm.value_distribution != "none"
+        return outputs.reshape(outputs.shape[0], -1, self.points) if distributional else outputs
+
+    def probability(self, logits: Array) -> Array:
+        """Of each atom of C51, from logits [..., Z]; float32."""
+        return jax.nn.softmax(logits.astype(jnp.float32), -1)
+
+    def expected(self, outputs: Array) -> Array:
+        """What `outputs` says of Q, [N, A], float32: sum_i p_i z_i of atoms, the mean of quantiles."""
+        outputs = outputs.astype(jnp.float32)
+        if self.algorithm.value_distribution == "categorical":
+            return (self.probability(outputs) * jnp.asarray(self.support)[None, None]).sum(-1)
+        return outputs if outputs.ndim == 2 else outputs.mean(-1)
+
+    def draw_noise(self, generator: np.random.Generator) -> np.ndarray | None:
+        """Numbers for `outputs` [num_noise], one noise for all rows; None, and nothing drawn, without noisy layers."""
+        return generator.standard_normal(self.num_noise, np.float32) if self.num_noise else None
+
+    def _parts(self, numbers: Array | None) -> Noise:
+        if numbers is None or not self.num_noise:
+            return ()
+        scaled = jnp.sign(numbers) * jnp.sqrt(jnp.abs(numbers))
+        parts = lax.split(scaled, self._noise_sizes, scaled.ndim - 1)
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
+    def _try(self, path: str) -> None:
+        """Refuse a network of the user's that does not give values of actions; nothing is computed."""
+        num_outputs = self.spec.action.sizes[0] * self.points
+        seen = jax.ShapeDtypeStruct((2, *self.spec.observation_shape), self.spec.observation_dtype)
+        given = jax.eval_shape(self.network.apply, part(self.params, "network"), seen)
+        if (made := shapes_of(given)) != f"[2, {num_outputs}]":
+            raise ConfigError(
+                f"network.module={path} made {made} of 2 observations; algo=dqn needs values of actions, "
+                f"an array [2, {num_outputs}]: see docs/jax.md"
+            )
+
+
+class NoisyActor:
+    """Values of actions under noise: each environment has its own at each step, whatever shard and rank holds it.
+
+    Args:
+        policy: with noisy layers.
+        seed: of the run.
+        envs: the global indices of the environments of each local shard.
+        device: where to compute; by default the first local one.
+    """
+
+    def __init__(self, policy: QPolicy, seed: int, envs: Sequence[range], device: Any = None) -> None:
+        self._policy, self._seed, self._envs = policy, seed, envs
+        self._device = jax.local_devices()[0] if device is None else device
+        self._seen: Params | None = None
+        self._apply = jax.jit(self._values)
+        self.begin(0)
+
+    def begin(self, iteration: int) -> None:
+        """Draw from the streams of this iteration on, so that nothing needs to be kept between two."""
+        if self._policy.num_noise:
+            self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """[K, B, O] to Q [K, B, A], K local shards; one call of the network for each."""
+        if self._policy.params is not self._seen:
+            self._seen = self._policy.params
+            self._params: Params = jax.device_put(self._seen, self._device)
+        return np.stack([self._act(one, streams) for one, streams in zip(observation, self._streams, strict=True)])
+
+    def _act(self, observation: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
+        noise = np.stack([s.standard_normal(self._policy.num_noise, np.float32) for s in streams])
+        return np.asarray(self._apply(self._params, observation, noise))
+
+    def _values(self, params: Params, observation: Array, noise: Array) -> Array:
+        return self._policy.expected(self._policy.outputs(params, observation, noise))
+
+
+def _own(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int) -> OwnNetwork:
+    for name in ("dueling", "noisy"):
+        if getattr(algorithm, name):
+            raise ConfigError(
+                f"algorithm.{name}=true shapes Lockstep's own heads, but network.module={path} has its own; "
+                f"use --set {name}=false"
+            )
+    return OwnNetwork(path, spec.observation_size, spec.action.sizes[0] * points)
+
+
+def _of_rows(numbers: Array, like: Array) -> Array:
+    """Numbers [F], the same for all rows, or of each row [N, F], as [N, F]."""
+    return jnp.broadcast_to(numbers if numbers.ndim == 2 else numbers[None], like.shape)

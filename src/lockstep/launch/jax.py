@@ -1,0 +1,130 @@
+"""Start the processes of a JAX program, which starts none itself: `python -m lockstep.launch.jax ... script.py`.
+
+    python -m lockstep.launch.jax --nproc_per_node=2 script.py --its own flags
+    python -m lockstep.launch.jax --nnodes=2 --node_rank=0 --nproc_per_node=2 --coordinator_address=HOST:5555 script.py
+
+Any script or module: each rank finds in JAX_RANK, JAX_LOCAL_RANK, JAX_WORLD_SIZE, JAX_COORDINATOR_ADDR and
+JAX_COORDINATOR_PORT who it is and where `jax.distributed` meets, and the same in RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT. Supervision is that of `lockstep launch`: the first failure ends all ranks on all nodes,
+and its code is returned. Neither JAX nor torch is imported here.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from lockstep.cli import told
+from lockstep.errors import ConfigError
+from lockstep.launch.commands import check_no_rank, program, run_program
+from lockstep.launch.flags import add_flag, nproc_of, port_of, seconds_of, split_address, token_of
+from lockstep.launch.nodes import Nodes
+from lockstep.network.interfaces import is_local, listening_socket, resolve
+from lockstep.request import number
+
+_FLAG = "--coordinator_address"
+_LOOPBACK = "127.0.0.1"
+_RUNNER = (sys.executable, "-m", "lockstep.launch.script")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 0, the first failing rank's, 128 + n after signal n, or 2."""
+    return told(lambda: _launch(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def _launch(words: list[str]) -> int:
+    args = _parser().parse_args(words)
+    check_no_rank("python -m lockstep.launch.jax")
+    nodes = _nodes(args)
+    # A rank ends when it is told to, unless its user wants JAX to catch SIGTERM.
+    environment = {"JAX_ENABLE_PREEMPTION_SERVICE": os.environ.get("JAX_ENABLE_PREEMPTION_SERVICE", "0")}
+    if nodes.maximum == 1 and nodes.host:
+        environment |= {"MASTER_ADDR": _here(nodes), "MASTER_PORT": str(nodes.port)}
+    return run_program(program(args, _RUNNER), nodes, args, environment)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m lockstep.launch.jax",
+        description="Start a JAX script once per rank, on one or several machines.",
+        allow_abbrev=False,
+    )
+    add_flag(parser, "--nnodes", "N", "machines (default: 1)")
+    add_flag(parser, "--nproc-per-node", "K|auto", "ranks on this machine (default: auto, one per GPU, else 1)")
+    add_flag(parser, "--node-rank", "R", "which machine this is, from 0; rank 0 runs on 0 (default: found out)")
+    add_flag(parser, "--coordinator-address", "HOST:PORT", "where rank 0 is met: an address of node 0, a free port")
+    add_flag(parser, "--join-timeout", "SECONDS", "how long to wait for the other nodes (default: 300)")
+    add_flag(parser, "--token-file", "FILE", "holds a secret that all nodes share (or set LOCKSTEP_TOKEN)")
+    add_flag(parser, "--max-restarts", "N", "start all ranks anew up to N times after one failed (default: 0)")
+    add_flag(parser, "--log-dir", "DIR", "what each rank prints goes to DIR/logs (default: here)")
+    add_flag(parser, "--no-python", None, "the script is a program, not Python")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a Python module")
+    parser.set_defaults(ml_framework="jax")
+    parser.add_argument("script", metavar="SCRIPT", help="what each rank runs")
+    parser.add_argument("script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _nodes(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Nodes:
+    """The machines that the flags describe."""
+    count = number(args.nnodes or "1", "--nnodes")
+    rank = None if args.node_rank is None else number(args.node_rank, "--node_rank", least=0)
+    if rank is not None and rank >= count:
+        raise ConfigError(
+            f"--node_rank {rank} does not exist with --nnodes {count}; node ranks go from 0 to {count - 1}"
+        )
+    host, port = _address(args.coordinator_address)
+    if count > 1 and not host:
+        raise ConfigError(
+            f"--nnodes {count}: the nodes need a place to meet; give all of them {_FLAG} HOST:PORT, an address of "
+            "node 0 and a free port there"
+        )
+    if rank is None and count > 1 and "SLURM_STEP_ID" in environment:  # srun, one launcher per node
+        rank = number(environment.get("SLURM_NODEID", ""), "SLURM_NODEID", least=0)
+    return Nodes(
+        minimum=count,
+        maximum=count,
+        node_rank=rank,
+        nproc=nproc_of(args.nproc_per_node, "jax"),
+        host=host,
+        port=port,
+        setting=_FLAG,
+        rank_port=port,
+        token=token_of(args.token_file, environment),
+        join_timeout_s=seconds_of(args.join_timeout),
+    )
+
+
+def _address(text: str | None) -> tuple[str, int]:
+    """Host and port; ("", 0) if none is given."""
+    if text is None:
+        return "", 0
+    host, port = split_address(text, _FLAG)
+    if not port:
+        raise ConfigError(f"{_FLAG} {text} has no port; write HOST:PORT, such as {text.rstrip(':')}:5555")
+    return host, port_of(port, f"{_FLAG} {text}: port")
+
+
+def _here(nodes: Nodes) -> str:
+    """The address at which ranks of this machine alone meet; refused if they cannot."""
+    addresses = resolve(nodes.host)
+    own = next((address for address in addresses if is_local(address)), None)
+    if own is None:
+        raise ConfigError(
+            f"{_FLAG} {nodes.host}:{nodes.port}: {addresses[0]} is not an address of this machine, and --nnodes is 1; "
+            "leave it out, or say how many machines there are"
+        )
+    listening_socket(own, nodes.port, _FLAG).close()
+    return own
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong as one line, like every other mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

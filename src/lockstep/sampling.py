@@ -1,0 +1,92 @@
+"""Drawing actions by numpy, where environments live: the half of a distribution that no framework is needed for.
+
+Noise for a whole rollout is drawn at once; `sample` turns a step's noise into actions without further randomness.
+Shapes: P parameters of the distribution, A choices, D dimensions of a continuous action.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lockstep.envs.spec import ActionSpec
+
+
+class Categorical:
+    """One choice among A: P = A logits. Actions are int64 [...]."""
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.num_parameters = action.sizes[0]
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Gumbel noise [*shape, A]."""
+        return gumbel(generator, (*shape, self.num_parameters))
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """argmax(logits + Gumbel noise) is a draw from softmax(logits) (Gumbel, 1954)."""
+        return (parameters + noise).argmax(-1)
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """The most likely action."""
+        return parameters.argmax(-1)
+
+
+class MultiCategorical:
+    """Several independent choices: P = sum of their sizes. Actions are int64 [..., number of choices]."""
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.sizes = list(action.sizes)
+        self.num_parameters = sum(self.sizes)
+        self._splits = list(np.cumsum(self.sizes)[:-1])
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Gumbel noise [*shape, P]."""
+        return gumbel(generator, (*shape, self.num_parameters))
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Each choice as in `Categorical`."""
+        return self.mode(parameters + noise)
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """The most likely choice of each."""
+        return np.stack([part.argmax(-1) for part in np.split(parameters, self._splits, -1)], -1)
+
+
+class DiagonalGaussian:
+    """D independent normal distributions: P = D means. Actions are float32 [..., D], not clipped.
+
+    Args:
+        action: of the task.
+        log_std: gives the log deviations [D] as they are now.
+    """
+
+    def __init__(self, action: ActionSpec, log_std: Callable[[], np.ndarray]) -> None:
+        self.num_parameters = action.sizes[0]
+        self._log_std = log_std
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Standard normal noise [*shape, D]."""
+        return generator.standard_normal((*shape, self.num_parameters), dtype=np.float32)
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Mean + deviation * noise."""
+        return parameters + np.exp(self._log_std()) * noise
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """The mean."""
+        return parameters
+
+
+Sampler = Categorical | MultiCategorical | DiagonalGaussian
+
+
+def sampler_of(action: ActionSpec, log_std: Callable[[], np.ndarray]) -> Sampler:
+    """What draws a kind of action; `log_std` is asked for continuous ones alone."""
+    if action.kind == "continuous":
+        return DiagonalGaussian(action, log_std)
+    return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)
+
+
+def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Standard Gumbel noise, float32: -log of an exponential variate."""
+    # Never 0: the smallest positive float32 keeps the logarithm finite.
+    return -np.log(np.maximum(generator.standard_exponential(shape, dtype=np.float32), np.finfo(np.float32).tiny))

@@ -1,0 +1,230 @@
+"""Functions that ranks of `test_jax_comm.py` call. Ways: memory, messages, devices (two of each process), gloo."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import ConfigError, PeerError
+from lockstep.record.timers import ENV, LEARN, Timers
+from lockstep.world import World
+
+COLUMNS = 300
+_DEVICES = {"devices": 2, "gloo devices": 2}
+
+
+def rows_of(num_shards: int) -> np.ndarray:
+    """[shards, COLUMNS]: what every world sums."""
+    return np.random.default_rng(3).normal(size=(num_shards, COLUMNS)).astype(np.float32)
+
+
+def opened(rank: int, port: int, way: str = "memory", num_shards: int = 4, **kwargs: Any) -> Any:
+    """The Comm of this rank, on CPUs."""
+    import jax
+
+    import lockstep.jax.processes
+    from lockstep.jax.comm import Comm
+
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    if way == "messages":
+        lockstep.jax.processes.ordered = lambda: False  # as on a processor that does not order memory
+    world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), port=port).with_shards(num_shards)
+    backend = "gloo" if way.startswith("gloo") else "auto"
+    settings = {"timeout_s": 20.0, "startup_timeout_s": 40.0, **kwargs}
+    return Comm(world, device="cpu", backend=backend, devices_per_process=_DEVICES.get(way, 1), **settings)
+
+
+def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any]:
+    """Each collective once or more."""
+    import jax.numpy as jnp
+
+    rows = rows_of(num_shards)
+    with opened(rank, port, way, num_shards) as comm:
+
+        def step(shared: Any, own: Any) -> Any:
+            products = own["row"] * shared["scale"][None]  # a product and a sum: tempting to round only once
+            first = own["row"][0]
+            sums = {
+                "total": comm.sum_shards(products, "total"),
+                "twice": comm.sum_shards(products * 2.0, "total"),
+                "sum": comm.sum(first),
+                "mean": comm.mean(first, jnp.float32(1.0)),
+                "lonely": comm.mean(first, own["weight"][0]),
+                "max": comm.max(first),
+                "moments": comm.moments(own["row"]),
+                "gradients": comm.average_gradients({"a": first[:4].reshape(2, 2), "b": first[4:6]}),
+            }
+            return {"scale": shared["scale"], **sums}, {"row": products, "n": comm.shard_numbers()}
+
+        compiled = comm.spread(step, donate=False)
+        shared = {"scale": np.linspace(0.1, 3.0, COLUMNS, dtype=np.float32)}
+        mine = list(comm.world.shards)
+        parts = [{"row": rows[shard], "weight": np.float32(shard == 0)} for shard in mine]
+        told, own = compiled(comm.share(shared), comm.deal(parts))
+        told, own = compiled(comm.share(shared), comm.deal(parts))
+        held = comm.collect(own)
+        comm.check_equal({"total": told["total"], **shared})
+        comm.check_different(f"data of {rank}")
+        return {
+            "shared": comm.read(told),
+            "shards": [int(one["n"]) for one in held],
+            "rows": np.stack([one["row"] for one in held]),
+            "local": np.asarray(comm.local(told)["total"]),
+            "facts": comm.sum_facts(rows[mine].astype(np.float64)),
+            "broadcast": comm.read(comm.broadcast({"x": np.full(3, rank, np.float32)}, comm.world.size - 1))["x"],
+            "object": comm.broadcast_object([1, "é"] if rank == 0 else None),
+            "objects": comm.gather_object({"rank": rank, "array": np.arange(rank)}),
+            "any": [comm.any(rank == 0), comm.any(False)],
+            "compilations": dict(comm.num_compilations),
+            "messages": dict(comm.num_messages),
+            "observed": [one.rank for one in comm.observe()],
+            "device": comm.device,
+        }
+
+
+def sums(rank: int, port: int, way: str, num_shards: int) -> np.ndarray:
+    """Only the sum over shards."""
+    with opened(rank, port, way, num_shards) as comm:
+        return _sum(comm, rows_of(num_shards))
+
+
+def _sum(comm: Any, rows: np.ndarray, tag: str = "learn") -> np.ndarray:
+    def learn(shared: Any, own: Any) -> Any:
+        return {"total": comm.sum_shards(own["row"] * shared["scale"], tag)}, {}
+
+    shared = comm.share({"scale": np.float32(0.3)})
+    return comm.read(
+        comm.spread(learn, donate=False)(shared, comm.deal([{"row": rows[s]} for s in comm.world.shards]))[0]
+    )["total"]
+
+
+def differ(rank: int, port: int, way: str) -> str:
+    """Both sum as much, but not the same."""
+    try:
+        with opened(rank, port, way) as comm:
+            _sum(comm, rows_of(4), ("learn", "log")[rank])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def unequal(rank: int, port: int) -> dict[str, Any]:
+    """Arrays that are not equal, in several ways, and then a collective to see that things go on."""
+    found: dict[str, Any] = {}
+    with opened(rank, port) as comm:
+        weight = np.arange(3, dtype=np.float32)
+        odd = rank == 1
+        cases = {
+            "equal": {"bias": weight, "weight": comm.share({"w": weight})["w"]},
+            "bit": {"bias": weight, "weight": weight + np.float32(1e-7) * odd},
+            "zero": {"bias": -weight if odd else np.array([0, -1, -2], np.float32)},
+            "shape": {"weight": weight.reshape(1, 3) if odd else weight},
+            "missing": {"bias": weight} if odd else {"bias": weight, "weight": weight},
+        }
+        for name, arrays in cases.items():
+            comm.num_messages.clear()
+            try:
+                comm.check_equal(arrays)
+                found[name] = comm.num_messages["check_equal"]
+            except Exception as error:
+                found[name] = str(error)
+        found["after"] = len(comm.gather_object(None))
+        try:
+            comm.check_different("the same data")
+        except Exception as error:
+            found["data"] = str(error)
+    return found
+
+
+def one_port(rank: int, port: int) -> list[Any]:
+    """Comms one after another, where the second ends with an error on one rank while the other waits for it."""
+    found: list[Any] = []
+    for time_ in range(4):
+        try:
+            with opened(rank, port, ("memory", "messages")[time_ % 2]) as comm:
+                if time_ == 1 and rank == 1:
+                    raise KeyError("mine")
+                found.append(float(_sum(comm, np.ones((4, 1), np.float32))[0]))
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
+
+
+def peer_dies(rank: int, port: int, folder: str, way: str, victim: int) -> None:
+    """One rank is killed while the other waits for it; which writes down what it learned, and when."""
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # the launcher would stop the others at once; they are to find out alone
+    try:
+        with opened(rank, port, way) as comm:
+            _sum(comm, rows_of(4))
+            if rank == victim:
+                time.sleep(0.5)
+                Path(folder, "died_at").write_text(str(time.monotonic()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            _sum(comm, rows_of(4))
+    except PeerError as error:
+        Path(folder, "told").write_text(f"{time.monotonic()}\n{error.rank}\n{error}")
+        raise
+
+
+def peer_raises(rank: int, port: int, way: str) -> None:
+    """Rank 1 leaves with an error of its own, while rank 0 waits for it."""
+    with opened(rank, port, way) as comm:
+        _sum(comm, rows_of(4))
+        if rank == 1:
+            raise KeyError("mine")
+        _sum(comm, rows_of(4))
+
+
+def peer_stalls(rank: int, port: int, way: str, late: int) -> tuple[float, str]:
+    """One rank comes far too late."""
+    comm = opened(rank, port, way, timeout_s=1.0)
+    began = time.monotonic()
+    try:
+        with comm:
+            _sum(comm, rows_of(4))
+            comm.barrier()
+            began = time.monotonic()
+            if rank == late:
+                time.sleep(8)
+            _sum(comm, rows_of(4))
+    except PeerError as error:
+        return time.monotonic() - began, str(error)
+    return time.monotonic() - began, "nothing"
+
+
+def gets_stuck(rank: int, port: int, folder: str, way: str) -> None:
+    """Rank 1 does not come to the second sum; whose watch sees it first writes down what it said."""
+    from lockstep.watch import Observed, Watch
+
+    def tell(culprit: Observed, text: str) -> None:
+        with Path(folder, "told").open("a") as file:
+            file.write(f"{culprit.rank}: {text}\n")
+
+    timers = Timers()
+    with opened(rank, port, way, timeout_s=2.0, timers=timers) as comm:
+        _sum(comm, rows_of(4))
+        watch = Watch(comm.observe, tell, lambda: None, timeout_s=2, startup_timeout_s=30)
+        timers.updated(1)
+        timers.enter(ENV)
+        if rank == 1:
+            time.sleep(60)
+        timers.enter(LEARN)
+        _sum(comm, rows_of(4))
+        watch.close()
+
+
+def too_late(rank: int, port: int) -> str:
+    """JAX is used before it is told of the other processes."""
+    import jax
+
+    jax.devices()
+    try:
+        with opened(rank, port, "gloo"):
+            return "nothing"
+    except ConfigError as error:
+        return str(error)

@@ -1,0 +1,158 @@
+"""JAX's collectives among real processes: sums, mistakes, death. Worlds of one process are in tests/unit/jax."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+import jax_collectives as called
+import numpy as np
+
+from lockstep import RunError, spawn
+from lockstep.launch.variables import free_port
+from lockstep.tree import tree_sum
+from lockstep.watch import MARGIN_S
+
+WAYS = ("memory", "messages", "devices", "gloo", "gloo devices")
+
+
+def expected_sum(num_shards, scale):
+    products = called.rows_of(num_shards) * np.asarray(scale, np.float32)
+    leaves = {(shard, shard + 1): row for shard, row in enumerate(products)}
+    return tree_sum(leaves, (0, num_shards), np.add)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_collectives(way):
+    ranks = spawn(called.everything, 2, (free_port(), way, 4), timeout_s=120)
+    devices = 4 if "devices" in way else 2
+    rows, slots = called.rows_of(4), 4 // devices
+    first = rows[::slots]  # of each device, the row of its first shard
+    scale = np.linspace(0.1, 3.0, called.COLUMNS, dtype=np.float32)
+    total = expected_sum(4, scale[None])
+    for rank, found in enumerate(ranks):
+        shared = found["shared"]
+        np.testing.assert_array_equal(shared["total"], total, "not the tree's bits")
+        np.testing.assert_array_equal(shared["twice"], 2 * total)
+        np.testing.assert_array_equal(found["local"], total)
+        np.testing.assert_allclose(shared["sum"], first.sum(0), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(shared["mean"], first.mean(0), rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(shared["lonely"], rows[0])
+        np.testing.assert_array_equal(shared["max"], first.max(0))
+        count, mean, variance = shared["moments"]
+        assert count == 4
+        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(variance, rows.var(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(shared["gradients"]["a"].ravel(), first.mean(0)[:4], rtol=1e-6)
+        np.testing.assert_allclose(shared["gradients"]["b"], first.mean(0)[4:6], rtol=1e-6)
+        assert found["shards"] == [2 * rank, 2 * rank + 1]
+        np.testing.assert_array_equal(found["rows"], rows[found["shards"]] * scale[None])
+        np.testing.assert_allclose(found["facts"], rows.astype(np.float64).sum(0), rtol=1e-12, atol=1e-12)
+        assert found["broadcast"].tolist() == [1.0, 1.0, 1.0]
+        assert found["object"] == [1, "é"]
+        assert [one["array"].tolist() for one in found["objects"]] == [[], [0]]
+        assert found["any"] == [True, False]
+        assert found["compilations"] == {"step": 1}
+        assert found["observed"] == [0, 1]
+        assert found["device"] == ("2 x cpu" if "devices" in way else "cpu")
+        if "gloo" not in way:
+            assert found["messages"]["total"] == found["messages"]["total (2)"] == 2
+    assert ranks[0]["facts"].tobytes() == ranks[1]["facts"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("size", "num_shards", "way"),
+    [(2, 5, "memory"), (2, 7, "devices"), (3, 7, "messages"), (2, 5, "gloo"), (4, 4, "memory")],
+)
+def test_uneven_shards_have_the_bits_of_the_tree(size, num_shards, way):
+    for total in spawn(called.sums, size, (free_port(), way, num_shards), timeout_s=120):
+        np.testing.assert_array_equal(total, expected_sum(num_shards, 0.3))
+
+
+@pytest.mark.parametrize("way", ["memory", "messages", "devices"])
+def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
+    for rank, said in enumerate(spawn(called.differ, 2, (free_port(), way), timeout_s=60)):
+        mine, other = (("learn", "log"), ("log", "learn"))[rank]
+        if way == "messages":
+            assert said.startswith(("RunError", "PeerError")), said
+            assert "learn" in said, said
+            assert "log" in said, said
+        else:
+            assert said.startswith("RunError: ranks are in different collectives"), said
+            assert f"rank {rank} is in {mine}" in said
+            assert f"rank {1 - rank} is in {other}" in said
+
+
+def test_unequal_arrays_and_equal_data_are_named():
+    cause = "; something changed it outside the collectives, or a rank skipped one"
+    for found in spawn(called.unequal, 2, (free_port(),), timeout_s=60):
+        assert found["equal"] == 1, "what is equal costs more than one message"
+        assert found["bit"] == "ranks 0 and 1 hold different weight" + cause
+        assert found["zero"] == "ranks 0 and 1 hold different bias" + cause
+        assert (
+            found["shape"]
+            == "ranks 0 and 1 hold different weight (rank 0: float32 [3], rank 1: float32 [1, 3])" + cause
+        )
+        assert found["missing"] == "ranks 0 and 1 hold different weight (rank 1 without it)" + cause
+        assert found["after"] == 2
+        assert found["data"].startswith("ranks 0, 1 collected the same data")
+
+
+def test_comms_one_after_another_meet_at_the_same_port():
+    first, second = spawn(called.one_port, 2, (free_port(),), timeout_s=90)
+    assert (first[1], second[1]) == ("PeerError", "KeyError")
+    expected = pytest.approx(4 * 0.3)
+    assert [first[0], *first[2:]] == [second[0], *second[2:]] == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("way", "victim"), [("memory", 1), ("memory", 0), ("messages", 1), ("messages", 0), ("devices", 1), ("gloo", 1)]
+)
+def test_a_dead_peer_is_noticed_and_named_within_two_seconds(tmp_path, way, victim):
+    with pytest.raises(RunError, match=rf"rank {victim} was killed by SIGKILL"):
+        spawn(called.peer_dies, 2, (free_port(), str(tmp_path), way, victim), timeout_s=60)
+    noticed, number, said = Path(tmp_path, "told").read_text().split("\n", 2)
+    assert float(noticed) - float(Path(tmp_path, "died_at").read_text()) < 2.0, "noticed too late"
+    if way == "messages":  # as between hosts
+        assert f"(rank {victim}) left while rank {1 - victim} waited in learn" in said
+    else:
+        assert said == f"rank {victim} has ended while rank {1 - victim} waited in learn"
+        assert number == str(victim)
+
+
+def test_the_end_of_jaxs_coordinator_ends_all():
+    """JAX itself aborts the others then: no words of ours, but an end, soon, and not with 0."""
+    with pytest.raises(RunError, match="rank 0 was killed by SIGKILL"):
+        spawn(called.peer_dies, 2, (free_port(), "/tmp", "gloo", 0), timeout_s=30)
+
+
+@pytest.mark.parametrize("way", ["memory", "gloo"])
+def test_an_error_of_one_rank_ends_all_without_waiting_for_a_shutdown(way):
+    with pytest.raises(RunError, match="rank 1: KeyError: 'mine'"):
+        spawn(called.peer_raises, 2, (free_port(), way), timeout_s=20)
+
+
+@pytest.mark.parametrize(("way", "late"), [("memory", 1), ("devices", 1), ("gloo", 0)])
+def test_a_stalled_peer_is_given_up_after_the_timeout_and_the_watchs_margin(way, late):
+    told = spawn(called.peer_stalls, 2, (free_port(), way, late), timeout_s=60)
+    seconds, said = told[1 - late]
+    assert 1 + MARGIN_S - 0.1 < seconds < 1 + MARGIN_S + 3.0, said
+    assert "timeout_s=1" in said
+    assert "learn" in said
+    if way != "gloo":
+        assert said.startswith("rank 1 did not come to learn")
+
+
+@pytest.mark.parametrize("way", ["memory", "devices", "gloo"])
+def test_a_stuck_rank_is_named_by_the_watch(tmp_path, way):
+    with pytest.raises(RunError, match=r"rank \d .*code 1"):
+        spawn(called.gets_stuck, 2, (free_port(), str(tmp_path), way), timeout_s=60)
+    for line in Path(tmp_path, "told").read_text().splitlines():
+        assert line.startswith("1: rank 1 has been in env.step, update 2 for"), line
+        assert "rank 0 waits in learn, update 2" in line
+
+
+def test_jax_that_runs_already_cannot_reach_other_processes():
+    for said in spawn(called.too_late, 2, (free_port(),), timeout_s=60):
+        assert said.startswith("JAX was used before `Comm` was entered")

@@ -1,0 +1,95 @@
+"""PPO in JAX: the same bits on 1, 2 and 4 devices of one process and on 2 processes, and honestly so."""
+
+import pytest
+
+pytest.importorskip("jax")
+
+from jax_running import train_all
+from running import job, lines, small, timeless
+
+ADAPTIVE = {"learning_rate_schedule": "adaptive", "normalize_observation": True, "normalize_return": True}
+SHORT = {"total_steps": 8 * 128, "log_every": 2 * 128}
+PICTURES = {"features": 16, "encoder": "nature", "num_epochs": 1, "total_steps": 4 * 128, "log_every": 128}
+RUNS = {
+    "discrete": small("CartPole-v1", num_shards=4),
+    "other seed": small("CartPole-v1", num_shards=4, seed=1),
+    "continuous": small("Pendulum-v1", num_shards=4, max_grad_norm=0.1, **ADAPTIVE, **SHORT),
+    "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
+    "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
+    "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=8 * 96, log_every=96 * 2),
+}
+LAYOUTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 processes": (2, 1)}
+ALIKE = ("discrete", "continuous", "multi-discrete", "pictures")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every run on every layout: what each process saw."""
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    for layout, (processes, devices) in LAYOUTS.items():
+        once = () if layout == "1 device" else ("other seed",)
+        names = [name for name in RUNS if name not in once and (name != "uneven" or devices < 4)]
+        jobs = {name: job(RUNS[name], folder, f"{name} {layout}") for name in names}
+        told = train_all(processes, jobs, devices)
+        found |= {(name, layout): (jobs[name], told[name]) for name in jobs}
+    return found
+
+
+def fingerprints(trained, name):
+    """Of every rank of every layout."""
+    found = []
+    for layout, (processes, devices) in LAYOUTS.items():
+        if (name, layout) in trained:
+            _, outcomes = trained[name, layout]
+            assert [o.error for o in outcomes] == [""] * processes, (name, layout)
+            ranks = [rank["params_fingerprint"] for o in outcomes for rank in o.summary["ranks"]]
+            assert len(ranks) >= processes * devices, (name, layout)
+            found += ranks
+    return set(found)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_any_layout_gives_the_same_bits(trained, name):
+    assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
+    folders = [one.folder for (of, _), (one, _) in trained.items() if of == name]
+    assert len(folders) == len(LAYOUTS)
+    logs = [timeless(folder) for folder in folders]
+    assert len(logs[0]) >= 2
+    assert all(log == logs[0] for log in logs), "metrics depend on the layout"
+    played = [lines(folder, "evaluations.jsonl") for folder in folders]
+    assert all(one == played[0] for one in played), "evaluations depend on the layout"
+
+
+def test_shards_dealt_unevenly_give_the_same_bits(trained):
+    assert len(fingerprints(trained, "uneven")) == 1
+
+
+def test_parameters_moved_and_elsewhere_with_another_seed(trained):
+    assert all(outcome.moved for _, outcomes in trained.values() for outcome in outcomes)
+    assert fingerprints(trained, "discrete") != fingerprints(trained, "other seed")
+
+
+def test_the_runs_are_what_they_are_for(trained):
+    rates = {line["optim/learning_rate"] for line in lines(trained["continuous", "1 device"][0].folder)}
+    assert len(rates) > 1, "the rate was not adapted"
+    kls = [line["policy/kl"] for line in lines(trained["multi-discrete", "1 device"][0].folder)]
+    assert max(kls) > 0.0005, "no epoch was left out"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_process_does_its_part_of_the_work_and_no_more(trained, layout):
+    processes, _ = LAYOUTS[layout]
+    for outcome in trained["discrete", layout][1]:
+        assert outcome.counts["steps"] == 20 * 128 // processes
+        assert outcome.counts["acted"] == 20 * 128 // processes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_update_is_compiled_once_and_sends_one_message_beside_its_steps(trained, layout):
+    processes, _ = LAYOUTS[layout]
+    for name in ALIKE:
+        for outcome in trained[name, layout][1]:
+            compiled = {key: n for key, n in outcome.counts.items() if key.startswith("compiled")}
+            assert compiled == {"compiled _batches_of_shards": 1, "compiled _learn_shards": 1}, name
+    for outcome in trained["discrete", layout][1]:
+        assert outcome.messages["moments"] == (20 if processes > 1 else 0)

@@ -1,0 +1,316 @@
+"""DQN in JAX, in a world of one that holds two shards: when a gradient step is taken, and what it leaves behind.
+
+What a step computes is judged by `tests/parity/test_jax_dqn_parity.py`.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from lockstep import World
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.blame import NonFiniteError, save
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.progress import Progress
+from lockstep.rollout import Fault, Rollout
+from lockstep.run import NetworkConfig, Run
+
+jax = pytest.importorskip("jax")
+
+from lockstep.jax.comm import Comm  # noqa: E402
+from lockstep.jax.dqn import DQN  # noqa: E402
+from lockstep.jax.q_networks import QPolicy  # noqa: E402
+from lockstep.jax.transitions import weighing  # noqa: E402
+
+SPEC = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", True)
+STEPS, ENVS, ROWS = 16, 4, 2 * 16 * 4  # ROWS: environment steps of a rollout of both shards
+
+
+@pytest.fixture
+def comm():
+    with Comm(World().with_shards(2), device="cpu") as opened:
+        yield opened
+
+
+@pytest.fixture
+def learner(comm):
+    """Makes a learner; one gradient step per rollout unless told otherwise."""
+
+    def make(non_finite="stop", seed=0, **config):
+        base = {
+            "num_steps": STEPS, "batch_size": 32, "capacity": 4 * ROWS, "learning_starts": 0,
+            "updates_per_step": 1 / ROWS, "learning_rate": 1e-2, "target_update_every": 1000,
+        }  # fmt: skip
+        run = Run(
+            task="t", algo="dqn", num_envs=2 * ENVS, num_shards=2, seed=seed, non_finite=non_finite,
+            total_steps=10 * ROWS, network=NetworkConfig(hidden=(8,)), algorithm=DQNConfig(**{**base, **config}),
+        )  # fmt: skip
+        return DQN(run, QPolicy(SPEC, run.network, run.algorithm, seed=seed), comm)
+
+    return make
+
+
+def rollouts(seed=0, ends=0.1):
+    """Shard 1 sees and earns more than shard 0."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for shard in range(2):
+        observation = draw.standard_normal((STEPS + 1, ENVS, 3), dtype=np.float32) * (1 + shard)
+        reward = draw.standard_normal((STEPS, ENVS)).astype(np.float32) * (1 + 4 * shard)
+        terminated = draw.random((STEPS, ENVS)) < ends
+        action, weight = draw.integers(0, 2, (STEPS, ENVS)), np.ones((STEPS, ENVS), np.float32)
+        made.append(Rollout(observation, action, reward, terminated, terminated.copy(), weight, []))
+    return made
+
+
+def update(dqn, collected, before=0):
+    progress = Progress(10 * ROWS, env_steps=before, updates=before // ROWS)
+    return dqn.update(collected, np.array([[1.0], [2.0]]), progress)
+
+
+def values(dqn, name="policy"):
+    held = {key: value for key, value in dqn.shared_arrays().items() if key.startswith(name + ".")}
+    return np.concatenate([held[key].ravel() for key in sorted(held)])
+
+
+def taken(dqn):
+    return int(dqn.counters[0])
+
+
+def test_the_target_is_copied_every_so_many_gradient_steps(learner):
+    dqn = learner(updates_per_step=3 / ROWS, target_update_every=4)
+    first = values(dqn, "target")
+    assert (first == values(dqn)).all()
+    update(dqn, rollouts())
+    assert (values(dqn, "target") == first).all(), "three of four steps, and the target moved"
+    assert (values(dqn) != first).any()
+    dqn.config = dataclasses.replace(dqn.config, updates_per_step=1 / ROWS)
+    update(dqn, rollouts(1), before=ROWS)
+    assert taken(dqn) == 4
+    assert (values(dqn, "target") == values(dqn)).all()
+
+
+def test_the_target_may_follow_step_by_step(learner):
+    dqn = learner(target_rate=0.25)
+    first = values(dqn, "target")
+    update(dqn, rollouts())
+    np.testing.assert_allclose(values(dqn, "target"), 0.75 * first + 0.25 * values(dqn), atol=1e-6)
+    assert (values(dqn, "target") != first).any()
+
+
+def test_actions_are_chosen_by_the_newest_parameters(learner):
+    dqn = learner()
+    before = dqn.policy.params
+    update(dqn, rollouts())
+    assert dqn.policy.params is not before
+    held = dqn.shared_arrays()
+    for name, array in dqn.policy.params.items():
+        assert (np.asarray(array) == held[f"policy.{name}"]).all()
+        assert (np.asarray(array) != np.asarray(before[name])).any()
+
+
+def test_one_function_is_compiled_once_however_many_steps_are_due(learner, comm):
+    dqn = learner(updates_per_step=2.5 / ROWS, target_update_every=2, learning_rate_schedule="linear")
+    for i in range(4):
+        update(dqn, rollouts(i), before=i * ROWS)
+    assert taken(dqn) == 10
+    assert comm.num_compilations == {"step": 1, "_copied": 1}
+
+
+@pytest.mark.parametrize("config", [{}, {"noisy": True, "prioritized": True}])
+def test_a_rehearsal_compiles_everything_and_changes_nothing(learner, comm, config):
+    dqn = learner(target_update_every=1, **config)
+    before, replays = dqn.shared_arrays(), [replay.size for replay in dqn.replays]
+    dqn.rehearse()
+    after = dqn.shared_arrays()
+    assert all((before[name] == array).all() for name, array in after.items())
+    assert [replay.size for replay in dqn.replays] == replays
+    assert comm.num_compilations == {"step": 1, "_copied": 1}
+    update(dqn, rollouts())
+    assert taken(dqn) == 1
+    assert comm.num_compilations == {"step": 1, "_copied": 1}, "something was compiled again"
+
+
+def test_learning_starts_at_a_count_of_all_shards(learner):
+    dqn = learner(learning_starts=2 * ROWS)
+    assert update(dqn, rollouts()).tolist() == [3.0]
+    assert taken(dqn) == 0
+    assert "loss/value" not in dqn.metrics.read()
+    update(dqn, rollouts(1), before=ROWS)
+    assert taken(dqn) == 1
+
+
+def test_ten_steps_for_192_are_ten_each_time(learner):
+    dqn = learner(updates_per_step=10 / 192)  # and 128 steps in a rollout: 6.67 gradient steps
+    steps = []
+    for i in range(6):
+        update(dqn, rollouts(i), before=i * ROWS)
+        steps.append(taken(dqn))
+    assert steps == [6, 13, 20, 26, 33, 40]
+
+
+def test_no_shard_learns_until_all_can_draw(learner):
+    dqn, collected = learner(n_step=20), rollouts(ends=0.0)
+    collected[0].terminated[3] = collected[0].ended[3] = True
+    update(dqn, collected)
+    assert [replay.size > 0 for replay in dqn.replays] == [True, False]
+    assert taken(dqn) == 0
+    update(dqn, rollouts(1, ends=0.2), before=ROWS)
+    assert [replay.size > 0 for replay in dqn.replays] == [True, True]
+    assert taken(dqn) == 1, "what was not learned while a shard waited is made up for"
+
+
+@pytest.mark.parametrize("name", ["categorical", "quantile"])
+def test_distributions_are_learned(learner, name):
+    changes = {"value_distribution": name, "num_atoms": 11, "num_quantiles": 7, "gamma": 0.0}
+    collected = rollouts()
+    for rollout in collected:
+        rollout.reward[:] = 2.0
+    found = []
+    for one in (learner(**changes), learner(updates_per_step=60 / ROWS, **changes)):
+        update(one, collected)
+        found.append(one.metrics.read())
+    assert [metrics["value/target"] for metrics in found] == pytest.approx([2.0, 2.0], abs=0.01)
+    distance = [abs(metrics["value/q"] - 2.0) for metrics in found]
+    assert distance[1] < 0.75 * distance[0], "on average over 60 steps it is not nearer than at the first"
+
+
+def test_noise_is_never_twice_the_same_and_of_all_shards_alike(learner):
+    dqn = learner(noisy=True, updates_per_step=2 / ROWS)
+    seen, learn = [], dqn._learn
+
+    def kept(parts, drawn):
+        seen.append([np.stack([part.noise, part.noise_of_target]) for part in parts])
+        learn(parts, drawn)
+
+    dqn._learn = kept
+    update(dqn, rollouts())
+    (first, second), (later, _) = seen
+    assert (first == second).all(), "shards of one step have one noise"
+    assert (first != later).any(), "two steps had the same noise"
+    assert (first[0] != first[1]).any(), "the target had the noise of the other network"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_it_goes_on_from_its_state(learner, kept):
+    config = {"checkpoint_replay": kept, "learning_starts": 2 * ROWS, "prioritized": True}
+    first, second = learner(**config), learner(seed=5, **config)
+    for i in range(3):
+        update(first, rollouts(i), before=i * ROWS)
+    second.load_shared(first.shared_arrays())
+    assert {name: value.tolist() for name, value in second.shared_arrays().items()} == {
+        name: value.tolist() for name, value in first.shared_arrays().items()
+    }
+    for k in range(2):
+        second.restore_shard(k, copied(first.shard_state(k)))
+    for i in (3, 4):
+        for dqn in (first, second):
+            update(dqn, rollouts(i), before=i * ROWS)
+        # A new replay fills for as many steps as the first one did, and is learned from after.
+        assert taken(second) - 2 == (i - 2 if kept else i - 3)
+    assert kept == bool((values(first) == values(second)).all())
+
+
+def copied(state):
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    return state.copy() if isinstance(state, np.ndarray) else state
+
+
+def test_a_fault_of_an_environment_stops_with_its_name(learner):
+    dqn, collected = learner(), rollouts()
+    collected[1].reward[5, 2] = math.nan
+    collected[1].fault = Fault(5, 6, "a reward", math.nan)
+    with pytest.raises(NonFiniteError) as caught:
+        update(dqn, collected, before=ROWS)
+    place = "in step 5 of the rollout of update 2 (environment step 176, rank 0, shard 1)"
+    assert f"environment 6 gave a reward that is not finite (nan), {place}" in str(caught.value)
+    assert list(caught.value.batches) == [1]
+
+
+def test_a_fault_may_be_left_out(learner):
+    dqn, collected = learner(non_finite="skip"), rollouts()
+    collected[1].reward[5, 2] = math.nan
+    collected[1].fault = Fault(5, 6, "a reward", math.nan)
+    update(dqn, collected)
+    assert [replay.size > 0 for replay in dqn.replays] == [True, False]
+    update(dqn, rollouts(1), before=ROWS)
+    assert taken(dqn) == 1
+    assert dqn.metrics.read()["replay/skipped"] == 0.25
+    assert np.isfinite(values(dqn)).all()
+
+
+def test_a_gradient_that_is_not_finite_stops_with_the_transition(learner, tmp_path):
+    dqn, collected = learner(loss="mse", max_grad_norm=None, updates_per_step=2 / ROWS), rollouts()
+    collected[1].reward[:] = 1e30  # finite, but not its square
+    before = values(dqn)
+    with pytest.raises(NonFiniteError) as caught:
+        update(dqn, collected, before=ROWS)
+    error = caught.value
+    assert (
+        "loss or gradient of transition 0 from the replay is not finite, in gradient step 0 after the rollout"
+        in str(error)
+    ), error
+    assert "of update 2 (environment step 256, rank 0, shard 1)" in str(error), error
+    assert (values(dqn) == before).all(), "the step was taken"
+    save(error, tmp_path)
+    with safe_open(tmp_path / "non_finite" / "shard_1.safetensors", "np") as file:
+        assert float(file.get_tensor("batch.reward")[0]) == np.float32(1e30)
+
+
+def test_no_step_is_taken_after_one_that_was_not_finite(learner):
+    """A row of what the first step draws is spoiled; the second draws none of it, and would be fine."""
+    dqn = learner(loss="mse", max_grad_norm=None, updates_per_step=2 / ROWS)
+    learn, steps = dqn._learn, []
+
+    def spoiled(parts, drawn):
+        if not steps:
+            batch = parts[0].batch._replace(reward=np.full_like(parts[0].batch.reward, 1e30))
+            parts = [parts[0]._replace(batch=batch), *parts[1:]]
+        steps.append(values(dqn))
+        learn(parts, drawn)
+
+    dqn._learn = spoiled
+    with pytest.raises(NonFiniteError):
+        update(dqn, rollouts())
+    assert len(steps) == 2
+    assert (values(dqn) == steps[0]).all(), "a step was taken after the one that was not finite"
+
+
+def test_a_return_that_is_no_float32_is_named(learner):
+    dqn, collected = learner(n_step=3, gamma=1.0), rollouts(ends=0.0)
+    collected[0].reward[:] = 3e38
+    with np.errstate(over="ignore"), pytest.raises(NonFiniteError) as caught:
+        update(dqn, collected)
+    assert "the reward of transition 0 from the replay is not finite (inf)" in str(caught.value), caught.value
+
+
+def test_a_gradient_that_is_not_finite_may_be_left_out(learner):
+    dqn, collected = learner("skip", loss="mse", max_grad_norm=None, prioritized=True), rollouts()
+    collected[1].reward[:] = 1e30
+    before = values(dqn)
+    priorities = [replay.state()["largest"] for replay in dqn.replays]
+    update(dqn, collected)
+    assert (values(dqn) == before).all()
+    assert [replay.state()["largest"] for replay in dqn.replays] == priorities, "priorities of a step left out count"
+    assert dqn.metrics.read()["optim/skipped"] == 1.0
+    assert taken(dqn) == 1
+
+
+def test_the_learning_rate_falls_with_the_steps_of_all_ranks(learner):
+    dqn = learner(learning_rate_schedule="linear")
+    update(dqn, rollouts(), before=4 * ROWS)
+    assert float(dqn.shared_arrays()["learning_rate"]) == pytest.approx(0.6e-2)
+    assert dqn.metrics.read()["optim/learning_rate"] == pytest.approx(0.6e-2)
+
+
+def test_weights_correct_for_the_probability_of_all_shards():
+    drawn = dataclasses.make_dataclass("Drawn", ["probability", "index"])(np.array([0.5, 0.25]), np.arange(2))
+    config = DQNConfig(prioritized=True, importance_exponent=0.5)
+    found = weighing(config, num_shards=2, size=16, fraction=0.5)(drawn)  # beta 0.75, N P = 4 and 2
+    np.testing.assert_allclose(found, [4**-0.75, 2**-0.75], rtol=1e-6)
+    assert found.dtype == np.float32
+    assert weighing(DQNConfig(), 2, 16, 0.5)(drawn).tolist() == [1.0, 1.0]

@@ -1,0 +1,158 @@
+"""Policy files of JAX: they come back as they were, and what does not fit is refused. Torch's are in tests/parity."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from lockstep import policy_file  # noqa: E402
+from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
+from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
+from lockstep.errors import ConfigError, RunError  # noqa: E402
+from lockstep.jax.export import load_policy, save_policy, start_from  # noqa: E402
+from lockstep.jax.networks import Policy  # noqa: E402
+from lockstep.jax.q_networks import QPolicy  # noqa: E402
+from lockstep.normalize import RunningMoments  # noqa: E402
+from lockstep.policy_file import POLICY_FILE  # noqa: E402
+from lockstep.run import NetworkConfig, Run  # noqa: E402
+
+BOX = EnvSpec(4, ActionSpec("continuous", (2,), (-1.0, -np.inf), (1.0, np.inf)), "next_step", True, 100.0, 50)
+SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
+IMAGES = EnvSpec(4 * 36 * 36, ActionSpec("discrete", (6,)), "next_step", True, image=(4, 36, 36), frames=4)
+NETWORK = NetworkConfig(hidden=(8,), activation="elu", features=16, initial_log_std=-0.5)
+C51 = DQNConfig(value_distribution="categorical", num_atoms=5, v_min=-1.0, v_max=2.0)
+QUANTILES = DQNConfig(value_distribution="quantile", num_quantiles=5, noisy=True, dueling=True)
+
+
+def made(spec, algorithm=None, seed=3, network=NETWORK):
+    if algorithm is None:
+        return Run(task="some-task", network=network), Policy(spec, network, seed)
+    run = Run(task="some-task", algo="dqn", network=network, algorithm=algorithm)
+    return run, QPolicy(spec, network, algorithm, seed)
+
+
+def moments(size=4):
+    one = RunningMoments(size)
+    one.update(one.sums(np.random.default_rng(0).random((20, size)), np.ones(20)))
+    return one
+
+
+def observed(spec):
+    random = np.random.default_rng(0).random((4, *spec.observation_shape))
+    return (random * (255 if spec.image else 1)).astype(spec.observation_dtype)
+
+
+@pytest.mark.parametrize("spec", [SPEC, IMAGES], ids=["vectors", "images"])
+@pytest.mark.parametrize("algorithm", [None, DQNConfig(), C51, QUANTILES])
+def test_a_policy_comes_back_as_what_it_was(tmp_path, spec, algorithm):
+    run, policy = made(spec, algorithm)
+    policy.params = jax.tree.map(jax.numpy.asarray, policy.params)
+    save_policy(tmp_path / POLICY_FILE, policy, None, run)
+    for path in (tmp_path, tmp_path / POLICY_FILE):
+        loaded, observations = load_policy(path)
+        assert type(loaded) is type(policy)
+        assert observations is None
+        assert loaded.spec == spec
+        assert loaded.params.keys() == policy.params.keys()
+        assert all(np.array_equal(loaded.params[name], value) for name, value in policy.params.items())
+        for mine, theirs in zip(
+            loaded.apply(loaded.params, observed(spec)), policy.apply(policy.params, observed(spec)), strict=True
+        ):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == [POLICY_FILE]
+
+
+def test_so_does_its_normalizer(tmp_path):
+    run, policy = made(BOX)
+    save_policy(tmp_path / POLICY_FILE, policy, moments(), run)
+    loaded, observations = load_policy(tmp_path)
+    assert loaded.spec == BOX
+    assert loaded.params.keys() == policy.params.keys()
+    for name, value in moments().state().items():
+        np.testing.assert_array_equal(observations.state()[name], value)
+    fresh, normalizer = made(BOX, seed=4)[1], RunningMoments(4)
+    start_from(tmp_path, fresh, normalizer)
+    assert normalizer.count == 20
+    assert all(np.array_equal(fresh.params[name], value) for name, value in policy.params.items())
+
+
+@pytest.mark.parametrize(
+    ("saved", "mine", "words"),
+    [
+        (None, DQNConfig(), "a policy of algo=ppo, and this run has algo=dqn; use --algo ppo"),
+        (DQNConfig(), None, "a policy of algo=dqn, and this run has algo=ppo; use --algo dqn"),
+        (DQNConfig(), DQNConfig(dueling=True), r"network differs from this run's in network\.value\.layers\.0"),
+        (DQNConfig(noisy=True), DQNConfig(), r"differs .* in network\.advantage\.layers\.0\.bias_std"),
+        (C51, dataclasses.replace(QUANTILES, noisy=False, dueling=False), r"in algorithm\.value_distribution;"),
+        (C51, dataclasses.replace(C51, v_max=3.0), r"differs .* in algorithm\.v_max;"),
+        (C51, dataclasses.replace(C51, num_atoms=6), r"differs .* in network\.advantage"),
+    ],
+)
+def test_what_means_something_else_is_refused(tmp_path, saved, mine, words):
+    run, policy = made(SPEC, saved)
+    save_policy(tmp_path / POLICY_FILE, policy, None, run)
+    fresh = made(SPEC, mine, seed=4)[1]
+    before = dict(fresh.params)
+    with pytest.raises(ConfigError, match=words):
+        start_from(tmp_path, fresh, None)
+    assert fresh.params == before, "a part was taken"
+
+
+def test_one_normalizer_of_two_is_refused(tmp_path):
+    run, policy = made(BOX)
+    save_policy(tmp_path / POLICY_FILE, policy, moments(), run)
+    with pytest.raises(ConfigError, match="one of the two runs normalizes observations"):
+        start_from(tmp_path, policy, None)
+
+
+def test_what_no_parameter_depends_on_may_differ(tmp_path):
+    run, policy = made(SPEC, DQNConfig(noisy=True, epsilon_end=0.125))
+    save_policy(tmp_path / POLICY_FILE, policy, None, run)
+    start_from(tmp_path, made(SPEC, DQNConfig(noisy=True, noisy_std=0.1, v_max=3.0, gamma=0.9))[1], None)
+    assert load_policy(tmp_path)[0].distribution.epsilon == 0.125
+
+
+def test_what_cannot_be_read_or_written_is_one_clear_line(tmp_path):
+    run, policy = made(SPEC)
+    with pytest.raises(ConfigError, match="does not exist; a run writes its policy when it ends"):
+        load_policy(tmp_path)
+    path = tmp_path / POLICY_FILE
+    path.write_bytes(b"\x80\x04 not safetensors")
+    with pytest.raises(ConfigError, match="is not a Lockstep policy file, or is damaged"):
+        load_policy(path)
+    save_policy(path, policy, None, run)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="is not a Lockstep policy file, or is damaged"):
+        load_policy(path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="could not be written"):
+        save_policy(tmp_path / "file" / POLICY_FILE, policy, None, run)
+
+
+@pytest.mark.parametrize("change", ["missing", "more", "shape"])
+def test_a_file_that_describes_another_network_is_refused(tmp_path, change):
+    run, policy = made(SPEC)
+    name = "network.actor.layers.0.bias"
+    if change == "missing":
+        del policy.params[name]
+    elif change == "more":
+        policy.params["network.extra"] = policy.params[name]
+    else:
+        policy.params[name] = policy.params[name][:-1]
+    save_policy(tmp_path / POLICY_FILE, policy, None, run)
+    with pytest.raises(ConfigError, match="does not hold the network that it describes, or is damaged"):
+        load_policy(tmp_path)
+
+
+def test_a_file_of_a_newer_version_or_of_a_log_is_refused(tmp_path):
+    run, policy = made(SPEC)
+    about = policy_file.About(task="some-task", spec=SPEC, network=run.network, algorithm=None).to_dict()
+    for changes, words in (
+        ({"format": 3}, r"written by a newer version \(format 3\); upgrade lockstep-rl"),
+        ({"algo": "offline/dqn"}, "learned from a log, which only torch does; use --ml-framework torch"),
+    ):
+        policy_file.write(tmp_path / POLICY_FILE, dict(policy.params), None, about | changes)
+        with pytest.raises(ConfigError, match=words):
+            load_policy(tmp_path)
