@@ -96,7 +96,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def machine() -> str:
     """One line on what was measured, and on what."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "gymnasium")]
+    installed = {str(package.name).lower() for package in importlib.metadata.distributions()}
+    names = [name for name in ("torch", "jax", "numpy", "gymnasium") if name in installed]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in names]
     cores = f"{len(os.sched_getaffinity(0))} cores ({_processor()})"
     system = f"{platform.system()} {platform.machine()}"
     return ", ".join([cores, system, f"Python {platform.python_version()}", *versions])

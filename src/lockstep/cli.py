@@ -41,6 +41,13 @@ def told(command: Callable[[], int], *, debug: bool = False) -> int:
         if table:
             print(table, file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "jax") or debug:
+            raise
+        line = f"this command needs the package {package}: pip install 'lockstep-rl[{package}]'"
+        print(f"lockstep: error: {line}", file=sys.stderr)
+        return ConfigError.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # `lockstep recipe cartpole | head`

@@ -32,9 +32,15 @@ def check_framework(run: AnyRun) -> None:
 def check_package(name: Literal["torch", "jax"]) -> None:
     """Raise `ConfigError` where this framework is not installed."""
     other = "torch" if name == "jax" else "jax"
-    if find_spec(name) is None:
-        instead = f", or use --ml-framework {other}" if find_spec(other) is not None else ""
+    if not _installed(name):
+        instead = f", or use --ml-framework {other}" if _installed(other) else ""
         raise ConfigError(f"ml_framework={name} needs the package {name}: pip install 'lockstep-rl[{name}]'{instead}")
+
+
+def _installed(name: str) -> bool:
+    """Whether there is such a package; a folder of that name where the command was given, say of a run, is none."""
+    found = find_spec(name)
+    return found is not None and found.origin is not None
 
 
 def check_task(run: Run, spec: EnvSpec) -> None:

@@ -6,6 +6,7 @@ Any launcher can start it: `torchrun ... -m lockstep.probe`, `srun python -m loc
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
@@ -65,23 +66,37 @@ def lines(found: "Preflight") -> Iterator[str]:
 
 def _probe() -> "Preflight":
     from lockstep.launch.torchrun import check_torchrun
-    from lockstep.torch.comm import Comm
-    from lockstep.torch.preflight import preflight
     from lockstep.world import World
 
     world = World.from_environment()
     check_torchrun(world)
+    return _probe_torch(world) if find_spec("torch") is not None else _probe_jax(world)
+
+
+def _probe_torch(world: "World") -> "Preflight":
+    from lockstep.torch.comm import Comm
+    from lockstep.torch.preflight import preflight
+
     with Comm(world, timeout_s=_TIMEOUT_S) as comm:
-        return preflight(comm, _run(world), measure=True)
+        return preflight(comm, _run(world, "torch"), measure=True)
 
 
-def _run(world: "World") -> "Run":
+def _probe_jax(world: "World") -> "Preflight":
+    from lockstep.jax.comm import Comm
+    from lockstep.jax.preflight import preflight
+
+    with Comm(world, timeout_s=_TIMEOUT_S) as comm:
+        return preflight(comm, _run(world, "jax"), measure=True)
+
+
+def _run(world: "World", ml_framework: str) -> "Run":
     """A run that every world can share out."""
     from lockstep import recipes
     from lockstep.run import override
 
     run = recipes.load(_RECIPE)
-    return override(run, {"num_envs": world.size * max(1, run.num_envs // world.size), "timeout_s": _TIMEOUT_S})
+    shared = {"num_envs": world.size * max(1, run.num_envs // world.size), "timeout_s": _TIMEOUT_S}
+    return override(run, shared | {"ml_framework": ml_framework})
 
 
 def _row(found: "Preflight", index: int) -> tuple[str, ...]:

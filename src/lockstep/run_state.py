@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -69,6 +69,13 @@ class Source(Protocol):
         ...
 
 
+class OfShards(Protocol):
+    """A source for a process whose shards lie on several devices."""
+
+    fingerprints: Sequence[str]
+    """Of the first data of each local shard."""
+
+
 class RunState:
     """All that a run needs to go on.
 
@@ -118,7 +125,7 @@ class RunState:
         """Of the first data of each of this process' ranks; each has a block of the process' shards."""
         if ranks == 1:
             return [self._source.fingerprint()]
-        each: list[str] = getattr(self._source, "fingerprints")  # noqa: B009  # sources of several devices have it
+        each = cast(OfShards, self._source).fingerprints
         return [combine(each[k] for k in block(len(self._world.shards), ranks, d)) for d in range(ranks)]
 
     def shared(self) -> dict[str, Any]:

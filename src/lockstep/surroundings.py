@@ -7,85 +7,34 @@ a `Backend`: `lockstep.torch.session` and `lockstep.jax.session` have one each.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self
 
 import numpy as np
 
 from lockstep import stacks
 from lockstep.agreement import check_different
+from lockstep.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.checkpoints import Checkpoints
-from lockstep.collectives import Comm
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv, env_spec, make_vector_env
 from lockstep.errors import PEER_DELAY_S, ConfigError, MismatchError, PeerError, RunError
 from lockstep.evaluate import GivenUp
-from lockstep.evaluation import Evaluation, Player
+from lockstep.evaluation import Evaluation
 from lockstep.normalize import RunningMoments
 from lockstep.policy_file import BEST_POLICY_FILE, POLICY_FILE
-from lockstep.preflight import Preflight
 from lockstep.progress import Progress
 from lockstep.record.journal import Journal
 from lockstep.record.summary import seconds_since_process_start
 from lockstep.record.timers import CHECKPOINT, EVALUATE, Timers
 from lockstep.resume import Resumption, go_on
-from lockstep.run import AnyRun, Run, SomeRun
-from lockstep.run_state import Learner, RunState, Source
+from lockstep.run import Run, SomeRun
+from lockstep.run_state import RunState, Source
 from lockstep.signals import WATCHED, StopSignals
 from lockstep.watch import Watch
 from lockstep.world import World
-
-SomeComm = TypeVar("SomeComm", bound=Comm)
-SomePolicy = TypeVar("SomePolicy", contravariant=True)
-SomeLearner = TypeVar("SomeLearner", contravariant=True)
-
-
-class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
-    """What a framework does in its own way around a loop. Keeps nothing."""
-
-    def open(self, run: AnyRun, world: World, timers: Timers) -> SomeComm:
-        """Fix what changes bits, before the first number is computed, and make the collectives; not yet entered."""
-        ...
-
-    def preflight(self, comm: SomeComm, run: AnyRun) -> Preflight:
-        """Compare all ranks before the first step; *collective*."""
-        ...
-
-    def devices(self, comm: SomeComm) -> list[str]:
-        """Where each rank of this process computes, in words; each has a block of the process' shards."""
-        ...
-
-    def share_cores(self, run: AnyRun, world: World, policy: SomePolicy) -> None:
-        """Give this process its part of the host's cores, as far as the policy is worth it."""
-        ...
-
-    def start_from(
-        self, path: Path, comm: SomeComm, policy: SomePolicy, observations: RunningMoments | None, learner: SomeLearner
-    ) -> None:
-        """Begin with the parameters and the normalizer of a policy file, equal on all ranks; *collective*."""
-        ...
-
-    def player(self, policy: SomePolicy, comm: SomeComm, observations: RunningMoments | None) -> Player:
-        """What an evaluation plays: always the newest parameters."""
-        ...
-
-    def restorable(self, learner: SomeLearner, comm: SomeComm) -> Learner:
-        """What a checkpoint takes of a learner."""
-        ...
-
-    def parameters(self, policy: SomePolicy) -> Mapping[str, np.ndarray]:
-        """What was trained, float32, by name."""
-        ...
-
-    def save(self, path: Path, policy: SomePolicy, observations: RunningMoments | None, run: AnyRun) -> None:
-        """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
-        ...
-
-    def leave(self, error: BaseException, run_dir: Path, rank: int, tensors: Mapping[str, Any]) -> None:
-        """Leave for inspection what a failed run's error speaks of. Never raises: the error itself is to be told."""
-        ...
 
 
 class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
@@ -343,6 +292,6 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         message = str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}"
         culprit: int | None = getattr(error, "rank", None)
         held = self._state.tensors() if self._state and isinstance(error, MismatchError) else {}
-        self.backend.leave(error, self.journal.path, self.world.rank, held)
+        self.backend.leave(error, self.journal.path, self.comm, held)
         elapsed = self._elapsed_s if hasattr(self, "_started") else 0.0
         self.journal.fail(self.world.rank if culprit is None else culprit, message, self.progress, elapsed)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.demands import check_framework
 from lockstep.elastic import Gather, again, find_memo, note, restarts_ranks, warn
+from lockstep.envs.vector import on_device
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.world import World
@@ -113,6 +114,8 @@ def _jax_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
 
     if run.algo == "dqn":
         from lockstep.jax.dqn import train as learn
+    elif on_device(run.task):
+        from lockstep.jax.on_device import train as learn
     else:
         from lockstep.jax.ppo import train as learn
     return Session, learn

@@ -60,6 +60,8 @@ LAYERS = {
     "lockstep.resume": 1,
     "lockstep.stacks": 1,
     "lockstep.agreement": 1,
+    "lockstep.shard_replays": 1,
+    "lockstep.backend": 1,
     "lockstep.checkpoints": 1,
     "lockstep.collectives": 1,
     "lockstep.evaluation": 1,
@@ -184,6 +186,18 @@ def violations(imports: list[Import]) -> list[str]:
 
 def test_imports_go_down_only():
     assert not violations(read_imports())
+
+
+def test_only_the_files_under_jax_comm_name_an_axis_or_a_collective():
+    names = {"distributed", "shard_map", "all_gather", "psum", "pmean", "pmax", "axis_index", "PartitionSpec", "Mesh"}
+    naming = {
+        module_name(path)
+        for path in SOURCE.glob("lockstep/jax/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names})
+    }
+    assert naming == {f"lockstep.jax.{name}" for name in ("comm", "mesh", "processes", "ways")}
 
 
 def test_everything_has_a_layer():

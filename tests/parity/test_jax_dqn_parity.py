@@ -9,23 +9,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("jax")
+
 from test_dqn_oracle import BASE, ENVS, SEED, SHARDS, SPEC, STEPS, VARIANTS, rollouts
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
-
-from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
-from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.jax.comm import Comm as JaxComm  # noqa: E402
-from lockstep.jax.dqn import DQN as JaxDQN  # noqa: E402, N811
-from lockstep.jax.q_networks import QPolicy as JaxQPolicy  # noqa: E402
-from lockstep.progress import Progress  # noqa: E402
-from lockstep.rollout import Rollout  # noqa: E402
-from lockstep.run import NetworkConfig, Run  # noqa: E402
-from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.dqn import DQN  # noqa: E402
-from lockstep.torch.q_networks import QPolicy  # noqa: E402
-from lockstep.world import World  # noqa: E402
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.jax.comm import Comm as JaxComm
+from lockstep.jax.dqn import DQN as JaxDQN  # noqa: N811
+from lockstep.jax.q_networks import QPolicy as JaxQPolicy
+from lockstep.progress import Progress
+from lockstep.rollout import Rollout
+from lockstep.run import NetworkConfig, Run
+from lockstep.torch.comm import Comm
+from lockstep.torch.dqn import DQN
+from lockstep.torch.q_networks import QPolicy
+from lockstep.world import World
 
 MORE = {
     "dueling": {"dueling": True},

@@ -104,9 +104,11 @@ def test_bfloat16_is_near_torchs(case):
     np.testing.assert_allclose(value, wanted[1], rtol=0.05, atol=0.05)
     gradients = jax.grad(jaxs_loss(mine, "bfloat16"))(mine.params, observation, action)
     assert all(g.dtype == np.float32 for g in gradients.values())
-    for name, parameter in theirs.named_parameters():  # as a whole: bfloat16 has 8 bits
-        wanted = parameter.grad.numpy()
-        assert np.linalg.norm(gradients[name] - wanted) < 0.2 * np.linalg.norm(wanted) + 0.01, name
+    # As a whole, relative to what float32 makes: bfloat16 has 8 bits.
+    names = [name for name, _ in theirs.named_parameters()]
+    wanted = np.concatenate([p.grad.numpy().ravel() for p in theirs.parameters()])
+    found = np.concatenate([np.asarray(gradients[name]).ravel() for name in names])
+    assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("case", ["separate", "shared", "elu", "nature", "pixels in a row"])

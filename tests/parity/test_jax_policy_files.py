@@ -137,6 +137,20 @@ def test_lockstep_evaluate_plays_the_same_episodes_by_either(tmp_path, trained_b
     assert default == played[0]
 
 
+@pytest.mark.parametrize("trained_by", ["torch", "jax"])
+def test_the_backend_that_acts_is_the_one_asked_for(tmp_path, monkeypatch, trained_by):
+    run = Run(task="CartPole-v1", network=NETWORK, ml_framework=trained_by, env=EnvConfig(max_episode_steps=5))
+    export.save_policy(tmp_path / POLICY_FILE, of_jax(env_spec(run.task, run.env), None), None, run)
+    (tmp_path / "run.yaml").write_text(dump(run))
+    asked = []
+    for name, module in (("torch", torch_export), ("jax", export)):
+        load = module.load_player
+        monkeypatch.setattr(module, "load_player", lambda *a, n=name, f=load: asked.append(n) or f(*a))
+    for name in (None, "torch", "jax"):
+        evaluate_run(tmp_path, episodes=1, ml_framework=name)
+    assert asked == [trained_by, "torch", "jax"]
+
+
 def test_the_command_says_which_backend_acts(tmp_path, capsys):
     run = Run(task="CartPole-v1", network=NETWORK, env=EnvConfig(max_episode_steps=20))
     spec = env_spec(run.task, run.env)

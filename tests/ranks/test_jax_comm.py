@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("jax")
-
-import jax_collectives as called
 import numpy as np
+import pytest
 
 from lockstep import RunError, spawn
 from lockstep.launch.variables import free_port
 from lockstep.tree import tree_sum
 from lockstep.watch import MARGIN_S
+
+pytest.importorskip("jax")
+
+import jax_collectives as called
 
 WAYS = ("memory", "messages", "devices", "gloo", "gloo devices")
 

@@ -19,6 +19,12 @@ RUNS = {
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=8 * 96, log_every=96 * 2),
 }
 LAYOUTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 processes": (2, 1)}
+EACH = ("1 device", "4 devices", "2 processes")
+ON = {
+    "discrete": tuple(LAYOUTS),
+    "other seed": ("1 device",),
+    "uneven": ("1 device", "2 devices", "2 processes"),
+}
 ALIKE = ("discrete", "continuous", "multi-discrete", "pictures")
 
 
@@ -27,8 +33,7 @@ def trained(tmp_path_factory):
     """Every run on every layout: what each process saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
     for layout, (processes, devices) in LAYOUTS.items():
-        once = () if layout == "1 device" else ("other seed",)
-        names = [name for name in RUNS if name not in once and (name != "uneven" or devices < 4)]
+        names = [name for name in RUNS if layout in ON.get(name, EACH)]
         jobs = {name: job(RUNS[name], folder, f"{name} {layout}") for name in names}
         told = train_all(processes, jobs, devices)
         found |= {(name, layout): (jobs[name], told[name]) for name in jobs}
@@ -52,7 +57,7 @@ def fingerprints(trained, name):
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     folders = [one.folder for (of, _), (one, _) in trained.items() if of == name]
-    assert len(folders) == len(LAYOUTS)
+    assert len(folders) >= len(EACH)
     logs = [timeless(folder) for folder in folders]
     assert len(logs[0]) >= 2
     assert all(log == logs[0] for log in logs), "metrics depend on the layout"
@@ -87,7 +92,7 @@ def test_every_process_does_its_part_of_the_work_and_no_more(trained, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_update_is_compiled_once_and_sends_one_message_beside_its_steps(trained, layout):
     processes, _ = LAYOUTS[layout]
-    for name in ALIKE:
+    for name in set(ALIKE) & {name for name, where in trained if where == layout}:
         for outcome in trained[name, layout][1]:
             compiled = {key: n for key, n in outcome.counts.items() if key.startswith("compiled")}
             assert compiled == {"compiled _batches_of_shards": 1, "compiled _learn_shards": 1}, name

@@ -361,6 +361,20 @@ def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
     assert cli.main(["evaluate", str(here), "--episodes", "0"]) == 2
 
 
+def test_a_command_of_a_backend_that_is_not_installed_is_one_line(monkeypatch, here, capsys):
+    def evaluate_run(path, **kwargs):
+        raise ModuleNotFoundError("No module named 'torch.nn'", name=missing)
+
+    monkeypatch.setitem(sys.modules, "lockstep.play", types.SimpleNamespace(evaluate_run=evaluate_run))
+    missing = "torch.nn"
+    assert cli.main(["evaluate", str(here)]) == 2
+    said = capsys.readouterr().err
+    assert said == "lockstep: error: this command needs the package torch: pip install 'lockstep-rl[torch]'\n"
+    missing = "lockstep.of_ours"
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["evaluate", str(here)])
+
+
 def test_run_yaml_is_json_comparable(launched):
     cli.main(["train", "cartpole", "--ranks", "2"])
     json.dumps(recipes.to_dict(load(launched[0].run_dir / "run.yaml")), allow_nan=False)

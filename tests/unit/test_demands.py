@@ -163,3 +163,11 @@ def test_what_is_not_there_is_named_by_its_setting(tmp_path, monkeypatch):
         ConfigError, match=r"eval_data=nowhere does not exist below .*; say where it is now \(--set eval"
     ):
         check_data(OfflineRun(data="data", eval_data="nowhere"))
+
+
+def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()  # of a run, where the command is given
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(ConfigError, match=r"ml_framework=torch needs the package torch: pip install"):
+        demands.check_package("torch")

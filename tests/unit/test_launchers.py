@@ -122,3 +122,30 @@ def test_pods_of_a_pytorchjob_are_hosts_of_their_own():
 def test_variables_that_are_none_are_named(change, name):
     with pytest.raises(ConfigError, match=name):
         World.from_environment(SRUN | change)
+
+
+JAX = {
+    "JAX_RANK": "3", "JAX_WORLD_SIZE": "4", "JAX_LOCAL_RANK": "1",
+    "JAX_COORDINATOR_ADDR": "10.0.0.1", "JAX_COORDINATOR_PORT": "5555",
+}  # fmt: skip
+
+
+def test_variables_of_launchers_of_jax_scripts():
+    world = World.from_environment(JAX)
+    assert (world.rank, world.size, world.local_rank) == (3, 4, 1)
+    assert (world.address, world.port, world.launcher) == ("10.0.0.1", 5555, "a JAX launcher")
+    assert place(World.from_environment(JAX | {"LOCAL_WORLD_SIZE": "2"})) == (3, 4, 1, 2, 1)
+    assert World.from_environment({"JAX_RANK": "0", "JAX_WORLD_SIZE": "2"}).address == "127.0.0.1"
+    assert World.from_environment({"JAX_RANK": "0"}).launcher == "none"
+
+
+def test_a_launcher_of_jax_scripts_is_asked_before_what_started_it_and_after_torchruns_names():
+    assert World.from_environment(SRUN | JAX).rank == 3
+    inner = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
+    world = World.from_environment(JAX | inner)
+    assert (world.rank, world.size, world.address, world.port) == (1, 2, "127.0.0.1", 29501)
+
+
+def test_a_rank_of_a_jax_launcher_that_is_no_number_is_refused():
+    with pytest.raises(ConfigError, match="JAX_RANK='x' is not a number"):
+        World.from_environment(JAX | {"JAX_RANK": "x"})

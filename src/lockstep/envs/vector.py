@@ -25,6 +25,9 @@ BUILT_IN = {
 }
 """Tasks that need nothing but numpy, and the classes behind them."""
 
+ON_DEVICE = ("jax", "gymnax", "brax", "playground")
+"""Families of tasks whose environments are written in JAX: `FAMILY/NAME`."""
+
 
 class VectorEnv(Protocol):
     """The environments of one shard, stepped together.
@@ -81,6 +84,7 @@ def make_vector_env(
     Args:
         task: a Gymnasium id (also `module:Id-v0`), a built-in `lockstep/...` id, or your own `module:Class` or
             `file.py:Class`: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a class that follows `VectorEnv`.
+            Tasks `on_device` are made for the host, too.
         config: how environments are made.
         num_envs: how many.
         render: let environments draw (`rgb_array`); nothing is drawn otherwise.
@@ -92,6 +96,10 @@ def make_vector_env(
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if isaac.is_isaac(task):
         raise isaac.refusal(task)
+    if on_device(task):
+        if render:
+            raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
+        return _in_jax("lockstep.jax.envs.host", task).make(task, config, num_envs)
     if task in BUILT_IN:
         module, name = BUILT_IN[task]
         return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)
@@ -119,11 +127,34 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
 
     Makes one and closes it, so that what cannot be made is refused before a run starts.
     """
+    if on_device(task):
+        _check(config, 1)
+        return _in_jax("lockstep.jax.envs.look", task).look(task, config)
     env = make_vector_env(task, config, 1)
     try:
         return env.spec
     finally:
         env.close()
+
+
+def on_device(task: str) -> bool:
+    """Whether environments of `task` are written in JAX: those of `ON_DEVICE`, and classes with `on_device = True`."""
+    if ":" not in task:
+        return task.partition("/")[0] in ON_DEVICE
+    location, _, name = task.rpartition(":")
+    return bool(getattr(getattr(load_module(location, f"task={task}"), name, None), "on_device", False))
+
+
+def _in_jax(module: str, task: str) -> Any:
+    """A module of `lockstep.jax.envs`, by name: nothing else here needs JAX."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("jax", "jaxlib"):
+            raise
+        raise ConfigError(
+            f"task={task} is written in JAX, which is not installed: pip install 'lockstep-rl[jax]'"
+        ) from error
 
 
 def _check(config: EnvConfig, num_envs: int) -> None:

@@ -9,7 +9,7 @@ import ctypes
 import itertools
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -119,7 +119,7 @@ class Callback:
         """The function's output [*shape], of the input's type; inside compiled code."""
         if value.dtype not in _TYPES.values():
             raise TypeError(f"{value.dtype} cannot be sent between ranks; send float32 or int32")
-        return _call.bind(value, target=self._target, shape=shape)
+        return cast(Array, _call.bind(value, target=self._target, shape=shape))
 
     def _handle(self, address: Any) -> int | None:
         frame = address.contents
@@ -140,11 +140,11 @@ class Callback:
 
 
 def _output(value: Any, *, target: str, shape: tuple[int, ...]) -> Any:
-    return jax.core.ShapedArray(shape, value.dtype)
+    return cast(Any, jax).core.ShapedArray(shape, value.dtype)
 
 
 def _lower(context: Any, value: Any, *, target: str, shape: tuple[int, ...]) -> Any:
-    return jax.ffi.ffi_lowering(target, has_side_effect=True)(context, value)
+    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value)
 
 
 # `jax.ffi.ffi_call` of something with a side effect has JAX dispatch every call in Python, which takes several times as
@@ -164,5 +164,5 @@ def _array(buffers: Any) -> np.ndarray:
     size = kind.itemsize
     for length in shape:
         size *= length
-    memory = (ctypes.c_char * size).from_address(buffer.data) if size else b""
+    memory = cast(Any, (ctypes.c_char * size).from_address(buffer.data) if size else b"")
     return np.frombuffer(memory, kind).reshape(shape)

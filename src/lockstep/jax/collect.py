@@ -302,7 +302,7 @@ def _like(flags: Array, rows: Array) -> Array:
 
 
 def _columns_first(params: Params) -> Params:
-    """The same numbers; matrices lie in memory as a product with a row reads them, turned once instead of every step."""
+    """The same numbers; matrices lie in memory as a product with rows reads them: turned once, not in every step."""
     return {name: jax.lax.optimization_barrier(x.T).T if x.ndim == 2 else x for name, x in params.items()}
 
 

@@ -103,11 +103,11 @@ class Comm:
         mesh = Mesh(np.array(axis), (AXIS,)) if len(axis) > 1 else None
         self._spread = Spread(self._places, self.devices, mesh)
         if world.size > 1 and not together:
-            self._way: Way = ThroughProcesses(self._places, mesh, self._processes)
+            self._way: Way = ThroughProcesses(self._places, mesh, self.devices[0], self._processes)
         elif mesh is not None:
             self._way = OverMesh(self._places, mesh, self._processes if together else None)
         else:
-            self._way = Alone(self._places)
+            self._way = Alone(self._places, self.devices[0])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -220,7 +220,7 @@ class Comm:
             weight: how much that part counts (rows, say).
             tag: what is averaged; for messages about ranks that are elsewhere.
         """
-        leaves, structure = jax.tree.flatten(gradients)
+        leaves, structure = mesh.flat(gradients)
         flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves])
         means = jnp.split(self.mean(flat, weight, tag), np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [mean.reshape(leaf.shape).astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
@@ -254,7 +254,7 @@ class Comm:
         """Arrays on all devices of all ranks, with the host values of process `source`; *collective*."""
         if self.world.size == 1:
             return self.share(tree)
-        leaves, structure = jax.tree.flatten(tree)
+        leaves, structure = mesh.flat(tree)
         mine = [np.asarray(leaf) for leaf in leaves] if self.world.rank == source else None
         return self.share(jax.tree.unflatten(structure, self.broadcast_object(mine, source, tag)))
 

@@ -61,8 +61,9 @@ class DQN:
         self._stops, self._precision = run.non_finite == "stop", run.precision
         self._step, self._copy = comm.spread(self.step), comm.spread(self._copied)
         self._split = jax.jit(self.flat.split)
-        values, rate = self.flat.join(policy.params), np.float32(config.learning_rate)
-        self.state: State = comm.share(State(values, values, self.optimizer.init(values), rate, _NO_SUMS))
+        values, rate = self.flat.join(policy.params), jnp.asarray(config.learning_rate, jnp.float32)
+        start = State(values, values, self.optimizer.init(values), rate, jnp.asarray(_NO_SUMS))
+        self.state: State = comm.share(start)
 
     def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Put a rollout of every local shard into its replay, and take the gradient steps that are due; collective.
@@ -192,10 +193,10 @@ class DQN:
         judge = policy.outputs(params, batch.next_observation, noise, precision) if c.double else following
         following = jax.lax.stop_gradient(losses.chosen(following, policy.expected(judge).argmax(-1)))
         if c.value_distribution == "categorical":
-            goal = policy.probability(following)
-            goal = losses.categorical_projection(goal, batch.reward, batch.discount, policy.support)
-            row, support = losses.cross_entropy(outputs, goal), policy.support[None]
-            q, y = (policy.probability(outputs) * support).sum(-1), (goal * support).sum(-1)
+            goal, support = policy.probability(following), jnp.asarray(policy.support)
+            goal = losses.categorical_projection(goal, batch.reward, batch.discount, support)
+            row = losses.cross_entropy(outputs, goal)
+            q, y = (policy.probability(outputs) * support[None]).sum(-1), (goal * support[None]).sum(-1)
         elif c.value_distribution == "quantile":
             goal = losses.td_target(batch.reward, batch.discount, following)
             row, q, y = losses.quantile_huber(outputs, goal), outputs.mean(-1), goal.mean(-1)

@@ -1,13 +1,13 @@
 """What gradient steps of DQN change: a pytree of arrays that are equal on all ranks, and its names in checkpoints."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 from jax import Array
 
 from lockstep.jax.adam import AdamState
-from lockstep.jax.flat import Flat, below, part
+from lockstep.jax.flat import Flat, Params, below, part
 
 
 class State(NamedTuple):
@@ -31,6 +31,7 @@ class State(NamedTuple):
     def loaded(self, flat: Flat, arrays: Mapping[str, np.ndarray]) -> Self:
         """The same state, but for what `arrays` has by the names of `named`; on the host."""
         held = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.named(flat).items()}
-        values, target = (flat.join(part(held, network)) for network in ("policy", "target"))
-        optimizer = AdamState(**part(held, "optimizer"))
-        return self._replace(values=values, target=target, optimizer=optimizer, learning_rate=held["learning_rate"])
+        named = cast(Params, held)  # of numpy, for `Comm.share`
+        values, target = (flat.join(part(named, network)) for network in ("policy", "target"))
+        optimizer = AdamState(**part(named, "optimizer"))
+        return self._replace(values=values, target=target, optimizer=optimizer, learning_rate=named["learning_rate"])

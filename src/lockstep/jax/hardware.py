@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
@@ -64,7 +64,7 @@ def set_flags(flags: dict[str, str]) -> None:
 
 def sees_gpu() -> bool:
     """Whether JAX would find a GPU, without asking it: that would start it."""
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or jax.config.jax_platforms == "cpu":
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or _setting("jax_platforms") == "cpu":
         return False
     return Path("/dev/nvidia0").exists() and any(importlib.util.find_spec(name) for name in _PLUGINS)
 
@@ -95,12 +95,16 @@ def prepare(kind: str, devices: int, timeout_s: float) -> None:
         # Results are waited for anyway, and computing in the calling thread saves handing over.
         _set("jax_cpu_enable_async_dispatch", False)
         _set("jax_platforms", "cpu")
-        if int(jax.config.jax_num_cpu_devices) < devices:
+        if _setting("jax_num_cpu_devices") < devices:
             _set("jax_num_cpu_devices", devices)
 
 
+def _setting(name: str) -> Any:
+    return getattr(jax.config, name, None)
+
+
 def _set(name: str, value: object) -> None:
-    if getattr(jax.config, name, None) != value:
+    if _setting(name) != value:
         try:
             jax.config.update(name, value)
         except RuntimeError:  # JAX runs already; whoever needs more devices is told so
@@ -109,7 +113,7 @@ def _set(name: str, value: object) -> None:
 
 def local_devices(world: World, kind: str, count: int) -> list[Any]:
     """The devices of this process. Raises `ConfigError` on every rank of a host with too few."""
-    found = jax.local_devices(backend=kind)
+    found = cast("list[Any]", jax.local_devices(backend=kind))
     own_gpus = kind == "gpu" and jax.process_count() > 1  # then JAX was told which are ours
     needed = count if kind == "cpu" or own_gpus else count * world.local_size
     if len(found) < needed:
@@ -125,7 +129,7 @@ def local_devices(world: World, kind: str, count: int) -> list[Any]:
 def all_devices(own: list[Any], count: int) -> list[Any]:
     """The devices of all processes, `count` of each, in rank order."""
     by_rank: dict[int, list[Any]] = {}
-    for device in jax.devices(own[0].platform):
+    for device in cast("list[Any]", jax.devices(own[0].platform)):
         by_rank.setdefault(device.process_index, []).append(device)
     return [device for rank in sorted(by_rank) for device in sorted(by_rank[rank], key=lambda d: d.id)[:count]]
 

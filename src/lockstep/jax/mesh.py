@@ -128,7 +128,7 @@ class Spread:
 
     def collect(self, own: Tree) -> list[Tree]:
         """What lies in the slots of each local shard, as numpy pytrees."""
-        leaves, structure = jax.tree.flatten(own)
+        leaves, structure = flat(own)
         read = [self._slots(leaf) for leaf in leaves]
         counts = [len(self._places.shards[device]) for device in self._places.own]
         return [
@@ -149,8 +149,10 @@ class Spread:
             return self._slots(value)
         return [np.asarray(value)] * len(self._devices)
 
-    def _slots(self, leaf: Array) -> list[np.ndarray]:
+    def _slots(self, leaf: Array | np.ndarray) -> list[np.ndarray]:
         """What each own device holds, in their order."""
+        if isinstance(leaf, np.ndarray):  # dealt to the only device, and not computed with yet
+            return [leaf]
         order = {device: number for number, device in enumerate(self._devices)}
         parts = sorted(leaf.addressable_shards, key=lambda part: order[part.device])
         return [np.array(part.data) for part in parts]
@@ -162,9 +164,22 @@ def _identity(array: np.ndarray) -> list[str]:
 
 def read(tree: Tree) -> Tree:
     """Host copies of arrays that are the same on all devices."""
-    return jax.tree.map(lambda leaf: np.array(leaf.addressable_data(0)), tree)
+    return jax.tree.map(_read, tree)
 
 
 def local(tree: Tree) -> Tree:
     """The copies on the first device of this process, not copied again."""
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+    return jax.tree.map(_local, tree)
+
+
+def flat(tree: Tree) -> tuple[list[Any], Any]:
+    """Its leaves and its structure."""
+    return cast(Any, jax.tree.flatten(tree))
+
+
+def _read(leaf: Array) -> np.ndarray:
+    return np.array(_local(leaf))
+
+
+def _local(leaf: Array) -> Array:
+    return leaf.addressable_data(0)

@@ -3,6 +3,7 @@
 Shapes: N rows, O observation, P parameters of the action distribution.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import jax
@@ -174,7 +175,7 @@ class JaxActor:
     def __init__(self, policy: Acts, device: Any) -> None:
         self._policy, self._device = policy, device
         self._seen: Params | None = None
-        self._apply = jax.jit(self._parameters)
+        self._apply: Callable[[Params, Any], Array] = jax.jit(self._parameters)
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[..., N, O] to [..., N, P]; one call for each shard of the leading axis, so kernels keep its shape."""
@@ -194,12 +195,12 @@ Actor = LinearActor | JaxActor
 
 def actor_of(policy: Acts, device: Any = None) -> Actor:
     """The cheapest exact way to act on a local device, by default the first; without the noise of noisy layers."""
-    device = jax.local_devices()[0] if device is None else device
+    chosen = cast(Any, jax.local_devices()[0]) if device is None else device
     chain = _linear(policy.network)
-    if device.platform == "cpu" and chain and policy.spec.image is None:
+    if chosen.platform == "cpu" and chain and policy.spec.image is None:
         names, activation = chain
         return LinearActor(policy, [f"network.{name}" for name in names], activation)
-    return JaxActor(policy, device)
+    return JaxActor(policy, chosen)
 
 
 def _linear(network: Any) -> tuple[list[str], str] | None:

@@ -33,7 +33,6 @@ from lockstep.record.timers import LEARN, OTHER
 from lockstep.run import Run
 from lockstep.world import stream_seed
 
-
 _LOW_BITS = 14
 
 
@@ -157,23 +156,33 @@ class DeviceCollector:
 
     # -- what the host sees of it --------------------------------------------------------------------------------------
 
+    def rehearse(self) -> None:
+        """Compile, and leave everything as it is: no update is asked for; *collective*."""
+        self._call(0, 0)
+
+    def _call(self, update: int, count: int) -> tuple[dict[str, Moments], bool, int]:
+        """Make updates. Returns the normalizers, whether the run is to stop, and how many updates were not made."""
+        ppo, comm = self._ppo, self._comm
+        held = {name: moments.read(host) for name, host in self._normalizers().items()}
+        normalizers, *counters = comm.share((held, np.int32(update), np.int32(count)))
+        shared, self._own = self._updates(Shared(ppo.state, normalizers, *counters), self._own)
+        ppo.state = shared.state
+        values, halted, left, found = comm.read((ppo.state.values, ppo.state.halted, shared.count, shared.normalizers))
+        ppo.policy.params = ppo.flat.split(values)
+        return found, bool(halted), int(left)
+
     def advance(self, progress: Progress) -> int:
         """Collect and learn until the host has something to do; *collective*. Returns the number of updates.
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        ppo, comm, count = self._ppo, self._comm, self._until_due(progress)
-        held = {name: moments.read(host) for name, host in self._normalizers().items()}
-        normalizers, *counters = comm.share((held, np.int32(progress.updates), np.int32(count)))
-        shared, self._own = self._updates(Shared(ppo.state, normalizers, *counters), self._own)
-        ppo.state = shared.state
-        values, halted, found = comm.read((ppo.state.values, ppo.state.halted, shared.normalizers))
-        ppo.policy.params = ppo.flat.split(values)
+        count = self._until_due(progress)
+        found, halted, left = self._call(progress.updates, count)
         for name, host in self._normalizers().items():
             moments.write(found[name], host)
         if halted:
-            raise self._blame(progress.updates + count - int(comm.read(shared.count)) - 1)
+            raise self._blame(progress.updates + count - left - 1)
         return count
 
     def _until_due(self, progress: Progress) -> int:
@@ -265,6 +274,7 @@ def train(session: Session) -> None:
     env = PackedEnv(make_device_env(run.task, run.env))
     session.begin(policy, ppo.observations, ppo)
     collector = DeviceCollector(run, env, ppo)
+    collector.rehearse()
     progress, batch_size = Progress(run.total_steps), run.num_envs * ppo.config.num_steps
     with session.training(progress, collector):
         while not session.over:

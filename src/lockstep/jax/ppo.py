@@ -159,6 +159,7 @@ class PPO:
         (_, sums), gradient = jax.value_and_grad(self.loss, has_aux=True)(self.flat.split(values), part)
         return jax.lax.optimization_barrier(jnp.concatenate([self.flat.join(gradient), sums]))
 
+    @np.errstate(over="ignore")  # what is too large for float32 leaves the update out, or ends the run with a name
     def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Improve the policy on one rollout of every local shard; collective.
 

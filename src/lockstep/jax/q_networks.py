@@ -5,7 +5,7 @@ QR-DQN), B environments of a shard.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -252,7 +252,7 @@ class NoisyActor:
         self._policy, self._seed, self._envs = policy, seed, envs
         self._device = jax.local_devices()[0] if device is None else device
         self._seen: Params | None = None
-        self._apply = jax.jit(self._values)
+        self._apply: Callable[[Params, Any, Any], Array] = jax.jit(self._values)
         self.begin(0)
 
     def begin(self, iteration: int) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax import Array
 
 from lockstep.envs.vector import env_spec
+from lockstep.errors import MismatchError
 from lockstep.evaluation import Player
 from lockstep.evidence import save_evidence
 from lockstep.jax import hardware
@@ -82,16 +84,25 @@ class Jax:
         """Write a policy file, whole or not at all."""
         save_policy(path, policy, observations, run)
 
-    def leave(self, error: BaseException, run_dir: Path, rank: int, tensors: Mapping[str, Any]) -> None:
-        """Leave for inspection what a failed run's error speaks of."""
-        held = {name: np.asarray(tensor) for name, tensor in tensors.items() if isinstance(tensor, np.ndarray)}
-        save_evidence(error, run_dir, rank, held)
+    def leave(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
+        """Leave for inspection what a failed run's error speaks of; each device as the rank that it is."""
+        devices = comm.devices if isinstance(error, MismatchError) else comm.devices[:1]
+        for d, device in enumerate(devices):
+            held = {name: _copy(tensor, device) for name, tensor in tensors.items()}
+            save_evidence(error, run_dir, comm.world.rank * len(comm.devices) + d, held)
 
 
 class Session(Surroundings[Run, Comm, AnyPolicy, Learner]):
     """One run on this process, as a context manager. Collective throughout."""
 
     backend = Jax()
+
+
+def _copy(tensor: np.ndarray | Array, device: Any) -> np.ndarray:
+    """What a local device holds of it."""
+    if isinstance(tensor, Array):  # `addressable_data` gives the first copy of any array that is meant to be the same
+        return np.asarray(next(part.data for part in tensor.addressable_shards if part.device == device))
+    return tensor
 
 
 def _multiplications(run: Run) -> int:

@@ -3,13 +3,13 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
 from lockstep.jax.callback import Callback
 from lockstep.jax.mesh import AXIS, Places
@@ -18,6 +18,7 @@ from lockstep.tree import Node, owned_nodes, tree_sum
 
 Tree = Any
 Function = Callable[[Tree, Tree], tuple[Tree, Tree]]
+_NETWORK = ("Gloo", "gloo", "NCCL", "nccl", "ollective", "imed out", "DEADLINE_EXCEEDED")
 Exchange = Callable[[np.ndarray, np.ndarray], None]
 
 
@@ -44,12 +45,12 @@ class Way(Protocol):
 class Alone:
     """One device is the whole world."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, places: Places, device: Any) -> None:
+        self._places, self._device = places, device
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
         """Compiled for the only device."""
-        return jax.jit(function, donate_argnums=(0,) if donate else ())
+        return _on_one_device(function, self._device, donate=donate)
 
     def index(self) -> Array:
         """It is the first."""
@@ -86,7 +87,7 @@ class OverMesh:
 
     def gather(self, flat: Array, tag: str) -> Array:
         """By the backend."""
-        return lax.all_gather(flat, AXIS)
+        return cast(Array, lax.all_gather(flat, AXIS))
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
         """Each device sums what it can alone where all take the same steps; everyone finishes the tree."""
@@ -102,6 +103,17 @@ class OverMesh:
         return total(known, self._places.num_shards)
 
 
+def finished(told: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    """The arrays, once they are computed."""
+    return cast("tuple[Tree, Tree]", jax.block_until_ready(told))
+
+
+def _on_one_device(function: Function, device: Any, *, donate: bool) -> Function:
+    """Compiled once for host arrays and for those on the device: without shardings JAX would compile for each."""
+    place = SingleDeviceSharding(device)
+    return jax.jit(function, in_shardings=place, donate_argnums=(0,) if donate else ())
+
+
 def _watched(compiled: Function, processes: Processes, function: Function) -> Function:
     """Calls that tell other processes where this one is, and whose errors name who has ended."""
     tag = getattr(function, "__name__", "spread")
@@ -109,10 +121,10 @@ def _watched(compiled: Function, processes: Processes, function: Function) -> Fu
     def call(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
         with processes.entered(tag), processes.waiting():
             try:
-                return jax.block_until_ready(compiled(shared, own))
-            except (jax.errors.JaxRuntimeError, ValueError) as error:
-                if isinstance(error, ValueError) and "UNKNOWN" not in str(error):
-                    raise  # the function's own
+                return finished(compiled(shared, own))
+            except (RuntimeError, ValueError) as error:  # JAX raises either
+                if not any(sign in str(error) for sign in _NETWORK):
+                    raise
                 raise processes.lost(tag, error) from error
 
     return call
@@ -125,8 +137,8 @@ class ThroughProcesses:
     compilers chose another order are told apart.
     """
 
-    def __init__(self, places: Places, mesh: Mesh | None, processes: Processes) -> None:
-        self._places, self._processes = places, processes
+    def __init__(self, places: Places, mesh: Mesh | None, device: Any, processes: Processes) -> None:
+        self._places, self._device, self._processes = places, device, processes
         self._local = None if mesh is None else OverMesh(places, mesh)
         self._mesh = mesh
         first, last = places.shards[places.own.start], places.shards[places.own[-1]]
@@ -143,15 +155,15 @@ class ThroughProcesses:
 
         counted.__name__ = getattr(function, "__name__", "spread")
         if self._local is None:
-            compiled: Function = jax.jit(counted, donate_argnums=(0,) if donate else ())
+            compiled = _on_one_device(counted, self._device, donate=donate)
         else:
             compiled = self._local.compiled(counted, donate=donate)
 
         def call(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
             try:
                 # What runs on would meet the others at the same time as what this process sends next.
-                return jax.block_until_ready(compiled(shared, own))
-            except jax.errors.JaxRuntimeError as error:
+                return finished(compiled(shared, own))
+            except (RuntimeError, ValueError) as error:  # JAX raises either
                 for gate in self._gates:
                     cause = gate.error
                     if cause is not None:

@@ -109,8 +109,12 @@ class _Line:
             keep_alive(self._connection)
         except OSError as error:
             raise RuntimeError(f"{met.main_address}:{met.store_port}: {error.strerror or error}") from error
-        nonce = str(self._receive(_ANSWER_S)["nonce"])
-        self._send({"proof": proof(met.key, "node", nonce, "")})
+        try:
+            nonce = str(self._receive(_ANSWER_S)["nonce"])
+            self._send({"proof": proof(met.key, "node", nonce, "")})
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, question: dict[str, Any]) -> Any:
         with self._lock:

@@ -4,11 +4,14 @@ Requests and answers are lines of JSON. Whoever connects may read and write; wha
 under keys that they cannot guess (`lockstep.network.stores`).
 """
 
+import contextlib
 import json
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from io import BufferedRWPair
 from typing import Any
 
 _LONGEST = 1 << 24  # bytes of a line
@@ -116,6 +119,7 @@ class Client:
         self._connection.settimeout(ANSWER_S)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream = self._connection.makefile("rwb")
+        weakref.finalize(self, _hang_up, self._stream, self._connection)
         self._lock = threading.Lock()
 
     def set(self, key: str, value: str, /) -> None:
@@ -156,6 +160,12 @@ class Client:
                 raise StoreGoneError(f"its store did not answer within {ANSWER_S:g} s") from error
             except (OSError, ValueError) as error:
                 raise StoreGoneError(f"its store is gone ({error})") from error
+
+
+def _hang_up(stream: BufferedRWPair, connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # something was not sent, and nobody is there to read it
+        stream.close()
+    connection.close()
 
 
 class Part:

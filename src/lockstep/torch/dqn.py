@@ -270,16 +270,9 @@ def train(session: Session[Run]) -> None:
     actor = NoisyActor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
     explorer = EpsilonGreedy(session.spec.action)
     collector = Collector(
-        comm.world,
-        session.make_envs(run.num_envs),
-        actor,
-        explorer,
-        num_steps=config.num_steps,
-        seed=run.seed,
-        timers=timers,
-        noise_per_env=True,
-        tell_faults=True,
-    )
+        comm.world, session.make_envs(run.num_envs), actor, explorer,
+        num_steps=config.num_steps, seed=run.seed, timers=timers, noise_per_env=True, tell_faults=True,
+    )  # fmt: skip
     if run.compile:
         dqn.rehearsal(dqn.rows)()
     progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps

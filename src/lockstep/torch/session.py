@@ -71,9 +71,10 @@ class Torch:
         """Write a policy file, whole or not at all."""
         save_policy(path, policy, observations, run)
 
-    def leave(self, error: BaseException, run_dir: Path, rank: int, tensors: Mapping[str, Any]) -> None:
+    def leave(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
         """Leave for inspection what a failed run's error speaks of."""
-        save_evidence(error, run_dir, rank, {name: torch.as_tensor(t).numpy(force=True) for name, t in tensors.items()})
+        held = {name: torch.as_tensor(tensor).numpy(force=True) for name, tensor in tensors.items()}
+        save_evidence(error, run_dir, comm.world.rank, held)
 
 
 class Session(Surroundings[SomeRun, Comm, AnyPolicy, Learner]):

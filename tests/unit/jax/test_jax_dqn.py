@@ -18,12 +18,12 @@ from lockstep.progress import Progress
 from lockstep.rollout import Fault, Rollout
 from lockstep.run import NetworkConfig, Run
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.jax.comm import Comm  # noqa: E402
-from lockstep.jax.dqn import DQN  # noqa: E402
-from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.jax.transitions import weighing  # noqa: E402
+from lockstep.jax.comm import Comm
+from lockstep.jax.dqn import DQN
+from lockstep.jax.q_networks import QPolicy
+from lockstep.jax.transitions import weighing
 
 SPEC = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", True)
 STEPS, ENVS, ROWS = 16, 4, 2 * 16 * 4  # ROWS: environment steps of a rollout of both shards

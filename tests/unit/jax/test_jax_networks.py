@@ -151,11 +151,13 @@ def test_actors_use_the_newest_parameters(kind):
 
 
 @pytest.mark.parametrize("kind", [LinearActor, JaxActor])
-def test_each_shards_rows_are_computed_as_if_alone(kind):
+def test_each_shards_rows_are_computed_as_if_alone(kind, monkeypatch):
     policy = Policy(SPEC, NetworkConfig(hidden=(64, 64)))
     actor = actor_of(policy) if kind is LinearActor else JaxActor(policy, jax.devices()[0])
-    seen = observations(4, 8)
+    seen, compute, shapes = observations(4, 8), policy.apply, []
+    monkeypatch.setattr(policy, "apply", lambda *given: shapes.append(given[1].shape) or compute(*given))
     together = actor(seen)
+    assert shapes == [(8, 6)] * (kind is JaxActor), "kernels of another shape than a shard's, or compiled twice"
     assert together.shape == (4, 8, 3)
     for k in range(4):
         assert (actor(seen[k : k + 1])[0] == together[k]).all(), "bits depend on the neighbours"

@@ -157,10 +157,13 @@ def test_each_environment_explores_by_noise_of_its_own_wherever_it_is():
     np.testing.assert_allclose(one[0, 2], q_of(policy, seen[2:3], numbers)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_shards_of_one_process_act_as_if_alone():
+def test_shards_of_one_process_act_as_if_alone(monkeypatch):
     policy, seen = policy_of(network=NetworkConfig(hidden=(64, 64)), **NOISY), observations(4, 8)
     envs = [range(8 * k, 8 * k + 8) for k in range(4)]
+    compute, shapes = policy.outputs, list[tuple[int, ...]]()
+    monkeypatch.setattr(policy, "outputs", lambda *given: shapes.append(given[1].shape) or compute(*given))
     together = NoisyActor(policy, 0, envs)(seen)
+    assert shapes == [(8, 6)], "kernels of another shape than a shard's, or compiled twice"
     for k in range(4):
         alone = NoisyActor(policy, 0, envs[k : k + 1])(seen[k : k + 1])
         assert (alone[0] == together[k]).all(), "bits depend on the neighbours"

@@ -8,6 +8,8 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+from safetensors.numpy import load_file  # noqa: E402
+
 from lockstep.algorithms.ppo import PPOConfig  # noqa: E402
 from lockstep.errors import ConfigError, MismatchError, RunError  # noqa: E402
 from lockstep.jax import session as jax_session  # noqa: E402
@@ -213,9 +215,11 @@ def test_a_device_that_differs_is_noticed(tmp_path):
         on = [jax.device_put(piece, device) for piece, device in zip(pieces, session.comm.devices, strict=True)]
         spoiled = jax.make_array_from_single_device_arrays(values.shape, values.sharding, on)
         ppo.state = ppo.state._replace(values=spoiled)
-        with pytest.raises(MismatchError, match="values") as caught:
+        with pytest.raises(MismatchError, match=r"ranks 0 and 1 hold different state\.values") as caught:
             session.comm.check_equal(held.proof())
-    assert 1 in caught.value.ranks
+        session.backend.leave(caught.value, tmp_path, session.comm, held.proof())
+    left = [load_file(tmp_path / "mismatch" / f"rank_{rank}.safetensors") for rank in (0, 1)]
+    np.testing.assert_array_equal(np.flatnonzero(left[1]["state.values"] - left[0]["state.values"]), [0])
 
 
 def test_one_thread_unless_a_step_is_worth_more(monkeypatch):

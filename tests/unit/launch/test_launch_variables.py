@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import local
+from lockstep.launch.place import Place
 from lockstep.launch.variables import free_port, variables
 from lockstep.record.failure import keep_failure, read_failure, record_failure
 from lockstep.world import World
@@ -110,3 +111,21 @@ def test_other_systems_are_refused_in_one_line_when_launching():
     code += "try: import lockstep.launch.child\nexcept lockstep.ConfigError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("lockstep starts ranks on Linux only, and this is 'darwin'; use ")
+
+
+def test_ranks_are_told_in_the_words_of_jax_launchers_too():
+    place = Place(node_rank=1, num_nodes=2, first_rank=2, world_size=4, address="10.0.0.1", port=5555)
+    told = variables(2, 8, place=place)[1]
+    expected = {"JAX_RANK": "3", "JAX_LOCAL_RANK": "1", "JAX_WORLD_SIZE": "4"}
+    expected |= {"JAX_COORDINATOR_ADDR": "10.0.0.1", "JAX_COORDINATOR_PORT": "5555"}
+    assert {name: value for name, value in told.items() if name.startswith("JAX_") and name in expected} == expected
+
+
+def test_ranks_of_one_machine_meet_where_the_caller_says_and_not_where_an_outer_launcher_did(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "10.9.9.9")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert variables(1, 1)[0]["MASTER_ADDR"] == "127.0.0.1"
+    assert variables(1, 1)[0]["MASTER_PORT"] != "1"
+    told = variables(1, 1, {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "5555"})[0]
+    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("127.0.0.2", "5555")
+    assert (told["JAX_COORDINATOR_ADDR"], told["JAX_COORDINATOR_PORT"]) == ("127.0.0.2", "5555")

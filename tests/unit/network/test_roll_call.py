@@ -6,9 +6,10 @@ import threading
 import time
 
 import pytest
-from torch.distributed import HashStore, PrefixStore
 
 from lockstep.errors import ConfigError, PeerError
+from lockstep.network.interfaces import listening_socket
+from lockstep.network.key_values import Client, KeyValues, Part, Server
 from lockstep.network.roll_call import CompleteError, ranges, roll_call
 from lockstep.world import World
 
@@ -35,9 +36,15 @@ def ranks(size, *which):
     return [World(rank=rank, size=size) for rank in which or range(size)]
 
 
-@pytest.fixture
-def store():
-    return PrefixStore("lockstep/x/0", HashStore())
+@pytest.fixture(params=["here", "elsewhere"])
+def store(request):
+    if request.param == "here":
+        yield Part("lockstep/x/0", KeyValues())
+    else:
+        with listening_socket("127.0.0.1", 0) as listener:
+            Server(listener)
+            yield Part("lockstep/x/0", Client("127.0.0.1", listener.getsockname()[1], 5.0))
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the server
 
 
 def test_all_there(store):

@@ -1,0 +1,81 @@
+"""`gymnax/NAME`: environments of gymnax (Lange, 2022, https://github.com/RobertTLange/gymnax)."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.envs.load import near
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.jax.envs.interface import State
+
+
+def maker(name: str) -> Callable[..., "Gymnax"]:
+    """What makes an environment of gymnax by its name; keyword arguments are those of its parameters."""
+    known = list(gymnax.registered_envs)
+    if name not in known:
+        raise ConfigError(f"gymnax has no environment {name}{near(name, known)}")
+    return lambda **kwargs: Gymnax(name, kwargs)
+
+
+class Gymnax:
+    """One environment of gymnax, without its own resets."""
+
+    on_device = True
+
+    def __init__(self, name: str, changes: dict[str, Any]) -> None:
+        self._env, params = gymnax.make(name)
+        limit = changes.pop("max_episode_steps", None)
+        if limit is not None:
+            changes["max_steps_in_episode"] = limit
+        for key in changes:
+            if not hasattr(params, key):
+                known = [field for field in vars(params) if not field.startswith("_")]
+                raise ConfigError(f"env.kwargs {key} is unknown to gymnax/{name}{near(key, known)}")
+        self._params = params.replace(**changes)
+        action, space = self._env.action_space(self._params), self._env.observation_space(self._params)
+        shape = getattr(space, "shape", None)
+        if shape is None:
+            raise ConfigError(f"gymnax/{name} observes {type(space).__name__}; arrays alone can be learned from")
+        self.spec = EnvSpec(
+            observation_size=math.prod(shape),
+            action=_action_spec(action, name),
+            autoreset="same_step",
+            separately_seedable=True,
+            max_episode_steps=int(self._params.max_steps_in_episode),
+        )
+
+    def reset(self, key: Array) -> State:
+        """The state, and what is seen of it: gymnax shows a state to whoever made it, and to no one else."""
+        seen, state = self._env.reset_env(key, self._params)
+        return state, _flat(seen)
+
+    def observe(self, state: State) -> Array:
+        """A flat vector of float32."""
+        return state[1]
+
+    def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
+        """One step of the environment itself."""
+        seen, after, reward, terminated, _ = self._env.step_env(key, state[0], action, self._params)
+        truncated = self._env.is_truncated(after, self._params)
+        return (after, _flat(seen)), _flat(seen), jnp.asarray(reward, jnp.float32).reshape(()), terminated, truncated
+
+
+def _flat(seen: Any) -> Array:
+    return jnp.asarray(seen, jnp.float32).reshape(-1)
+
+
+def _action_spec(space: Any, name: str) -> ActionSpec:
+    """What can be done."""
+    if hasattr(space, "n"):
+        return ActionSpec("discrete", (int(space.n),))
+    if hasattr(space, "low"):
+        size = math.prod(space.shape)
+        low, high = (np.broadcast_to(np.asarray(bound), space.shape).reshape(-1) for bound in (space.low, space.high))
+        return ActionSpec("continuous", (size,), tuple(map(float, low)), tuple(map(float, high)))
+    raise ConfigError(f"gymnax/{name} takes actions of {type(space).__name__}, which no policy here gives")

@@ -1,0 +1,93 @@
+"""Environments on the device as a `VectorEnv` of the host: for evaluation, for DQN, and for torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.envs.vector import Step
+from lockstep.jax.envs.make import make_device_env
+from lockstep.jax.envs.packed import Packed, PackedEnv, unpacked
+from lockstep.run import EnvConfig
+
+_BITS = 32
+
+
+class HostEnv:
+    """Environments stepped together by one compiled call on this process' first CPU; `same_step` autoreset.
+
+    Nothing is compiled before the first `reset`.
+    """
+
+    def __init__(self, env: PackedEnv, num_envs: int) -> None:
+        self.spec, self.num_envs = env.spec, num_envs
+        self._env = env
+        self._begin, self._advance = jax.jit(self._first), jax.jit(self._next)
+        self._keys = np.zeros((num_envs, 2), np.uint32)
+        self._state: Packed = ()
+        self._steps = np.zeros((), np.uint32)
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Begin new episodes, each environment from its own seed."""
+        self._keys = np.array([divmod(int(seed), 1 << _BITS) for seed in seeds], np.uint32)
+        self._steps = np.zeros((), np.uint32)
+        with _on_cpu():
+            self._state, observation = self._begin(self._keys)
+        return np.array(observation)
+
+    def step(self, action: np.ndarray) -> Step:
+        """Step all; where an episode ends, the next begins."""
+        kind = np.float32 if self.spec.action.kind == "continuous" else np.int32
+        with _on_cpu():
+            self._state, *told = self._advance(self._keys, self._state, np.asarray(action, kind), self._steps)
+        self._steps = self._steps + np.uint32(1)
+        observation, reward, terminated, truncated, final = (np.array(x) for x in told)
+        return observation, reward, terminated, truncated, final
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides what comes next."""
+        return {"keys": self._keys, "steps": self._steps, "state": [np.array(leaf) for leaf in self._state]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._keys, self._steps = np.array(state["keys"], np.uint32), np.array(state["steps"], np.uint32)
+        held = zip(state["state"], self._state, strict=True)
+        self._state = tuple(np.asarray(new, old.dtype) for new, old in held)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _first(self, keys: Array) -> tuple[Packed, Array]:
+        state = jax.vmap(self._env.reset)(jax.vmap(unpacked)(keys))
+        return state, jax.vmap(self._env.observe)(state)
+
+    def _next(self, keys: Array, state: Packed, action: Array, steps: Array) -> tuple[Any, ...]:
+        """A step's randomness comes from each environment's key and the number of the step."""
+        folded = jax.vmap(jax.random.fold_in, (0, None))(jax.vmap(unpacked)(keys), steps)
+        now, later = jax.vmap(lambda key: tuple(jax.random.split(key)), out_axes=0)(folded)
+        state, final, reward, terminated, truncated = jax.vmap(self._env.step)(state, action, now)
+        ended = terminated | truncated
+
+        def begin() -> tuple[Packed, Array]:
+            new = jax.vmap(self._env.reset)(later)
+            seen = jax.vmap(self._env.observe)(new)
+            return tuple(_where(ended, x, y) for x, y in zip(new, state, strict=True)), _where(ended, seen, final)
+
+        after, observation = jax.lax.cond(ended.any(), begin, lambda: (state, final))
+        return after, observation, reward, terminated, truncated, final
+
+
+def make(task: str, config: EnvConfig, num_envs: int) -> HostEnv:
+    """The environments of a shard, of a task on the device."""
+    return HostEnv(PackedEnv(make_device_env(task, config)), num_envs)
+
+
+def _where(flags: Array, x: Array, y: Array) -> Array:
+    return jnp.where(jnp.broadcast_to(flags.reshape(-1, *(1 for _ in x.shape[1:])), x.shape), x, y)
+
+
+def _on_cpu() -> Any:
+    return jax.default_device(jax.local_devices(backend="cpu")[0])

@@ -1,0 +1,49 @@
+"""Environments in JAX that do what tests ask for."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+
+
+class DriftState(NamedTuple):
+    position: jax.Array
+    steps: jax.Array
+
+
+class Drift:
+    """A number that is pushed and shaken. It may leave [-1, 1], which ends an episode, or the episode is cut."""
+
+    on_device = True
+
+    def __init__(self, *, max_episode_steps=20, continuous=False, push=0.1, spoil="", spoil_at=-1):
+        action = ActionSpec("continuous", (1,), (-1.0,), (1.0,)) if continuous else ActionSpec("discrete", (2,))
+        self.spec = EnvSpec(
+            observation_size=2,
+            action=action,
+            autoreset="same_step",
+            separately_seedable=True,
+            max_episode_steps=max_episode_steps,
+        )
+        self.limit, self.continuous, self.push, self.spoil, self.spoil_at = (
+            max_episode_steps, continuous, push, spoil, spoil_at,
+        )  # fmt: skip
+
+    def reset(self, key):
+        return DriftState(jax.random.uniform(key, (), jnp.float32, -0.5, 0.5), 0)  # a plain number, as others do it
+
+    def observe(self, state):
+        return jnp.stack([state.position, jnp.asarray(state.steps, jnp.float32) / self.limit])
+
+    def step(self, state, action, key):
+        force = action[0] if self.continuous else 2.0 * action - 1.0
+        position = state.position + self.push * force + 0.1 * jax.random.normal(key, (), jnp.float32)
+        steps = state.steps + 1
+        reward = 1.0 - jnp.square(position)
+        spoiled = steps == self.spoil_at
+        reward = jnp.where(spoiled & (self.spoil == "reward"), jnp.nan, reward)
+        seen = self.observe(DriftState(position, steps))
+        seen = jnp.where(spoiled & (self.spoil == "observation"), jnp.inf, seen)
+        return DriftState(position, steps), seen, reward, jnp.abs(position) > 1.0, steps >= self.limit

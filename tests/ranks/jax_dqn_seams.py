@@ -1,0 +1,247 @@
+"""The ten seams of data-parallel learning (docs/house.md) for DQN in JAX, each exercised inside 2 processes.
+
+Each function takes `(world, folder)` and returns what this process saw. `test_jax_dqn_seams.py` judges.
+"""
+
+import copy
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from jax_running import in_jax, train_one
+from running import Job, small_dqn
+from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
+
+from lockstep import World
+from lockstep.progress import Progress
+from lockstep.run import Run, override
+
+ROWS = 2 * ENVS * STEPS  # environment steps of one hand-made rollout, both shards together
+TOTAL = 48 * 16
+RUN = {"total_steps": TOTAL, "log_every": 128, "timeout_s": 30.0, "num_steps": 1}
+
+
+def config(**changes: Any) -> Run:
+    """One gradient step on a replay of hand-made rollouts."""
+    base = {
+        "num_envs": 2 * ENVS, "num_steps": STEPS, "batch_size": 32, "capacity": 4 * ROWS, "learning_starts": 1,
+        "updates_per_step": 1 / ROWS, "n_step": 2, "max_grad_norm": None, "prioritized": False,
+        "importance_exponent": 1.0, "target_update_every": 1000,
+    }  # fmt: skip
+    return override(small_dqn("lockstep/Corridor-v0"), {**base, **changes})
+
+
+@contextmanager
+def learner(world: World, run: Run, policy_seed: int = 0) -> Iterator[Any]:
+    from lockstep.jax.comm import Comm
+    from lockstep.jax.dqn import DQN
+    from lockstep.jax.q_networks import QPolicy
+
+    with Comm(world, device="cpu", timeout_s=4 * BOUND_S) as comm:
+        yield DQN(run, QPolicy(SPEC, run.network, run.algorithm, seed=policy_seed), comm)
+
+
+def one_step(world: World, run: Run, priorities: bool = False) -> dict[str, Any]:
+    """The first gradient step on the hand-made rollouts: what each rank drew for it, and the gradient that was taken.
+
+    Args:
+        world: of this rank.
+        run: its config.
+        priorities: some transitions of shard 1 are far more surprising than others, those of shard 0 all alike.
+    """
+    drawn: list[dict[str, np.ndarray]] = []
+    with learner(world, run) as dqn:
+        for k, shard in enumerate(world.shards):
+            replay, draw = dqn.replays[k], dqn.replays[k].sample
+            surprised = np.random.default_rng(shard)
+
+            def sample(rows: int, generator: Any, replay=replay, draw=draw, shard=shard, surprised=surprised) -> Any:
+                if priorities and not drawn:
+                    index = np.unique(draw(2000, np.random.default_rng(0)).index)
+                    error = surprised.uniform(1, 1.1, len(index))
+                    replay.update_priorities(index, surprised.exponential(1.0, len(index)) ** 3 if shard else error)
+                got = draw(rows, generator)
+                drawn.append({f.name: np.array(getattr(got, f.name)) for f in dataclasses.fields(got)})
+                return got
+
+            replay.sample = sample
+        progress = Progress(100 * ROWS)
+        while not drawn:
+            assert progress.updates < 3, "no gradient step was taken"
+            dqn.update([make_rollout(shard) for shard in world.shards], np.zeros((len(world.shards), 1)), progress)
+            progress.env_steps += ROWS
+            progress.updates += 1
+        # After one step Adam's first moment is a tenth of the gradient, as it was clipped.
+        gradient = 10.0 * dqn.shared_arrays()["optimizer.moment"]
+        return {
+            "gradient": gradient, "drawn": drawn, "size": dqn.replays[0].size, "metrics": dqn.metrics.read(),
+        }  # fmt: skip
+
+
+def held(dqn: Any) -> dict[str, Any]:
+    """The networks as they are used, and all that is compared between ranks."""
+    state = dqn.comm.read(dqn.state)
+    used = {
+        "policy": dqn.policy.params,
+        "learned": dqn.flat.split(state.values),
+        "target": dqn.flat.split(state.target),
+    }
+    told = {name: {n: np.array(p) for n, p in of.items()} for name, of in used.items()}
+    return {**told, "shared": dqn.shared_arrays()}
+
+
+def start_equal(world: World, folder: str) -> dict[str, Any]:
+    with learner(world, config(), policy_seed=world.rank) as dqn:
+        return held(dqn)
+
+
+def initialized_from(world: World, folder: str) -> dict[str, Any]:
+    """Every rank finds another policy file (on another host, say), and nothing is learned after."""
+    from lockstep.jax import dqn
+    from lockstep.jax.export import save_policy
+
+    kept: dict[str, Any] = {}
+
+    class Kept(dqn.DQN):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            kept["dqn"] = self
+
+    run = small_dqn("rank_envs:Ticking", learning_starts=10_000, **RUN, **{"env.kwargs": {"lengths": [4, 4]}})
+    spec = dataclasses.replace(SPEC, action=dataclasses.replace(SPEC.action, sizes=(2,)), autoreset="same_step")
+    home = Path(folder).parent
+    mine = dqn.QPolicy(spec, run.network, run.algorithm, seed=100 + world.rank)
+    save_policy(home / f"policy_{world.rank}.safetensors", mine, None, run)
+    names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
+    with mock.patch.object(dqn, "DQN", Kept):
+        outcome = train_one(world.rank, in_jax(Job(run, folder, world.port, init_from=names), 1))
+    return {
+        "error": outcome.error,
+        **held(kept["dqn"]),
+        "given": {name: np.array(p) for name, p in mine.params.items()},
+    }
+
+
+def gradient_mean(world: World, folder: str) -> dict[str, Any]:
+    return one_step(world, config(max_grad_norm=0.5))
+
+
+def importance_weights(world: World, folder: str) -> dict[str, Any]:
+    return one_step(world, config(prioritized=True), priorities=True)
+
+
+def ticking(world: World, folder: str, *, env: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A whole run: the exploration of every rollout, and how many gradient steps came after it."""
+    from lockstep.jax import dqn
+
+    task = changes.pop("task", "rank_envs:Ticking")
+    run = small_dqn(task, **{**RUN, "env.kwargs": env, **changes})
+    epsilon: list[float] = []
+    steps: list[int] = []
+    learn = dqn.DQN._learn
+
+    class Traced(dqn.Collector):
+        def collect(self) -> Any:
+            epsilon.append(float(self._sampler.epsilon))
+            steps.append(0)
+            return super().collect()
+
+    def counted(self: Any, *args: Any) -> None:
+        steps[-1] += 1
+        learn(self, *args)
+
+    with mock.patch.object(dqn, "Collector", Traced), mock.patch.object(dqn.DQN, "_learn", counted):
+        outcome = train_one(world.rank, in_jax(Job(run, folder, world.port), 1))
+    keys = ("status", "env_steps", "updates", "episodes", "eval_return_mean", "eval_episodes", "solved_at_step")
+    summary = {key: outcome.summary.get(key) for key in keys}
+    return {
+        "error": outcome.error, "summary": summary, "taken": outcome.counts["steps"], "folder": folder,
+        "epsilon": epsilon, "steps": steps, "seeds": outcome.env_seeds,
+    }  # fmt: skip
+
+
+def begin_together(world: World, folder: str) -> dict[str, Any]:
+    """Rank 1 has whole episodes at once, rank 0 waits for its eighth reward before it has one transition."""
+    env = {"lengths": [40, 1]}
+    return ticking(world, folder, task="rank_envs:Halting", env=env, learning_starts=16, n_step=8)
+
+
+def exploration(world: World, folder: str) -> dict[str, Any]:
+    return ticking(world, folder, env={"lengths": [4, 4]}, epsilon_steps=TOTAL // 2)
+
+
+def solved_by_all(world: World, folder: str) -> dict[str, Any]:
+    """Rank 0 alone would call the task solved after every evaluation, the two together never."""
+    env = {"rewards": [2.0, 0.0], "lengths": [1, 1]}
+    return ticking(world, folder, env=env, stop_return=1.5, stop_when_solved=True, evaluate_every=128)
+
+
+def signal_stops_all(world: World, folder: str) -> dict[str, Any]:
+    return ticking(world, folder, env={"signal_at": 30})
+
+
+def metrics_are_sums(world: World, folder: str) -> dict[str, Any]:
+    return ticking(world, folder, env={"lengths": [2, 8]}, capacity=4096)
+
+
+def seeds(world: World, folder: str) -> dict[str, Any]:
+    """Which random numbers lie before this rank: of its environments, its exploration and its replay."""
+    from lockstep.jax import dqn
+
+    kept: dict[str, Any] = {}
+
+    class Kept(dqn.DQN):
+        def __init__(self, run: Run, policy: Any, comm: Any) -> None:
+            kept["init"] = {name: np.array(p) for name, p in policy.params.items()}
+            super().__init__(run, policy, comm)
+            kept["replay"] = [ahead(s) for s in self._streams]
+
+    class KeptCollector(dqn.Collector):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            kept["action"] = [ahead(s) for streams in self._noise_streams for s in streams]
+
+    def ahead(generator: np.random.Generator) -> list[int]:
+        return copy.deepcopy(generator.bit_generator).random_raw(500).tolist()
+
+    run = small_dqn("rank_envs:Ticking", num_shards=2, **RUN, **{"env.kwargs": {"lengths": [4, 4]}})
+    with mock.patch.object(dqn, "DQN", Kept), mock.patch.object(dqn, "Collector", KeptCollector):
+        outcome = train_one(world.rank, in_jax(Job(run, folder, world.port), 1))
+    return {**kept, "env": outcome.env_seeds, "error": outcome.error}
+
+
+def files(world: World, folder: str) -> dict[str, Any]:
+    """Which files this rank opens for writing, makes or renames: those of the run, and those of its replay."""
+    touched: list[str] = []
+    home = str(Path(folder).parent)
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.mkdir", "os.rename", "os.remove"):
+            path = os.fspath(args[0]) if isinstance(args[0], str | os.PathLike) else ""
+            if str(path).startswith((folder + "/", home + "/replay")):
+                touched.append(f"{event} {path}")
+
+    sys.addaudithook(audit)
+    told = ticking(world, folder, env={"lengths": [2, 8]}, evaluate_every=128 * 3, replay_path=f"{home}/replay")
+    return {"touched": touched, **told}
+
+
+def data_shards(world: World, folder: str) -> dict[str, Any]:
+    return one_step(world, config(updates_per_step=4 / ROWS))
+
+
+SEAMS = [
+    start_equal, initialized_from, gradient_mean, importance_weights, begin_together, exploration, solved_by_all,
+    signal_stops_all, metrics_are_sums, seeds, files, data_shards,
+]  # fmt: skip
+
+
+def run_seams(rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
+    return run_listed(SEAMS, rank, ports, folder)

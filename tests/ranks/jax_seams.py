@@ -1,0 +1,205 @@
+"""The ten seams in JAX, each exercised inside 2 processes. `test_jax_seams.py` judges.
+
+Each function takes `(world, folder)` and returns what this rank saw.
+"""
+
+import copy
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+from jax_running import in_jax, train_one
+from running import Job, small
+from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
+
+from lockstep import World
+from lockstep.envs.spec import ActionSpec
+from lockstep.jax.comm import Comm
+from lockstep.jax.networks import Policy
+from lockstep.jax.ppo import PPO
+from lockstep.run import Run, override
+
+
+def config(**changes: Any) -> Run:
+    """One update on hand-made rollouts; one gradient step of the whole batch unless told otherwise."""
+    base = {
+        "num_envs": 2 * ENVS, "num_steps": STEPS, "num_epochs": 1, "num_minibatches": 1, "entropy_coef": 0.01,
+        "learning_rate": 1e-3, "learning_rate_schedule": "constant", "max_grad_norm": None,
+        "normalize_advantage": False,
+    }  # fmt: skip
+    return override(small("lockstep/Corridor-v0"), {**base, **changes})
+
+
+@contextmanager
+def learner(world: World, run: Run, policy_seed: int = 0) -> Iterator[PPO]:
+    with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
+        yield PPO(run, Policy(SPEC, run.network, seed=policy_seed), comm)
+
+
+def one_update(world: World, run: Run, **kwargs: Any) -> dict[str, Any]:
+    """What an update on the hand-made rollouts did, with the local sums of each gradient step."""
+    rollouts, seen = [make_rollout(shard, **kwargs) for shard in world.shards], []
+    with learner(world, run) as ppo:
+        loss, learned = ppo.loss, ppo._learned
+
+        def keep(params: Any, part: Any) -> Any:
+            value, sums = loss(params, part)
+            told = lambda sums, ids: seen.append({"sums": sums.tolist(), "ids": ids.tolist()})  # noqa: E731
+            jax.debug.callback(told, sums, part.observation[:, 0], ordered=True)
+            return value, sums
+
+        told: list[np.ndarray] = []
+
+        def keep_told(shared: Any, own: Any) -> Any:
+            found = learned(shared, own)
+            told.append(np.asarray(found[0][2]))
+            return found
+
+        ppo.loss, ppo._learned = keep, keep_told
+        ppo.update(rollouts, np.zeros((len(rollouts), 1)))
+        jax.effects_barrier()
+        return {
+            "gradient": ppo.comm.read(ppo.state.optimizer.moment) / 0.1,  # Adam's average of one is a tenth of it
+            "learning_rate": float(ppo.comm.read(ppo.state.learning_rate)),
+            "observations": ppo.observations and ppo.observations.state(),
+            "returns": ppo.returns and ppo.returns.state(),
+            "steps": int(ppo.comm.read(ppo.state.optimizer.steps)),
+            "parameters": {name: np.array(array) for name, array in ppo.policy.params.items()},
+            "seen": seen,
+            "told": told[0],
+            "metrics": ppo.read_metrics(),
+        }
+
+
+def start_equal(world: World, folder: str) -> dict[str, Any]:
+    with learner(world, config(), policy_seed=world.rank) as ppo:
+        acting = {name: np.array(array) for name, array in ppo.policy.params.items()}
+        return {"acting": acting, "learning": ppo.flat.split(ppo.comm.read(ppo.state.values))}
+
+
+def initialized_from(world: World, folder: str) -> dict[str, Any]:
+    """Every rank finds another policy file: the files of two hosts, say."""
+    from lockstep.jax.export import save_policy
+    from lockstep.normalize import RunningMoments
+
+    run = small("rank_envs:Ticking", normalize_observation=True, total_steps=128, **{"env.kwargs": {"lengths": [4, 4]}})
+    moments = RunningMoments(3)
+    moments.update(np.array([10.0, *[10.0 * (1 + world.rank)] * 3, *[1000.0] * 3]))
+    home = Path(folder).parent
+    spec = dataclasses.replace(SPEC, action=ActionSpec("discrete", (2,)))
+    save_policy(home / f"policy_{world.rank}.safetensors", Policy(spec, run.network, seed=world.rank), moments, run)
+    names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
+    outcome = train_one(world.rank, in_jax(Job(run, folder, world.port, init_from=names), 1))
+    return {"error": outcome.error, "fingerprint": outcome.summary.get("params_fingerprint")}
+
+
+def gradient_mean(world: World, folder: str) -> dict[str, Any]:
+    return one_update(world, config(max_grad_norm=0.5))
+
+
+def statistics_in_the_loss(world: World, folder: str) -> dict[str, Any]:
+    return one_update(world, config(normalize_advantage=True))
+
+
+def running_statistics(world: World, folder: str) -> dict[str, Any]:
+    return one_update(world, config(normalize_observation=True, normalize_return=True))
+
+
+def stop_on_kl(world: World, folder: str) -> dict[str, Any]:
+    run = config(num_epochs=12, num_minibatches=2, learning_rate=3e-3, target_kl=0.01, normalize_advantage=True)
+    return one_update(world, run, unlike=8.0)
+
+
+def adaptive_rate(world: World, folder: str) -> dict[str, Any]:
+    run = config(
+        num_epochs=6, num_minibatches=2, learning_rate_schedule="adaptive", desired_kl=0.01, learning_rate=3e-3,
+        normalize_advantage=True,
+    )  # fmt: skip
+    return one_update(world, run, unlike=8.0)
+
+
+def train_ticking(world: World, folder: str, **changes: Any) -> dict[str, Any]:
+    """A whole run with an environment that is not alike on the two ranks."""
+    kwargs = {"env.kwargs": changes.pop("env")}
+    run = small("rank_envs:Ticking", total_steps=6 * 128, timeout_s=30.0, log_every=128, **kwargs, **changes)
+    outcome = train_one(world.rank, in_jax(Job(run, folder, world.port), 1))
+    keys = ("status", "env_steps", "updates", "episodes", "eval_return_mean", "eval_episodes", "solved_at_step")
+    summary = {key: outcome.summary.get(key) for key in keys}
+    return {"error": outcome.error, "summary": summary, "steps": outcome.counts["steps"], "folder": folder}
+
+
+def solved_by_all(world: World, folder: str) -> dict[str, Any]:
+    """Rank 0 alone would call the task solved after every evaluation, the two together never."""
+    env = {"rewards": [2.0, 0.0], "lengths": [1, 1]}
+    return train_ticking(world, folder, env=env, stop_return=1.5, stop_when_solved=True, evaluate_every=128)
+
+
+def signal_stops_all(world: World, folder: str) -> dict[str, Any]:
+    return train_ticking(world, folder, env={"signal_at": 3 * 8 + 2})
+
+
+def no_episode_weighs_nothing(world: World, folder: str) -> dict[str, Any]:
+    return train_ticking(world, folder, env={"lengths": [4, 60]})
+
+
+def seeds(world: World, folder: str) -> dict[str, Any]:
+    """Which random numbers lie before this rank: those of its environments, its exploration and its minibatches."""
+    from lockstep.jax import ppo
+
+    kept: dict[str, Any] = {}
+
+    class KeptPPO(PPO):
+        def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
+            kept["init"] = {name: np.array(p) for name, p in policy.params.items()}
+            super().__init__(run, policy, comm)
+            kept["minibatch"] = [ahead(s) for s in self._streams]
+
+    class KeptCollector(ppo.Collector):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            kept["action"] = [ahead(s) for streams in self._noise_streams for s in streams]
+
+    def ahead(generator: np.random.Generator) -> list[int]:
+        return copy.deepcopy(generator.bit_generator).random_raw(2000).tolist()
+
+    run = small("rank_envs:Ticking", total_steps=128, num_shards=2, **{"env.kwargs": {"lengths": [4, 4]}})
+    with mock.patch.object(ppo, "PPO", KeptPPO), mock.patch.object(ppo, "Collector", KeptCollector):
+        outcome = train_one(world.rank, in_jax(Job(run, folder, world.port), 1))
+    return {**kept, "env": outcome.env_seeds, "error": outcome.error}
+
+
+def files(world: World, folder: str) -> dict[str, Any]:
+    """A run whose metrics tell of both ranks, and which of its files this rank writes, makes or renames."""
+    touched: list[str] = []
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.mkdir", "os.rename", "os.remove"):
+            path = os.fspath(args[0]) if isinstance(args[0], str | os.PathLike) else ""
+            if str(path).startswith(folder + "/"):
+                touched.append(f"{event} {path}")
+
+    sys.addaudithook(audit)
+    told = train_ticking(world, folder, env={"lengths": [2, 8]}, evaluate_every=128 * 3)
+    return {"touched": touched, **told}
+
+
+def data_shards(world: World, folder: str) -> dict[str, Any]:
+    return one_update(world, config(num_epochs=3, num_minibatches=4))
+
+
+SEAMS = [
+    start_equal, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics, stop_on_kl, adaptive_rate,
+    solved_by_all, signal_stops_all, no_episode_weighs_nothing, seeds, files, data_shards,
+]  # fmt: skip
+
+
+def run_seams(rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
+    return run_listed(SEAMS, rank, ports, folder)

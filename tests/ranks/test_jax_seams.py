@@ -1,0 +1,259 @@
+"""The ten seams of data parallelism in JAX, on 2 processes: each test fails when its seam is cut (tests/planted)."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax_seams import config, run_seams  # noqa: E402
+from running import lines  # noqa: E402
+from seam_world import ENVS, SIZE, SPEC, STEPS, make_rollout  # noqa: E402
+
+from lockstep import spawn  # noqa: E402
+from lockstep.jax.networks import Policy  # noqa: E402
+from lockstep.launch.variables import free_port  # noqa: E402
+
+TOTAL = 6 * 128
+
+
+@pytest.fixture(scope="module")
+def seam(request, tmp_path_factory):
+    """What both ranks saw of each seam that a selected test asks for."""
+    selected = {
+        item.originalname.removeprefix("test_") for item in request.session.items if item.module is request.module
+    }
+    names = {"files" if name in ("counters", "metrics_are_sums") else name for name in selected}  # one run tells all
+    ports = {name: free_port() for name in sorted(names)}
+    return Judged(spawn(run_seams, 2, (ports, str(tmp_path_factory.mktemp("seams"))), timeout_s=600))
+
+
+class Judged(dict):
+    def __init__(self, told):
+        super().__init__({name: [rank[name] for rank in told] for name in told[0]})
+
+    def __missing__(self, name):
+        raise AssertionError(f"no seam is called {name}")
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+# -- a plain reference: one process, the whole batch, the equations of the papers as they stand ------------------------
+
+
+def plain_gae(reward, value, terminated, ended, gamma, gae_lambda):
+    advantage, following = np.zeros_like(reward), np.zeros(reward.shape[1])
+    for t in reversed(range(len(reward))):
+        delta = reward[t] + gamma * value[t + 1] * (1 - terminated[t]) - value[t]
+        following = advantage[t] = delta + gamma * gae_lambda * (1 - ended[t]) * following
+    return advantage
+
+
+def plain_gradient(run) -> np.ndarray:
+    """The clipped gradient of the first step on the rollouts of both shards together, parameters in name order."""
+    c, policy = run.algorithm, Policy(SPEC, run.network, seed=0)
+    params, columns = {name: jnp.asarray(array) for name, array in policy.params.items()}, ([], [], [], [])
+    for r in (make_rollout(shard) for shard in range(2)):
+        value = np.asarray(policy.apply(params, r.observation.reshape(-1, SIZE))[1], np.float64)
+        value = value.reshape(STEPS + 1, ENVS)
+        advantage = plain_gae(r.reward.astype(float), value, r.terminated, r.ended, c.gamma, c.gae_lambda)
+        seen = r.observation[:-1].reshape(-1, SIZE)
+        parts = (seen, r.action.ravel(), advantage.ravel(), (advantage + value[:-1]).ravel())
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part[r.weight.ravel() > 0])  # rows of weight 0 are no data
+    observation, action, advantage, target = (np.concatenate(column) for column in columns)
+    if c.normalize_advantage:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    advantage, target = jnp.asarray(advantage, jnp.float32), jnp.asarray(target, jnp.float32)
+
+    def loss(params):
+        logits, value = policy.apply(params, observation)
+        probability = jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)
+        taken = probability[jnp.arange(len(action)), action]
+        ratio = taken / jax.lax.stop_gradient(taken)
+        entropy = -(probability * jnp.log(probability)).sum(-1)
+        value_loss = 0.5 * c.value_coef * jnp.square(value - target).mean()
+        return -(ratio * advantage).mean() + value_loss - c.entropy_coef * entropy.mean()
+
+    found = jax.grad(loss)(params)
+    gradient = np.concatenate([np.ravel(found[name]) for name in sorted(found)])
+    if c.max_grad_norm is not None:
+        norm = np.linalg.norm(gradient)
+        assert norm > 2 * c.max_grad_norm, "the gradient is not clipped; the test proves nothing"
+        gradient = gradient * c.max_grad_norm / norm
+    return gradient
+
+
+# -- the seams ---------------------------------------------------------------------------------------------------------
+
+
+def test_start_equal(seam):
+    first, second = seam["start_equal"]
+    assert same(first["learning"], second["learning"]), "ranks start from different parameters"
+    assert same(first["acting"], second["acting"]), "ranks act by different parameters"
+    assert same(first["acting"], first["learning"])
+    mine = Policy(SPEC, config().network, seed=0).params
+    assert same(first["acting"], mine), "rank 0's values are the ones that all get"
+
+
+def test_initialized_from(seam):
+    first, second = seam["initialized_from"]
+    assert first["error"] == second["error"] == "", "a re-initialised policy was not broadcast"
+    assert first["fingerprint"] == second["fingerprint"] is not None
+
+
+def test_gradient_mean(seam):
+    expected = plain_gradient(config(max_grad_norm=0.5))
+    for rank in seam["gradient_mean"]:
+        assert np.allclose(rank["gradient"], expected, rtol=1e-4, atol=1e-6), (
+            "not the clipped mean over the global batch"
+        )
+
+
+def test_statistics_in_the_loss(seam):
+    expected = plain_gradient(config(normalize_advantage=True))
+    for rank in seam["statistics_in_the_loss"]:
+        assert np.allclose(rank["gradient"], expected, rtol=1e-4, atol=1e-5), "advantages are not normalised globally"
+
+
+def test_running_statistics(seam):
+    rollouts = [make_rollout(shard) for shard in range(2)]
+    kept = [r.weight.ravel() > 0 for r in rollouts]
+    seen = np.concatenate([r.observation[:-1].reshape(-1, SIZE)[k] for r, k in zip(rollouts, kept, strict=True)])
+    discounted = []
+    for r, k in zip(rollouts, kept, strict=True):
+        value, found = np.zeros(ENVS), []
+        for t in range(STEPS):
+            value = 0.99 * value + r.reward[t]
+            found.append(value)
+            value = np.where(r.ended[t], 0.0, value)
+        discounted.append(np.ravel(found)[k])
+    for rank in seam["running_statistics"]:
+        for name, rows in (("observations", seen), ("returns", np.concatenate(discounted)[:, None])):
+            state = rank[name]
+            assert state["count"] == len(rows), f"{name} are not counted over all ranks"
+            assert np.allclose(state["mean"], rows.mean(0)), f"the mean of {name} is not pooled"
+            assert np.allclose(state["variance"], rows.var(0)), f"the variance of {name} is not pooled"
+
+
+def kls(ranks, minibatches: int) -> tuple[list[float], list[list[float]]]:
+    """KL of each epoch over both ranks, and over each alone, from the local sums of every step."""
+    sums = np.array([[step["sums"] for step in rank["seen"]] for rank in ranks])
+    epochs = sums.reshape(2, -1, minibatches, sums.shape[-1]).sum(2)
+    together = epochs.sum(0)
+    return list(together[:, 4] / together[:, 0]), (epochs[:, :, 4] / epochs[:, :, 0]).tolist()
+
+
+def test_stop_on_kl(seam):
+    ranks = seam["stop_on_kl"]
+    assert not any(isinstance(rank, str) for rank in ranks), f"ranks left the update apart: {ranks}"
+    assert same(ranks[0]["parameters"], ranks[1]["parameters"]), "ranks left the update apart"
+    together, alone = kls(ranks, 2)
+    taken = ranks[0]["steps"] // 2
+    assert ranks[0]["steps"] == ranks[1]["steps"]
+    assert 1 < taken < 12, "target_kl stopped nothing; the test proves nothing"
+    assert together[taken - 1] > 0.01 and max(together[: taken - 1]) <= 0.01, "the stop is not decided by the global KL"
+    first = [next((i for i, kl in enumerate(rank) if kl > 0.01), None) for rank in alone]
+    assert first[0] != first[1], "both ranks alone would have decided alike; the test proves nothing"
+    assert np.all(ranks[0]["told"][taken:] == 0.0), "something was told of steps that were left out"
+    assert ranks[0]["metrics"]["policy/kl"] == pytest.approx(np.mean(together[:taken]), rel=1e-4)
+
+
+def test_adaptive_rate(seam):
+    ranks = seam["adaptive_rate"]
+    together, alone = kls(ranks, 2)
+
+    def rate(found):
+        value = 3e-3
+        for kl in found:
+            value = min(value * (1 / 1.5 if kl > 0.02 else 1.5 if kl < 0.005 else 1.0), 1e-2)
+        return value
+
+    assert not np.isclose(rate(alone[0]), rate(alone[1])), (
+        "both ranks alone would have decided alike; nothing is proved"
+    )
+    for rank in ranks:
+        assert rank["learning_rate"] == pytest.approx(rate(together)), "the rate does not follow the global KL"
+
+
+def test_solved_by_all(seam):
+    ranks = seam["solved_by_all"]
+    assert [rank["error"] for rank in ranks] == ["", ""], "ranks decided apart whether the task is solved"
+    for rank in ranks:
+        assert rank["summary"]["status"] == "finished", "solved by the episodes of one rank"
+        assert (rank["summary"]["env_steps"], rank["summary"]["eval_episodes"]) == (TOTAL, 8)
+        assert rank["summary"]["eval_return_mean"] == 1.0
+
+
+def test_signal_stops_all(seam):
+    ranks = seam["signal_stops_all"]
+    assert [rank["error"] for rank in ranks] == ["", ""], "a signal to one rank was not told to the other"
+    for rank in ranks:
+        assert rank["summary"]["status"] == "interrupted"
+        assert rank["summary"]["env_steps"] == 4 * 128, "ranks stopped at different updates"
+
+
+def test_metrics_are_sums(seam):
+    logs = lines(seam["files"][0]["folder"])
+    assert len(logs) == 6
+    # 8 environments each: 4 episodes of return 2 on rank 0 for each one of return 8 on rank 1.
+    for log in logs:
+        assert log["episode/count"] == 8 * 4 + 8 * 1, "episodes of one rank only"
+        assert log["episode/return_mean"] == pytest.approx((32 * 2 + 8 * 8) / 40), "not the mean over all episodes"
+        assert log["episode/length_mean"] == pytest.approx((32 * 2 + 8 * 8) / 40)
+
+
+def test_no_episode_weighs_nothing(seam):
+    ranks = seam["no_episode_weighs_nothing"]
+    logs = lines(ranks[0]["folder"])
+    assert all(log["episode/return_mean"] == 4.0 for log in logs[:6]), "a rank without episodes was counted as 0"
+
+
+def test_counters(seam):
+    ranks = seam["files"]
+    for rank in ranks:
+        summary = rank["summary"]
+        assert rank["steps"] >= TOTAL // 2
+        assert (summary["env_steps"], summary["updates"]) == (TOTAL, 6), "environment steps are not global"
+        assert summary["episodes"] == 6 * 40, "episodes are not global"
+    assert [log["step"] for log in lines(ranks[0]["folder"])] == [128 * (i + 1) for i in range(6)]
+
+
+def test_seeds(seam):
+    first, second = seam["seeds"]
+    assert same(first["init"], second["init"]), "ranks draw different initial parameters"
+    streams = [*first["action"], *second["action"], *first["minibatch"], *second["minibatch"]]
+    assert len(streams) == 4
+    assert len(set().union(*streams)) == 4 * 2000, "random streams of ranks or purposes overlap"
+    assert len(first["env"]) == len(second["env"]) == 8
+    numbers = sorted(first["env"] + second["env"])
+    assert min(b - a for a, b in pairwise(numbers)) > 100, "seeds of environments collide"
+
+
+def test_files(seam):
+    first, second = seam["files"]
+    own = re.compile(r"/(logs(/rank_1\.(log|stack))?|checkpoints(/\.step_\d+(/shard_1\.safetensors)?)?)$")
+    assert [line for line in second["touched"] if not own.search(line)] == [], "rank 1 writes what rank 0 writes"
+    assert len(lines(first["folder"])) == 6
+    assert [line["step"] for line in lines(first["folder"], "evaluations.jsonl")] == [128 * 3, TOTAL]
+    written = {line.rpartition("/")[2].removeprefix(".") for line in first["touched"]}
+    assert {"policy.safetensors", "policy_best.safetensors"} <= written
+
+
+def test_data_shards(seam):
+    ranks = seam["data_shards"]
+    assert not any(isinstance(rank, str) for rank in ranks), f"ranks took different numbers of batches: {ranks}"
+    assert [len(rank["seen"]) for rank in ranks] == [3 * 4, 3 * 4], "not the same number of batches"
+    for r, rank in enumerate(ranks):
+        rows = sorted(make_rollout(r).observation[:-1, :, 0].ravel().tolist())
+        orders = []
+        for epoch in range(3):
+            seen = [i for step in rank["seen"][4 * epoch : 4 * epoch + 4] for i in step["ids"]]
+            assert sorted(seen) == rows, "not every row exactly once"
+            orders.append(seen)
+        assert orders[0] != orders[1] != orders[2], "rows come in the same order in every epoch"

@@ -1,0 +1,126 @@
+"""JAX ranks under any launcher come to the bits of one process, and whatever a rank does ends the run and names it."""
+
+import signal
+import time
+
+import pytest
+from jax_runs import Command, by_hand, end_all, jax_alone, new_port, slurm, small, train
+
+from lockstep.faults import Fault
+
+pytest.importorskip("jax")
+
+
+@pytest.fixture(autouse=True)
+def _ended():
+    yield
+    end_all()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The fingerprint of the small run in one process."""
+    command = train(tmp_path_factory.mktemp("alone"))
+    assert command.wait() == 0, command.said
+    assert command.summary["world_size"] == 1
+    return command.summary["params_fingerprint"]
+
+
+def check(command: Command, fingerprint: str) -> None:
+    summary = command.summary
+    assert (summary["status"], summary["world_size"], summary["ml_framework"]) == ("finished", 2, "jax")
+    assert {rank["params_fingerprint"] for rank in summary["ranks"]} == {fingerprint}
+
+
+def test_our_own_launcher_starts_jax_ranks(tmp_path, alone):
+    command = train(tmp_path, "--ranks", "2")
+    assert command.wait() == 0, command.said
+    check(command, alone)
+    assert "parameters equal on all 2 ranks" in command.said
+
+
+def test_the_launcher_for_jax_starts_our_training_as_it_is_typed(tmp_path, alone):
+    words = "lockstep.launch.jax --nnodes=1 --nproc_per_node=2 -m lockstep.train --task=CartPole-v1 --headless"
+    words += " --distributed --ml_framework jax --run-dir run"
+    command = Command(tmp_path, [*words.split(), *small()])
+    assert command.wait() == 0, command.said
+    check(command, alone)
+
+
+@pytest.mark.parametrize("variables", [by_hand, slurm, jax_alone])
+def test_variables_of_other_launchers_start_jax_ranks(tmp_path, alone, variables):
+    port, words = new_port(), ["lockstep.train", "CartPole-v1", "--run-dir", "run", *small()]
+    ranks = [Command(tmp_path, words, **variables(rank, port)) for rank in range(2)]
+    codes = [rank.wait() for rank in ranks]
+    assert codes == [0, 0], "\n---\n".join(rank.said for rank in ranks)
+    check(ranks[0], alone)
+
+
+def struck(tmp_path, fault, *words, **changes):
+    """A training of two ranks with a fault in one of them, and how long it went on after that."""
+    told = ["lockstep.faults", fault.to_json(), "train", "CartPole-v1", "--run-dir", "run", "--ranks", "2", *words]
+    command = Command(tmp_path, [*told, *small(**{"total_steps": 10**8, "timeout_s": 4, **changes})])
+    note = tmp_path / "run" / "logs" / "struck.json"
+    command.until(note.exists)
+    since = time.monotonic()
+    code = command.wait(60)
+    return command, code, time.monotonic() - since
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        ("kill", 137, "rank 1 was killed by SIGKILL (signal 9)"),
+        ("raise", 1, "rank 1 failed in env.step of shard 2 (environments 8 to 11): RuntimeError"),
+        ("exit", 1, "rank 1 left early with code 0"),
+        ("collective", 1, "rank 1 has been in "),
+        ("stop", 1, "rank 1 is stopped (SIGSTOP) in env.step"),
+        ("weight", 1, "ranks 0 and 1 hold different policy."),
+    ],
+)
+def test_a_rank_that_fails_ends_the_run_and_is_named(tmp_path, kind, code, said):
+    command, returned, took = struck(tmp_path, Fault(kind, 1, 2))
+    assert returned == code, command.said
+    assert f"lockstep: {said}" in command.said or (kind == "weight" and said in command.said)
+    assert said in command.summary["error"] and command.summary["status"] == "failed"
+    assert took < 4 + 20, "neither JAX nor a launcher may wait for who does not come back"
+    assert command.gone(), "processes were left behind"
+
+
+def test_rank_0_may_be_killed_where_all_others_meet(tmp_path):
+    command, returned, _ = struck(tmp_path, Fault("kill", 0, 2))
+    assert returned == 137, command.said
+    assert "rank 0 was killed by SIGKILL" in command.summary["error"]
+    assert command.gone()
+
+
+def test_sigterm_ends_all_at_one_step_and_the_run_goes_on_to_the_same_bits(tmp_path):
+    (tmp_path / "other").mkdir()
+    long = {"total_steps": 200 * 128, "checkpoint_every": 128 * 400, "log_every": 128 * 20}
+    other = train(tmp_path / "other", **long)
+    command = train(tmp_path, "--ranks", "2", **long)
+    command.until(command.trained)
+    command.process.send_signal(signal.SIGTERM)
+    assert command.wait() == 143, command.said
+    assert command.gone()
+    assert command.summary["status"] == "interrupted"
+    assert command.summary["env_steps"] < 200 * 128, "too late: nothing to go on with"
+    again = Command(tmp_path, ["lockstep.cli", "train", "--resume", "run", "--ranks", "1"])
+    assert (again.wait(), other.wait()) == (0, 0), again.said + other.said
+    assert again.summary["params_fingerprint"] == other.summary["params_fingerprint"]
+    assert again.summary["resumed_from"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("kind", ["kill", "collective", "weight", "nan"])
+def test_a_fault_is_recovered_from_and_costs_nothing_but_steps(tmp_path, kind):
+    (tmp_path / "other").mkdir()
+    long = {"total_steps": 60 * 128, "checkpoint_every": 128 * 8, "checkpoint_min_s": 0}
+    other = train(tmp_path / "other", **long)
+    assert other.wait() == 0, other.said
+    command, code, _ = struck(tmp_path, Fault(kind, 1, 10, saved=True), "--max-restarts", "1", **long)
+    assert code == 0, command.said
+    assert "restart 1 of 1 from step" in command.said
+    assert command.summary["params_fingerprint"] == other.summary["params_fingerprint"]
+    assert command.summary["restarts"] == 1
+    assert command.gone()

@@ -1,0 +1,232 @@
+"""`Comm` in one process: one device, several, uneven shards; arrays there and back; compiled once; same bits."""
+
+import numpy as np
+import pytest
+
+from lockstep.errors import ConfigError, MismatchError, RunError
+from lockstep.tree import tree_sum
+from lockstep.world import World
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+
+from lockstep.jax import hardware  # noqa: E402
+from lockstep.jax.callback import Callback  # noqa: E402
+from lockstep.jax.comm import Comm  # noqa: E402
+from lockstep.jax.mesh import places  # noqa: E402
+
+COLUMNS = 500
+SCALE = np.linspace(0.1, 3.0, COLUMNS, dtype=np.float32)
+
+
+def comm_of(num_shards, devices):
+    return Comm(World().with_shards(num_shards), device="cpu", devices_per_process=devices)
+
+
+def rows_of(num_shards):
+    return np.random.default_rng(7).normal(size=(num_shards, COLUMNS)).astype(np.float32)
+
+
+def scaled_sum(comm, rows):
+    def scaled(shared, own):
+        products = own["row"] * shared["scale"][None]
+        return {"scale": shared["scale"], "sum": comm.sum_shards(products)}, {"product": products}
+
+    shared, own = comm.spread(scaled, donate=False)(comm.share({"scale": SCALE}), comm.deal([{"row": r} for r in rows]))
+    return comm.read(shared)["sum"], np.stack([one["product"] for one in comm.collect(own)])
+
+
+@pytest.mark.parametrize("num_shards", [1, 4, 6, 7, 8])
+def test_a_sum_over_shards_has_the_bits_of_the_tree_on_any_number_of_devices(num_shards):
+    rows = rows_of(num_shards)
+    products = rows * SCALE[None]
+    tree = {(shard, shard + 1): row for shard, row in enumerate(products)}
+    expected = tree_sum(tree, (0, num_shards), np.add)
+    for devices in range(1, min(num_shards, 4) + 1):
+        with comm_of(num_shards, devices) as comm:
+            assert comm.num_slots == -(-num_shards // devices)
+            total, held = scaled_sum(comm, rows)
+            assert np.array_equal(total, expected), f"{(total != expected).sum()} numbers differ on {devices} devices"
+            assert np.array_equal(held, products), "a shard got another's rows"
+            assert not comm.num_messages
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_what_ranks_tell_each_other(devices):
+    rows = rows_of(4)
+    first = rows[:: 4 // devices]  # of each device, its first shard's
+    with comm_of(4, devices) as comm:
+
+        def told(shared, own):
+            mine, weight = own["row"][0], own["weight"][0]
+            return {
+                "sum": comm.sum(mine),
+                "max": comm.max(mine),
+                "mean": comm.mean(mine),
+                "weighted": comm.mean(mine, weight),
+                "lonely": comm.mean(jnp.where(weight > 1, mine, jnp.nan), jnp.where(weight > 1, weight, 0.0)),
+                "moments": comm.moments(own["row"], own["weight"]),
+                "gradients": comm.average_gradients({"b": mine[:2], "a": mine[2:6].reshape(2, 2)}, weight),
+            }, {"number": comm.shard_numbers()}
+
+        weights = np.arange(1, 5, dtype=np.float32) if devices > 1 else np.full(4, 2.0, np.float32)
+        parts = [{"row": row, "weight": weight} for row, weight in zip(rows, weights, strict=True)]
+        shared, own = comm.spread(told)(comm.share({}), comm.deal(parts))
+        found = comm.read(shared)
+        assert [int(one["number"]) for one in comm.collect(own)] == [0, 1, 2, 3]
+    w = weights[:: 4 // devices, None]
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(found["sum"], first.sum(0), **close)
+    np.testing.assert_array_equal(found["max"], first.max(0))
+    np.testing.assert_allclose(found["mean"], first.mean(0), **close)
+    weighted = (first * w).sum(0) / w.sum()
+    np.testing.assert_allclose(found["weighted"], weighted, **close)
+    np.testing.assert_allclose(found["gradients"]["b"], weighted[:2], **close)
+    np.testing.assert_allclose(found["gradients"]["a"].ravel(), weighted[2:6], **close)
+    heavy = w[:, 0] > 1
+    np.testing.assert_allclose(found["lonely"], (first * w)[heavy].sum(0) / w[heavy].sum(), **close)
+    count, mean, variance = found["moments"]
+    assert count == weights.sum()
+    expected = np.average(rows, axis=0, weights=weights)
+    np.testing.assert_allclose(mean, expected, **close)
+    np.testing.assert_allclose(variance, np.average((rows - expected) ** 2, axis=0, weights=weights), **close)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_moments_of_numbers_far_from_zero_keep_their_digits(devices):
+    rows = (1e4 + rows_of(4)).astype(np.float32)
+    with comm_of(4, devices) as comm:
+        compiled = comm.spread(lambda shared, own: ({"m": comm.moments(own)}, {}))
+        _, _, variance = comm.read(compiled(comm.share({}), comm.deal(list(rows)))[0])["m"]
+    np.testing.assert_allclose(variance, rows.astype(np.float64).var(0), rtol=2e-2)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_function_is_compiled_once_for_host_arrays_and_for_what_came_out(devices):
+    compiled_by_xla = []
+
+    def listen(name, _seconds, **_):
+        compiled_by_xla.extend([name] * ("backend_compile" in name))
+
+    with comm_of(2, devices) as comm:
+
+        def count_up(shared, own):
+            return {"n": shared["n"] + comm.sum_shards(own[:, None])[0]}, own + 1.0
+
+        step = comm.spread(count_up)
+        shared, own = comm.share({"n": np.float32(0)}), comm.deal([np.float32(1), np.float32(2)])
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            for _ in range(3):
+                shared, own = step(shared, own)
+            shared, own = step(comm.share({"n": np.float32(0)}), comm.deal([np.float32(1), np.float32(2)]))
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+        assert comm.num_compilations == {"count_up": 1}
+        assert len(compiled_by_xla) == 1
+        assert float(comm.read(shared)["n"]) == 3.0
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_arrays_on_devices_are_copies(devices):
+    with comm_of(2, devices) as comm:
+        mine = np.zeros(64, np.float32)
+        shared = comm.share({"x": mine})
+        mine[:] = 1.0
+        assert comm.read(shared)["x"].sum() == 0.0, "what the host does afterwards is seen on the device"
+        read = comm.read(shared)["x"]
+        kept = read.copy()
+        double = comm.spread(lambda shared, own: ({"x": shared["x"] * 2.0 + 1.0}, own))
+        shared, _ = double(shared, comm.deal([np.float32(0)] * 2))
+        assert np.array_equal(read, kept), "what was read changes when the memory is used again"
+        assert np.asarray(comm.local(shared)["x"]).tolist() == [1.0] * 64
+
+
+def test_facts_are_summed_in_float64_along_the_tree():
+    rows = np.random.default_rng(0).normal(size=(7, 5)) * 1e9
+    with comm_of(7, 1) as comm:
+        expected = tree_sum({(s, s + 1): row for s, row in enumerate(rows)}, (0, 7), np.add)
+        assert np.array_equal(comm.sum_facts(rows), expected)
+        assert comm.gather_object({"a": np.arange(2)})[0]["a"].tolist() == [0, 1]
+        assert comm.any(True) is True
+        assert comm.broadcast_object("x") == "x"
+        assert [one.rank for one in comm.observe()] == [0]
+        comm.barrier()
+        comm.check_equal({"a": np.ones(1)})
+        assert not comm.num_messages
+
+
+def test_a_device_that_differs_is_named():
+    with comm_of(2, 2) as comm:
+        shared = comm.share({"x": np.zeros(3, np.float32)})["x"]
+        comm.check_equal({"x": shared, "y": np.ones(2)})
+        pieces = [jax.device_put(np.full(3, n, np.float32), device) for n, device in enumerate(comm.devices)]
+        spoiled = jax.make_array_from_single_device_arrays((3,), shared.sharding, pieces)
+        with pytest.raises(MismatchError, match="ranks 0 and 1 hold different x"):
+            comm.check_equal({"x": spoiled, "y": np.ones(2)})
+        with pytest.raises(RunError, match="ranks 0, 1 collected the same data"):
+            comm.check_different(["same", "same"])
+
+
+def test_a_device_without_a_shard_is_refused():
+    with pytest.raises(ConfigError, match=r"num_shards=3 is fewer than the 4 devices .*use fewer devices, or --set"):
+        places(World().with_shards(3), 4)
+
+
+def test_shards_are_dealt_in_contiguous_blocks_of_each_process():
+    dealt = places(World(rank=1, size=2, port=1).with_shards(7), 2)
+    assert dealt.shards == (range(2), range(2, 4), range(4, 6), range(6, 7))
+    assert (dealt.own, dealt.num_slots) == (range(2, 4), 2)
+    assert dealt.slots.tolist() == [[0, 1], [2, 3], [4, 5], [6, 6]]
+    assert dealt.nodes is None, "the last device takes other steps"
+    assert places(World().with_shards(8), 4).nodes == [[(0, 2)], [(2, 4)], [(4, 6)], [(6, 8)]]
+    assert places(World().with_shards(6), 3).nodes is None
+
+
+def test_more_devices_than_jax_has_are_refused():
+    with pytest.raises(ConfigError, match="devices_per_process=9 with 1 process"), comm_of(9, 9):
+        pass
+
+
+def test_devices_and_backends_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(hardware, "sees_gpu", lambda: False)
+    assert hardware.kind_of("auto") == "cpu"
+    with pytest.raises(ConfigError, match="device=cuda, but JAX sees no GPU"):
+        hardware.kind_of("cuda")
+    with pytest.raises(ConfigError, match="backend=nccl needs GPUs"):
+        hardware.backend_of("cpu", "nccl")
+    with pytest.raises(ConfigError, match="backend=gloo is for CPUs"):
+        hardware.backend_of("gpu", "gloo")
+    assert (hardware.backend_of("cpu", "auto"), hardware.backend_of("gpu", "auto")) == ("gloo", "nccl")
+
+
+def test_flags_of_the_user_stay(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=true --xla_dump_to=/x")
+    hardware.set_flags({"xla_cpu_multi_thread_eigen": "false", "xla_cpu_max_isa": "AVX2"})
+    words = hardware.os.environ["XLA_FLAGS"].split()
+    assert words == ["--xla_cpu_multi_thread_eigen=true", "--xla_dump_to=/x", "--xla_cpu_max_isa=AVX2"]
+
+
+def test_a_callback_runs_each_time_also_in_a_scan_and_passes_errors_on():
+    seen = []
+
+    def halve(value, out):
+        seen.append(float(value[0]))
+        if value[0] > 7.5:
+            raise KeyError("too large")
+        np.copyto(out, value / 2)
+
+    callback = Callback("halve", halve)
+
+    @jax.jit
+    def thrice(start):
+        return jax.lax.scan(lambda carry, _: (callback(carry, (2,)) + 1.0, None), start, None, length=3)[0]
+
+    assert thrice(jnp.array([4.0, 2.0])).tolist() == [2.25, 2.0]
+    assert seen == [4.0, 3.0, 2.5]
+    with pytest.raises((RuntimeError, ValueError), match="KeyError: 'too large'"):
+        thrice(jnp.array([8.0, 2.0]))
+    assert isinstance(callback.error, KeyError)
+    with pytest.raises(TypeError, match="int16 cannot be sent between ranks"):
+        callback(jnp.zeros(2, jnp.int16), (2,))
