@@ -250,14 +250,12 @@ def _run_dir(arguments: Sequence[str]) -> Path | None:
 def _framework(arguments: Sequence[str]) -> str:
     """What the arguments, or else the files that they name, say that the run computes with."""
     said = " ".join(arguments).replace("_", "-").replace("=", " ")
-    for framework in ("torch", "jax"):
-        if f"ml-framework {framework}" in said:
-            return framework
-    run_dir = _run_dir(arguments)
+    if found := [framework for framework in ("torch", "jax") if f"ml-framework {framework}" in said]:
+        return found[0]
     files = [Path(word) for word in arguments if word.endswith((".yaml", ".yml"))]
-    files += [] if run_dir is None else [run_dir / "run.yaml"]
-    said_so = any("ml_framework: jax" in file.read_text(encoding="utf-8") for file in files if file.is_file())
-    return "jax" if said_so else "torch"
+    files.append((_run_dir(arguments) or Path()) / "run.yaml")
+    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    return "jax" if any("ml_framework: jax" in text for text in texts) else "torch"
 
 
 def _redirect_ranks(fault: Fault) -> None:

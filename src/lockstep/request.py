@@ -171,8 +171,9 @@ def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes 
     world = World.from_environment()
     if world.launcher == "none":
         if args.distributed and args.ranks is None and args.nproc_per_node is None:
+            launcher = "lockstep.launch.jax" if args.ml_framework == "jax" else "torch.distributed.run"
             raise ConfigError(
-                "--distributed, but no launcher started this process; start it with `python -m torch.distributed.run "
+                f"--distributed, but no launcher started this process; start it with `python -m {launcher} "
                 "--nproc_per_node=2 -m lockstep.train ...`, or let Lockstep start its own ranks with --ranks 2"
             )
         return World(size=_local_ranks(args, default_ranks))

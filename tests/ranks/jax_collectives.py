@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,18 @@ def too_late(rank: int, port: int) -> str:
             return "nothing"
     except ConfigError as error:
         return str(error)
+
+
+def main() -> None:
+    """A rank of any launcher: says what the ranks sum to."""
+    from lockstep.jax.comm import Comm
+
+    world = World.from_environment()
+    with Comm(world.with_shards(4), device="cpu", timeout_s=20.0, startup_timeout_s=40.0) as comm:
+        total = float(_sum(comm, rows_of(4)).sum())
+        sys.stdout.write(f"{world.launcher} {world.rank} {comm.gather_object(world.rank)} {total}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

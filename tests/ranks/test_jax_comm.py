@@ -1,5 +1,8 @@
 """JAX's collectives among real processes: sums, mistakes, death. Worlds of one process are in tests/unit/jax."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +159,13 @@ def test_a_stuck_rank_is_named_by_the_watch(tmp_path, way):
 def test_jax_that_runs_already_cannot_reach_other_processes():
     for said in spawn(called.too_late, 2, (free_port(),), timeout_s=60):
         assert said.startswith("JAX was used before `Comm` was entered")
+
+
+def test_ranks_of_torchrun_meet_although_its_agent_keeps_the_port():
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_LAUNCHER"}
+    done = subprocess.run([*command, called.__file__], capture_output=True, text=True, timeout=90, env=environment)
+    assert done.returncode == 0, done.stderr
+    total = float(expected_sum(4, 0.3).sum())
+    assert sorted(done.stdout.splitlines()) == [f"torchrun {rank} [0, 1] {total}" for rank in (0, 1)]

@@ -61,7 +61,7 @@ def test_every_recipe_makes_its_environment_and_divides_among_two_ranks():
     from lockstep.world import World
 
     assert recipes.names() == [
-        *("cartpole", "cartpole_dqn", "cartpole_isaac", "pendulum", "pong", "pong_ppo", "pong_small"),
+        *("cartpole", "cartpole_dqn", "cartpole_isaac", "cartpole_jax", "pendulum", "pong", "pong_ppo", "pong_small"),
     ]
     for name in recipes.names():
         run = recipes.load(name)
@@ -259,6 +259,7 @@ def test_exit_codes(status, error, code, monkeypatch):
         ("CartPole-v1 --algo dqn --set epsilon_nd=0.1", ["unknown setting epsilon_nd", "algorithm.epsilon_end"]),
         ("CartPole-v1 --algo dqn --set batch_size=33 --ranks 2", ["batch_size=33 does not divide among 2 shards"]),
         ("cartpole --distributed", ["--distributed", "torch.distributed.run", "--ranks 2"]),
+        ("cartpole --distributed --ml_framework jax", ["--distributed", "-m lockstep.launch.jax --nproc", "--ranks 2"]),
         ("cartpole --device cuda", ["device=cuda", "lockstep doctor"]),
         ("cartpole --ranks 2 --set backend=nccl", ["backend=nccl", "lockstep doctor"]),
         ("cartpole --max-restarts -1", ["--max-restarts -1", "at least 0"]),

@@ -171,3 +171,23 @@ def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     with pytest.raises(ConfigError, match=r"ml_framework=torch needs the package torch: pip install"):
         demands.check_package("torch")
+
+
+@pytest.mark.parametrize(
+    ("framework", "installed", "words"),
+    [
+        ("jax", {"torch"}, "pip install 'lockstep-rl[jax]', or use --ml-framework torch"),
+        ("torch", {"jax"}, "pip install 'lockstep-rl[torch]', or use --ml-framework jax"),
+        ("torch", set(), "pip install 'lockstep-rl[torch]'"),
+        ("jax", {"jax"}, None),
+    ],
+)
+def test_a_framework_that_is_not_installed_is_named(monkeypatch, framework, installed, words):
+    monkeypatch.setattr(demands, "_installed", lambda name: name in installed)
+    run = Run(task="CartPole-v1", ml_framework=framework)
+    if words is None:
+        demands.check_framework(run)
+        return
+    with pytest.raises(ConfigError, match=f"ml_framework={framework} needs") as caught:
+        demands.check_framework(run)
+    assert str(caught.value).endswith(words)

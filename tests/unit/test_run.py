@@ -8,6 +8,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump, from_dict, load, override, to_dict
+from lockstep.world import World
 
 BASE = Run(task="CartPole-v1")
 
@@ -243,6 +244,36 @@ def test_a_run_that_yaml_cannot_hold_is_refused():
 def test_what_a_backend_does_not_do_is_refused_by_name(changes, words):
     said = refusal(changes)
     assert [word for word in words if word not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "saved", "cut"),
+    [
+        ({}, None, (3, False)),
+        ({}, 6, (6, False)),
+        ({"num_shards": 12}, None, (12, True)),
+        ({"num_shards": 12}, 12, (12, True)),
+        ({"ml_framework": "jax", "devices_per_process": 4}, None, (12, False)),
+        ({"ml_framework": "jax", "devices_per_process": 4}, 24, (24, False)),
+    ],
+)
+def test_each_rank_has_a_shard_unless_told_otherwise(changes, saved, cut):
+    world = override(BASE, changes).cut(World(rank=1, size=3), saved)
+    assert (world.num_shards, world.pinned) == cut
+
+
+@pytest.mark.parametrize(
+    ("changes", "saved", "words"),
+    [
+        ({"num_shards": 2}, None, "num_shards=2 is fewer than the 3 ranks"),
+        ({}, 2, "num_shards=2 is fewer than the 3 ranks"),
+        ({"ml_framework": "jax", "devices_per_process": 2, "num_shards": 4}, None, "num_shards=4 is fewer than the 6"),
+        ({"ml_framework": "jax", "devices_per_process": 2}, 3, "devices_per_process=2"),
+    ],
+)
+def test_a_rank_without_a_shard_is_refused(changes, saved, words):
+    with pytest.raises(ConfigError, match=words):
+        override(BASE, changes).cut(World(size=3), saved)
 
 
 def test_jax_does_not_learn_from_logged_data():

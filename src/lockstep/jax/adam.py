@@ -1,9 +1,9 @@
 """Adam on one flat vector, by optax."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
-import optax
+import optax  # pyright: ignore[reportMissingTypeStubs]
 from jax import Array
 
 
@@ -49,12 +49,10 @@ class Adam:
                 values nor moments, nor the count of steps.
         """
         before = optax.ScaleByAdamState(state.steps, state.moment, state.square)
-        change, after = self._adam.update(gradient, before)
-        assert isinstance(change, Array)
-        assert isinstance(after, optax.ScaleByAdamState)
-        told = zip((values - learning_rate * change, after.mu, after.nu, after.count), (values, *state), strict=True)
-        values, *rest = (jnp.where(left_out, old, new) for new, old in told)
-        return values, AdamState(*rest)
+        change, after = cast(Any, self._adam).update(gradient, before)
+        old, new = (values, *state), (values - learning_rate * change, after.mu, after.nu, after.count)
+        values, moment, square, steps = (jnp.where(left_out, was, now) for was, now in zip(old, new, strict=True))
+        return values, AdamState(moment, square, steps)
 
 
 def adapted(learning_rate: Array, kl: Array, desired_kl: float) -> Array:

@@ -175,11 +175,11 @@ class DQN:
     def _row(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
         """What a shard adds to a step: gradient sum [P], sums, its largest weight in one place of S; priorities [N]."""
         # Compiled as if it were alone: other shards on this device must not change its bits.
-        values, target, part = jax.lax.optimization_barrier((state.values, state.target, part))
+        values, target, part = (state.values, state.target, part)
         networks = self.flat.split(values), self.flat.split(target)
         gradient, (sums, priority) = jax.grad(self.loss, has_aux=True)(*networks, part)
         largest = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
-        return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, largest]), priority))
+        return ((jnp.concatenate([self.flat.join(gradient), sums, largest]), priority))
 
     def loss(self, params: Params, target: Params, own: Part) -> tuple[Array, tuple[Array, Array]]:
         """The weighted *sum* over rows [N] of how far off Q is; sums to tell, rows first; priorities [N].

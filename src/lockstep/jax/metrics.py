@@ -21,7 +21,9 @@ class Metrics:
         """The table of nothing."""
         return jnp.zeros((2, len(self._names)), jnp.float32)
 
-    def add(self, table: Array, names: Sequence[str], sums: Array, weight: Array | float) -> Array:
+    def add(
+        self, table: Array | np.ndarray, names: Sequence[str], sums: Array | np.ndarray, weight: Array | float
+    ) -> Array:
         """Add `sums` [len(names)], each a sum over rows that together weigh `weight`. `names` lie side by side."""
         first = self._column[names[0]]
         added = jnp.stack([sums, jnp.full_like(sums, weight)])

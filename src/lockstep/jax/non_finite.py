@@ -1,6 +1,7 @@
 """Which rows give a loss or gradient that is not finite, in JAX; what is said about them: `lockstep.blame`."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ def blame(
     rollouts: Sequence[Rollout],
     batches: Sequence[Batch],
     progress: Progress,
-    row: Callable[[Batch], Array],
+    row: Callable[[Batch], Sequence[Array]],
     blank: Batch,
 ) -> NonFiniteError:
     """The error that names where a number that is not finite came from; *collective*.
@@ -37,13 +38,13 @@ def blame(
 
     @jax.jit
     def finite(part: Batch) -> Array:
-        told = row(part)
-        return jnp.isfinite(jnp.square(told).sum()) & jnp.isfinite(told).all()
+        gradient, sums = row(part)
+        return jnp.isfinite(jnp.square(gradient).sum()) & jnp.isfinite(sums).all()
 
     def is_finite(k: int, first: int, count: int) -> bool:
         parts = zip(batches[k], blank, strict=True)
         columns = [np.concatenate([column[first : first + count], empty[count:]]) for column, empty in parts]
-        return bool(finite(Batch(*columns)))
+        return bool(finite(Batch(*cast(Any, columns))))
 
     columns = [batch._asdict() for batch in batches]
     return common.blame(comm, rollouts, columns, progress, is_finite, len(blank.weight))
@@ -68,8 +69,8 @@ def blame_replayed(
 
     @jax.jit
     def finite(part: Part) -> Array:
-        told = row(part)
-        return jnp.isfinite(jnp.square(told).sum()) & jnp.isfinite(told).all()
+        gradient, sums = row(part)
+        return jnp.isfinite(jnp.square(gradient).sum()) & jnp.isfinite(sums).all()
 
     def is_finite(step: int, k: int, i: int | None) -> bool:
         part = drawn[step][k]

@@ -58,7 +58,7 @@ class PPO:
         self.observations, self.returns = self._host.observations, self._host.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in world.shards]
         self._stops, self._precision = run.non_finite == "stop", run.precision
-        self._scan = may_scan(run, spec, comm.devices[0])
+        self._scan = may_scan(run, spec, comm.devices[0].platform)
         self._learned = comm.spread(self._learn_shards)
 
     # -- maths -----------------------------------------------------------------------------------------------------
@@ -257,7 +257,8 @@ class PPO:
         if self.config.normalize_advantage:
             parts = [part._replace(advantage=(part.advantage - scale[0]) * scale[1]) for part in parts]
         values, blank = self.comm.local(self.state.values), Batch.blank(self.policy.spec, self.rows)
-        return blame(self.comm, rollouts, parts, progress, lambda part: self._row(values, part), blank)
+        row = lambda part: jnp.split(self._row(values, part), [self.flat.num_parameters])  # noqa: E731
+        return blame(self.comm, rollouts, parts, progress, row, blank)
 
 
 def train(session: Session) -> None:

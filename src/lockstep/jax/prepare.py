@@ -92,7 +92,7 @@ class Preparation:
         """A rollout of zeros that weighs nothing: what to call with what is to be compiled."""
         spec, shape = self._policy.spec, (self._config.num_steps, self._shard_envs)
         seen = np.zeros((shape[0] + 1, shape[1], *spec.observation_shape), spec.observation_dtype)
-        action = Batch.blank(spec, shape[0] * shape[1]).action
+        action = np.asarray(Batch.blank(spec, shape[0] * shape[1]).action)
         zeros, never = np.zeros(shape, np.float32), np.zeros(shape, bool)
         final = [(0, np.arange(shape[1]), seen[0])]
         return Rollout(seen, action.reshape(*shape, *action.shape[1:]), zeros, never, never, zeros, final)

@@ -13,12 +13,12 @@ from lockstep.run import Run
 State = TypeVar("State")
 
 
-def may_scan(run: Run, spec: EnvSpec, device: jax.Device) -> bool:
+def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
     """Whether the gradient steps of a run's network may be one loop.
 
     On CPUs XLA's convolutions are 20 times slower within one. What is in a network of the user's own is not known.
     """
-    return device.platform != "cpu" or (spec.image is None and run.network.module is None)
+    return platform != "cpu" or (spec.image is None and run.network.module is None)
 
 
 def repeat(

@@ -134,6 +134,36 @@ def test_a_rehearsal_compiles_everything_and_changes_nothing(learner, comm, conf
     assert comm.num_compilations == {"step": 1, "_copied": 1}, "something was compiled again"
 
 
+def stepped(devices, seen, network):
+    """The values after gradient steps on rollouts of four shards, which lie on so many devices."""
+    shards, spec = 4, SPEC if seen is None else dataclasses.replace(SPEC, observation_size=2 * 36 * 36, image=seen)
+    run = Run(
+        task="t", algo="dqn", num_envs=shards * ENVS, num_shards=shards, network=network, devices_per_process=devices,
+        ml_framework="jax", algorithm=DQNConfig(
+            num_steps=STEPS, batch_size=32, capacity=1024, learning_starts=0, updates_per_step=4 / (shards * ENVS * STEPS),
+            learning_rate=1e-2, prioritized=True, dueling=True, value_distribution="categorical", target_update_every=2,
+        ),
+    )  # fmt: skip
+    with Comm(World().with_shards(shards), device="cpu", devices_per_process=devices) as comm:
+        dqn = DQN(run, QPolicy(spec, network, run.algorithm, seed=0), comm)
+        for number in range(2):
+            made = [shard for seed in (2 * number, 2 * number + 1) for shard in rollouts(seed)]
+            for i, rollout in enumerate(made if seen else ()):
+                draw = np.random.default_rng([number, i])
+                rollout.observation = draw.integers(0, 256, (STEPS + 1, ENVS, *seen), dtype=np.uint8)
+            dqn.update(made, np.ones((shards, 1)))
+        return dqn.shared_arrays()
+
+
+@pytest.mark.parametrize("seen", [None, (2, 36, 36)])
+def test_any_number_of_devices_takes_the_same_steps(seen):
+    network = NetworkConfig(hidden=(8,)) if seen is None else NetworkConfig(encoder="small", features=8)
+    alone, *others = (stepped(devices, seen, network) for devices in (1, 2, 4))
+    for other in others:
+        differ = [name for name, array in alone.items() if not np.array_equal(array, other[name])]
+        assert differ == [], "what a shard computes depends on what else its device computes"
+
+
 def test_learning_starts_at_a_count_of_all_shards(learner):
     dqn = learner(learning_starts=2 * ROWS)
     assert update(dqn, rollouts()).tolist() == [3.0]

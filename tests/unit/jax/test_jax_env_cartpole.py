@@ -81,7 +81,7 @@ def test_whole_episodes_go_the_same_way():
             pushed = seen @ np.array([0.1, 0.5, 10.0, 2.0]) > 0 if balances else t % 7 > 2
             seen, reward, terminated, truncated, _ = env.step(int(pushed))
             state, mine, my_reward, my_end, my_cut = step(state, jnp.int32(pushed), jax.random.key(0))
-            np.testing.assert_allclose(mine, seen, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(mine, seen, rtol=1e-4, atol=1e-5)  # theirs goes on in float64
             assert (float(my_reward), bool(my_end), bool(my_cut)) == (reward, terminated, truncated), (seed, t)
             if terminated or truncated:
                 lengths.add((t, truncated))

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,19 @@ def test_mark_failed_without_a_summary_tells_what_is_known(tmp_path):
     assert (read["status"], read["error"], read["task"], read["seed"]) == ("interrupted", "gone", RUN.task, 3)
     assert (read["env_steps"], read["wall_time_s"], read["steps_per_second"]) == (2000, 4.0, 500.0)
     assert (read["world_size"], read["num_shards"]) == (2, 4)
+
+
+def test_mark_failed_counts_each_device_of_a_process_as_a_rank(tmp_path):
+    made = RunDir.create(tmp_path / "run", replace(RUN, ml_framework="jax", devices_per_process=4))
+    mark_failed(made.path, "gone", processes=2)
+    assert json.loads((made.path / "summary.json").read_text())["world_size"] == 8
+
+
+@pytest.mark.parametrize("text", ["", "7", "{", "[1, 2]"])
+def test_mark_failed_takes_any_config_file(tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    mark_failed(tmp_path, "gone", processes=2)
+    assert json.loads((tmp_path / "summary.json").read_text())["world_size"] == 2
 
 
 def test_mark_failed_in_an_empty_directory(tmp_path):

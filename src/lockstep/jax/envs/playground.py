@@ -19,6 +19,8 @@ def maker(name: str) -> Callable[..., BraxLike]:
 
     def make(**kwargs: Any) -> BraxLike:
         limit = kwargs.pop("max_episode_steps", int(config.episode_length))
-        return BraxLike(registry.load(name, config_overrides=kwargs or None), limit)
+        # Their other implementation, Warp, has states that cannot be chosen between row by row.
+        changes = {"impl": "jax"} if "impl" in config else {}
+        return BraxLike(registry.load(name, config_overrides=changes | kwargs or None), limit)
 
     return make

@@ -1,0 +1,74 @@
+"""A number that is not finite, on one process of JAX's: all stop and name it, or all leave out the same updates."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+from bad_numbers import STEPS, UPDATES, broken
+from jax_running import train_all
+from running import job, lines, timeless
+from safetensors.numpy import load_file
+
+BOTH = {"normalize_observation": True, "normalize_return": True, "log_every": 16 * STEPS}
+HUGE = {"normalize_advantage": False, "gae_lambda": 0.0, "max_grad_norm": None, "log_every": 16 * STEPS}
+RUNS = {
+    "stop": broken("reward nan", "stop", **BOTH),
+    "skip": broken("reward nan", "skip", **BOTH),
+    "huge": broken("reward 1e30", "stop", 17, **HUGE),
+    "huge skip": broken("reward 1e30", "skip", 17, **HUGE),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every run on 1 and 2 processes: what each process saw."""
+    found, folder = {}, tmp_path_factory.mktemp("runs")
+    for processes in (1, 2):
+        jobs = {name: job(run, folder, f"{name}-{processes}") for name, run in RUNS.items()}
+        told = {}
+        for mode in ("stop", "huge"):  # one that stops on purpose is the last of its processes
+            told |= train_all(processes, {name: jobs[name] for name in (f"{mode} skip".removeprefix("stop "), mode)})
+        found |= {(name, processes): (told[name], jobs[name].folder) for name in RUNS}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "step"),
+    [
+        ("stop", "environment 13 gave a reward that is not finite (nan), in step 3 of the rollout of update 3", 3),
+        ("huge", "loss or gradient of environment 13 is not finite, in step 0 of the rollout of update 3", 0),
+    ],
+)
+def test_stopping_names_rank_environment_and_step_and_saves_the_batch(trained, name, words, step):
+    for processes in (1, 2):
+        outcomes, folder = trained[name, processes]
+        summary = json.loads(open(f"{folder}/summary.json").read())
+        taken = 2 * STEPS * 16 + (step + 1) * 16
+        assert summary["status"] == "failed"
+        assert words in summary["error"], summary["error"]
+        assert f"(environment step {taken}, rank {processes - 1}, shard 1)" in summary["error"]
+        assert [one.error for one in outcomes] == [f"NonFiniteError: {summary['error']}"] * processes
+        assert json.loads(open(f"{folder}/logs/failure.json").read())["rank"] == processes - 1
+        saved = load_file(f"{folder}/non_finite/shard_1.safetensors")
+        assert not np.isfinite(saved["rollout.reward"][step, 5]) or saved["rollout.reward"][step, 5] > 1e29
+        assert saved["batch.advantage"].shape == saved["rollout.reward"].shape == (STEPS, 8)
+        assert len(lines(folder)) == 2
+
+
+@pytest.mark.parametrize("name", ["skip", "huge skip"])
+def test_a_run_that_skips_goes_on_to_its_end(trained, name):
+    fingerprints = set()
+    for processes in (1, 2):
+        outcomes, _ = trained[name, processes]
+        assert [one.error for one in outcomes] == [""] * processes
+        assert outcomes[0].summary["status"] == "finished"
+        fingerprints |= {rank["params_fingerprint"] for rank in outcomes[0].summary["ranks"]}
+    assert len(fingerprints) == 1, "processes left out different steps"
+    alone, together = (timeless(trained[name, processes][1]) for processes in (1, 2))
+    assert alone == together
+    skipped = [line["optim/skipped"] for line in alone]
+    assert skipped == [0.0, 0.0, 1.0 if name == "skip" else 0.5, *[0.0] * (UPDATES - 3)]
+    assert ("loss/policy" in alone[2]) == (name == "huge skip"), "an update that was left out has no loss"

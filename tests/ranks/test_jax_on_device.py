@@ -1,0 +1,140 @@
+"""PPO with its environments on the device: the same bits on any layout, resumed or not, and honest about bad numbers."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+from jax_running import train_all
+from running import job, lines, small, timeless
+
+EVERY = {"check_every": 4, "network.hidden": [8]}
+DRIFT = {"normalize_observation": True, "normalize_return": True, "learning_rate_schedule": "adaptive"}
+RUNS = {
+    "cartpole": small("jax/CartPole-v1", num_shards=4, **EVERY),
+    "other seed": small("jax/CartPole-v1", num_shards=4, seed=1, **EVERY),
+    "continuous": small(
+        "device_envs:Drift", num_shards=4, total_steps=12 * 128, log_every=3 * 128, **DRIFT, **EVERY,
+        **{"env.kwargs": {"continuous": True}},
+    ),
+    "looked at often": small("jax/CartPole-v1", num_shards=4, **EVERY | {"check_every": 1}),
+}  # fmt: skip
+LAYOUTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 processes": (2, 1)}
+ON = {"other seed": ("1 device",), "looked at often": ("1 device",)}
+SPOILED = {"spoil_at": 7, "max_episode_steps": 20}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every run on every layout: what each process saw."""
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    for layout, (processes, devices) in LAYOUTS.items():
+        names = [name for name in RUNS if layout in ON.get(name, LAYOUTS)]
+        jobs = {name: job(RUNS[name], folder, f"{name} {layout}") for name in names}
+        told = train_all(processes, jobs, devices)
+        found |= {(name, layout): (jobs[name], told[name]) for name in jobs}
+    return found
+
+
+def fingerprints(trained, name):
+    """Of every rank of every layout."""
+    found = []
+    for (of, layout), (_, outcomes) in trained.items():
+        if of == name:
+            assert [o.error for o in outcomes] == [""] * LAYOUTS[layout][0], (name, layout)
+            found += [rank["params_fingerprint"] for o in outcomes for rank in o.summary["ranks"]]
+    return set(found)
+
+
+@pytest.mark.parametrize("name", ["cartpole", "continuous"])
+def test_any_layout_gives_the_same_bits(trained, name):
+    assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
+    logs = [timeless(one.folder) for (of, _), (one, _) in trained.items() if of == name]
+    assert len(logs) == len(LAYOUTS)
+    assert len(logs[0]) >= 4
+    assert all(log == logs[0] for log in logs), "metrics depend on the layout"
+    assert fingerprints(trained, "cartpole") != fingerprints(trained, "other seed")
+
+
+def test_how_often_the_host_looks_changes_nothing(trained):
+    assert fingerprints(trained, "looked at often") == fingerprints(trained, "cartpole")
+    often, rarely = (timeless(trained[name, "1 device"][0].folder) for name in ("looked at often", "cartpole"))
+    assert often == rarely
+
+
+def test_each_run_is_compiled_once_and_every_rank_collects_for_itself(trained):
+    for (name, layout), (_, outcomes) in trained.items():
+        for outcome in outcomes:
+            assert outcome.counts["compiled _make_updates"] == 1, (name, layout)
+        ranks = [rank for outcome in outcomes[:1] for rank in outcome.summary["ranks"]]
+        firsts = {rank["first_rollout_fingerprint"] for rank in ranks}
+        assert len(firsts) == len(ranks) == np.prod(LAYOUTS[layout]), (name, layout)
+        assert sum(rank["env_steps"] for rank in ranks) == RUNS[name].total_steps
+
+
+def test_what_is_logged_is_what_happened(trained):
+    found = lines(trained["cartpole", "1 device"][0].folder)
+    assert [line["step"] for line in found] == [640, 1280, 1920, 2560]
+    assert [line["progress/updates"] for line in found] == [5, 10, 15, 20]
+    episodes = [line["progress/episodes"] for line in found]
+    assert sum(line["episode/count"] for line in found) == episodes[-1] > 50
+    for line in found:
+        assert line["episode/return_mean"] == pytest.approx(line["episode/length_mean"], rel=1e-6)
+        assert 8 < line["episode/return_mean_100"] < 60
+        assert line["optim/skipped"] == 0
+        assert 0 < line["policy/entropy"] < 0.7
+    # Steps of episodes that ended, and of those still going on: at most 16 of them.
+    lengths = sum(line["episode/count"] * line["episode/length_mean"] for line in found)
+    assert 2560 - 16 * 100 < lengths <= 2560
+    rates = [line["optim/learning_rate"] for line in found]
+    assert rates == pytest.approx([1e-3 * (1 - u / 20) for u in (2, 7, 12, 17)], rel=1e-5)
+
+
+def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, tmp_path):
+    for name in ("cartpole", "continuous"):
+        run = RUNS[name]
+        half = small_part(run)
+        first = train_all(1, {"half": job(half, tmp_path, f"{name} half")}, 2)["half"]
+        assert first[0].error == ""
+        folder = tmp_path / f"{name} half"
+        again = job(run, tmp_path, f"{name} half")
+        again.resume = str(folder)
+        told = train_all(2, {"rest": again})["rest"]
+        assert [o.error for o in told] == ["", ""]
+        assert {r["params_fingerprint"] for o in told for r in o.summary["ranks"]} == fingerprints(trained, name)
+        assert timeless(str(folder))[-1] == timeless(trained[name, "1 device"][0].folder)[-1]
+
+
+def small_part(run):
+    """The same run, as a signal would have stopped it: the schedule is that of the whole."""
+    from dataclasses import replace
+
+    return replace(run, total_steps=run.total_steps, stop_return=None, checkpoint_every=run.total_steps // 2)
+
+
+def spoiled(what, **changes):
+    kwargs = {"env.kwargs": {"spoil": what, **SPOILED}}
+    return small("device_envs:Drift", num_shards=2, total_steps=6 * 128, log_every=128, **EVERY, **kwargs, **changes)
+
+
+def test_a_number_that_is_not_finite_is_named_on_every_rank(tmp_path):
+    runs = {
+        "reward": spoiled("reward"),
+        "observation": spoiled("observation"),
+        "skip": spoiled("reward", non_finite="skip"),
+    }
+    jobs = {name: job(run, tmp_path, name) for name, run in runs.items()}
+    told = train_all(2, jobs)
+    for name in ("reward", "observation"):
+        for outcome in told[name]:
+            assert outcome.error.startswith("NonFiniteError: environment 0 gave"), outcome.error
+            assert f"{name} that is not finite" in outcome.error
+            assert "step 6 of the rollout of update 1" in outcome.error
+    assert [o.error for o in told["skip"]] == ["", ""]
+    found = lines(jobs["skip"].folder)
+    assert found[0]["optim/skipped"] == 1.0
+    assert 0 < sum(line["optim/skipped"] for line in found) <= len(found)
+    assert len({r["params_fingerprint"] for o in told["skip"] for r in o.summary["ranks"]}) == 1
+    assert json.loads((tmp_path / "reward" / "summary.json").read_text())["status"] == "failed"
