@@ -73,9 +73,9 @@ class Clock:
 
 def train(rank: int, run: Run, run_dir: str, resume: bool = False) -> dict[str, Any]:
     """One rank of a run, with clocks in it."""
+    from lockstep.checkpoints import Checkpoints
     from lockstep.segment import Segment
     from lockstep.torch import ppo
-    from lockstep.checkpoints import Checkpoints
     from lockstep.torch.session import Session
     from lockstep.watch import Watch
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lockstep.cores import usable_cores
 from lockstep.memory import usable_memory
@@ -137,11 +137,10 @@ def measure_jax_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repea
         seconds: dict[int, float] = {}
         for size in sizes:
             compiled, took = comm.spread(add), list[float]()
-            shared, own = comm.share(np.zeros(size, np.float32)), comm.deal([np.ones(size, np.float32)])
+            given: tuple[Any, Any] = comm.share(np.zeros(size, np.float32)), comm.deal([np.ones(size, np.float32)])
             for _ in range(repeats + 1):
                 start = time.perf_counter()
-                made: tuple[Any, Any] = jax.block_until_ready(compiled(shared, own))
-                shared, own = made
+                given = cast(Any, jax).block_until_ready(compiled(*given))
                 took.append(time.perf_counter() - start)
             seconds[size] = sorted(took[1:])[repeats // 2]  # the first compiles
         return {"rank": rank, "backend": comm.backend, "device": comm.device, "seconds": seconds}
@@ -189,7 +188,7 @@ def _jax_devices() -> Iterator[str]:
 
     yield f"jax {jax.__version__}, jaxlib {version('jaxlib')} ({', '.join(_jax_plugins()) or 'CPU build'})"
     try:
-        found: list[Any] = jax.local_devices()
+        found: list[Any] = cast(Any, jax).local_devices()
         for device in found:
             if device.platform != "cpu":
                 yield f"jax {device.platform}:{device.local_hardware_id}: {device.device_kind}"

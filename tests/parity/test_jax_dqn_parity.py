@@ -32,6 +32,7 @@ MORE = {
     "dueling": {"dueling": True},
     "noisy": {"noisy": True, "dueling": True},
     "many steps": {"updates_per_step": 8 / (STEPS * ENVS * SHARDS), "prioritized": True, "max_grad_norm": 0.5},
+    "double": {"double": True, "updates_per_step": 16 / (STEPS * ENVS * SHARDS), "target_update_every": 100},
     "falling rate": {"learning_rate_schedule": "linear", "n_step": 3},
 }
 PICTURES = EnvSpec(36 * 36 * 2, ActionSpec("discrete", (3,)), "same_step", True, image=(2, 36, 36))

@@ -1,6 +1,7 @@
 """A number that is not finite, on one process of JAX's: all stop and name it, or all leave out the same updates."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,13 +46,13 @@ def trained(tmp_path_factory):
 def test_stopping_names_rank_environment_and_step_and_saves_the_batch(trained, name, words, step):
     for processes in (1, 2):
         outcomes, folder = trained[name, processes]
-        summary = json.loads(open(f"{folder}/summary.json").read())
+        summary = json.loads(Path(folder, "summary.json").read_text())
         taken = 2 * STEPS * 16 + (step + 1) * 16
         assert summary["status"] == "failed"
         assert words in summary["error"], summary["error"]
         assert f"(environment step {taken}, rank {processes - 1}, shard 1)" in summary["error"]
         assert [one.error for one in outcomes] == [f"NonFiniteError: {summary['error']}"] * processes
-        assert json.loads(open(f"{folder}/logs/failure.json").read())["rank"] == processes - 1
+        assert json.loads(Path(folder, "logs/failure.json").read_text())["rank"] == processes - 1
         saved = load_file(f"{folder}/non_finite/shard_1.safetensors")
         assert not np.isfinite(saved["rollout.reward"][step, 5]) or saved["rollout.reward"][step, 5] > 1e29
         assert saved["batch.advantage"].shape == saved["rollout.reward"].shape == (STEPS, 8)

@@ -1,6 +1,8 @@
-"""PPO with its environments on the device: the same bits on any layout, resumed or not, and honest about bad numbers."""
+"""PPO with its environments on the device: the same bits on any layout, resumed or not; bad numbers are named."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ pytest.importorskip("jax")
 from jax_running import train_all
 from running import job, lines, small, timeless
 
-EVERY = {"check_every": 4, "network.hidden": [8]}
+EVERY = {"check_every": 4, "network.hidden": [8], "checkpoint_every": 6 * 128}
 DRIFT = {"normalize_observation": True, "normalize_return": True, "learning_rate_schedule": "adaptive"}
 RUNS = {
     "cartpole": small("jax/CartPole-v1", num_shards=4, **EVERY),
@@ -93,25 +95,21 @@ def test_what_is_logged_is_what_happened(trained):
 
 
 def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, tmp_path):
+    jobs, wholes = {}, {}
     for name in ("cartpole", "continuous"):
-        run = RUNS[name]
-        half = small_part(run)
-        first = train_all(1, {"half": job(half, tmp_path, f"{name} half")}, 2)["half"]
-        assert first[0].error == ""
-        folder = tmp_path / f"{name} half"
-        again = job(run, tmp_path, f"{name} half")
-        again.resume = str(folder)
-        told = train_all(2, {"rest": again})["rest"]
-        assert [o.error for o in told] == ["", ""]
-        assert {r["params_fingerprint"] for o in told for r in o.summary["ranks"]} == fingerprints(trained, name)
-        assert timeless(str(folder))[-1] == timeless(trained[name, "1 device"][0].folder)[-1]
-
-
-def small_part(run):
-    """The same run, as a signal would have stopped it: the schedule is that of the whole."""
-    from dataclasses import replace
-
-    return replace(run, total_steps=run.total_steps, stop_return=None, checkpoint_every=run.total_steps // 2)
+        whole = Path(trained[name, "2 devices"][0].folder)
+        copy = shutil.copytree(whole, tmp_path / name)
+        steps = sorted(copy.glob("checkpoints/step_*"), key=lambda path: int(path.name.partition("_")[2]))
+        assert len(steps) >= 2
+        for late in steps[1:]:
+            shutil.rmtree(late)
+        jobs[name], wholes[name] = job(RUNS[name], tmp_path, "unused", resume=str(copy)), whole
+    told = train_all(2, jobs)
+    for name, whole in wholes.items():
+        assert [o.error for o in told[name]] == ["", ""]
+        assert told[name][0].summary["resumed_from"] is not None
+        assert {r["params_fingerprint"] for o in told[name] for r in o.summary["ranks"]} == fingerprints(trained, name)
+        assert timeless(jobs[name].resume) == timeless(str(whole)), "other metrics"
 
 
 def spoiled(what, **changes):

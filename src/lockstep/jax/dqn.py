@@ -56,8 +56,7 @@ class DQN:
         self._streams = [stream(run.seed, "replay", shard) for shard in world.shards]
         policy.params = comm.read(comm.broadcast(policy.params))
         self.flat, self.optimizer = Flat(policy.params), Adam(config.adam_eps)
-        self.counters = np.array([0.0, config.learning_starts, 0.0])
-        self.metrics = Means(METRICS)
+        self.counters, self.metrics = np.array([0.0, config.learning_starts, 0.0]), Means(METRICS)
         self._stops, self._precision = run.non_finite == "stop", run.precision
         self._step, self._copy = comm.spread(self.step), comm.spread(self._copied)
         self._split = jax.jit(self.flat.split)
@@ -175,11 +174,11 @@ class DQN:
     def _row(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
         """What a shard adds to a step: gradient sum [P], sums, its largest weight in one place of S; priorities [N]."""
         # Compiled as if it were alone: other shards on this device must not change its bits.
-        values, target, part = (state.values, state.target, part)
+        values, target, part = jax.lax.optimization_barrier((state.values, state.target, part))
         networks = self.flat.split(values), self.flat.split(target)
         gradient, (sums, priority) = jax.grad(self.loss, has_aux=True)(*networks, part)
         largest = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
-        return ((jnp.concatenate([self.flat.join(gradient), sums, largest]), priority))
+        return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, largest]), priority))
 
     def loss(self, params: Params, target: Params, own: Part) -> tuple[Array, tuple[Array, Array]]:
         """The weighted *sum* over rows [N] of how far off Q is; sums to tell, rows first; priorities [N].
@@ -223,8 +222,12 @@ class DQN:
         return state._replace(target=state.values), own
 
     def _blame(self, rollouts: list[Rollout], kept: list[list[Part]], progress: Progress) -> NonFiniteError:
-        state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
-        return blame_replayed(self.comm, rollouts, kept, progress, lambda own: self._row(state, number, own)[0])
+        state, number, end = self.comm.local(self.state), jnp.zeros((), jnp.int32), [self.flat.num_parameters]
+
+        def row(own: Part) -> list[Array]:
+            return jnp.split(self._row(state, number, own)[0], end)
+
+        return blame_replayed(self.comm, rollouts, kept, progress, row)
 
     def _draw_noise(self) -> list[np.ndarray | None]:
         """New noise of both networks, the same on all ranks: by the number of the gradient step, from no state."""

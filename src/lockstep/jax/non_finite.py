@@ -55,7 +55,7 @@ def blame_replayed(
     rollouts: Sequence[Rollout],
     drawn: Sequence[Sequence[Part]],
     progress: Progress,
-    row: Callable[[Part], Array],
+    row: Callable[[Part], Sequence[Array]],
 ) -> NonFiniteError:
     """The error that names where a number that is not finite came from, learning from a replay; *collective*.
 

@@ -6,9 +6,9 @@ from PIL import Image
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.cli import main
 from lockstep.errors import ConfigError
+from lockstep.play import evaluate_run
 from lockstep.record import video
 from lockstep.run import EnvConfig, Run
-from lockstep.play import evaluate_run
 from lockstep.train import train
 
 
