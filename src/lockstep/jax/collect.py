@@ -38,7 +38,8 @@ class Fault(NamedTuple):
 class Told(NamedTuple):
     """What the host asks about the episodes of a shard that ended since it last looked."""
 
-    count: Array
+    ended: Array
+    """How many."""
     returns: Array
     """Their sum."""
     lengths: Array
@@ -245,7 +246,7 @@ def _tell(told: Told, seen: Seen, update: Array) -> Told:
         new, old = back < total, jnp.minimum(jnp.arange(KEPT, dtype=jnp.int32) + total, KEPT - 1)
         recent = jnp.where(new, seen.returned.reshape(-1)[place], told.recent[old])
         return Told(
-            told.count + total,
+            told.ended + total,
             told.returns + (seen.returned * seen.ended).sum(),
             told.lengths + jnp.where(seen.ended > 0, seen.length, 0).sum(dtype=jnp.int32),
             recent,

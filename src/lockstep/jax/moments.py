@@ -1,6 +1,6 @@
 """Running moments of observations and returns on the device: `lockstep.normalize`, as pure functions in float32."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +10,9 @@ from lockstep.normalize import EPS, LIMIT, RunningMoments
 
 
 class Moments(NamedTuple):
-    """Total weight seen [1], mean [F] and variance [F]."""
+    """Number of rows seen [1], mean [F] and variance [F]."""
 
-    count: Array
+    seen: Array
     mean: Array
     variance: Array
 
@@ -31,8 +31,8 @@ class Moments(NamedTuple):
         """With the sums of all shards (Chan, Golub and LeVeque, 1979)."""
         size = len(self.mean)
         weight, shift, square = sums[:1], sums[1 : 1 + size] / sums[0], sums[1 + size :] / sums[0]
-        total = self.count + weight
-        old, new = self.count / total, weight / total
+        total = self.seen + weight
+        old, new = self.seen / total, weight / total
         variance = old * self.variance + new * (square - jnp.square(shift)) + old * new * jnp.square(shift)
         return Moments(total, self.mean + shift * new, variance)
 
@@ -40,20 +40,20 @@ class Moments(NamedTuple):
         """(x - mean) / deviation within 10 deviations, of rows [..., F]; as they are before the first update."""
         scale = 1.0 / jnp.sqrt(self.variance + EPS)
         mean, scale = (jnp.broadcast_to(x, rows.shape) for x in (self.mean, scale))
-        return jnp.where(self.count[0] > 0, jnp.clip((rows - mean) * scale, -LIMIT, LIMIT), rows)
+        return jnp.where(self.seen[0] > 0, jnp.clip((rows - mean) * scale, -LIMIT, LIMIT), rows)
 
     def scale(self, rows: Array) -> Array:
         """`x / deviation` within 10; for rewards, whose sign must stay."""
         scaled = jnp.clip(rows / jnp.sqrt(self.variance[0] + EPS), -LIMIT, LIMIT)
-        return jnp.where(self.count[0] > 0, scaled, rows)
+        return jnp.where(self.seen[0] > 0, scaled, rows)
 
 
 def read(moments: RunningMoments) -> Moments:
     """What the host holds, in float32."""
-    state = moments.state()
-    return Moments(*(state[name].astype(np.float32) for name in Moments._fields))  # pyright: ignore[reportArgumentType]
+    columns = (array.astype(np.float32) for array in moments.state().values())
+    return Moments(*cast(Any, tuple(columns)))
 
 
 def write(found: Moments, moments: RunningMoments) -> None:
     """Take what a device came to for the host, which saves it and evaluates with it."""
-    moments.restore({name: np.asarray(value) for name, value in found._asdict().items()})
+    moments.restore({name: np.asarray(value) for name, value in zip(moments.state(), found, strict=True)})

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.blame import NonFiniteError
+from lockstep.episodes import EpisodeStats
 from lockstep.fingerprint import combine
 from lockstep.jax import moments
 from lockstep.jax.batch import Batch, slots
@@ -43,15 +44,8 @@ class Shared(NamedTuple):
     normalizers: dict[str, Moments]
     update: Array
     """int32: updates of the run so far."""
-    count: Array
+    left: Array
     """int32: updates still to make in this call."""
-
-
-class Nothing(NamedTuple):
-    """Episodes as `lockstep.run_state.Source` has them; those of a device are told in another way: `tell`."""
-
-    returns: np.ndarray = np.zeros(0)
-    lengths: np.ndarray = np.zeros(0)
 
 
 def permutations(key: Array, count: int, size: int) -> Array:
@@ -89,24 +83,24 @@ class DeviceCollector:
             parts = [jax.device_get(begin(*keys_of(run.seed, shard, size))) for shard in world.shards]
         self._own: Shard = comm.deal(parts)
         self._updates = comm.spread(self._make_updates)
-        self.episodes: Sequence[Nothing] = [Nothing() for _ in world.shards]
+        self.episodes = [EpisodeStats(size) for _ in world.shards]  # always empty: see `tell`
 
     # -- in one compiled call ------------------------------------------------------------------------------------------
 
     def _make_updates(self, shared: Shared, own: Shard) -> tuple[Shared, Shard]:
-        """Updates until `count` are made, or a number is not finite and the run is to stop for it."""
+        """Make updates until none is left, or a number is not finite and the run is to stop for it."""
         shards = [shard._replace(told=nothing_told()) for shard in slots(own, len(own.first))]
         shared, shards = jax.lax.while_loop(
-            lambda carry: (carry[0].count > 0) & ~carry[0].state.halted, self._make_update, (shared, shards)
+            lambda carry: (carry[0].left > 0) & ~carry[0].state.halted, self._make_update, (shared, shards)
         )
         return shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *shards)
 
     def _make_update(self, carry: tuple[Shared, list[Shard]]) -> tuple[Shared, list[Shard]]:
-        (state, normalizers, update, count), shards = carry
+        (state, normalizers, update, left), shards = carry
         ppo, c = self._ppo, self._ppo.config
         if c.learning_rate_schedule == "linear":
-            left = 1.0 - update.astype(jnp.float32) * (self._batch_size / self._run.total_steps)
-            state = state._replace(learning_rate=c.learning_rate * jnp.maximum(left, 0.0))
+            ahead = 1.0 - update.astype(jnp.float32) * (self._batch_size / self._run.total_steps)
+            state = state._replace(learning_rate=c.learning_rate * jnp.maximum(ahead, 0.0))
         batches, rows, orders, after = list[Batch](), list[Array](), list[Array](), list[Shard]()
         for shard in shards:
             # Compiled as if it were alone: other shards on this device must not change its bits.
@@ -126,7 +120,7 @@ class DeviceCollector:
             seen = old.update(total[place : place + old.num_sums])
             new[name] = Moments(*(jnp.where(finite, x, y) for x, y in zip(seen, old, strict=True)))
             place += old.num_sums
-        return Shared(state, new, update + 1, count - 1), after
+        return Shared(state, new, update + 1, left - 1), after
 
     def _make_batch(
         self, values: Array, normalizers: Mapping[str, Moments], shard: Shard, update: Array
@@ -167,7 +161,7 @@ class DeviceCollector:
         normalizers, *counters = comm.share((held, np.int32(update), np.int32(count)))
         shared, self._own = self._updates(Shared(ppo.state, normalizers, *counters), self._own)
         ppo.state = shared.state
-        values, halted, left, found = comm.read((ppo.state.values, ppo.state.halted, shared.count, shared.normalizers))
+        values, halted, left, found = comm.read((ppo.state.values, ppo.state.halted, shared.left, shared.normalizers))
         ppo.policy.params = ppo.flat.split(values)
         return found, bool(halted), int(left)
 
@@ -203,9 +197,9 @@ class DeviceCollector:
         """
         for k, shard in enumerate(self._comm.collect(self._own)):
             told = shard.told
-            facts[k, :3] = told.count, told.returns, told.lengths
-            kept = min(int(told.count), KEPT)
-            recent[k].count += int(told.count) - kept
+            facts[k, :3] = told.ended, told.returns, told.lengths
+            kept = min(int(told.ended), KEPT)
+            recent[k].count += int(told.ended) - kept
             for i in range(KEPT - kept, KEPT):
                 recent[k].add(int(told.updates[i]), told.recent[i : i + 1])
 

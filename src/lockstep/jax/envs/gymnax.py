@@ -1,10 +1,10 @@
 """`gymnax/NAME`: environments of gymnax (Lange, 2022, https://github.com/RobertTLange/gymnax)."""
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
 
-import gymnax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -13,6 +13,9 @@ from lockstep.envs.load import near
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.jax.envs.interface import State
+
+# By name: where it is not installed, this file can be checked nevertheless.
+gymnax: Any = importlib.import_module("gymnax")
 
 
 def maker(name: str) -> Callable[..., "Gymnax"]:

@@ -1,13 +1,15 @@
 """`playground/NAME`: MuJoCo Playground (Zakka et al., 2025, arXiv:2502.08844), which follows Brax's protocol."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
-
-from mujoco_playground import registry
 
 from lockstep.envs.load import near
 from lockstep.errors import ConfigError
 from lockstep.jax.envs.brax_like import BraxLike
+
+# By name: where it is not installed, this file can be checked nevertheless.
+registry: Any = importlib.import_module("mujoco_playground").registry
 
 
 def maker(name: str) -> Callable[..., BraxLike]:
