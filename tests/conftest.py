@@ -14,6 +14,7 @@ import pytest
 # Children inherit it, and theirs too; this process's own environment, as /proc shows it, is from before.
 _MARK = "LOCKSTEP_TEST_SESSION"
 _GRACE_S = 5.0
+_USING_JAX = ("test_jax_", "test_doctor.py", "test_cli.py")  # whoever uses it first in a process decides for all
 _DEVICES = 4
 _XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_disable_hlo_passes=cse_barrier_expander"
 # Python's own helper of shared memory and semaphores ends with the process that it serves.
@@ -75,7 +76,7 @@ def _left_behind() -> Iterator[tuple[int, str]]:
 @pytest.fixture(autouse=True, scope="module")  # before what a module makes once
 def _strict_jax(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of JAX: four devices, one thread, and no array is stretched to another's rank in silence."""
-    if not request.path.name.startswith("test_jax_") or find_spec("jax") is None:
+    if not request.path.name.startswith(_USING_JAX) or find_spec("jax") is None:
         yield
         return
     import jax

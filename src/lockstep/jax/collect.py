@@ -4,7 +4,7 @@ Shapes: T steps, B environments of a shard, O observation, W noise of an action,
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,90 +12,11 @@ import numpy as np
 from jax import Array
 
 from lockstep.jax.batch import Steps
+from lockstep.jax.device_shard import Drawn, Seen, Shard, checksum, find_fault, no_fault, nothing_told, tell
 from lockstep.jax.envs.packed import Packed, PackedEnv, unpacked
 from lockstep.jax.flat import Params
 from lockstep.jax.moments import Moments
 from lockstep.jax.networks import Policy
-from lockstep.record.episodes import KEPT
-from lockstep.world import stream
-
-REWARD, OBSERVATION = 1, 2
-"""What a fault is of."""
-
-
-class Fault(NamedTuple):
-    """The first number of a shard's environments that is not finite."""
-
-    what: Array
-    """0: all are finite."""
-    step: Array
-    """Of the rollout."""
-    env: Array
-    """Of the shard."""
-    value: Array
-
-
-class Told(NamedTuple):
-    """What the host asks about the episodes of a shard that ended since it last looked."""
-
-    ended: Array
-    """How many."""
-    returns: Array
-    """Their sum."""
-    lengths: Array
-    recent: Array
-    """[KEPT] returns of the newest, the newest last; as many as there are."""
-    updates: Array
-    """[KEPT] the update of each."""
-
-
-class Shard(NamedTuple):
-    """Where the environments of a shard stand between two rollouts; every leaf [B, ...] but the last ones."""
-
-    state: Packed
-    observation: Array
-    returned: Array
-    """Rewards of the episode so far."""
-    length: Array
-    """Steps of the episode so far."""
-    discounted: Array
-    """As `lockstep.normalize.DiscountedReturns`."""
-    keys: Array
-    """[B, 2] of each environment, by its global index."""
-    action_key: Array
-    """[2] of the shard, for its actions."""
-    order_key: Array
-    """[2] of the shard, for its minibatches."""
-    told: Told
-    fault: Fault
-    first: Array
-    """uint32: a checksum of the first rollout of the run."""
-
-
-class Drawn(NamedTuple):
-    """What is random in a rollout, [T, B, ...], drawn at once."""
-
-    noise: Array
-    step: Array
-    reset: Array
-
-
-class Seen(NamedTuple):
-    """What a step leaves for learning, [T, B, ...]."""
-
-    raw: Array | None
-    """The observation as the environment gave it, where what the policy sees is another."""
-    observation: Array
-    parameters: Array
-    action: Array
-    reward: Array
-    terminated: Array
-    ended: Array
-    final_value: Array
-    is_final: Array
-    returned: Array
-    length: Array
-    discounted: Array | None
 
 
 class Collect:
@@ -120,7 +41,7 @@ class Collect:
         size, zeros = self._size, jnp.zeros(self._size, jnp.float32)
         return Shard(
             state, jax.vmap(self._env.observe)(state), zeros, jnp.zeros(size, jnp.int32), zeros,
-            keys, action_key, order_key, nothing_told(), _no_fault(), jnp.zeros((), jnp.uint32),
+            keys, action_key, order_key, nothing_told(), no_fault(), jnp.zeros((), jnp.uint32),
         )  # fmt: skip
 
     def rollout(
@@ -157,10 +78,10 @@ class Collect:
             jnp.concatenate([seen.observation, last]), seen.action, reward, seen.terminated, seen.ended,
             jnp.ones_like(reward), seen.final_value, seen.is_final, seen.parameters,
         )  # fmt: skip
-        first = jax.lax.cond(update == 0, lambda: _checksum(steps), lambda: shard.first)
+        first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],
-            told=_tell(shard.told, seen, update), fault=_fault(shard.fault, seen, observation), first=first,
+            told=tell(shard.told, seen, update), fault=find_fault(shard.fault, seen, observation), first=first,
         )  # fmt: skip
         return shard, steps, jnp.concatenate(sums) if sums else jnp.zeros(0, jnp.float32)
 
@@ -211,90 +132,6 @@ class Collect:
         new = [jnp.where(ended, jnp.zeros_like(x), x) for x in (returned, length)]
         new.append(discounted if grown is None else jnp.where(ended, 0.0, grown))
         return (state, observation, *new), told
-
-
-def keys_of(seed: int, shard: int, shard_envs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The keys of a shard: of each of its environments [B, 2] by global index, of its actions, of its minibatches."""
-
-    def key(name: str, index: int) -> np.ndarray:
-        return stream(seed, name, index).integers(0, 1 << 32, 2, np.uint32)
-
-    envs = np.stack([key("env on device", shard * shard_envs + i) for i in range(shard_envs)])
-    return envs, key("action on device", shard), key("minibatch on device", shard)
-
-
-def nothing_told() -> Told:
-    """Before the first episode."""
-    count, returns = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-    return Told(count, returns, count, jnp.zeros(KEPT, jnp.float32), jnp.zeros(KEPT, jnp.int32))
-
-
-def _no_fault() -> Fault:
-    zero = jnp.zeros((), jnp.int32)
-    return Fault(zero, zero, zero, jnp.zeros((), jnp.float32))
-
-
-def _tell(told: Told, seen: Seen, update: Array) -> Told:
-    """With the episodes that ended in a rollout."""
-    ended = seen.ended.reshape(-1) > 0
-    total = ended.sum(dtype=jnp.int32)
-
-    def add() -> Told:
-        counted = jnp.cumsum(ended.astype(jnp.int32))
-        back = jnp.arange(KEPT - 1, -1, -1, dtype=jnp.int32)  # how many episodes came later
-        place = jnp.searchsorted(counted, total - back)
-        new, old = back < total, jnp.minimum(jnp.arange(KEPT, dtype=jnp.int32) + total, KEPT - 1)
-        recent = jnp.where(new, seen.returned.reshape(-1)[place], told.recent[old])
-        return Told(
-            told.ended + total,
-            told.returns + (seen.returned * seen.ended).sum(),
-            told.lengths + jnp.where(seen.ended > 0, seen.length, 0).sum(dtype=jnp.int32),
-            recent,
-            jnp.where(new, update, told.updates[old]),
-        )
-
-    return jax.lax.cond(total > 0, add, lambda: told)
-
-
-def _fault(fault: Fault, seen: Seen, last: Array) -> Fault:
-    """The first number that is not finite; an older one comes first."""
-    raw = jnp.concatenate([seen.observation if seen.raw is None else seen.raw, last[None]]).astype(jnp.float32)
-    final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)  # no number where the observation was none
-    healthy = jnp.isfinite(seen.reward).all() & jnp.isfinite(raw).all() & jnp.isfinite(final).all()
-
-    def find() -> Fault:
-        flat = raw.reshape(*raw.shape[:2], -1)
-        bad = ~jnp.isfinite(flat)
-        value = jnp.take_along_axis(flat, bad.argmax(-1, keepdims=True), -1)[..., 0]
-        bad_final = ~jnp.isfinite(final)
-        # Row t of an observation was seen by step t; the environment gave it in the step before.
-        tables = (
-            (REWARD, 0, ~jnp.isfinite(seen.reward), seen.reward),
-            (OBSERVATION, -1, bad.any(-1), value),
-            (OBSERVATION, 0, bad_final, final),
-        )
-        found, order = fault, jnp.int32(2 * flat.shape[0] * flat.shape[1])
-        for what, shift, where, values in tables:
-            place = where.reshape(-1).argmax().astype(jnp.int32)
-            when = place + shift * where.shape[1]
-            sooner = where.any() & (when < order)
-            new = Fault(jnp.int32(what), when // where.shape[1], place % where.shape[1], values.reshape(-1)[place])
-            found = Fault(*(jnp.where(sooner, x, y) for x, y in zip(new, found, strict=True)))
-            order = jnp.where(sooner, when, order)
-        return found
-
-    return jax.lax.cond(healthy | (fault.what > 0), lambda: fault, find)
-
-
-def _checksum(steps: Steps) -> Array:
-    """uint32 of what was seen and done."""
-    total = jnp.zeros((), jnp.uint32)
-    for part in (steps.observation, steps.action):
-        numbers = part.reshape(-1)
-        bits = numbers.astype(jnp.uint32) if numbers.dtype.itemsize != 4 else numbers.view(jnp.uint32)
-        place = jnp.arange(bits.size, dtype=jnp.uint32)
-        total = total * jnp.uint32(31) + (bits * (place * jnp.uint32(0x9E3779B2) + jnp.uint32(1))).sum(dtype=jnp.uint32)
-    return total
 
 
 def _like(flags: Array, rows: Array) -> Array:

@@ -19,7 +19,8 @@ from lockstep.episodes import EpisodeStats
 from lockstep.fingerprint import combine
 from lockstep.jax import moments
 from lockstep.jax.batch import Batch, slots
-from lockstep.jax.collect import REWARD, Collect, Fault, Shard, keys_of, nothing_told
+from lockstep.jax.collect import Collect
+from lockstep.jax.device_shard import REWARD, Fault, Shard, keys_of, nothing_told
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv, unpacked
 from lockstep.jax.moments import Moments
