@@ -17,7 +17,10 @@ import statistics
 import subprocess
 import sys
 
+from measure import peer_python
+
 UPDATES = 500
+PACKAGES = ("jax", "optax", "numpy", "flax==0.12.8", "distrax==0.1.9", "chex==0.1.92", "six==1.17.0", "gymnax==1.0.1")
 PEER = r"""
 import os, sys, time, types
 sys.path.insert(0, sys.argv[1])
@@ -127,48 +130,48 @@ def ranks_of(count: int, cores: list[int]) -> dict[str, float]:
     return json.loads(said[0].strip().splitlines()[-1])
 
 
+def tell(rows: dict[str, list[dict[str, float]]]) -> None:
+    """Medians, and medians of ratios."""
+    for name, told in rows.items():
+        print(name, {key: round(statistics.median(row[key] for row in told), 1) for key in told[0]})
+
+    def ratio(name: str, key: str) -> float:
+        return statistics.median(a[key] / b[key] for a, b in zip(rows["lockstep"], rows[name], strict=True))
+
+    if "PureJaxRL" in rows:
+        print(f"steps per processor second, times PureJaxRL's: {ratio('PureJaxRL', 'steps_per_cpu_s'):.2f}")
+        print(f"steps per second, times PureJaxRL's: {ratio('PureJaxRL', 'steps_per_s'):.2f}")
+        print(f"processor seconds to compile, times PureJaxRL's: {ratio('PureJaxRL', 'compile_s'):.2f}")
+    if "2 ranks" in rows:
+        print(f"2 ranks on 2 cores, times one rank on one: {1 / ratio('2 ranks', 'steps_per_s'):.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--purejaxrl")
     parser.add_argument("--gymnax")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--updates", type=int, default=UPDATES)
-    for name, kind in (("--rank", int), ("--ranks", int), ("--port", int)):
-        parser.add_argument(name, type=kind, default=0, help=argparse.SUPPRESS)
+    for name in ("--rank", "--ranks", "--port"):
+        parser.add_argument(name, type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.ranks:
         ours(args.rank, args.ranks, args.port, args.updates)
         return
     cores = sorted(os.sched_getaffinity(0))
-    rows: dict[str, list[dict[str, float]]] = {"lockstep": [], "PureJaxRL": [], "2 ranks": []}
-    python = args.gymnax
-    if args.purejaxrl and python is None:
-        from measure import peer_python
-
-        packages = ["jax", "optax", "numpy", "flax==0.12.8", "distrax==0.1.9", "chex", "six", "gymnax==1.0.1"]
-        python = peer_python("gymnax", packages)
-    for _ in range(args.repetitions):
-        rows["lockstep"].append(ranks_of(1, cores[-1:]))
-        if args.purejaxrl:
-            peer = measured([python, "-c", PEER, args.purejaxrl, str(args.updates)], cores[-1])
-            rows["PureJaxRL"].append(peer)
-        if len(cores) > 1:
-            rows["2 ranks"].append(ranks_of(2, cores[-2:]))
-        print({name: told[-1] for name, told in rows.items() if told}, file=sys.stderr)
-    for name, told in rows.items():
-        if told:
-            columns = {key: statistics.median(row[key] for row in told) for key in told[0]}
-            print(name, {key: round(value, 1) for key, value in columns.items()})
-
-    def ratio(name: str, key: str) -> float:
-        return statistics.median(a[key] / b[key] for a, b in zip(rows["lockstep"], rows[name], strict=True))
-
+    words = ["-c", PEER, str(args.purejaxrl), str(args.updates)]
+    arms = {"lockstep": lambda: ranks_of(1, cores[-1:])}
     if args.purejaxrl:
-        print(f"steps per processor second, times PureJaxRL's: {ratio('PureJaxRL', 'steps_per_cpu_s'):.2f}")
-        print(f"steps per second, times PureJaxRL's: {ratio('PureJaxRL', 'steps_per_s'):.2f}")
-        print(f"processor seconds to compile, times PureJaxRL's: {ratio('PureJaxRL', 'compile_s'):.2f}")
-    if rows["2 ranks"]:
-        print(f"2 ranks on 2 cores, times one rank on one: {1 / ratio('2 ranks', 'steps_per_s'):.2f}")
+        python = args.gymnax or peer_python("gymnax", PACKAGES)
+        arms["PureJaxRL"] = lambda: measured([python, *words], cores[-1])
+    if len(cores) > 1:
+        arms["2 ranks"] = lambda: ranks_of(2, cores[-2:])
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
+    for _ in range(args.repetitions):
+        for name, arm in arms.items():
+            rows[name].append(arm())
+            print(name, rows[name][-1], file=sys.stderr)
+    tell(rows)
 
 
 if __name__ == "__main__":

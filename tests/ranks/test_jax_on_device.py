@@ -24,8 +24,9 @@ RUNS = {
     "looked at often": small("jax/CartPole-v1", num_shards=4, **EVERY | {"check_every": 1}),
 }  # fmt: skip
 LAYOUTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 processes": (2, 1)}
-ON = {"other seed": ("1 device",), "looked at often": ("1 device",)}
-SPOILED = {"spoil_at": 7, "max_episode_steps": 20}
+EACH = ("1 device", "4 devices", "2 processes")
+ON = {"continuous": EACH, "other seed": ("1 device",), "looked at often": ("1 device",)}
+SPOILED = {"spoil_at": 7, "max_episode_steps": 20, "push": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def fingerprints(trained, name):
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     logs = [timeless(one.folder) for (of, _), (one, _) in trained.items() if of == name]
-    assert len(logs) == len(LAYOUTS)
+    assert len(logs) >= len(EACH)
     assert len(logs[0]) >= 4
     assert all(log == logs[0] for log in logs), "metrics depend on the layout"
     assert fingerprints(trained, "cartpole") != fingerprints(trained, "other seed")
@@ -97,7 +98,7 @@ def test_what_is_logged_is_what_happened(trained):
 def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, tmp_path):
     jobs, wholes = {}, {}
     for name in ("cartpole", "continuous"):
-        whole = Path(trained[name, "2 devices"][0].folder)
+        whole = Path(trained[name, "4 devices"][0].folder)
         copy = shutil.copytree(whole, tmp_path / name)
         steps = sorted(copy.glob("checkpoints/step_*"), key=lambda path: int(path.name.partition("_")[2]))
         assert len(steps) >= 2
@@ -133,6 +134,6 @@ def test_a_number_that_is_not_finite_is_named_on_every_rank(tmp_path):
     assert [o.error for o in told["skip"]] == ["", ""]
     found = lines(jobs["skip"].folder)
     assert found[0]["optim/skipped"] == 1.0
-    assert 0 < sum(line["optim/skipped"] for line in found) <= len(found)
+    assert found[1]["optim/skipped"] == 0.0, "a rollout is spoiled by its own numbers alone"
     assert len({r["params_fingerprint"] for o in told["skip"] for r in o.summary["ranks"]}) == 1
     assert json.loads((tmp_path / "reward" / "summary.json").read_text())["status"] == "failed"

@@ -2,9 +2,14 @@
 
 from typing import Any, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import optax  # pyright: ignore[reportMissingTypeStubs]
 from jax import Array
+
+from lockstep.tree import tree_sum
+
+_WAYS = 16
 
 
 class AdamState(NamedTuple):
@@ -59,3 +64,17 @@ def adapted(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
     """The rate a third lower when the policy moved too far, a half higher when it hardly moved."""
     factor = jnp.where(kl > 2.0 * desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * desired_kl, 1.5, 1.0))
     return jnp.clip(learning_rate * factor, 1e-6, 1e-2)
+
+
+def norm_of(gradient: Array) -> Array:
+    """The Euclidean norm, with the same bits in every program.
+
+    XLA sums a long vector in parts, as many as there are threads, and a process of several devices has more of them.
+    Here a level adds sixteen numbers element by element, which nobody reorders.
+    """
+    rows = jax.lax.optimization_barrier(jnp.square(gradient))
+    while rows.size > 1:
+        width = -(-rows.size // _WAYS)
+        parts = jnp.pad(rows, (0, _WAYS * width - rows.size)).reshape(_WAYS, width)
+        rows = jax.lax.optimization_barrier(tree_sum({(i, i + 1): parts[i] for i in range(_WAYS)}, (0, _WAYS), jnp.add))
+    return jnp.sqrt(rows.reshape(()))

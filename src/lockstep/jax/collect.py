@@ -81,7 +81,7 @@ class Collect:
         first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],
-            told=tell(shard.told, seen, update), fault=find_fault(shard.fault, seen, observation), first=first,
+            told=tell(shard.told, seen, update), fault=find_fault(seen, observation), first=first,
         )  # fmt: skip
         return shard, steps, jnp.concatenate(sums) if sums else jnp.zeros(0, jnp.float32)
 

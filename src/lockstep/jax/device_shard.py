@@ -20,7 +20,7 @@ REWARD, OBSERVATION = 1, 2
 
 
 class Fault(NamedTuple):
-    """The first number of a shard's environments that is not finite."""
+    """The first number of a shard's environments in the last rollout that is not finite."""
 
     what: Array
     """0: all are finite."""
@@ -111,6 +111,7 @@ def nothing_told() -> Told:
 
 
 def no_fault() -> Fault:
+    """All numbers are finite."""
     zero = jnp.zeros((), jnp.int32)
     return Fault(zero, zero, zero, jnp.zeros((), jnp.float32))
 
@@ -137,8 +138,8 @@ def tell(told: Told, seen: Seen, update: Array) -> Told:
     return jax.lax.cond(total > 0, add, lambda: told)
 
 
-def find_fault(fault: Fault, seen: Seen, last: Array) -> Fault:
-    """The first number that is not finite; an older one comes first."""
+def find_fault(seen: Seen, last: Array) -> Fault:
+    """The first number of a rollout that is not finite; `last` are the observations [B, ...] after it."""
     raw = jnp.concatenate([seen.observation if seen.raw is None else seen.raw, last[None]]).astype(jnp.float32)
     final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)  # no number where the observation was none
     healthy = jnp.isfinite(seen.reward).all() & jnp.isfinite(raw).all() & jnp.isfinite(final).all()
@@ -154,7 +155,7 @@ def find_fault(fault: Fault, seen: Seen, last: Array) -> Fault:
             (OBSERVATION, -1, bad.any(-1), value),
             (OBSERVATION, 0, bad_final, final),
         )
-        found, order = fault, jnp.int32(2 * flat.shape[0] * flat.shape[1])
+        found, order = no_fault(), jnp.int32(2 * flat.shape[0] * flat.shape[1])
         for what, shift, where, values in tables:
             place = where.reshape(-1).argmax().astype(jnp.int32)
             when = place + shift * where.shape[1]
@@ -164,7 +165,7 @@ def find_fault(fault: Fault, seen: Seen, last: Array) -> Fault:
             order = jnp.where(sooner, when, order)
         return found
 
-    return jax.lax.cond(healthy | (fault.what > 0), lambda: fault, find)
+    return jax.lax.cond(healthy, no_fault, find)
 
 
 def checksum(steps: Steps) -> Array:

@@ -17,7 +17,7 @@ from lockstep.algorithms.dqn import METRICS, DQNConfig
 from lockstep.blame import NonFiniteError
 from lockstep.exploration import EpsilonGreedy, epsilon
 from lockstep.jax import value_losses as losses
-from lockstep.jax.adam import Adam
+from lockstep.jax.adam import Adam, norm_of
 from lockstep.jax.comm import Comm
 from lockstep.jax.dqn_state import State
 from lockstep.jax.flat import Flat, Params
@@ -156,7 +156,7 @@ class DQN:
         total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
         gradient, sums, largest = jnp.split(total, [end, end + 1 + len(_SUMS)])
         gradient, scale = gradient / sums[0], 1.0 / largest.max()
-        norm = jnp.linalg.norm(gradient) * scale
+        norm = norm_of(gradient) * scale
         told = jnp.concatenate([sums[:1], sums[1:2] * scale, sums[2:], jnp.stack([norm, jnp.zeros_like(norm)])])
         if c.max_grad_norm is not None:
             scale *= jnp.minimum(c.max_grad_norm / (norm + 1e-6), 1.0)

@@ -19,6 +19,7 @@ _BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 """XLA's CPU compiler drops `jax.lax.optimization_barrier` before it fuses, unless told not to. What lies behind one
 would be fused with what lies before it: a product into a sum, rounded once instead of twice, in one program and not in
 another."""
+_LARGEST_POOL = 8
 _TIMEOUTS = ("xla_cpu_collective_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
 _WORTH_A_SECOND_THREAD = 100_000_000
 """Rows times parameters of a gradient step, from which handing work to more threads pays; as in `lockstep.torch`."""
@@ -28,7 +29,15 @@ def pin(run: AnyRun, world: World) -> None:
     """Fix what changes bits, before JAX is first used; does nothing for a run that is not pinned."""
     if not world.pinned:
         return
-    one_thread()
+    # XLA cuts convolutions and sums into as many parts as its pool has threads, and the pool has at least one for each
+    # device of the process: it is the same for every number of devices only if there are always as many.
+    pool = min(world.num_shards, _LARGEST_POOL)
+    if run.devices_per_process > pool and kind_of(run.device) == "cpu":
+        raise ConfigError(
+            f"devices_per_process={run.devices_per_process}: with num_shards pinned, a process drives at most {pool} "
+            f"CPU devices; use more processes (--ranks)"
+        )
+    one_thread(pool)
     if run.device != "cpu" and sees_gpu():
         set_flags({"xla_gpu_deterministic_ops": "true"})
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -47,10 +56,10 @@ def share_cores(world: World, work: int) -> None:
         one_thread()
 
 
-def one_thread() -> None:
-    """Have XLA and numpy compute on one thread each; before JAX is first used."""
+def one_thread(pool: int = 1) -> None:
+    """Have XLA and numpy compute on one thread each, XLA with a pool of `pool` beside; before JAX is first used."""
     set_flags(_ONE_THREAD)
-    os.environ["NPROC"] = "1"  # the size of XLA's own pool of threads
+    os.environ["NPROC"] = str(pool)
     threadpool_limits(1)
 
 

@@ -15,7 +15,7 @@ from jax import Array
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.blame import NonFiniteError
 from lockstep.demands import check_task
-from lockstep.jax.adam import Adam, adapted
+from lockstep.jax.adam import Adam, adapted, norm_of
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Flat, Params
@@ -136,7 +136,7 @@ class PPO:
         total = self.comm.sum_shards(rows, "average_gradients")
         gradient, sums = total[: self.flat.num_parameters], total[self.flat.num_parameters :]
         gradient = gradient / sums[0]
-        norm = jnp.sqrt(jnp.square(gradient).sum())
+        norm = norm_of(gradient)
         if self.config.max_grad_norm is not None:
             gradient = gradient * jnp.minimum(self.config.max_grad_norm / (norm + 1e-6), 1.0)
         told = jnp.concatenate([sums, norm[None], jnp.zeros(1)])

@@ -1,0 +1,192 @@
+"""A rollout on the device against the same steps made one by one, and what surrounds it."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.jax import moments
+from lockstep.jax.collect import Collect
+from lockstep.jax.device_shard import OBSERVATION, REWARD, keys_of
+from lockstep.jax.envs.packed import PackedEnv, unpacked
+from lockstep.jax.moments import Moments
+from lockstep.jax.networks import Policy
+from lockstep.jax.on_device import permutations
+from lockstep.jax.prepare import batch_of
+from lockstep.normalize import DiscountedReturns, RunningMoments
+from lockstep.record.episodes import KEPT
+from lockstep.run import NetworkConfig
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+from device_envs import Drift
+
+T, B, GAMMA, UPDATE = 40, 4, 0.9, 3
+FROZEN = {
+    "observations": Moments(*(np.array(x, np.float32) for x in ([50.0], [0.1, 0.4], [0.2, 0.1]))),
+    "returns": Moments(*(np.array(x, np.float32) for x in ([50.0], [0.0], [4.0]))),
+}
+
+
+def made(continuous=False, **kwargs):
+    env = PackedEnv(Drift(continuous=continuous, **kwargs))
+    policy = Policy(env.spec, NetworkConfig(hidden=(8,)), seed=1)
+    collect = Collect(env, policy, num_steps=T, shard_envs=B, gamma=GAMMA)
+    return env, policy, collect, jax.jit(collect.begin)(*keys_of(0, 1, B))
+
+
+def by_hand(env, policy, shard, normalizers):
+    """The steps of environment after environment, in Python."""
+    normalize = normalizers["observations"].normalize if normalizers else lambda x: x
+    noise = policy.distribution.draw_noise(jax.random.fold_in(unpacked(shard.action_key), UPDATE), (T, B))
+    rows = {name: np.zeros((T, B)) for name in ("reward", "terminated", "ended", "final_value", "is_final", "returned")}
+    seen, action = np.zeros((T + 1, B, 2), np.float32), np.zeros((T, B), np.float32)
+    for b in range(B):
+        key = jax.random.fold_in(unpacked(shard.keys[b]), UPDATE)
+        steps, resets = (jax.random.split(jax.random.fold_in(key, what), T) for what in range(2))
+        state = tuple(leaf[b] for leaf in shard.state)
+        observation, returned = shard.observation[b], 0.0
+        for t in range(T):
+            seen[t, b] = normalize(observation[None])[0]
+            parameters, _ = policy.apply(policy.params, seen[t, b][None])
+            chosen = policy.distribution.sample(policy.params, parameters, noise[t, b][None])[0]
+            action[t, b] = np.asarray(chosen).reshape(())
+            given = jnp.clip(chosen, -1, 1) if env.spec.action.kind == "continuous" else chosen
+            state, observation, reward, terminated, truncated = env.step(state, given, steps[t])
+            returned += float(reward)
+            rows["reward"][t, b], rows["terminated"][t, b] = reward, terminated
+            rows["ended"][t, b], rows["returned"][t, b] = terminated | truncated, returned
+            if truncated and not terminated:
+                rows["is_final"][t, b] = 1
+                rows["final_value"][t, b] = policy.apply(policy.params, normalize(observation[None]))[1][0]
+            if terminated | truncated:
+                state, returned = env.reset(resets[t]), 0.0
+                observation = env.observe(state)
+        seen[T, b] = normalize(observation[None])[0]
+    return seen, action, rows
+
+
+@pytest.mark.parametrize("normalizers", [{}, FROZEN], ids=["plain", "normalized"])
+@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
+def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
+    env, policy, collect, shard = made(continuous, max_episode_steps=9, push=0.2)
+    after, steps, sums = jax.jit(collect.rollout)(policy.params, normalizers, shard, jnp.int32(UPDATE))
+    seen, action, rows = by_hand(env, policy, shard, normalizers)
+    np.testing.assert_allclose(steps.observation, seen, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(steps.action).reshape(T, B), action, atol=1e-4)
+    for name in ("terminated", "ended", "is_final"):
+        np.testing.assert_array_equal(getattr(steps, name), rows[name])
+    final = np.asarray(steps.final_value)[rows["is_final"] > 0]
+    np.testing.assert_allclose(final, rows["final_value"][rows["is_final"] > 0], atol=1e-4)
+    reward = rows["reward"] / np.sqrt(4 + 1e-8) if normalizers else rows["reward"]
+    np.testing.assert_allclose(steps.reward, reward, atol=1e-4)
+    assert rows["terminated"].sum() >= 1
+    assert rows["is_final"].sum() >= 4
+    where = rows["ended"] > 0
+    told = after.told
+    assert (int(told.ended), float(told.returns)) == (
+        where.sum(),
+        pytest.approx(rows["returned"][where].sum(), rel=1e-4),
+    )
+    lengths = [np.diff(np.flatnonzero(np.append(1, where[:, b]))) for b in range(B)]
+    assert int(told.lengths) == sum(int(each.sum()) for each in lengths)
+    np.testing.assert_allclose(told.recent[KEPT - where.sum() :], rows["returned"][where], rtol=1e-4)
+    assert set(np.asarray(told.updates)[KEPT - where.sum() :].tolist()) == {UPDATE}
+    if normalizers:
+        host, discounted = RunningMoments(2), DiscountedReturns(B, GAMMA)
+        moments.write(FROZEN["observations"], host)
+        raw = (seen[:-1] * np.sqrt(np.array([0.2, 0.1]) + 1e-8) + np.array([0.1, 0.4])).reshape(-1, 2)
+        expected = host.sums(raw, np.ones(T * B))
+        np.testing.assert_allclose(sums[:5], expected, rtol=1e-3, atol=1e-2)
+        given = discounted.update(rows["reward"], where)
+        np.testing.assert_allclose(sums[5:], [T * B, given.sum(), np.square(given).sum()], rtol=1e-3)
+        np.testing.assert_allclose(after.discounted, discounted.value, rtol=1e-3, atol=1e-4)
+
+
+def test_parameters_that_are_known_need_not_be_computed_again():
+    _, policy, collect, shard = made()
+    _, steps, _ = jax.jit(collect.rollout)(policy.params, {}, shard, jnp.int32(0))
+    known = batch_of(PPOConfig(), policy, policy.params, steps)
+    again = batch_of(PPOConfig(), policy, policy.params, steps._replace(parameters=None))
+    for one, other in zip(known, again, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_what_is_random_is_keyed_by_environment_and_update():
+    _, policy, collect, shard = made()
+    rollout = jax.jit(collect.rollout)
+    _, one, _ = rollout(policy.params, {}, shard, jnp.int32(0))
+    _, same, _ = rollout(policy.params, {}, shard, jnp.int32(0))
+    _, other, _ = rollout(policy.params, {}, shard, jnp.int32(1))
+    np.testing.assert_array_equal(one.observation, same.observation)
+    assert (np.asarray(one.observation)[1:] != np.asarray(other.observation)[1:]).any(-1).all()
+    whole, halves = keys_of(0, 0, 8), [keys_of(0, shard, 4) for shard in range(2)]
+    np.testing.assert_array_equal(whole[0], np.concatenate([half[0] for half in halves]))
+    assert (halves[0][1] != halves[1][1]).any()
+    assert len({key.tobytes() for half in halves for key in (half[1], half[2], *half[0])}) == 12
+    assert (keys_of(1, 0, 8)[0] != whole[0]).any(1).all()
+
+
+@pytest.mark.parametrize(("spoil", "what"), [("reward", REWARD), ("observation", OBSERVATION)])
+def test_the_first_bad_number_is_found(spoil, what):
+    _, policy, collect, shard = made(spoil=spoil, spoil_at=5, max_episode_steps=20)
+    after, *_ = jax.jit(collect.rollout)(policy.params, {}, shard, jnp.int32(0))
+    fault = after.fault
+    assert (int(fault.what), int(fault.step), int(fault.env)) == (what, 4, 0)
+    assert not np.isfinite(fault.value)
+    assert np.isfinite(after.returned).all()
+
+
+def test_a_healthy_rollout_after_a_spoiled_one_is_healthy():
+    _, policy, collect, shard = made(spoil="reward", spoil_at=T, max_episode_steps=3 * T, push=0.0)
+    rollout, found = jax.jit(collect.rollout), []
+    for update in range(2):
+        shard, *_ = rollout(policy.params, {}, shard, jnp.int32(update))
+        found.append(int(shard.fault.what))
+    assert found == [REWARD, 0]
+
+
+def test_the_newest_episodes_are_kept_in_their_order():
+    _, policy, collect, shard = made(max_episode_steps=1)
+    rollout, returns = jax.jit(collect.rollout), list[float]()
+    for update in range(2):
+        shard, steps, _ = rollout(policy.params, {}, shard, jnp.int32(update))
+        returns += np.asarray(steps.reward).reshape(-1).tolist()
+    assert int(shard.told.ended) == 2 * T * B > KEPT
+    np.testing.assert_allclose(shard.told.recent, returns[-KEPT:], rtol=1e-5)
+    assert np.asarray(shard.told.updates).tolist() == [1] * KEPT
+
+
+@pytest.mark.parametrize("size", [1, 2, 60, 1024, 20_000])
+def test_orders_are_permutations_and_fair(size):
+    orders = np.asarray(jax.jit(permutations, static_argnums=(1, 2))(jax.random.key(5), 50, size))
+    assert orders.dtype == np.int32
+    assert (np.sort(orders, -1) == np.arange(size)).all()
+    if size >= 60:
+        assert len({order.tobytes() for order in orders}) == 50
+        assert abs(orders[:, : size // 2].mean() / ((size - 1) / 2) - 1) < 0.1
+        assert abs(np.corrcoef(orders[0], np.arange(size))[0, 1]) < 0.4
+
+
+def test_moments_are_those_of_the_host():
+    rng, host = np.random.default_rng(0), RunningMoments(3)
+    device = moments.read(host)
+    for _ in range(5):
+        rows = rng.normal([5.0, -1.0, 100.0], [1.0, 0.1, 3.0], (64, 3)).astype(np.float32)
+        np.testing.assert_allclose(device.normalize(jnp.asarray(rows)), host.normalize(rows), atol=2e-3)
+        host.update(host.sums(rows, np.ones(64)))
+        device = device.update(device.sums(jnp.asarray(rows)))
+    back = RunningMoments(3)
+    moments.write(device, back)
+    assert back.count == host.count == 320
+    np.testing.assert_allclose(back.mean, host.mean, rtol=1e-5)
+    np.testing.assert_allclose(back.variance, host.variance, rtol=1e-3)
+    np.testing.assert_allclose(device.normalize(jnp.full((1, 3), 1e6)), [[10.0] * 3])
+    scaled = moments.read(host).scale(jnp.asarray([1.0, -1e9]))
+    np.testing.assert_allclose(scaled, host.scale(np.array([1.0, -1e9])), rtol=1e-4)
