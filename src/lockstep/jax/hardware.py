@@ -2,10 +2,12 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any, cast
 
 import jax
+from jax._src import xla_bridge
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
 from lockstep.errors import ConfigError
@@ -37,6 +39,11 @@ def pin(run: AnyRun, world: World) -> None:
             f"devices_per_process={run.devices_per_process}: with num_shards pinned, a process drives at most {pool} "
             f"CPU devices; use more processes (--ranks)"
         )
+    if _in_use() and os.environ.get("NPROC") != str(pool):
+        note = (
+            "JAX was in use before this pinned run: threads are fixed already, and bits may differ from a fresh start's"
+        )
+        print(f"lockstep: note: {note}", file=sys.stderr)
     one_thread(pool)
     if run.device != "cpu" and sees_gpu():
         set_flags({"xla_gpu_deterministic_ops": "true"})
@@ -106,6 +113,11 @@ def prepare(kind: str, devices: int, timeout_s: float) -> None:
         _set("jax_platforms", "cpu")
         if _setting("jax_num_cpu_devices") < devices:
             _set("jax_num_cpu_devices", devices)
+
+
+def _in_use() -> bool:
+    """Whether JAX has started its devices; False where this version does not tell."""
+    return bool(getattr(xla_bridge, "backends_are_initialized", lambda: False)())
 
 
 def _setting(name: str) -> Any:
