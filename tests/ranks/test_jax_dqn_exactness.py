@@ -10,6 +10,8 @@ pytest.importorskip("jax")
 from jax_running import train_all
 from running import job, lines, small_dqn, timeless
 
+pytestmark = pytest.mark.slow  # whole runs on several layouts; PPO's are quick ones
+
 OWN = {"num_shards": 4, "dueling": True}
 SHORT = {"total_steps": 480, "log_every": 160, "learning_starts": 96, "capacity": 256, "epsilon_steps": 320}
 PICTURES = {"num_shards": 4, "features": 16, "encoder": "nature", "evaluate_every": 160, "evaluate_episodes": 5}

@@ -18,6 +18,8 @@ from safetensors.numpy import load_file
 
 from lockstep.record.checkpoint import find
 
+pytestmark = pytest.mark.slow  # whole runs on several layouts; PPO's are quick ones
+
 AT = 30  # step of the environment, and iteration of the run
 FAULTS = {"reward nan": {}, "observation nan": {}, "reward 1e30": {"loss": "mse"}}
 MODES = ("stop", "skip")

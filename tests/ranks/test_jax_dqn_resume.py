@@ -11,6 +11,8 @@ pytest.importorskip("jax")
 from jax_running import train_all
 from running import job, lines, small_dqn, timeless
 
+pytestmark = pytest.mark.slow  # whole runs on several layouts; PPO's are quick ones
+
 TASKS = {"CartPole-v1": {}, "image_envs:Dot": {"encoder": "small", "features": 16, "capacity": 384}}
 HOW = {
     "replay": {},
