@@ -188,6 +188,7 @@ def test_functions_typed_into_a_session_are_refused():
     assert done.stdout == "spawn cannot import fn=f from an interactive session; write it to a file\n"
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX, where another test imported it, warns of any
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_end_with_their_caller(number, tmp_path, gone):
     def default_sigint() -> None:
