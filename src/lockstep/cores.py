@@ -13,6 +13,20 @@ def usable_cores() -> int:
     return max(1, min(cores, round(quota))) if quota else cores
 
 
+WORTH_A_SECOND_THREAD = 100_000_000
+"""Rows times parameters of a gradient step, from which handing work to more threads pays (about 2 ms of arithmetic).
+
+Below it threads cost more than they bring, and on a machine with other work they wait for each other: 20 times slower
+was measured for a small network with two threads on two busy cores.
+"""
+
+
+def threads_are_chosen() -> bool:
+    """Whether the user decided on threads (OMP_NUM_THREADS), or another launcher did."""
+    ours = os.environ.get("LOCKSTEP_LAUNCHER") == "lockstep" and "LOCKSTEP_USER_THREADS" not in os.environ
+    return "OMP_NUM_THREADS" in os.environ and not ours
+
+
 def processor() -> str:
     """The model of this machine's processor."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

@@ -10,6 +10,7 @@ import jax
 from jax._src import xla_bridge
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
+from lockstep.cores import WORTH_A_SECOND_THREAD, threads_are_chosen
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
 from lockstep.watch import MARGIN_S
@@ -23,8 +24,6 @@ would be fused with what lies before it: a product into a sum, rounded once inst
 another."""
 _LARGEST_POOL = 8
 _TIMEOUTS = ("xla_cpu_collective_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
-_WORTH_A_SECOND_THREAD = 100_000_000
-"""Rows times parameters of a gradient step, from which handing work to more threads pays; as in `lockstep.torch`."""
 
 
 def pin(run: AnyRun, world: World) -> None:
@@ -56,10 +55,9 @@ def share_cores(world: World, work: int) -> None:
     XLA has no bound between one thread and all cores, so a host of several ranks always takes one each. Leaves alone
     what the user decided (OMP_NUM_THREADS).
     """
-    ours = os.environ.get("LOCKSTEP_LAUNCHER") == "lockstep" and "LOCKSTEP_USER_THREADS" not in os.environ
-    if world.pinned or ("OMP_NUM_THREADS" in os.environ and not ours):
+    if world.pinned or threads_are_chosen():
         return
-    if world.local_size > 1 or work < _WORTH_A_SECOND_THREAD:
+    if world.local_size > 1 or work < WORTH_A_SECOND_THREAD:
         one_thread()
 
 

@@ -7,6 +7,7 @@ A script that fails ends at once, with its own code. Alone, Python would first r
 the process; `jax.distributed` waits there for all other ranks, up to five minutes, and they for this one.
 """
 
+import io
 import os
 import runpy
 import sys
@@ -23,6 +24,7 @@ _PARTING_S = 2.0  # for what was registered for the end, after a failure
 def main(words: list[str]) -> None:
     """Run what the words name as the main program; returns if it does."""
     die_with_launcher()
+    _write_whole_lines()
     module = words[0] == "-m"
     name, sys.argv = words[module], words[module:]
     try:
@@ -40,6 +42,13 @@ def main(words: list[str]) -> None:
     except BaseException as error:
         _tell(error)
         _leave(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _write_whole_lines() -> None:
+    """Ranks share a terminal, and PYTHONUNBUFFERED would write a line and its end apart: another's comes between."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _code(end: SystemExit) -> int:

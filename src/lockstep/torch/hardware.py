@@ -5,17 +5,10 @@ import os
 import torch
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
-from lockstep.cores import usable_cores
+from lockstep.cores import WORTH_A_SECOND_THREAD, threads_are_chosen, usable_cores
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
 from lockstep.world import World
-
-_WORTH_A_SECOND_THREAD = 100_000_000
-"""Rows times parameters of a gradient step, from which handing work to more threads pays (about 2 ms of arithmetic).
-
-Below it threads cost more than they bring, and on a machine with other work they wait for each other: 20 times slower
-was measured for a small network with two threads on two busy cores.
-"""
 
 
 def pin(run: AnyRun, world: World) -> None:
@@ -37,10 +30,9 @@ def share_cores(world: World, work: int) -> None:
 
     Leaves alone what the user (OMP_NUM_THREADS) or `shard_threads` decided.
     """
-    ours = os.environ.get("LOCKSTEP_LAUNCHER") == "lockstep" and "LOCKSTEP_USER_THREADS" not in os.environ
-    if world.pinned or ("OMP_NUM_THREADS" in os.environ and not ours):
+    if world.pinned or threads_are_chosen():
         return
-    threads = max(1, usable_cores() // world.local_size) if work >= _WORTH_A_SECOND_THREAD else 1
+    threads = max(1, usable_cores() // world.local_size) if work >= WORTH_A_SECOND_THREAD else 1
     torch.set_num_threads(threads)
     threadpool_limits(threads)
 

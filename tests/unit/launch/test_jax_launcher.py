@@ -35,6 +35,7 @@ from jax.experimental.multihost_utils import process_allgather
 
 total = float(process_allgather(jax.numpy.ones(1) * 10**rank).sum())
 print(f"rank {rank} of {size}: {total:.0f}, local {os.environ['JAX_LOCAL_RANK']}, pid {os.getpid()}", flush=True)
+process_allgather(jax.numpy.zeros(1))  # nobody fails before all have told
 how = sys.argv[1] if rank == 1 else "wait"
 if how == "exit":
     sys.exit(7)
@@ -145,6 +146,13 @@ def test_the_code_of_the_rank_that_fails_is_returned(launch, gone, end, code):
         assert "runpy" not in err and "lockstep/launch" not in err
 
 
+def test_lines_of_ranks_that_print_at_once_stay_whole(launch):
+    code = "import os\nfor line in range(300): print(os.environ['RANK'] * 50)"
+    code, out, _ = launch(code, "--nproc_per_node=4", PYTHONUNBUFFERED="1").end()
+    assert code == 0
+    assert sorted(out.splitlines()) == sorted(str(rank) * 50 for rank in range(4) for _ in range(300))
+
+
 @needs_jax
 def test_a_script_for_jax_runs_unchanged(launch):
     code, out, err = launch(THEIRS, "--nproc_per_node=2", arguments=["end"]).end()
@@ -162,7 +170,7 @@ def test_a_rank_that_fails_after_jax_has_met_ends_all_soon(launch, gone, how, co
     how = "was killed by SIGKILL (signal 9)" if code == 137 else f"exited with code {code}"
     assert (returned, err.splitlines()[-1]) == (code, f"lockstep: rank 1 {how}; the other ranks were stopped")
     pids = [int(line.rpartition("pid ")[2]) for line in out.splitlines() if "pid" in line]
-    assert len(pids) == 2 and gone(pids)
+    assert len(pids) == 2 and gone(pids), out + err
 
 
 @needs_jax
