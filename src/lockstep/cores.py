@@ -3,12 +3,13 @@
 import contextlib
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
 
-def usable_cores() -> int:
-    """Processors allowed by affinity and by the control group's CPU quota, at least 1."""
-    cores = len(os.sched_getaffinity(0))
+def usable_cores(affinity: Collection[int] | None = None) -> int:
+    """Processors allowed by affinity (this process's own unless told) and the control group's CPU quota, at least 1."""
+    cores = len(os.sched_getaffinity(0) if affinity is None else affinity)
     quota = _quota()
     return max(1, min(cores, round(quota))) if quota else cores
 

@@ -199,6 +199,10 @@ def _jax_devices() -> Iterator[str]:
         chosen = os.environ.get("JAX_PLATFORMS")
         why = f"JAX_PLATFORMS={chosen} is set" if chosen else "see nvidia-smi" if _jax_plugins() else _CUDA_JAX
         yield f"WARNING: this machine has an NVIDIA GPU, but JAX computes on the CPU: {why}"
+    from lockstep.jax.native import library
+
+    how = "sums in C" if library() else "sums in Python, 2 to 3 times the delay: no C compiler is found (cc, or CC)"
+    yield f"jax between CPU processes of a host: shared memory, {how}"
     yield "jax backends between processes: gloo" + (", nccl" if _jax_plugins() else " (nccl needs a CUDA plugin)")
 
 

@@ -9,6 +9,7 @@ false: the board still tells who does what, and numbers are exchanged through th
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import functools
@@ -30,8 +31,23 @@ _ENTERED = ROW + 1  # how many collectives this rank has entered, whichever way 
 _DOING = _TEXT + 2 * _TEXT_SIZE  # the tag of the last one, as bytes
 _PASSED = ROW + 2  # of the first rank: how many collectives it has fetched the other hosts' part of
 _FAILED = ROW + 3  # of the first rank: how many bytes its last words have; 0 while it is well
+_TURN = ROW + 4  # which half of the slots this rank used last
+_SLOTS, _SLOTS_SIZE = ROW + 5, ROW + 6  # where this process has the slots, and their bytes; for C code of its own
 _DOOR = _DOING + _TEXT_SIZE  # of the first rank: where its slots can be opened, as bytes
 _LAST_WORDS = _DOOR + _TEXT_SIZE
+LAYOUT = {
+    "LINE": _LINE,
+    "SEQUENCE": _SEQUENCE,
+    "TAGS": _TAGS,
+    "TEXT": _TEXT,
+    "TEXT_SIZE": _TEXT_SIZE,
+    "ENTERED": _ENTERED,
+    "DOING": _DOING,
+    "TURN": _TURN,
+    "SLOTS": _SLOTS,
+    "SLOTS_SIZE": _SLOTS_SIZE,
+}
+"""For C code that sends messages as this file does: bytes, for `TEXT` and `DOING`, else words."""
 _SPIN_NS = 200_000
 _SLEEP_S = 50e-6
 _LOOK_NS = 100_000_000  # how often a waiting rank looks whether the others live
@@ -48,33 +64,42 @@ def ordered() -> bool:
 
 
 class Segment:
-    """One host's shared memory, seen from its rank `index` of `count`."""
+    """One host's shared memory, seen from its rank `index` of `count`.
 
-    def __init__(self, index: int, count: int, descriptor: int, *, spin: bool) -> None:
+    Attributes:
+        board: where this process has the records of all ranks, an address.
+        spin_ns: for how long it looks again and again before it sleeps between two looks.
+    """
+
+    def __init__(self, index: int, count: int, descriptor: int) -> None:
         self.index, self.count = index, count
         self._descriptor = descriptor
         self._memory = mmap.mmap(descriptor, count * _LINE * 8)
         self._bytes = memoryview(self._memory)
         self._words = self._bytes.cast("q")
-        self._spin_ns = _SPIN_NS if spin else 0
+        self.board = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.spin_ns = 0
         self._slots: mmap.mmap | None = None
         self._door = -1
-        self._sequence = 0
+        self._own = index * _LINE
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, index)
-        if not spin:
-            _short_sleeps()
+        _short_sleeps()
 
     @classmethod
-    def create(cls, index: int, count: int, *, spin: bool) -> "Segment":
+    def create(cls, index: int, count: int) -> "Segment":
         """New memory, for `address` to be told to the other ranks of the host."""
         descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, count * _LINE * 8)
-        return cls(index, count, descriptor, spin=spin)
+        return cls(index, count, descriptor)
 
     @classmethod
-    def attach(cls, address: str, index: int, count: int, *, spin: bool) -> "Segment":
+    def attach(cls, address: str, index: int, count: int) -> "Segment":
         """The memory another rank created. Raises OSError where this process may not open it."""
-        return cls(index, count, os.open(address, os.O_RDWR | os.O_CLOEXEC), spin=spin)
+        return cls(index, count, os.open(address, os.O_RDWR | os.O_CLOEXEC))
+
+    def spin(self) -> None:
+        """Look again and again for a while before sleeping: every rank of the host has a core to itself."""
+        self.spin_ns = _SPIN_NS
 
     @property
     def address(self) -> str:
@@ -89,8 +114,8 @@ class Segment:
         """Make `size` bytes for exchange, by index 0; others can attach until `slots_attached`. Drops the previous."""
         self._door = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
         os.ftruncate(self._door, size)
-        self._slots = mmap.mmap(self._door, size)
-        self._bytes[_DOOR : _DOOR + _TEXT_SIZE] = _text(f"/proc/{os.getpid()}/fd/{self._door}")
+        self._open_slots(self._door, size)
+        self._bytes[_DOOR : _DOOR + _TEXT_SIZE] = tag_text(f"/proc/{os.getpid()}/fd/{self._door}")
 
     def slots_attached(self) -> None:
         """All ranks have the slots open: their address is needed no longer."""
@@ -102,8 +127,13 @@ class Segment:
         """Use the slots that index 0 made."""
         address = self._bytes[_DOOR : _DOOR + _TEXT_SIZE].tobytes().decode().strip()
         descriptor = os.open(address, os.O_RDWR | os.O_CLOEXEC)
-        self._slots = mmap.mmap(descriptor, size)
+        self._open_slots(descriptor, size)
         os.close(descriptor)
+
+    def _open_slots(self, descriptor: int, size: int) -> None:
+        self._slots = mmap.mmap(descriptor, size)
+        self._words[self._own + _SLOTS] = ctypes.addressof(ctypes.c_char.from_buffer(self._slots))
+        self._words[self._own + _SLOTS_SIZE] = size
 
     @property
     def slots(self) -> mmap.mmap:
@@ -115,11 +145,21 @@ class Segment:
         """Which of two places for a tag the next arrival uses: no rank is ahead of another by two."""
         return (self._sequence + 1) & 1
 
+    @property
+    def _sequence(self) -> int:
+        """How many collectives this rank has arrived at."""
+        return self._words[self._own + _SEQUENCE]
+
+    def turn_slots(self) -> int:
+        """Which of the two halves of the slots the next collective uses: 1, 0, 1, ..."""
+        half = self._words[self._own + _TURN] = 1 - self._words[self._own + _TURN]
+        return half
+
     def enter(self, tag: str) -> None:
         """Tell the board which collective this rank enters, through the slots or any other way."""
-        base = self.index * _LINE
+        base = self._own
         start = base * 8 + _DOING
-        self._bytes[start : start + _TEXT_SIZE] = _text(tag)
+        self._bytes[start : start + _TEXT_SIZE] = tag_text(tag)
         self._words[base + _ENTERED] += 1
 
     def entered(self, index: int) -> int:
@@ -128,15 +168,13 @@ class Segment:
 
     def arrive(self, tag: str, size: int) -> None:
         """Say that this rank's part of the next collective is written."""
-        turn = self.turn()
-        self._sequence += 1
-        base = self.index * _LINE
-        text = _text(tag)
+        turn, sequence, base = self.turn(), self._sequence + 1, self._own
+        text = tag_text(tag)
         start = base * 8 + _TEXT + turn * _TEXT_SIZE
         self._bytes[start : start + _TEXT_SIZE] = text
         self._words[base + _TAGS + 2 * turn] = zlib.crc32(text)
         self._words[base + _TAGS + 2 * turn + 1] = size
-        self._words[base + _SEQUENCE] = self._sequence  # last: whoever sees this number sees all of the above
+        self._words[base + _SEQUENCE] = sequence  # last: whoever sees this number sees all of the above
 
     def wait(self, on_wait: Callable[[int], None]) -> None:
         """Wait until every rank has arrived; `on_wait(index)` is asked now and then; raises if in vain."""
@@ -156,7 +194,7 @@ class Segment:
         if words[place] >= sequence:
             return
         start = time.monotonic_ns()
-        spin_until, look_at = start + self._spin_ns, start + _LOOK_NS
+        spin_until, look_at = start + self.spin_ns, start + _LOOK_NS
         while words[place] < sequence:
             now = time.monotonic_ns()
             if now < spin_until:
@@ -180,7 +218,7 @@ class Segment:
         """Ranks whose part of this collective has another tag or size than ours: `(index, tag, bytes)`."""
         words, turn, count = self._words, self._sequence & 1, self.count
         place = _TAGS + 2 * turn
-        mine = self.index * _LINE + place
+        mine = self._own + place
         tag, size = words[mine], words[mine + 1]
         for index in range(count):
             if words[index * _LINE + place] != tag or words[index * _LINE + place + 1] != size:
@@ -218,14 +256,12 @@ class Segment:
 
 
 @functools.cache
-def _text(tag: str) -> bytes:
+def tag_text(tag: str) -> bytes:
     """A tag as it stands in its place on the board."""
     return tag.encode("ascii", "replace")[:_TEXT_SIZE].ljust(_TEXT_SIZE)
 
 
 def _short_sleeps() -> None:
     """Let `time.sleep(50e-6)` mean that: Linux rounds sleeps up by 50 microseconds unless told otherwise."""
-    import ctypes
-
     timer_slack = 29
     ctypes.CDLL(None).prctl(timer_slack, 1000, 0, 0, 0)

@@ -1,4 +1,8 @@
-"""Functions that ranks of `test_jax_comm.py` call. Ways: memory, messages, devices (two of each process), gloo."""
+"""Functions that ranks of `test_jax_comm.py` call.
+
+Ways: memory (sums in C where this machine has a compiler), python (there is none), mixed (rank 1 has none), messages,
+devices (two of each process), gloo, gloo devices.
+"""
 
 import os
 import signal
@@ -27,11 +31,14 @@ def opened(rank: int, port: int, way: str = "memory", num_shards: int = 4, **kwa
     import jax
 
     import lockstep.jax.processes
+    from lockstep.jax import native
     from lockstep.jax.comm import Comm
 
     jax.config.update("jax_numpy_rank_promotion", "raise")
     if way == "messages":
         lockstep.jax.processes.ordered = lambda: False  # as on a processor that does not order memory
+    if way == "python" or (way == "mixed" and rank == 1):
+        native.library = lambda: None
     world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), port=port).with_shards(num_shards)
     backend = "gloo" if way.startswith("gloo") else "auto"
     settings = {"timeout_s": 20.0, "startup_timeout_s": 40.0, **kwargs}
@@ -42,7 +49,7 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
     """Each collective once or more."""
     import jax.numpy as jnp
 
-    rows = rows_of(num_shards)
+    rows, made = rows_of(num_shards), sums_in_c()
     with opened(rank, port, way, num_shards) as comm:
 
         def step(shared: Any, own: Any) -> Any:
@@ -81,9 +88,24 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
             "any": [comm.any(rank == 0), comm.any(False)],
             "compilations": dict(comm.num_compilations),
             "messages": dict(comm.num_messages),
+            "in C": sum(made),
             "observed": [one.rank for one in comm.observe()],
             "device": comm.device,
         }
+
+
+def sums_in_c() -> list[int]:
+    """Sums that C code makes from now on are counted here."""
+    from lockstep.jax.native import Use
+
+    made, taken = [], Use.taken
+
+    def counted(use: Use) -> int:
+        made.append(taken(use))
+        return made[-1]
+
+    Use.taken = counted
+    return made
 
 
 def sums(rank: int, port: int, way: str, num_shards: int) -> np.ndarray:

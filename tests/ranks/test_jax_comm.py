@@ -1,6 +1,7 @@
 """JAX's collectives among real processes: sums, mistakes, death. Worlds of one process are in tests/unit/jax."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ pytest.importorskip("jax")
 
 import jax_collectives as called
 
-WAYS = ("memory", "messages", "devices", "gloo", "gloo devices")
+WAYS = ("memory", "mixed", "messages", "devices", "gloo", "gloo devices")
 
 
 def expected_sum(num_shards, scale):
@@ -59,6 +60,8 @@ def test_collectives(way):
         assert found["compilations"] == {"step": 1}
         assert found["observed"] == [0, 1]
         assert found["device"] == ("2 x cpu" if "devices" in way else "cpu")
+        in_c = way in ("memory", "mixed") and (way, rank) != ("mixed", 1) and shutil.which("cc") is not None
+        assert found["in C"] == 4 * in_c, "another way than the one to be tested"
         if "gloo" not in way:
             assert found["messages"]["total"] == found["messages"]["total (2)"] == 2
     assert ranks[0]["facts"].tobytes() == ranks[1]["facts"].tobytes()
@@ -66,14 +69,14 @@ def test_collectives(way):
 
 @pytest.mark.parametrize(
     ("size", "num_shards", "way"),
-    [(2, 5, "memory"), (2, 7, "devices"), (3, 7, "messages"), (2, 5, "gloo"), (4, 4, "memory")],
+    [(2, 5, "memory"), (2, 5, "python"), (2, 7, "devices"), (3, 7, "messages"), (2, 5, "gloo"), (4, 4, "memory")],
 )
 def test_uneven_shards_have_the_bits_of_the_tree(size, num_shards, way):
     for total in spawn(called.sums, size, (free_port(), way, num_shards), timeout_s=120):
         np.testing.assert_array_equal(total, expected_sum(num_shards, 0.3))
 
 
-@pytest.mark.parametrize("way", ["memory", "messages", "devices"])
+@pytest.mark.parametrize("way", ["memory", "mixed", "messages", "devices"])
 def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
     for rank, said in enumerate(spawn(called.differ, 2, (free_port(), way), timeout_s=60)):
         mine, other = (("learn", "log"), ("log", "learn"))[rank]
@@ -110,7 +113,8 @@ def test_comms_one_after_another_meet_at_the_same_port():
 
 
 @pytest.mark.parametrize(
-    ("way", "victim"), [("memory", 1), ("memory", 0), ("messages", 1), ("messages", 0), ("devices", 1), ("gloo", 1)]
+    ("way", "victim"),
+    [("memory", 1), ("memory", 0), ("python", 1), ("messages", 1), ("messages", 0), ("devices", 1), ("gloo", 1)],
 )
 def test_a_dead_peer_is_noticed_and_named_within_two_seconds(tmp_path, way, victim):
     with pytest.raises(RunError, match=rf"rank {victim} was killed by SIGKILL"):

@@ -72,3 +72,11 @@ def test_works_without_torch(present, monkeypatch, capsys):
     assert ("though this machine has an NVIDIA GPU" in said) == present
     assert "pip install 'lockstep-rl[torch]'" in said
     assert doctor.visible_gpus() == 0
+
+
+@pytest.mark.parametrize(("found", "told"), [(object(), "sums in C\n"), (None, "no C compiler is found (cc, or CC)\n")])
+def test_tells_whether_sums_are_taken_in_c(found, told, monkeypatch, capsys):
+    native = pytest.importorskip("lockstep.jax.native")
+    monkeypatch.setattr(native, "library", lambda: found)
+    assert doctor.examine(2) == 0
+    assert f"shared memory, {told}" in capsys.readouterr().out.replace("sums in Python, 2 to 3 times the delay: ", "")

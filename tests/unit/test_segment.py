@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(not (supported() and ordered()), reason="no orde
 
 @pytest.fixture
 def pair():
-    first = Segment.create(0, 2, spin=False)
-    second = Segment.attach(first.address, 1, 2, spin=False)
+    first = Segment.create(0, 2)
+    second = Segment.attach(first.address, 1, 2)
     yield first, second
     second.close()
     first.close()
@@ -109,11 +109,11 @@ def test_slots_are_one_memory(pair):
 
 
 def test_a_process_that_ended_is_dead_and_one_that_sleeps_is_not():
-    first = Segment.create(0, 2, spin=False)  # not the pair: there, this process itself is rank 1
+    first = Segment.create(0, 2)  # not the pair: there, this process itself is rank 1
     code = f"""
 import sys, time
 from lockstep.segment import Segment
-segment = Segment.attach({first.address!r}, 1, 2, spin=False)
+segment = Segment.attach({first.address!r}, 1, 2)
 print("here", flush=True)
 time.sleep(60)
 """

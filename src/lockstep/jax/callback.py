@@ -2,7 +2,7 @@
 
 `jax.pure_callback` does the same by way of Python objects on both sides and several times the delay. Here XLA's call
 frame (xla/ffi/api/c_api.h, of which only the stable first fields are read) is opened with `ctypes`, and the function
-sees the memory of its inputs and of its output. No compiler is needed.
+sees the memory of its inputs and of its output. No compiler is needed; where there is one, `native` may come before.
 """
 
 import ctypes
@@ -17,8 +17,9 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from lockstep.jax import native
+
 _METADATA, _EXECUTE, _INTERNAL = 1, 3, 13
-_MAJOR, _MINOR = 0, 1  # what is used here has been there since
 _TYPES = {11: np.dtype(np.float32), 4: np.dtype(np.int32), 8: np.dtype(np.uint32), 1: np.dtype(np.bool_)}
 _numbers = itertools.count()
 
@@ -114,23 +115,43 @@ class Callback:
         self._handler = _Handler(self._handle)  # lives as long as compiled code may call it
         _kept.append(self)
         jax.ffi.register_ffi_target(self._target, jax.ffi.pycapsule(self._handler), platform="cpu")
+        self._use: native.Use | None = None
+
+    def quicken(self, make: Callable[[int, int], native.Use | None], wait: Callable[[], None]) -> None:
+        """Let C code be called instead, as far as it can do what the function does.
+
+        Args:
+            make: the C code's part, from the addresses of two handlers: the whole function, and `wait`.
+            wait: called in the midst of it, when it takes long.
+        """
+        self._waiting = _Handler(lambda address: self._told(address.contents, wait))
+        self._use = make(_address(self._handler), _address(self._waiting))
+
+    def taken(self) -> int:
+        """How many calls C code has made since this was last asked."""
+        return 0 if self._use is None else self._use.taken()
 
     def __call__(self, value: Array, shape: tuple[int, ...]) -> Array:
         """The function's output [*shape], of the input's type; inside compiled code."""
         if value.dtype not in _TYPES.values():
             raise TypeError(f"{value.dtype} cannot be sent between ranks; send float32 or int32")
-        return cast(Array, _call.bind(value, target=self._target, shape=shape))
+        target, number = (self._target, None) if self._use is None else (native.TARGET, self._use.number)
+        return cast(Array, _call.bind(value, target=target, shape=shape, number=number))
 
     def _handle(self, address: Any) -> int | None:
         frame = address.contents
         if frame.extension and frame.extension.contents.type == _METADATA:
             told = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
-            told.version.major, told.version.minor = _MAJOR, _MINOR
+            told.version.major, told.version.minor = native.API
             return None
         if frame.stage != _EXECUTE:
             return None
+        return self._told(frame, lambda: self._function(_array(frame.arguments), _array(frame.results)))
+
+    def _told(self, frame: Any, act: Callable[[], None]) -> int | None:
+        """Act; the address of XLA's error if that fails."""
         try:
-            self._function(_array(frame.arguments), _array(frame.results))
+            act()
         except BaseException as error:
             self.error = error
             text = f"{type(error).__name__}: {error}".encode()
@@ -139,12 +160,13 @@ class Callback:
         return None
 
 
-def _output(value: Any, *, target: str, shape: tuple[int, ...]) -> Any:
+def _output(value: Any, *, target: str, shape: tuple[int, ...], number: int | None) -> Any:
     return cast(Any, jax).core.ShapedArray(shape, value.dtype)
 
 
-def _lower(context: Any, value: Any, *, target: str, shape: tuple[int, ...]) -> Any:
-    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value)
+def _lower(context: Any, value: Any, *, target: str, shape: tuple[int, ...], number: int | None) -> Any:
+    told = {} if number is None else {"number": np.int64(number)}
+    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value, **told)
 
 
 # `jax.ffi.ffi_call` of something with a side effect has JAX dispatch every call in Python, which takes several times as
@@ -154,6 +176,10 @@ _call.def_abstract_eval(_output)
 mlir.register_lowering(_call, _lower, platform="cpu")
 
 _kept: list[Callback] = []  # compiled code that nobody calls any more may still be there
+
+
+def _address(handler: Any) -> int:
+    return cast(int, ctypes.cast(handler, c_void_p).value)
 
 
 def _array(buffers: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 
 from lockstep import messages
 from lockstep.errors import ConfigError, PeerError
+from lockstep.jax.native import Native, Use
 from lockstep.network.hosts import Hosts
 from lockstep.network.interfaces import endpoint, listening_socket, towards
 from lockstep.network.meeting import store_of
@@ -52,6 +53,7 @@ class Processes:
         self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
         self._segment: Segment | None = None
         self._hosts: Hosts | None = None
+        self._native: Native | None = None
         self._tag, self._inside, self._distributed = "", False, False
 
     def open(self) -> None:
@@ -84,7 +86,7 @@ class Processes:
                 self._hosts.close(error)
             if self._segment is not None:
                 self._segment.close()
-            self._hosts = self._segment = None
+            self._hosts = self._segment = self._native = None
 
     def start_jax(self, local_devices: Sequence[int] | None, startup_timeout_s: float) -> None:
         """Let JAX reach the devices of all processes; *collective*, before JAX is first used."""
@@ -160,6 +162,20 @@ class Processes:
         with self.entered(tag):
             values: Mapping[Node, np.ndarray] = self._hosts.exchange(parts, tag, np.add)
         return tree_sum(values, root, np.add)
+
+    def sum_in_c(self, length: int, tag: str) -> tuple[Callable[[int, int], Use | None], Callable[[], None]] | None:
+        """What `sum` of `length` float32 numbers is in C, and how it waits; None where `sum` does more than C can."""
+        size = 4 * length
+        found = None if self._hosts is None or self._segment is None else self._hosts.shared_by(size)
+        if found is None or self._segment is None:
+            return None
+        slots, rows, own = found
+        native = self._native = self._native or Native(self._segment, self._timers.totals_ns, rows, own)
+
+        def make(python: int, wait: int) -> Use | None:
+            return native.use(length, self._world.num_shards, tag, python, wait)
+
+        return make, lambda: slots.wait(tag, size)
 
     @contextlib.contextmanager
     def entered(self, tag: str) -> Generator[None]:

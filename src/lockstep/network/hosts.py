@@ -82,6 +82,18 @@ class Hosts:
         """Whether there is another host."""
         return len(self._hosts) > 1
 
+    def shared_by(self, size: int) -> tuple[Slots, Sequence[Node], Sequence[Node]] | None:
+        """The memory, the nodes that have a row in it, and this rank's, for a sum of `size` bytes.
+
+        None where `exchange` does more than writing, meeting, and each rank's adding by itself.
+        """
+        if self.several or self._slots is None or not self._each_sums(size):
+            return None
+        return self._slots, self._near, self._own_nodes
+
+    def _each_sums(self, size: int) -> bool:
+        return (len(self._near) - 1) * size < _LARGE
+
     def exchange(self, parts: Sequence[np.ndarray], tag: str, add: Add) -> Mapping[Node, np.ndarray]:
         """From this rank's part at each of its nodes, parts at nodes that make up the tree, the same on all ranks.
 
@@ -96,7 +108,7 @@ class Hosts:
             np.copyto(near_values[node], part)
         self._meet(tag, size)
         if not self.several:
-            if (near - 1) * size < _LARGE:
+            if self._each_sums(size):
                 return near_values
             self._sum_slice(near_values, table[0], tag, add)
             return {root: table[0]}

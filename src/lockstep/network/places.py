@@ -49,15 +49,15 @@ def settle(
         timeout_s: bound on a collective.
         always: whether hosts serve also the ranks of one host that share no memory, each as if it had its own.
     """
-    spin = usable_cores() >= world.local_size
-    segment = Segment.create(0, world.local_size, spin=spin) if world.local_rank == 0 and supported() else None
-    told = gather([_identity(), world.local_rank, world.local_size, segment.address if segment else None], "hosts")
+    segment = Segment.create(0, world.local_size) if world.local_rank == 0 and supported() else None
+    address, cores = segment.address if segment else None, sorted(os.sched_getaffinity(0))
+    told = gather([_identity(), world.local_rank, world.local_size, address, cores], "hosts")
     hosts = hosts_of(told)
     here = next(host.ranks for host in hosts if world.rank in host.ranks)
     whole = len(here) == world.local_size  # else what launchers say of hosts does not fit together
     if whole and segment is None and (address := told[here[0]][3]):
         with contextlib.suppress(OSError):
-            segment = Segment.attach(address, world.local_rank, world.local_size, spin=spin)
+            segment = Segment.attach(address, world.local_rank, world.local_size)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listener(world)) if len(hosts) > 1 or always else None
         places = gather([whole and segment is not None, *_place(listener)], "hosts")
@@ -67,6 +67,8 @@ def settle(
             segment = None
         if segment is not None:
             timers.publish(segment.row(world.local_rank))
+            if usable_cores(set[int]().union(*(told[rank][4] for rank in here))) >= len(here):
+                segment.spin()  # also where the launcher has bound each rank to a core
         if not (memory and all(shares)):
             if len(hosts) == 1 and not always:
                 return segment, None

@@ -29,7 +29,6 @@ class Slots:
         self._segment, self._first = segment, first
         self._timeout_s, self._timers = timeout_s, timers
         self._half = 0  # bytes for one collective
-        self._turn = 0
         self._tables: dict[tuple[int, int, int, np.dtype[Any]], np.ndarray] = {}
         self._tag = ""
         self._patience_s, self._waited_s, self._looked_at = 0.0, 0.0, 0.0
@@ -48,7 +47,7 @@ class Slots:
         size = rows * length * kind.itemsize
         if size > self._half:
             self._grow(size, tag)
-        self._turn = turn = 1 - self._turn
+        turn = self._segment.turn_slots()
         key = (turn, rows, length, kind)
         table = self._tables.get(key)
         if table is None:
@@ -59,6 +58,10 @@ class Slots:
     def meet(self, tag: str, size: int) -> None:
         """Wait until every rank of the host has written its `size` bytes."""
         self._segment.arrive(tag, size)
+        self.wait(tag, size)
+
+    def wait(self, tag: str, size: int) -> None:
+        """The rest of `meet`, once this rank has arrived."""
         self._start_to_wait(tag, MARGIN_S)
         previous = self._timers.enter(WAIT)
         self._segment.wait(self.look)
