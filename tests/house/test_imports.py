@@ -32,6 +32,7 @@ LAYERS = {
     "lockstep.envs": 1,
     "lockstep.record": 1,
     "lockstep.watch": 1,
+    "lockstep.peers": 1,
     "lockstep.evaluate": 1,
     "lockstep.segment": 1,
     "lockstep.network": 1,

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lockstep import messages
+from lockstep import messages, peers
 from lockstep.errors import ConfigError, PeerError
 from lockstep.jax.native import Native, Use
 from lockstep.network.hosts import Hosts
@@ -32,12 +32,10 @@ from lockstep.processes import identity, private_folder, torchrun_agent
 from lockstep.record.timers import SYNC, WAIT, Timers
 from lockstep.segment import Segment, ordered
 from lockstep.tree import Node, tree_sum
-from lockstep.watch import Observed, observed
+from lockstep.watch import Observed
 from lockstep.world import World
 
-_DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which process ended
 _POLL_S = 0.002
-Add = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Processes:
@@ -121,13 +119,7 @@ class Processes:
 
     def observe(self) -> list[Observed]:
         """What the processes of this host do at this moment; not collective."""
-        s = self._segment
-        if s is None:
-            return [observed(self._world.rank, self._timers.row, alive=True, tag=self._tag)]
-        first = self._world.rank - s.index
-        return [
-            observed(first + i, s.row(i), alive=s.alive(i), tag=s.tag(i), entered=s.entered(i)) for i in range(s.count)
-        ]
+        return peers.observe(self._segment, self._world.rank, self._timers.row, self._tag)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -202,16 +194,7 @@ class Processes:
 
     def lost(self, tag: str, error: Exception) -> PeerError:
         """Who ended, as far as this host can tell, when JAX could not reach somebody."""
-        rank, until = self._world.rank, time.monotonic() + _DEATH_NOTICE_S
-        if "imed out" in str(error) or "imeout" in str(error):
-            return PeerError(f"rank {rank} got no answer in {tag} within timeout_s={self._timeout_s:g}")
-        while self._segment is not None and time.monotonic() < until:
-            first = rank - self._segment.index
-            dead = [first + index for index in range(self._segment.count) if not self._segment.alive(index)]
-            if dead:
-                return PeerError(f"rank {dead[0]} has ended while rank {rank} waited in {tag}", dead[0])
-            time.sleep(0.02)
-        return PeerError(f"another rank ended while rank {rank} waited in {tag} ({_line(error)})")
+        return peers.lost(self._segment, self._world.rank, tag, self._timeout_s, error)
 
 
 def _gather(store: Store, world: World, value: Any, key: str, until: float) -> list[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep import messages
+from lockstep import messages, peers
 from lockstep.agreement import check_different
 from lockstep.network.places import settle
 from lockstep.record.timers import SYNC, Timers
@@ -27,7 +27,7 @@ from lockstep.torch.group import Group
 from lockstep.torch.hardware import backend_of, device_of
 from lockstep.torch.host_tensors import Add, HostTensors
 from lockstep.tree import Node, owned_nodes, tree_sum
-from lockstep.watch import Observed, observed
+from lockstep.watch import Observed
 from lockstep.world import World
 
 
@@ -266,13 +266,7 @@ class Comm:
 
     def observe(self) -> list[Observed]:
         """What the ranks of this host do at this moment; not collective."""
-        segment = self._group.segment
-        if segment is None:
-            return [observed(self.world.rank, self.timers.row, alive=True, tag=self._group.tag)]
-        s, first = segment, self.world.rank - segment.index
-        return [
-            observed(first + i, s.row(i), alive=s.alive(i), tag=s.tag(i), entered=s.entered(i)) for i in range(s.count)
-        ]
+        return peers.observe(self._group.segment, self.world.rank, self.timers.row, self._group.tag)
 
     def _exchange(self, parts: list[Tensor], tag: str, add: Add) -> Mapping[Node, Tensor]:
         """Tensors at nodes that make up the tree, from each rank's at its own nodes."""

@@ -3,7 +3,6 @@
 Messages are numbered and tagged, and a broken connection is told as the rank that ended, not as a TCP port.
 """
 
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -17,13 +16,13 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
 
-from lockstep.errors import PeerError, RunError
+from lockstep import peers
+from lockstep.errors import RunError
 from lockstep.record.timers import WAIT, Timers
 from lockstep.segment import Segment
 from lockstep.torch.rendezvous import connect
 from lockstep.world import World
 
-_DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which process ended
 _LOOK_EVERY = 100  # on a GPU, comparing marks waits for the device: do it for one message in so many
 _MARKS = 250  # fits in a byte, its squares add up exactly in float32, and the library's own tags all differ by it
 
@@ -108,19 +107,5 @@ class Group:
         try:
             collective()
         except RuntimeError as error:
-            raise self._lost(tag, error) from error
+            raise peers.lost(self.segment, self._world.rank, tag, self._timeout_s, error) from error
         self._timers.enter(previous)
-
-    def _lost(self, tag: str, error: RuntimeError) -> PeerError:
-        """Who ended, as far as this host can tell."""
-        rank = self._world.rank
-        if "imed out" in str(error):
-            return PeerError(f"rank {rank} got no answer in {tag} within timeout_s={self._timeout_s:g}")
-        until = time.monotonic() + _DEATH_NOTICE_S
-        while self.segment is not None and time.monotonic() < until:
-            first = rank - self.segment.index
-            dead = [first + index for index in range(self.segment.count) if not self.segment.alive(index)]
-            if dead:
-                return PeerError(f"rank {dead[0]} has ended while rank {rank} waited in {tag}", dead[0])
-            time.sleep(0.02)
-        return PeerError(f"another rank ended while rank {rank} waited in {tag} ({str(error).splitlines()[0]})")
