@@ -7,12 +7,12 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
-# Tests that watch clocks: one after another. Those that mostly wait run beside those that compute; what measures a time
-# runs with nothing beside it. Everything else, whole trainings included, runs on JOBS processes, each file on one of them.
+# Tests that watch clocks: one after another, those that mostly wait beside those that compute; what measures a time runs
+# with nothing beside it. Everything else, whole trainings included, runs on JOBS processes, each file on one of them.
 ALONE := $(wildcard tests/house)
 CLOCKED := $(wildcard tests/chaos $(addprefix tests/ranks/test_,collectives.py elastic_restart.py faults.py host_blocks.py \
-	joined.py memory_growth.py preflight_of_ranks.py rendezvous.py resume.py))
-WAITING := $(wildcard tests/hosts tests/unit/launch)
+	joined.py memory_growth.py rendezvous.py resume.py))
+WAITING := $(wildcard tests/hosts tests/unit/launch tests/ranks/test_preflight_of_ranks.py)
 SERIAL := $(ALONE) $(CLOCKED) $(WAITING)
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What of JAX needs no torch: run where there is none, so that neither backend leans on the other. With both of them it is
