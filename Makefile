@@ -7,16 +7,19 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
-# Suites that start processes and watch clocks: one test after another. Those that mostly wait run beside those that
-# compute; what measures a time runs with nothing beside it.
+# Tests that watch clocks: one after another, those that mostly wait beside those that compute; what measures a time runs
+# with nothing beside it. Everything else, whole trainings included, runs on JOBS processes, each file on one of them.
 ALONE := $(wildcard tests/house)
-BUSY := $(wildcard tests/ranks tests/chaos tests/examples)
-WAITING := $(wildcard tests/hosts tests/unit/launch)
-SERIAL := $(ALONE) $(BUSY) $(WAITING)
+CLOCKED := $(wildcard tests/chaos $(addprefix tests/ranks/test_,collectives.py elastic_restart.py faults.py host_blocks.py \
+	joined.py memory_growth.py rendezvous.py resume.py))
+WAITING := $(wildcard tests/hosts tests/unit/launch tests/ranks/test_preflight_of_ranks.py)
+SERIAL := $(ALONE) $(CLOCKED) $(WAITING)
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What of JAX needs no torch: run where there is none, so that neither backend leans on the other. With both of them it is
 # tests/parity that runs.
-JAX_QUICK := $(wildcard tests/unit/jax tests/golden/test_jax_*.py tests/unit/test_jax_*.py tests/unit/envs/test_jax_*.py)
-JAX_BUSY := $(wildcard tests/ranks/test_jax_*.py tests/unit/launch/test_jax_*.py)
+JAX_CLOCKED := $(wildcard tests/ranks/test_jax_comm.py tests/ranks/test_jax_train.py tests/unit/launch/test_jax_*.py)
+JAX := $(filter-out $(JAX_CLOCKED),$(wildcard tests/ranks/test_jax_*.py tests/unit/jax tests/golden/test_jax_*.py \
+	tests/unit/test_jax_*.py tests/unit/envs/test_jax_*.py))
 
 .PHONY: help setup train test test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
 
@@ -32,15 +35,19 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 	$(BIN)/python -c 'import json, sys; s = json.load(open(sys.argv[1]))["status"]; sys.exit(s != "solved" and f"make train: the run ended {s}, not solved")' $$run/summary.json && \
 	printf '\nNext:\n  . .venv/bin/activate\n  lockstep evaluate %s --episodes 100\n  tensorboard --logdir runs\n' $$run
 
+# Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: setup .venv-jax/.installed  ## Run all quick suites, then the JAX ones in an environment without torch.
 	@code=0; \
-	$(BIN)/python -m pytest -n $(JOBS) $(patsubst %,--ignore=%,$(SERIAL) $(JAX_QUICK)) || code=1; \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(patsubst %,--ignore=%,$(SERIAL) $(JAX) $(JAX_CLOCKED)) || code=1; \
 	$(BIN)/python -m pytest $(ALONE) || code=1; \
-	said=$$(mktemp); $(BIN)/python -m pytest $(WAITING) $(JAX_BUSY:%=--ignore=%) > $$said 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest $(BUSY) $(JAX_BUSY:%=--ignore=%) || code=1; \
+	said=$$(mktemp); { aside=0; \
+		$(BIN)/python -m pytest $(WAITING) $(JAX_CLOCKED:%=--ignore=%) || aside=1; \
+		.venv-jax/bin/python -m pytest $(JAX_CLOCKED) || aside=1; \
+		exit $$aside; } > $$said 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest $(CLOCKED) || code=1; \
 	wait $$beside || code=1; cat $$said; rm $$said; \
-	.venv-jax/bin/python -m pytest -n $(JOBS) $(JAX_QUICK) || code=1; \
-	.venv-jax/bin/python -m pytest $(JAX_BUSY) || code=1; \
+	.venv-jax/bin/python -m pytest $(SIDE_BY_SIDE) $(JAX) || code=1; \
 	exit $$code
 
 test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from jax_compiled import keep_compiled
 from jax_running import in_jax, train_one
 from running import Job, small_dqn
 from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
@@ -244,4 +245,5 @@ SEAMS = [
 
 
 def run_seams(rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
+    keep_compiled(rank)
     return run_listed(SEAMS, rank, ports, folder)

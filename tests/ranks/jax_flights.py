@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from jax_compiled import keep_compiled
 
 from lockstep import World, card
 from lockstep.algorithms.ppo import PPOConfig
@@ -54,6 +55,7 @@ def preflights(rank: int, ports: dict[str, int]) -> dict[str, Any]:
 
 def trained(rank: int, port: int, folder: str, changes: dict[str, Any], resume: bool, memo: str) -> dict[str, Any]:
     """A run of the processes that were spawned."""
+    keep_compiled(rank, changes.get("devices_per_process", 1))
     world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), port=port, launcher="test" if memo else "none")
     variables = {"LOCKSTEP_MEMO": memo} if memo else {}
     with mock.patch.dict(os.environ, variables):
@@ -73,6 +75,7 @@ def differs(rank: int, port: int, folder: str) -> str:
             self.load_shared(arrays | {name: arrays[name] + 1})
         return told
 
+    keep_compiled(rank)
     update, run = PPO.update, replace(RUN, check_every=1)
     with mock.patch.object(PPO, "update", spoiling):
         try:
@@ -88,6 +91,7 @@ def starts(rank: int, port: int, folder: str, files: list[str]) -> dict[str, Any
     from lockstep.jax.networks import Policy
     from lockstep.jax.ppo import PPO
 
+    keep_compiled(rank)
     run = replace(RUN, algorithm=replace(RUN.algorithm, normalize_observation=True))
     with Session(run, World(rank=rank, size=2, port=port), run_dir=folder, init_from=Path(files[rank])) as session:
         learner = PPO(run, Policy(session.spec, run.network), session.comm)

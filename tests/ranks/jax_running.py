@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from jax_compiled import keep_compiled
 from running import Job, Outcome
 
 from lockstep import World, spawn
@@ -31,6 +32,7 @@ def in_jax(one: Job, devices: int) -> Job:
 
 
 def train_each(rank: int, jobs: dict[str, Job]) -> dict[str, Outcome]:
+    keep_compiled(rank, max(one.run.devices_per_process for one in jobs.values()))
     return {name: train_one(rank, one) for name, one in jobs.items()}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jax_compiled import PLACE
 
 from lockstep.launch.variables import free_port
 
@@ -45,9 +46,11 @@ def small(**changes: Any) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours without a launcher's variables, on one thread."""
+    """Ours without a launcher's variables, on one thread, and with what commands before this one compiled."""
     ours = (*_LAUNCHERS, "JAX_RANK", "JAX_WORLD_SIZE")
-    return {k: v for k, v in os.environ.items() if k not in ours} | {"OMP_NUM_THREADS": "1"} | more
+    kept = {"JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ[PLACE], "commands")} if PLACE in os.environ else {}
+    kept |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return {k: v for k, v in os.environ.items() if k not in ours} | {"OMP_NUM_THREADS": "1"} | kept | more
 
 
 def by_hand(rank: int, port: int) -> dict[str, str]:

@@ -36,7 +36,7 @@ def cut(tmp_path_factory):
     return {kind: (Path(jobs[*kind, "whole"].folder), Path(jobs[*kind, "cut"].folder)) for kind in KINDS}
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_resumed_on_any_number_of_ranks_it_ends_as_if_never_stopped(cut, ranks, tmp_path):
     jobs = {}
     for kind, (_, folder) in cut.items():

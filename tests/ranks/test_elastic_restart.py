@@ -96,7 +96,10 @@ def equal_to(undisturbed, run_dir):
     return summary
 
 
-@pytest.mark.parametrize("share", ["0", "1"], ids=["its store shared", "a store of its own"])
+@pytest.mark.parametrize(
+    "share",
+    [pytest.param("0", marks=pytest.mark.slow, id="its store shared"), pytest.param("1", id="a store of its own")],
+)
 def test_a_killed_rank_is_started_again_and_the_run_goes_on_exactly(undisturbed, share, tmp_path):
     """With the directory named: the second start is not refused because it exists."""
     said = finished(
@@ -112,6 +115,7 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on_exactly(undisturbed,
     assert "restart 1 of out, on 2 ranks" in said
 
 
+@pytest.mark.slow  # quick for the memo alone, in tests/unit/test_elastic.py
 def test_before_its_first_checkpoint_a_run_begins_again_where_it_was(undisturbed, tmp_path):
     run = pinned(checkpoint_every=None)
     said = finished(tmp_path, "--standalone", "--nproc_per_node=2", "--max-restarts=2", *killed(update=6), run=run)
@@ -121,6 +125,7 @@ def test_before_its_first_checkpoint_a_run_begins_again_where_it_was(undisturbed
     assert "begins from its start" in said
 
 
+@pytest.mark.slow  # quick for the memo alone, in tests/unit/test_elastic.py
 def test_a_policy_to_start_from_counts_until_there_is_a_checkpoint(undisturbed, tmp_path):
     train(pinned(), run_dir=tmp_path / "whole", init_from=undisturbed)
     run, source = pinned(checkpoint_every=None), f"--init-from={undisturbed}"
@@ -164,7 +169,10 @@ def lives(pid):
         return False
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["started by it", "behind a shell"])
+@pytest.mark.parametrize(
+    "wrapped",
+    [pytest.param(False, marks=pytest.mark.slow, id="started by it"), pytest.param(True, id="behind a shell")],
+)
 def test_ranks_end_when_their_torchrun_is_killed(wrapped, tmp_path):
     run, program = pinned(total_steps=10**7, timeout_s=120.0), ["-m", "lockstep.train", "run.yaml", "--run-dir=out"]
     if wrapped:

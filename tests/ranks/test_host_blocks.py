@@ -145,7 +145,7 @@ class Ranks:
             process.wait()
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (1, 1), (2, 1, 2)])
+@pytest.mark.parametrize("sizes", [pytest.param((2, 2), marks=pytest.mark.slow), (1, 1), (2, 1, 2)])
 def test_a_silent_host_is_named_by_every_rank_of_the_others(tmp_path, sizes):
     with Ranks(tmp_path, sizes, "all are stopped") as ranks:
         odd = "ranks 2-3" if sizes == (2, 2) else "rank 1" if sizes == (1, 1) else "ranks 3-4"

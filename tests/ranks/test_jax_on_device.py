@@ -23,9 +23,8 @@ RUNS = {
     ),
     "looked at often": small("jax/CartPole-v1", num_shards=4, **EVERY | {"check_every": 1}),
 }  # fmt: skip
-LAYOUTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 processes": (2, 1)}
-EACH = ("1 device", "4 devices", "2 processes")
-ON = {"continuous": EACH, "other seed": ("1 device",), "looked at often": ("1 device",)}
+LAYOUTS = {"1 device": (1, 1), "4 devices": (1, 4), "2 processes": (2, 1)}
+ON = {"other seed": ("1 device",), "looked at often": ("1 device",)}
 SPOILED = {"spoil_at": 7, "max_episode_steps": 20, "push": 0.0}
 
 
@@ -55,10 +54,23 @@ def fingerprints(trained, name):
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     logs = [timeless(one.folder) for (of, _), (one, _) in trained.items() if of == name]
-    assert len(logs) >= len(EACH)
+    assert len(logs) == len(LAYOUTS)
     assert len(logs[0]) >= 4
     assert all(log == logs[0] for log in logs), "metrics depend on the layout"
     assert fingerprints(trained, "cartpole") != fingerprints(trained, "other seed")
+
+
+@pytest.mark.slow  # on 2 devices of one process; 4 of them, and 2 processes, are quick
+def test_two_devices_give_the_same_bits_too(trained, tmp_path):
+    one = job(RUNS["cartpole"], tmp_path, "two")
+    (outcome,) = train_all(1, {"two": one}, 2)["two"]
+    assert outcome.error == ""
+    assert outcome.counts["compiled _make_updates"] == 1
+    found = {rank["params_fingerprint"] for rank in outcome.summary["ranks"]}
+    assert found == fingerprints(trained, "cartpole")
+    assert timeless(one.folder) == timeless(trained["cartpole", "1 device"][0].folder)
+    assert len({rank["first_rollout_fingerprint"] for rank in outcome.summary["ranks"]}) == 2
+    assert sum(rank["env_steps"] for rank in outcome.summary["ranks"]) == RUNS["cartpole"].total_steps
 
 
 def test_how_often_the_host_looks_changes_nothing(trained):
@@ -118,22 +130,28 @@ def spoiled(what, **changes):
     return small("device_envs:Drift", num_shards=2, total_steps=6 * 128, log_every=128, **EVERY, **kwargs, **changes)
 
 
+def check_named(outcomes, what):
+    for outcome in outcomes:
+        assert outcome.error.startswith("NonFiniteError: environment 0 gave"), outcome.error
+        assert f"{what} that is not finite" in outcome.error
+        assert "step 6 of the rollout of update 1" in outcome.error
+
+
 def test_a_number_that_is_not_finite_is_named_on_every_rank(tmp_path):
-    runs = {
-        "reward": spoiled("reward"),
-        "observation": spoiled("observation"),
-        "skip": spoiled("reward", non_finite="skip"),
-    }
+    runs = {"observation": spoiled("observation"), "skip": spoiled("reward", non_finite="skip")}
     jobs = {name: job(run, tmp_path, name) for name, run in runs.items()}
     told = train_all(2, jobs)
-    for name in ("reward", "observation"):
-        for outcome in told[name]:
-            assert outcome.error.startswith("NonFiniteError: environment 0 gave"), outcome.error
-            assert f"{name} that is not finite" in outcome.error
-            assert "step 6 of the rollout of update 1" in outcome.error
+    check_named(told["observation"], "observation")
     assert [o.error for o in told["skip"]] == ["", ""]
     found = lines(jobs["skip"].folder)
     assert found[0]["optim/skipped"] == 1.0
     assert found[1]["optim/skipped"] == 0.0, "a rollout is spoiled by its own numbers alone"
     assert len({r["params_fingerprint"] for o in told["skip"] for r in o.summary["ranks"]}) == 1
-    assert json.loads((tmp_path / "reward" / "summary.json").read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "observation" / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.slow  # as an observation is named, which is quick
+def test_a_reward_that_is_not_finite_is_named_on_every_rank(tmp_path):
+    outcomes = train_all(2, {"reward": job(spoiled("reward"), tmp_path, "reward")})["reward"]
+    assert len(outcomes) == 2
+    check_named(outcomes, "reward")

@@ -139,7 +139,7 @@ def cut(tmp_path_factory):
     return {name: (jobs[name, "whole"], jobs[name, "cut"]) for name in RESUMED}
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(cut, ranks, tmp_path):
     jobs = {}
     for name, (_, broken) in cut.items():

@@ -64,7 +64,7 @@ def test_a_gradient_step_sends_one_message(trained, name):
         assert many == {"average_gradients": STEPS}
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(trained, ranks, tmp_path):
     jobs = {}
     for name in RUNS:

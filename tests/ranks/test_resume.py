@@ -148,7 +148,14 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, id="SIGUSR1", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(undisturbed, number, tmp_path):
     cut = tmp_path / "cut"
     process = subprocess.Popen(
