@@ -3,8 +3,8 @@
     python benchmarks/jax_collectives.py
 
 `Comm.sum_shards` in the body of a `lax.scan`, a few additions between two calls: through shared memory, which is what
-ranks of one host use (an operation of XLA's that calls numpy), against JAX's own collectives over gloo, which
-backend=gloo asks for. Both give the bits of the tree. "alone" is the same loop in a world of one.
+ranks of one host use, in C and (where there is no compiler) in Python, against JAX's own collectives over gloo, which
+backend=gloo asks for. All give the bits of the tree. "alone" is the same loop in a world of one.
 """
 
 import argparse
@@ -20,19 +20,21 @@ import lockstep
 from lockstep.world import World
 
 SIZES = {"9 k": 9_155, "135 k": 134_659, "1.7 M": 1_687_206}
-BACKENDS = {"shared memory": "auto", "gloo": "gloo"}
+BACKENDS = {"C": "auto", "Python": "auto", "gloo": "gloo"}
 
 
-def synchronise(rank: int, num_parameters: int, backend: str, calls: int) -> float:
+def synchronise(rank: int, num_parameters: int, way: str, calls: int) -> float:
     """Microseconds per call on one rank."""
     import jax
 
-    from lockstep.jax import hardware
+    from lockstep.jax import hardware, native
     from lockstep.jax.comm import Comm
 
+    if way == "Python":
+        native.library = lambda: None
     hardware.one_thread()
     world = World.from_environment()
-    with Comm(world.with_shards(world.size), device="cpu", backend=backend) as comm:
+    with Comm(world.with_shards(world.size), device="cpu", backend=BACKENDS[way]) as comm:
 
         def steps(shared: Any, own: Any) -> tuple[Any, Any]:
             def step(values: Any, _: None) -> tuple[Any, None]:
@@ -63,23 +65,21 @@ def main() -> None:
         for size, number in SIZES.items():
             calls = 1000 if number < 1e5 else 200 if number < 1e6 else 20
             arms: dict[str, Any] = {
-                name: lambda b=backend, n=number, c=calls, r=ranks: max(
-                    lockstep.spawn(synchronise, ranks=r, args=(n, b, c))
-                )
-                for name, backend in BACKENDS.items()
+                way: lambda w=way, n=number, c=calls, r=ranks: max(lockstep.spawn(synchronise, ranks=r, args=(n, w, c)))
+                for way in BACKENDS
             }
-            arms["alone"] = lambda n=number, c=calls: max(lockstep.spawn(synchronise, ranks=1, args=(n, "auto", c)))
+            arms["alone"] = lambda n=number, c=calls: max(lockstep.spawn(synchronise, ranks=1, args=(n, "C", c)))
             times = measure.in_turn(arms, args.repetitions)
             rows.append(
                 [
                     ranks,
                     size,
                     *(f"{median(t):.0f}" for t in times.values()),
-                    measure.ratio(times["gloo"], times["shared memory"]),
+                    measure.ratio(times["gloo"], times["C"]),
                 ]
             )
     print(f"{measure.machine()}; {args.repetitions} repetitions; microseconds per call, median\n")
-    print(measure.table(["ranks", "parameters", *BACKENDS, "alone", "gloo / shared memory, median (range)"], rows))
+    print(measure.table(["ranks", "parameters", *BACKENDS, "alone", "gloo / C, median (range)"], rows))
 
 
 if __name__ == "__main__":

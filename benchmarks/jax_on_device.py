@@ -115,12 +115,12 @@ def measured(command: list[str], core: int) -> dict[str, float]:
 
 
 def ranks_of(count: int, cores: list[int]) -> dict[str, float]:
-    """What rank 0 told of a world of `count` processes, on as many cores."""
+    """What rank 0 told of a world of `count` processes, each on a core of its own."""
     from lockstep.launch.variables import free_port
 
     port, before, started = free_port(), os.sched_getaffinity(0), []
-    os.sched_setaffinity(0, set(cores[:count]))  # not one core each: ranks that see fewer cores than ranks do not spin
     for rank in range(count):
+        os.sched_setaffinity(0, {cores[rank]})
         words = [sys.executable, __file__, "--rank", str(rank), "--ranks", str(count), "--port", str(port)]
         started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
     os.sched_setaffinity(0, before)
