@@ -10,7 +10,7 @@ pytest.importorskip("jax")
 from jax_running import train_all
 from running import job, lines, small_dqn, timeless
 
-pytestmark = pytest.mark.slow  # whole runs on several layouts; PPO's are quick ones
+slow = pytest.mark.slow  # many runs on several layouts
 
 OWN = {"num_shards": 4, "dueling": True}
 SHORT = {"total_steps": 480, "log_every": 160, "learning_starts": 96, "capacity": 256, "epsilon_steps": 320}
@@ -41,6 +41,14 @@ def trained(tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    """The fingerprint of the prioritized run."""
+    told = train_all(1, {"short": job(RUNS["prioritized"], tmp_path_factory.mktemp("one"), "short")}, 1)["short"]
+    (found,) = {rank["params_fingerprint"] for o in told for rank in o.summary["ranks"]}
+    return {found}
+
+
 def fingerprints(trained, name):
     """Of every rank of every layout."""
     found = []
@@ -52,6 +60,15 @@ def fingerprints(trained, name):
     return set(found)
 
 
+@pytest.mark.parametrize("processes_and_devices", [(1, 2), (2, 1)])
+def test_a_short_run_has_the_bits_of_one_device(tmp_path, one_device, processes_and_devices):
+    processes, devices = processes_and_devices
+    run = job(RUNS["prioritized"], tmp_path, "short")
+    told = train_all(processes, {"short": run}, devices)["short"]
+    assert {rank["params_fingerprint"] for o in told for rank in o.summary["ranks"]} == one_device
+
+
+@slow
 @pytest.mark.parametrize("name", ALIKE)
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
@@ -64,16 +81,19 @@ def test_any_layout_gives_the_same_bits(trained, name):
     assert all(one == played[0] for one in played), "evaluations depend on the layout"
 
 
+@slow
 def test_shards_dealt_unevenly_give_the_same_bits(trained):
     assert len(fingerprints(trained, "uneven")) == 1
 
 
+@slow
 def test_parameters_moved_and_elsewhere_with_another_seed(trained):
     assert all(outcome.moved for _, outcomes in trained.values() for outcome in outcomes)
     assert fingerprints(trained, "prioritized") != fingerprints(trained, "other seed")
     assert fingerprints(trained, "prioritized") != fingerprints(trained, "uniform")
 
 
+@slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_process_does_its_part_of_the_work_and_no_more(trained, layout):
     processes, _ = LAYOUTS[layout]
@@ -83,6 +103,7 @@ def test_every_process_does_its_part_of_the_work_and_no_more(trained, layout):
         assert outcome.counts["learned"] == 208 * 32 // processes
 
 
+@slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_gradient_step_is_compiled_once(trained, layout):
     for name in ON_PROCESSES:
@@ -90,6 +111,7 @@ def test_a_gradient_step_is_compiled_once(trained, layout):
             assert outcome.counts["compiled step"] == 1, name
 
 
+@slow
 def test_a_gradient_step_sends_one_message_and_an_iteration_one_more(trained):
     for outcome in trained["prioritized", "2 processes"][1]:
         # 30 rollouts of 32 steps; 26 of them after the first 160 steps, each followed by 8 gradient steps.

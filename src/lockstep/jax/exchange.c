@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { BLOCK = 512, ADD = -1, MOST_USES = 4096 };
+enum { BLOCK = 512, ADD = -1 };
 
 /* -- XLA's foreign function interface (xla/ffi/api/c_api.h): the first fields, which are stable -------------------- */
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import shlex
 import subprocess
+import tempfile
 import zlib
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char, c_int32, c_int64, c_void_p
@@ -121,16 +122,17 @@ def library() -> ctypes.CDLL | None:
     if not ordered():
         return None
     places = LAYOUT | {"PHASE": PHASE, "SINCE_NS": SINCE_NS, "SYNC": SYNC, "WAIT": WAIT, "DEPTH": _DEPTH}
-    places |= {"API_MAJOR": API[0], "API_MINOR": API[1]}
+    places |= {"API_MAJOR": API[0], "API_MINOR": API[1], "MOST_USES": _MOST_USES}
     command = [*shlex.split(os.environ.get("CC") or "cc"), "-O3", "-shared", "-fPIC"]
     command += [f"-D{name}={value}" for name, value in places.items()]
     version = hashlib.sha256(_SOURCE.read_bytes() + repr(command).encode()).hexdigest()[:16]
     try:
         path = private_folder() / f"exchange-{version}.so"
         if not path.exists():
-            fresh = path.with_suffix(f".{os.getpid()}")
-            subprocess.run([*command, "-o", fresh, _SOURCE], check=True, capture_output=True, timeout=60)
-            fresh.replace(path)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # other ranks may be at it, too
+                fresh = Path(folder, path.name)
+                subprocess.run([*command, "-o", fresh, _SOURCE], check=True, capture_output=True, timeout=60)
+                fresh.replace(path)
         found = ctypes.CDLL(str(path))
     except (ConfigError, OSError, subprocess.SubprocessError):
         return None
