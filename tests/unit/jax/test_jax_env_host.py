@@ -93,6 +93,19 @@ def test_saved_and_restored_it_goes_on_with_the_same_bits():
     same(play(again, 30), after)
 
 
+def test_shards_share_what_is_compiled_and_nothing_else():
+    shards, other = [drift(4, push=0.3) for _ in range(3)], drift(4, push=0.2)
+    for seed, env in enumerate([*shards, other]):
+        env.reset([seed] * 4)
+        env.step(np.zeros(4))
+    assert shards[0]._advance._cache_size() == 1
+    assert other._advance is not shards[0]._advance
+    before = shards[1].state()["state"]
+    shards[0].step(np.ones(4))
+    for x, y in zip(before, shards[1].state()["state"], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_continuous_actions_reach_it():
     env = drift(2, continuous=True, push=1.0)
     env.reset([1, 2])

@@ -1,5 +1,6 @@
 """Environments on the device as a `VectorEnv` of the host: for evaluation, for DQN, and for torch."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,8 +25,7 @@ class HostEnv:
 
     def __init__(self, env: PackedEnv, num_envs: int) -> None:
         self.spec, self.num_envs = env.spec, num_envs
-        self._env = env
-        self._begin, self._advance = jax.jit(self._first), jax.jit(self._next)
+        self._begin, self._advance = _compiled(env)
         self._keys = np.zeros((num_envs, 2), np.uint32)
         self._state: Packed = ()
         self._steps = np.zeros((), np.uint32)
@@ -60,29 +60,43 @@ class HostEnv:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _first(self, keys: Array) -> tuple[Packed, Array]:
-        state = jax.vmap(self._env.reset)(jax.vmap(unpacked)(keys))
-        return state, jax.vmap(self._env.observe)(state)
 
-    def _next(self, keys: Array, state: Packed, action: Array, steps: Array) -> tuple[Any, ...]:
-        """A step's randomness comes from each environment's key and the number of the step."""
-        folded = jax.vmap(jax.random.fold_in, (0, None))(jax.vmap(unpacked)(keys), steps)
-        now, later = jax.vmap(lambda key: tuple(jax.random.split(key)), out_axes=0)(folded)
-        state, final, reward, terminated, truncated = jax.vmap(self._env.step)(state, action, now)
-        ended = terminated | truncated
+@functools.cache
+def _compiled(env: PackedEnv) -> tuple[Any, Any]:
+    """What begins and what steps environments: compiled once for all shards of a process."""
+    return jax.jit(functools.partial(_first, env)), jax.jit(functools.partial(_next, env))
 
-        def begin() -> tuple[Packed, Array]:
-            new = jax.vmap(self._env.reset)(later)
-            seen = jax.vmap(self._env.observe)(new)
-            return tuple(_where(ended, x, y) for x, y in zip(new, state, strict=True)), _where(ended, seen, final)
 
-        after, observation = jax.lax.cond(ended.any(), begin, lambda: (state, final))
-        return after, observation, reward, terminated, truncated, final
+def _first(env: PackedEnv, keys: Array) -> tuple[Packed, Array]:
+    state = jax.vmap(env.reset)(jax.vmap(unpacked)(keys))
+    return state, jax.vmap(env.observe)(state)
+
+
+def _next(env: PackedEnv, keys: Array, state: Packed, action: Array, steps: Array) -> tuple[Any, ...]:
+    """A step's randomness comes from each environment's key and the number of the step."""
+    folded = jax.vmap(jax.random.fold_in, (0, None))(jax.vmap(unpacked)(keys), steps)
+    now, later = jax.vmap(lambda key: tuple(jax.random.split(key)), out_axes=0)(folded)
+    state, final, reward, terminated, truncated = jax.vmap(env.step)(state, action, now)
+    ended = terminated | truncated
+
+    def begin() -> tuple[Packed, Array]:
+        new = jax.vmap(env.reset)(later)
+        seen = jax.vmap(env.observe)(new)
+        return tuple(_where(ended, x, y) for x, y in zip(new, state, strict=True)), _where(ended, seen, final)
+
+    after, observation = jax.lax.cond(ended.any(), begin, lambda: (state, final))
+    return after, observation, reward, terminated, truncated, final
 
 
 def make(task: str, config: EnvConfig, num_envs: int) -> HostEnv:
     """The environments of a shard, of a task on the device."""
-    return HostEnv(PackedEnv(make_device_env(task, config)), num_envs)
+    key = task, repr(config)
+    if key not in _made:
+        _made[key] = PackedEnv(make_device_env(task, config))
+    return HostEnv(_made[key], num_envs)
+
+
+_made: dict[tuple[str, str], PackedEnv] = {}  # they are pure functions: shards, and evaluations, can share one
 
 
 def _where(flags: Array, x: Array, y: Array) -> Array:
