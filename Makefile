@@ -7,21 +7,23 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
-# Tests that watch clocks: one after another, those that mostly wait beside those that compute; what measures a time runs
-# with nothing beside it. Everything else, whole trainings included, runs on JOBS processes, each file on one of them.
-ALONE := $(wildcard tests/house)
-CLOCKED := $(wildcard tests/chaos $(addprefix tests/ranks/test_,collectives.py elastic_restart.py faults.py host_blocks.py \
-	joined.py memory_growth.py rendezvous.py resume.py))
-WAITING := $(wildcard tests/hosts tests/unit/launch tests/ranks/test_preflight_of_ranks.py)
-SERIAL := $(ALONE) $(CLOCKED) $(WAITING)
+# Each file of tests runs on one of JOBS processes. Those that start and stop processes and watch clocks come together,
+# after those that compute: they mostly wait, so that one more process plays hosts beside them. What measures a time runs
+# with nothing beside it.
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
-# What of JAX needs no torch: run where there is none, so that neither backend leans on the other. With both of them it is
-# tests/parity that runs.
+ALONE := $(wildcard tests/house)
+HOSTS := $(wildcard tests/hosts)
+CLOCKED := $(wildcard $(addprefix tests/ranks/test_,faults.py rendezvous.py resume.py collectives.py host_blocks.py \
+	preflight_of_ranks.py elastic_restart.py joined.py memory_growth.py) tests/unit/launch tests/chaos)
+# What of JAX needs no torch: run where there is none, so that neither backend leans on the other. With both of them
+# installed it is their parity that is tested.
 JAX_CLOCKED := $(wildcard tests/ranks/test_jax_comm.py tests/ranks/test_jax_train.py tests/unit/launch/test_jax_*.py)
 JAX := $(filter-out $(JAX_CLOCKED),$(wildcard tests/ranks/test_jax_*.py tests/unit/jax tests/golden/test_jax_*.py \
 	tests/unit/test_jax_*.py tests/unit/envs/test_jax_*.py))
+JAX_PARITY := $(wildcard tests/parity/test_jax_*.py)
+FOR_JAX := $(JAX) $(JAX_CLOCKED) $(JAX_PARITY)
 
-.PHONY: help setup train test test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
+.PHONY: help setup train test test-jax test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -37,17 +39,21 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: setup .venv-jax/.installed  ## Run all quick suites, then the JAX ones in an environment without torch.
+test: setup  ## Run the quick suites, but for those of JAX.
 	@code=0; \
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(patsubst %,--ignore=%,$(SERIAL) $(JAX) $(JAX_CLOCKED)) || code=1; \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(patsubst %,--ignore=%,$(ALONE) $(HOSTS) $(CLOCKED) $(FOR_JAX)) || code=1; \
 	$(BIN)/python -m pytest $(ALONE) || code=1; \
-	said=$$(mktemp); { aside=0; \
-		$(BIN)/python -m pytest $(WAITING) $(JAX_CLOCKED:%=--ignore=%) || aside=1; \
-		.venv-jax/bin/python -m pytest $(JAX_CLOCKED) || aside=1; \
-		exit $$aside; } > $$said 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest $(CLOCKED) || code=1; \
+	said=$$(mktemp); $(BIN)/python -m pytest $(HOSTS) > $$said 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(CLOCKED) $(JAX_CLOCKED:%=--ignore=%) || code=1; \
 	wait $$beside || code=1; cat $$said; rm $$said; \
+	exit $$code
+
+test-jax: export PYTHONDONTWRITEBYTECODE :=
+test-jax: setup .venv-jax/.installed  ## Run the quick suites of JAX, in an environment without torch, and its parity with torch.
+	@code=0; \
 	.venv-jax/bin/python -m pytest $(SIDE_BY_SIDE) $(JAX) || code=1; \
+	.venv-jax/bin/python -m pytest $(JAX_CLOCKED) || code=1; \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(JAX_PARITY) || code=1; \
 	exit $$code
 
 test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.

@@ -79,6 +79,7 @@ def test_torchrun(alone, examples, python):
     assert_same(result(2), alone)
 
 
+@pytest.mark.slow
 def test_mp_spawn(alone, examples, python):
     python(examples / "my_loop.py", "--ranks", 2, "--mp-spawn", "--port", free_port(), "--updates", UPDATES)
     assert_same(result(2), alone)

@@ -42,6 +42,7 @@ def test_one_rank_with_the_same_shards_does_the_same():
     assert one["value"] == pytest.approx(two[0]["value"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_launchers(examples, python):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

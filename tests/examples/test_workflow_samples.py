@@ -51,7 +51,7 @@ def only_run(folder):
     return json.loads((found / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("ranks", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_dqn(folder, ranks):
     code, said = start(folder, "lockstep", "offline", "train", "dqn.json", "--ranks", ranks, "--set", "epochs=3")
     assert code == 0, said

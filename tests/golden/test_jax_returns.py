@@ -1,4 +1,4 @@
-"""`make test` runs this in `.venv-jax`, which has no torch; elsewhere without JAX it skips."""
+"""`make test-jax` runs this in `.venv-jax`, which has no torch; elsewhere without JAX it skips."""
 
 import subprocess
 import sys

@@ -13,7 +13,8 @@ HOW = {
     "noisy": {"noisy": True, "value_distribution": "quantile", "num_quantiles": 5},
     "soft": {"target_rate": 0.05, "prioritized": False, "learning_rate_schedule": "linear"},
 }
-KINDS = [("CartPole-v1", "replay"), ("CartPole-v1", "noisy"), ("CartPole-v1", "soft"), ("image_envs:Dot", "replay")]
+KINDS = [("CartPole-v1", "replay"), ("image_envs:Dot", "replay")]
+MORE = [KINDS[0], ("CartPole-v1", "noisy"), ("CartPole-v1", "soft")]
 
 
 def pinned(task, how="replay", **changes):
@@ -21,11 +22,11 @@ def pinned(task, how="replay", **changes):
     return small_dqn(task, **{**every, **TASKS[task], **HOW[how], **changes})
 
 
-@pytest.fixture(scope="module")
-def cut(tmp_path_factory):
+@pytest.fixture(scope="module", params=[KINDS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "more"])
+def cut(request, tmp_path_factory):
     """Of each kind a run that never stopped and one that raised after 20 of 30 rollouts, both on 2 ranks."""
     folder, jobs = tmp_path_factory.mktemp("resume"), {}
-    for task, how in KINDS:
+    for task, how in request.param:
         name = f"{task.rpartition(':')[2]}-{how}"
         jobs[task, how, "whole"] = job(pinned(task, how), folder, f"{name}-whole")
         jobs[task, how, "cut"] = job(pinned(task, how), folder, f"{name}-cut", fails_at=20)
@@ -33,7 +34,7 @@ def cut(tmp_path_factory):
     for key, outcomes in told.items():
         expected = "the test ends this run" if key[2] == "cut" else ""
         assert all((expected in one.error) if expected else not one.error for one in outcomes), (key, outcomes[0].error)
-    return {kind: (Path(jobs[*kind, "whole"].folder), Path(jobs[*kind, "cut"].folder)) for kind in KINDS}
+    return {kind: (Path(jobs[*kind, "whole"].folder), Path(jobs[*kind, "cut"].folder)) for kind in request.param}
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow), 4])

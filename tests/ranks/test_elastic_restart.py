@@ -136,6 +136,7 @@ def test_a_policy_to_start_from_counts_until_there_is_a_checkpoint(undisturbed, 
     assert equal_to(tmp_path / "whole", tmp_path / "out")["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_a_script_that_trains_two_runs_goes_on_with_the_second(undisturbed, tmp_path):
     """What was finished before the restart is not trained again, and does not become the other run."""
     program = str(Path(__file__).with_name("two_runs.py"))

@@ -172,6 +172,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_nothing_els
     assert timeless(str(run.run_dir)) == timeless(str(steady.run_dir))
 
 
+@pytest.mark.slow
 def test_a_rank_that_stalls_under_torchrun_is_named_too(tmp_path):
     run = Run(tmp_path, "sleep", launcher="torchrun")
     run.wait(START_S + 10)

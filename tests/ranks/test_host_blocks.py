@@ -100,6 +100,7 @@ def test_hosts_in_different_collectives_are_told_apart(told, how):
         assert f"rank {first} is in {mine}, rank {second} is in {other}" in said, said
 
 
+@pytest.mark.slow  # tests/hosts does it quickly, over a real network
 def test_a_whole_run_over_hosts_ends_with_the_bits_of_one_rank(tmp_path):
     """5 shards among 4 ranks: dealt unevenly, and no subtree belongs to a host of two."""
     run = small("CartPole-v1", num_shards=5, num_envs=20, total_steps=8 * 160, evaluate_every=160 * 4, log_every=160)
@@ -145,7 +146,9 @@ class Ranks:
             process.wait()
 
 
-@pytest.mark.parametrize("sizes", [pytest.param((2, 2), marks=pytest.mark.slow), (1, 1), (2, 1, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(2, 2), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((1, 1), (2, 1, 2)))]
+)
 def test_a_silent_host_is_named_by_every_rank_of_the_others(tmp_path, sizes):
     with Ranks(tmp_path, sizes, "all are stopped") as ranks:
         odd = "ranks 2-3" if sizes == (2, 2) else "rank 1" if sizes == (1, 1) else "ranks 3-4"

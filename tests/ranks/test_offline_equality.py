@@ -24,10 +24,9 @@ RUNS = {
     "cloning candidates": {"algo": "bc", "parametric": True},
     "uneven": {"num_shards": 3, "batch_size": 33},
 }
-QUICK = ("dqn", "other seed", "n-step", "cloning candidates")
+QUICK = ("dqn", "other seed", "cloning candidates")
 """Those that are tried each time; the others are tried by `make test-slow`."""
 ON_FOUR = ("dqn", "n-step", "cloning candidates")
-RESUMED = ("dqn", "n-step", "cloning", "cloning candidates")
 
 
 def run_of(folder, name, **changes):
@@ -114,18 +113,22 @@ def test_the_same_global_batches_on_any_number_of_ranks(trained):
 
 
 def test_a_gradient_step_sends_one_message(trained):
-    for name in ("dqn", "n-step", "cloning candidates"):
+    for name in ("dqn", "cloning candidates"):
         for outcome in trained[name, 2][1]:
             assert outcome.messages["average_gradients"] == EPOCHS * BATCHES
             many = {tag: count for tag, count in outcome.messages.items() if count >= EPOCHS * BATCHES / 5}
             assert many.keys() == {"average_gradients"}, f"{name}: more messages than one for a step: {many}"
 
 
-@pytest.fixture(scope="module")
-def cut(tmp_path_factory):
+@pytest.fixture(
+    scope="module",
+    params=[("dqn", "cloning candidates"), pytest.param(("n-step", "cloning"), marks=pytest.mark.slow)],
+    ids=" and ".join,
+)
+def cut(request, tmp_path_factory):
     """Of some runs one that never stopped and one that raised in the middle of its eighth epoch, both on 2 ranks."""
     folder, jobs = tmp_path_factory.mktemp("resume"), {}
-    for name in RESUMED:
+    for name in request.param:
         run = run_of(folder, name, checkpoint_every=350, log_every=200)
         jobs[name, "whole"] = LoggedJob(run, str(folder / f"{name}-whole"))
         jobs[name, "cut"] = LoggedJob(run, str(folder / f"{name}-cut"), fails_at=74)
@@ -136,10 +139,10 @@ def cut(tmp_path_factory):
             name,
             outcomes[0].error,
         )
-    return {name: (jobs[name, "whole"], jobs[name, "cut"]) for name in RESUMED}
+    return {name: (jobs[name, "whole"], jobs[name, "cut"]) for name in request.param}
 
 
-@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(cut, ranks, tmp_path):
     jobs = {}
     for name, (_, broken) in cut.items():

@@ -31,55 +31,50 @@ def run_of(folder, name, **changes):
     return small_offline(folder / "data", algo="parametric_dqn", **{"num_shards": 4, **RUNS[name], **changes})
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Every run on every number of ranks; on 2 ranks one more that raises in the middle of its eighth epoch."""
+@pytest.fixture(scope="module", params=["max", pytest.param("sarsa", marks=pytest.mark.slow)])
+def trained(request, tmp_path_factory):
+    """A run on every number of ranks, and "cut": on 2 ranks one that raises in the middle of its eighth epoch."""
     folder, found = tmp_path_factory.mktemp("parametric"), {}
+    run = run_of(folder, request.param, checkpoint_every=350)
     for ranks in WORLDS:
-        run = {name: run_of(folder, name, checkpoint_every=350) for name in RUNS}
-        jobs = {name: LoggedJob(run[name], str(folder / f"{name}-{ranks}")) for name in RUNS}
+        jobs = {ranks: LoggedJob(run, str(folder / f"on-{ranks}"))}
         if ranks == 2:
-            jobs |= {("cut", name): LoggedJob(run[name], str(folder / f"{name}-cut"), fails_at=74) for name in RUNS}
+            jobs["cut"] = LoggedJob(run, str(folder / "cut"), fails_at=74)
         told = train_logged(ranks, jobs)
-        found |= {(name, ranks): (jobs[name], told[name]) for name in jobs}
+        found |= {name: (jobs[name], told[name]) for name in jobs}
     return found
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_any_number_of_ranks_gives_the_same_bits(trained, name):
-    outcomes = [outcome for ranks in WORLDS for outcome in trained[name, ranks][1]]
+def test_any_number_of_ranks_gives_the_same_bits(trained):
+    outcomes = [outcome for ranks in WORLDS for outcome in trained[ranks][1]]
     assert [one.error for one in outcomes] == [""] * sum(WORLDS)
     assert all(one.moved for one in outcomes)
     fingerprints = {rank["params_fingerprint"] for one in outcomes for rank in one.summary["ranks"]}
     assert len(fingerprints) == 1, "parameters depend on the number of ranks"
-    logs = [timeless(trained[name, ranks][0].folder) for ranks in WORLDS]
+    logs = [timeless(trained[ranks][0].folder) for ranks in WORLDS]
     assert len(logs[0]) >= 5
     assert all(log == logs[0] for log in logs), "metrics depend on the number of ranks"
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_gradient_step_sends_one_message(trained, name):
-    for outcome in trained[name, 2][1]:
+def test_a_gradient_step_sends_one_message(trained):
+    for outcome in trained[2][1]:
         many = {tag: count for tag, count in outcome.messages.items() if count >= STEPS / 2}  # others: checkpoints
         assert many == {"average_gradients": STEPS}
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(trained, ranks, tmp_path):
-    jobs = {}
-    for name in RUNS:
-        broken, outcomes = trained[("cut", name), 2]
-        assert all("the test ends this run" in one.error for one in outcomes)
-        jobs[name] = LoggedJob(broken.run, "unused", resume=str(shutil.copytree(broken.folder, tmp_path / name)))
-    for name, outcomes in train_logged(ranks, jobs).items():
-        whole = trained[name, 2][0].folder
-        expected = json.loads((Path(whole) / "summary.json").read_text())
-        outcome = outcomes[0]
-        assert outcome.error == "", name
-        assert int(outcome.summary["resumed_from"].rpartition("_")[2]) % ROWS, "resumed between two epochs"
-        assert len(outcome.learned) < STEPS
-        assert outcome.summary["params_fingerprint"] == expected["params_fingerprint"], f"{name}: other parameters"
-        assert timeless(jobs[name].resume) == timeless(whole), f"{name}: other metrics"
+    broken, outcomes = trained["cut"]
+    assert all("the test ends this run" in one.error for one in outcomes)
+    copy = str(shutil.copytree(broken.folder, tmp_path / "cut"))
+    outcome = train_logged(ranks, {"end": LoggedJob(broken.run, "unused", resume=copy)})["end"][0]
+    whole = trained[2][0].folder
+    expected = json.loads((Path(whole) / "summary.json").read_text())
+    assert outcome.error == ""
+    assert int(outcome.summary["resumed_from"].rpartition("_")[2]) % ROWS, "resumed between two epochs"
+    assert len(outcome.learned) < STEPS
+    assert outcome.summary["params_fingerprint"] == expected["params_fingerprint"], "other parameters"
+    assert timeless(copy) == timeless(whole), "other metrics"
 
 
 @pytest.fixture(scope="module")

@@ -254,7 +254,16 @@ def test_tasks_of_srun_join(tmp_path):
     assert {line["launcher"] for line in lines} == {"SLURM"}
 
 
-@pytest.mark.parametrize("flags", [{}, {"init_file": "met"}, {"master_addr": "127.0.0.1"}])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        *(
+            pytest.param(flags, marks=pytest.mark.slow)
+            for flags in ({"init_file": "met"}, {"master_addr": "127.0.0.1"})
+        ),
+    ],
+)
 def test_ranks_of_mpirun_join(tmp_path, flags):
     mpirun = shutil.which("mpirun.openmpi")
     if mpirun is None:
