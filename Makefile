@@ -21,7 +21,6 @@ JAX_CLOCKED := $(wildcard tests/ranks/test_jax_comm.py tests/ranks/test_jax_trai
 JAX := $(filter-out $(JAX_CLOCKED),$(wildcard tests/ranks/test_jax_*.py tests/unit/jax tests/golden/test_jax_*.py \
 	tests/unit/test_jax_*.py tests/unit/envs/test_jax_*.py))
 JAX_PARITY := $(wildcard tests/parity/test_jax_*.py)
-FOR_JAX := $(JAX) $(JAX_CLOCKED) $(JAX_PARITY)
 
 .PHONY: help setup train test test-jax test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
 
@@ -38,17 +37,16 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 	printf '\nNext:\n  . .venv/bin/activate\n  lockstep evaluate %s --episodes 100\n  tensorboard --logdir runs\n' $$run
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
-test: export PYTHONDONTWRITEBYTECODE :=
+test test-jax: export PYTHONDONTWRITEBYTECODE :=
 test: setup  ## Run the quick suites, but for those of JAX.
 	@code=0; \
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(patsubst %,--ignore=%,$(ALONE) $(HOSTS) $(CLOCKED) $(FOR_JAX)) || code=1; \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(patsubst %,--ignore=%,$(ALONE) $(HOSTS) $(CLOCKED) $(JAX) $(JAX_CLOCKED) $(JAX_PARITY)) || code=1; \
 	$(BIN)/python -m pytest $(ALONE) || code=1; \
 	said=$$(mktemp); $(BIN)/python -m pytest $(HOSTS) > $$said 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(CLOCKED) $(JAX_CLOCKED:%=--ignore=%) || code=1; \
 	wait $$beside || code=1; cat $$said; rm $$said; \
 	exit $$code
 
-test-jax: export PYTHONDONTWRITEBYTECODE :=
 test-jax: setup .venv-jax/.installed  ## Run the quick suites of JAX, in an environment without torch, and its parity with torch.
 	@code=0; \
 	.venv-jax/bin/python -m pytest $(SIDE_BY_SIDE) $(JAX) || code=1; \

@@ -14,7 +14,7 @@ HOW = {
     "soft": {"target_rate": 0.05, "prioritized": False, "learning_rate_schedule": "linear"},
 }
 KINDS = [("CartPole-v1", "replay"), ("image_envs:Dot", "replay")]
-MORE = [KINDS[0], ("CartPole-v1", "noisy"), ("CartPole-v1", "soft")]
+MORE = [("CartPole-v1", "noisy"), ("CartPole-v1", "soft")]
 
 
 def pinned(task, how="replay", **changes):
@@ -72,6 +72,7 @@ def test_without_the_replay_in_its_checkpoint_it_fills_a_new_one_before_it_learn
     assert len(fingerprints) == 1
 
 
+@pytest.mark.parametrize("cut", [KINDS], indirect=True, ids=["some"])
 def test_a_mapped_replay_is_resumed_as_any_other(cut, tmp_path):
     changes = {"replay_path": str(tmp_path / "replay")}
     run = pinned("CartPole-v1", **changes)
