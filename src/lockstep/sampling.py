@@ -10,6 +10,8 @@ import numpy as np
 
 from lockstep.envs.spec import ActionSpec
 
+_SMALLEST_VARIATE = np.float32(2.0**-24)
+
 
 class Categorical:
     """One choice among A: P = A logits. Actions are int64 [...]."""
@@ -87,6 +89,7 @@ def sampler_of(action: ActionSpec, log_std: Callable[[], np.ndarray]) -> Sampler
 
 
 def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard Gumbel noise, float32: -log of an exponential variate."""
-    # Never 0: the smallest positive float32 keeps the logarithm finite.
-    return -np.log(np.maximum(generator.standard_exponential(shape, dtype=np.float32), np.finfo(np.float32).tiny))
+    """Standard Gumbel noise, float32, at most 16.7: -log of an exponential variate."""
+    # One in 2**23 of numpy's float32 variates is exactly 0 and stands for a number of about 2**-24. A smaller number in
+    # its place would be noise that lets any action win, however unlikely.
+    return -np.log(np.maximum(generator.standard_exponential(shape, dtype=np.float32), _SMALLEST_VARIATE))

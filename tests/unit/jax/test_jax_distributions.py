@@ -50,6 +50,16 @@ def test_extreme_logits_stay_finite_and_so_do_their_gradients():
     assert np.isfinite(gradient).all()
 
 
+def test_noise_of_the_device_lets_no_unlikely_action_win():
+    """Every uniform number that float32 noise is made from: 2**23 of them, from 0 on."""
+    drawn = np.asarray(made(DISCRETE).draw_noise(jax.random.key(0), (1 << 20,)))
+    assert -4.5 < drawn.min() < drawn.max() < 16
+    uniform = np.arange(1 << 23, dtype=np.float32) / (1 << 23)
+    uniform[0] = np.finfo(np.float32).tiny
+    noise = np.asarray(jax.jit(lambda u: -jax.numpy.log(-jax.numpy.log(u)))(uniform))
+    assert -4.5 < noise.min() < noise.max() < 16
+
+
 @pytest.mark.parametrize("on_device", [True, False])
 def test_draws_have_the_frequencies_of_the_softmax(on_device):
     categorical, logits = made(DISCRETE), np.array([0.0, 1.0, -1.0, 2.0, -30.0], np.float32)
