@@ -1,6 +1,7 @@
 """Score actions with what `lockstep export RUN --format onnx` wrote; needs onnxruntime and numpy, and no Lockstep.
 
 python score_actions.py policy.onnx '{"0": 0.02, "1": -0.4}' '{"1": 0.3}'     # one state each: {feature id: value}
+python score_actions.py policy.onnx '{"0": 0.02, "possible_actions": ["left", "right"]}'   # where the log had masks
 """
 
 import json
@@ -15,13 +16,24 @@ about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
 
 def raw(rows: list[dict[str, float]], features: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Values [rows, features], and which of them a row has: absent ones need no value."""
+    if unknown := sorted({name for row in rows for name in row} - set(features)):
+        sys.exit(f"unknown feature {', '.join(unknown)}; this policy knows {', '.join(features)}")
     value = np.array([[row.get(name, 0.0) for name in features] for row in rows])
     return value, np.array([[name in row for name in features] for row in rows])
 
 
-states = [json.loads(text) for text in sys.argv[2:]]
-state_value, state_presence = raw(states, about["state_features"])
-inputs = {"state_value": state_value, "state_presence": state_presence}
+def marked(chosen: list[str]) -> list[bool]:
+    """Which of the policy's actions a list names."""
+    if unknown := sorted(set(chosen) - set(about["actions"])):
+        sys.exit(f"unknown action {', '.join(unknown)}; this policy knows {', '.join(about['actions'])}")
+    return [name in chosen for name in about["actions"]]
+
+
+states, inputs = [json.loads(text) for text in sys.argv[2:]], {}
+if about.get("needs_possible_actions"):  # some actions of the log were not possible everywhere; without a list, all are
+    possible = [marked(state.pop("possible_actions", about["actions"])) for state in states]
+    inputs["possible_actions"] = np.array(possible)
+inputs["state_value"], inputs["state_presence"] = raw(states, about["state_features"])
 if about["kind"] == "parametric":  # actions are features: every state is offered the same candidates here
     candidates = about["candidates"] or sys.exit("the log offered other candidates in every row: list yours here")
     action_value, action_presence = raw(candidates * len(states), about["action_features"])
@@ -29,5 +41,5 @@ if about["kind"] == "parametric":  # actions are features: every state is offere
     inputs |= {"action_value": action_value, "action_presence": action_presence, "state_of_candidate": of}
 scores = session.run(["scores"], inputs)[0].reshape(len(states), -1)
 names = about["actions"] if about["kind"] == "discrete" else [json.dumps(some) for some in about["candidates"]]
-for row in scores:
+for row in scores:  # -1e9: an action that is left out
     print({name: round(float(score), 4) for name, score in zip(names, row, strict=True)}, "->", names[row.argmax()])

@@ -1,6 +1,7 @@
 """`examples/score_actions.py` scores with onnxruntime and numpy alone what the policy scores."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -41,16 +42,16 @@ def exported(path, kind):
     return policy, export(policy, data, path / "policy.onnx", "onnx").path
 
 
+def called(examples, path, *states):
+    """What the example says to states, in a process without Lockstep."""
+    command = [sys.executable, "-c", WITHOUT, examples / "score_actions.py", path, *states]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
 def test_it_scores_without_lockstep(examples, tmp_path, kind):
     policy, path = exported(tmp_path, kind)
-    states = '{"0": 0.02, "3": -1.5}', '{"1": 0.3, "unknown": 7}'
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, examples / "score_actions.py", path, *states],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = called(examples, path, '{"0": 0.02, "3": -1.5}', '{"1": 0.3}')
     assert done.returncode == 0, done.stderr
     state = torch.tensor([[0.02, 0, 0, -1.5], [0, 0.3, 0, 0]])
     with torch.no_grad():
@@ -68,9 +69,34 @@ def test_it_scores_without_lockstep(examples, tmp_path, kind):
         assert best == names[scores.argmax()]
 
 
+def test_only_possible_actions_are_chosen(examples, tmp_path):
+    policy, path = exported(tmp_path, "discrete")
+    plain = called(examples, path, '{"0": 0.02}').stdout
+    best = plain.rsplit("-> ", 1)[1].strip()
+    others = [name for name in policy.info.actions if name != best]
+    done = called(examples, path, json.dumps({"0": 0.02, "possible_actions": others}))
+    assert done.returncode == 0, done.stderr
+    told, chosen = done.stdout.strip().rsplit(" -> ", 1)
+    scores = ast.literal_eval(told)
+    assert scores[best] == -1e9
+    assert chosen == max(others, key=lambda name: scores[name])
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ('{"0": 0.02, "speed": 7}', "unknown feature speed; this policy knows 0, 1, 2, 3"),
+        ('{"0": 0.02, "possible_actions": ["left", "fly"]}', "unknown action fly; this policy knows left, right, up"),
+    ],
+)
+def test_unknown_names_are_refused(examples, tmp_path, state, message):
+    done = called(examples, exported(tmp_path, "discrete")[1], '{"1": 0.3}', state)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", message)
+
+
 def test_it_is_short(examples):
     text = (examples / "score_actions.py").read_text()
     code = [
         line for line in text.split('"""', 2)[2].splitlines() if line and not re.match(r"\s*(#|\"\"\"|import)", line)
     ]
-    assert len(code) <= 20
+    assert len(code) <= 30

@@ -67,7 +67,7 @@ def learner(tmp_path):
         set_table(dqn.scores, case["online"])
         set_table(dqn.target.networks[0], case.get("target", case["online"]))
         if "behaviour" in case:
-            set_table(dqn.behaviour, np.log(case["behaviour"]))
+            set_table(dqn.constrained.behaviour, np.log(case["behaviour"]))
         return dqn
 
     return made

@@ -34,6 +34,9 @@ class DatasetInfo:
     """Whether the log tells, for any row, how likely its action was."""
     has_next_action: bool = False
     has_possible_actions: bool = False
+    """Whether the log tells, for any row, what could be done."""
+    has_impossible_actions: bool | None = None
+    """Discrete: whether in any row some action was not possible. None: prepared before this was counted."""
     reward_mean: float = 0.0
     digest: str = ""
     """Of keys and raw contents of all rows, in whichever order."""
@@ -46,6 +49,12 @@ class DatasetInfo:
     def sizes(self) -> tuple[int, int, int]:
         """Numbers of a state (S), actions (A) or numbers of an action (K), metrics (M)."""
         return self.state_size, len(self.actions) if self.kind == "discrete" else self.action_size, len(self.metrics)
+
+    @property
+    def restricts_actions(self) -> bool:
+        """Discrete: whether who chooses an action has to be told which are possible."""
+        known = self.has_impossible_actions
+        return self.kind == "discrete" and (self.has_possible_actions if known is None else known)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for `dataset.json` and for policy files; `from_dict` gives back an equal one."""

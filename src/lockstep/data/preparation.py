@@ -128,7 +128,7 @@ class Preparation:
         self._rules = Rules(scan.seen.mark, max_episode_steps, shared)
         self._digest = Digest(scan.seen.columns, names, self._hashes)
         self._check = Sample(CHECK_ROWS, ("row", "state", "action"))
-        self._reward_sum = 0.0
+        self._reward_sum, self._some_impossible = 0.0, False
         self._as_logged = shared is not None
         self.counts = Counts()
 
@@ -170,6 +170,7 @@ class Preparation:
             has_propensity="propensity" in seen.columns,
             has_next_action=self.counts.next_actions > 0,
             has_possible_actions=bool(seen.columns & set(LISTS)),
+            has_impossible_actions=self._some_impossible if schema.kind == "discrete" else None,
             reward_mean=self._reward_sum / self.counts.kept,
             digest=self._digest.rows,
             keys_digest=self._digest.keys,
@@ -224,6 +225,8 @@ class Preparation:
         rows = group.found.columns
         self._digest.add(group.sums)
         self._reward_sum = float(np.cumsum(np.append(self._reward_sum, rows["reward"].astype(np.float64)))[-1])
+        if self._schema.kind == "discrete":
+            self._some_impossible |= not rows["possible_actions"].all()
         rows["trajectory"] += self.counts.trajectories
         group.kept.columns["row"] = self.counts.kept + np.arange(len(group.found.rows))
         self._check.add(group.kept, rows["key"])

@@ -98,7 +98,7 @@ class Judge:
 
     def _of_names(self, state: Tensor, index: Tensor, possible: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         policy, heads = self.policy, self.policy.heads
-        pi = policy.probability(policy.network(state), possible).double()
+        pi = policy.probability(policy.scores(state, possible), possible).double()
         unlogged = pi[:, torch.from_numpy(self.unlogged).to(self.device)].sum(1)
         predicted: list[Tensor] = []
         if isinstance(heads, ScoreHeads):

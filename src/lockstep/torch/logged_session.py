@@ -1,6 +1,7 @@
 """What surrounds a loop that learns from logged data: the data, estimates from the log, and the finished policy."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.algorithms.offline import OfflineDQNConfig
@@ -43,7 +44,7 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
         Raises:
             ConfigError: on all ranks, if a rank cannot read its data, or the data do not fit the run.
         """
-        run, problem = self.run, ""
+        run, problem, restricted = self.run, "", False
         try:
             self.dataset, self._judged_on = check_data(run, verify=self.world.local_rank == 0)
             self.about = About(
@@ -56,15 +57,18 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
                 spec=self._spec,
             )
             check_simulator(self.about, run.task or "")
+            restricted = self.dataset.info.restricts_actions
         except ConfigError as error:
             problem = str(error)
-        problems: list[str] = self.comm.gather_object(problem, "data")
-        if any(problems):
-            raise ConfigError(next(filter(None, problems)))
+        told: list[tuple[str, bool]] = self.comm.gather_object((problem, restricted), "data")
+        if problems := [said for said, _ in told if said]:
+            raise ConfigError(problems[0])
+        if any(some for _, some in told) and not restricted:  # machines may hold parts of a log
+            self.about = replace(self.about, info=replace(self.about.info, has_impossible_actions=True))
         layout = agree(self.dataset, self.comm.gather_object, self.world, run.data_layout)
         info = self.dataset.info
-        told = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {run.data}"
-        self.journal.say("; ".join(filter(None, (told, layout.words))))
+        words = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {run.data}"
+        self.journal.say("; ".join(filter(None, (words, layout.words))))
         config = run.algorithm
         n_step = config.n_step if isinstance(config, OfflineDQNConfig) else 1
         counts = {"batch_size": config.batch_size, "epochs": run.epochs, "n_step": n_step, "seed": run.seed}

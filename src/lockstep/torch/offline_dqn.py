@@ -23,7 +23,7 @@ from lockstep.torch.logged import LoggedBatch, check_rows, discount_of, imitatio
 from lockstep.torch.logged_faults import blame_logged
 from lockstep.torch.logged_session import LoggedSession
 from lockstep.torch.metrics import Metrics
-from lockstep.torch.score_networks import ConstrainedNetwork, ScoreHeads, likely, masked, probability
+from lockstep.torch.score_networks import ConstrainedNetwork, ScoreHeads, masked, probability
 from lockstep.torch.scoring import ScoringPolicy
 from lockstep.world import stream_seed
 
@@ -49,12 +49,12 @@ class OfflineDQN:
         comm.broadcast_(policy)
         constrained = isinstance(network, ConstrainedNetwork)
         self.scores: nn.Module = network.scores if constrained else network
-        self.behaviour: nn.Module | None = network.behaviour if constrained else None
+        self.constrained = network if constrained else None
         assert policy.heads is None or isinstance(policy.heads, ScoreHeads)
         self.heads = policy.heads
         followed = [self.scores, *([] if self.heads is None else [self.heads.value])]
         others = [] if self.heads is None else [self.heads.reward]
-        others += [] if self.behaviour is None else [self.behaviour]
+        others += [] if self.constrained is None else [self.constrained.behaviour]
         self.target = Followers(followed)
         self._of_q = (*_Q, *(("loss/conservative",) if config.cql_alpha > 0 else ()))
         self._of_others = ("loss/behaviour",) if constrained else ()
@@ -144,12 +144,10 @@ class OfflineDQN:
         return total, torch.stack(told).sum(1)
 
     def _ahead(self, batch: LoggedBatch) -> tuple[Tensor, Tensor]:
-        """At the next state: Q of the network that learns, and 1 for actions to choose among, else 0; both [N, A]."""
+        """At the next state: Q of the network that learns, and which actions to choose among; both [N, A]."""
         possible = batch.possible_next_actions
-        if self.behaviour is not None:
-            assert self.config.bcq_threshold is not None
-            logits = masked(self.behaviour(batch.next_state), possible)
-            possible = possible * likely(logits, self.config.bcq_threshold)
+        if self.constrained is not None:
+            possible = self.constrained.allowed(batch.next_state, possible)
         return self.scores(batch.next_state).float(), possible
 
     def _target(self, batch: LoggedBatch, scores: Tensor, possible: Tensor) -> Tensor:
@@ -168,8 +166,8 @@ class OfflineDQN:
     def _other_losses(self, batch: LoggedBatch, one: LoggedBatch, policy: Tensor) -> list[Tensor]:
         """Losses of rows [N] of the networks beside that of Q, in the order of `_of_others`."""
         found: list[Tensor] = []
-        if self.behaviour is not None:
-            found.append(imitation(self.behaviour(batch.state), batch))
+        if self.constrained is not None:
+            found.append(imitation(self.constrained.behaviour(batch.state), batch))
         if self.heads is not None:
             found += outcomes(self.heads, self.target.networks[-1], one, policy, discount_of(self.config, one))
         return found

@@ -86,7 +86,7 @@ def _about(policy: ScoringPolicy) -> dict[str, Any]:
         "normalization": {"state": about.state.to_dict()["features"]},
     }
     if about.action is None:
-        return told | {"actions": info.actions}
+        return told | {"actions": info.actions, "needs_possible_actions": info.restricts_actions}
     told["normalization"]["action"] = about.action.to_dict()["features"]
     return told | {"action_features": info.action_features, "candidates": info.candidates}
 
@@ -104,11 +104,14 @@ def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
 def _compared(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable[[Arrays], Arrays]) -> Exported:
     """Scores of raw rows by the file, and of the same rows, prepared, by the policy."""
     raw = dataset.check_rows()
-    rows, wanted = raw["row"], _scores(policy, dataset, raw["row"])
-    inputs = _inputs("state", raw["state_value"])
-    if wanted.ndim == 1:
+    rows, inputs = raw["row"], _inputs("state", raw["state_value"])
+    if policy.action is not None:
         inputs |= _inputs("action", raw["action_value"]) | {"state_of_candidate": np.arange(len(rows))}
-    found = run(inputs)["scores"]
+    elif policy.info.restricts_actions:
+        inputs["possible_actions"] = dataset.column("possible_actions")[rows] != 0
+    wanted = _scores(policy, dataset, rows, inputs.get("possible_actions"))
+    told = run(inputs)
+    found = told["scores"]
     apart, worst = difference(found, wanted)
     if apart > LARGEST_DIFFERENCE:
         raise RunError(
@@ -116,12 +119,14 @@ def _compared(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable
             f"by {apart:.1e} of a score (up to {LARGEST_DIFFERENCE:g} is rounding); verify the data by "
             "Dataset.open(path, verify=True), or report this"
         )
-    same = None if wanted.ndim == 1 else int((found.argmax(-1) == wanted.argmax(-1)).sum())
+    same = None if wanted.ndim == 1 else int((told["action"] == wanted.argmax(-1)).sum())
     return Exported(path, len(rows), apart, same)
 
 
-def _scores(policy: ScoringPolicy, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """By the policy, of prepared rows: [n, A], or of the logged action [n]."""
+def _scores(
+    policy: ScoringPolicy, dataset: Dataset, rows: NDArray[np.int64], possible: NDArray[np.bool_] | None
+) -> NDArray[np.float32]:
+    """By the policy, of prepared rows: [n, A] among the `possible` actions (None: all), or of the logged action [n]."""
     device = next(policy.network.parameters()).device
 
     def column(name: str) -> torch.Tensor:
@@ -131,7 +136,9 @@ def _scores(policy: ScoringPolicy, dataset: Dataset, rows: NDArray[np.int64]) ->
         if isinstance(policy.network, CandidateNetwork):
             scores = policy.network(column("state"), column("action"), torch.arange(len(rows), device=device))
         else:
-            scores = policy.network(column("state"))
+            every = np.ones((len(rows), len(policy.info.actions)), np.bool_)
+            allowed = torch.from_numpy(every if possible is None else possible).to(device)
+            scores = policy.scores(column("state"), allowed)
     return scores.float().cpu().numpy()
 
 

@@ -13,8 +13,8 @@ from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import Head
 
-UNLIKELY = -1e9
-"""The score of an action that the log hardly ever takes, where such are left out."""
+LEFT_OUT = -1e9
+"""The score of an action that must not be chosen: it is not possible, or BCQ leaves it out."""
 _NEVER = torch.finfo(torch.float32).min
 
 
@@ -74,9 +74,17 @@ class ConstrainedNetwork(nn.Module):
         self.scores.initialize(generator)
         self.behaviour.initialize(generator)
 
-    def forward(self, state: Tensor) -> Tensor:
-        """[N, S] to Q [N, A], `UNLIKELY` where an action is left out."""
-        return torch.where(likely(self.behaviour(state), self.threshold), self.scores(state), UNLIKELY)
+    def forward(self, state: Tensor, possible: Tensor) -> Tensor:
+        """[N, S], and 0 where an action is not possible [N, A], to Q [N, A]; `LEFT_OUT` where it is not `allowed`."""
+        return torch.where(self.allowed(state, possible), self.scores(state), LEFT_OUT)
+
+    def allowed(self, state: Tensor, possible: Tensor) -> Tensor:
+        """Whether an action is possible, and the log takes it often enough among those that are; bool [N, A].
+
+        Acting, judging and the target of Q-learning all ask this. The behaviour model learns only which of the
+        *possible* actions the log takes: its logits of the others mean nothing, so they must not be the favourite.
+        """
+        return likely(masked(self.behaviour(state), possible), self.threshold) & (possible != 0)
 
 
 class ScoreHeads(nn.Module):

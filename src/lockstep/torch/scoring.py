@@ -25,7 +25,7 @@ from lockstep.settings import updated
 from lockstep.torch.candidate_network import CandidateHeads, CandidateNetwork
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.preprocess import Preprocessor
-from lockstep.torch.score_networks import ScoreHeads, probability, score_network
+from lockstep.torch.score_networks import LEFT_OUT, ConstrainedNetwork, ScoreHeads, probability, score_network
 
 FORMAT = 1
 
@@ -126,11 +126,23 @@ class ScoringPolicy(nn.Module):
         """A simulator's observation [N, F] to scores [N, A], divided by the temperature, and the best of them [N]."""
         state = self.state(observation, torch.ones_like(observation))
         if not isinstance(self.network, CandidateNetwork):
-            scores = self.network(state)[:, self._order]
+            every = state.new_ones(len(state), len(self.info.actions))  # in a simulator every action is possible
+            scores = self.scores(state, every)[:, self._order]
         else:
             scores = self.network.of_all(state, self._order)
         scores = scores / self.about.algorithm.temperature
         return scores, scores.amax(-1)
+
+    def scores(self, state: Tensor, possible: Tensor) -> Tensor:
+        """Scores of named actions [N, A], of normalized states [N, S]; `LEFT_OUT` where an action is left out.
+
+        Args:
+            state: [N, S].
+            possible: 1 for actions that may be taken, else 0 [N, A].
+        """
+        if isinstance(self.network, ConstrainedNetwork):
+            return self.network(state, possible)
+        return torch.where(possible != 0, self.network(state), LEFT_OUT)
 
     def probability(self, scores: Tensor, possible: Tensor) -> Tensor:
         """pi(a) of each action [N, A]: all on the highest score, or softmax(scores / temperature).

@@ -21,16 +21,23 @@ class NamedActions(nn.Module):
         super().__init__()
         self.policy = policy
 
-    def forward(self, state_value: Tensor, state_presence: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, state_value: Tensor, state_presence: Tensor, possible_actions: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Raw features [N, F] float64, and which of them are present [N, F] bool.
 
+        And which actions may be taken [N, A] bool, an input of policies from logs in which some were not possible.
+
         Returns:
-            `scores` [N, A]; `probability` [N, A], with which the policy takes each action; `action` [N], the index of
-            the highest score.
+            `scores` [N, A], `LEFT_OUT` where an action is left out; `probability` [N, A], with which the policy takes
+            each action; `action` [N], the index of the highest score.
         """
-        scores = self.policy.network(self.policy.state(state_value, state_presence))
-        probability = self.policy.probability(scores, torch.ones_like(scores))
-        return {"scores": scores, "probability": probability, "action": scores.argmax(-1)}
+        policy = self.policy
+        state = policy.state(state_value, state_presence)
+        every = state.new_ones(state.shape[0], len(policy.info.actions))
+        possible = every if possible_actions is None else possible_actions.to(every.dtype)
+        scores = policy.scores(state, possible)
+        return {"scores": scores, "probability": policy.probability(scores, possible), "action": scores.argmax(-1)}
 
 
 class ListedActions(nn.Module):
@@ -82,6 +89,9 @@ def traced(policy: ScoringPolicy) -> Program:
     examples = {"state_value": torch.zeros(states, dtype=torch.float64), "state_presence": torch.ones(states) > 0}
     axes = dict.fromkeys(examples, "states")
     if not isinstance(copy.network, CandidateNetwork):
+        if policy.info.restricts_actions:
+            examples["possible_actions"] = torch.ones(2, len(policy.info.actions)) > 0
+            axes["possible_actions"] = "states"
         return trace(NamedActions(copy), examples, axes, ("scores", "probability", "action"))
     candidates = (3, len(policy.info.action_features))
     offered = {

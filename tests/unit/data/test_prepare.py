@@ -100,6 +100,7 @@ def test_every_column_of_discrete_data(tmp_path):
     assert (info.kind, info.num_rows, info.num_trajectories) == ("discrete", 4, 2)
     assert (info.actions, info.metrics, info.state_features) == (("left", "right"), ("cost",), ("1", "2"))
     assert (info.has_propensity, info.has_next_action, info.has_possible_actions) == (True, True, True)
+    assert info.has_impossible_actions
     assert info.reward_mean == 1.5
     state, after = by_place(data, "state", "next_state")
     assert state == [[10, 0.5], [11, 0], [0, 12.5], [20, 0]], "absent features are 0"
@@ -155,6 +156,7 @@ def test_where_no_possible_actions_are_known_the_ones_that_were_taken_are(tmp_pa
     expected = [[0, 2], [3, 0]] if given else [[0, 2], [0, 2]]
     assert data.ragged("possible_next_actions")[order].values.tolist() == expected
     assert not data.info.has_possible_actions
+    assert not data.info.restricts_actions
 
 
 def test_one_list_of_all_rows_becomes_the_candidates(tmp_path):

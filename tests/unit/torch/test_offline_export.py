@@ -188,7 +188,7 @@ def test_other_algorithms(tmp_path, algorithm):
     assert done.difference < 1e-5
     raw = raw_states(20)
     with torch.no_grad():
-        scores = policy.network(seen(policy, raw))
+        scores = policy.scores(seen(policy, raw), torch.ones(20, 3))
     assert ((scores == -1e9).any()) == (algorithm.__class__ is OfflineDQNConfig)
     np.testing.assert_allclose(run(done.path, given("state", raw))["scores"], scores, rtol=1e-5, atol=1e-5)
 

@@ -6,7 +6,7 @@ import torch
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.score_networks import (
-    UNLIKELY,
+    LEFT_OUT,
     ConstrainedNetwork,
     ScoreHeads,
     ScoreNetwork,
@@ -65,7 +65,8 @@ def test_what_the_log_hardly_does_is_left_out_when_acting_too():
         p = network.behaviour(state).softmax(1)
         left_out = p / p.amax(1, keepdim=True) < 0.5
         assert 0 < left_out.sum() < 100
-        assert torch.equal(network(state), torch.where(left_out, UNLIKELY, network.scores(state)))
+        every = torch.ones(50, 3)
+        assert torch.equal(network(state, every), torch.where(left_out, LEFT_OUT, network.scores(state)))
 
 
 @pytest.mark.parametrize(("threshold", "wanted"), [(0.0, 3), (0.24, 3), (0.26, 2), (0.74, 2), (0.76, 1), (1.0, 1)])
@@ -89,7 +90,7 @@ def test_probability_of_the_softmax_policy():
 
 
 def test_softmax_of_scores_that_were_left_out():
-    scores = torch.tensor([[1.0, UNLIKELY, UNLIKELY]])
+    scores = torch.tensor([[1.0, LEFT_OUT, LEFT_OUT]])
     config = OfflineDQNConfig(policy="softmax", temperature=1e-3)
     assert probability(scores, torch.ones(1, 3), config).tolist() == [[1, 0, 0]]
 
