@@ -2,8 +2,9 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import add_node_arguments
@@ -17,6 +18,27 @@ examples:
   lockstep recipe cartpole > my_cartpole.py && lockstep train my_cartpole.py:recipe
   python -m torch.distributed.run --nproc_per_node=2 -m lockstep.train --task=CartPole-v1 --distributed
 """
+_CHANGED_MOST = """\
+settings that are changed most, with --set NAME=VALUE (all counts are over all ranks):
+  how long     total_steps=500000  environment steps       stop_return=null        stop at this evaluated return
+               evaluate_every=50000  steps between them    checkpoint_every=100000
+  what learns  num_envs=8  environments in parallel        hidden=[64, 64]  layers of the network
+               gamma=0.99  discount                        num_shards=null  pin it: same bits on any number of ranks
+  ppo          learning_rate=2.5e-4                        num_steps=128  of each environment in a rollout
+               num_epochs=4  passes over a rollout         num_minibatches=4  gradient steps of a pass
+               entropy_coef=0.01                           clip_range=0.2
+  dqn          learning_rate=1e-4                          batch_size=32  transitions of a gradient step
+               capacity=100000  of the replay              learning_starts=10000  steps before learning
+               updates_per_step=0.25  gradient steps       epsilon_steps=100000  until exploration has fallen
+a recipe has values of its own: `lockstep recipe NAME` shows all settings, docs/settings.md explains them
+"""
+_OTHER_COMMANDS = {
+    **dict.fromkeys(("eval", "play", "enjoy", "test", "watch"), "evaluate"),
+    **dict.fromkeys(("run", "learn", "fit", "start"), "train"),
+    "resume": "train --resume",
+    **dict.fromkeys(("compare", "plot", "show"), "report"),
+}
+"""What other programs call our commands."""
 
 
 def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.ArgumentParser:
@@ -33,9 +55,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     )
     top.add_argument("--version", action="store_true", help="print the version")
     chosen = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    train = chosen.add_parser("train", help="train a task, a recipe or a config", allow_abbrev=False)
-    add_train_arguments(train)
-    train.set_defaults(call=commands["train"])
+    _add_train(chosen).set_defaults(call=commands["train"])
     launch = chosen.add_parser(
         "launch", help="start any script once per rank, on one or many machines", allow_abbrev=False
     )
@@ -77,6 +97,18 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     return top
 
 
+def _add_train(chosen: Any) -> argparse.ArgumentParser:
+    train = chosen.add_parser(
+        "train",
+        help="train a task, a recipe or a config",
+        epilog=_CHANGED_MOST,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_train_arguments(train)
+    return train
+
+
 def _add_logged_data(chosen: Any) -> None:
     from lockstep.offline import add_arguments
     from lockstep.offline.export import add_arguments as add_export_arguments
@@ -98,25 +130,6 @@ def hyphenated(word: str) -> str:
     return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def unknown_argument(word: str, command: str) -> str:
-    """What to say about an argument that no command takes."""
-    name = word.partition("=")[0]
-    if not word.startswith("-"):
-        hint = f"did you mean --set {word}?" if "=" in word else f"see lockstep {command} --help"
-        return f"unexpected argument {word}; {hint}"
-    flags = _Parser(add_help=False)
-    _add_flags(flags, logged=command == "offline train")
-    known = [flag for action in flags._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
-    near = difflib.get_close_matches(name, known, n=3) if command.endswith("train") else []
-    return f"unknown argument {word}; {did_you_mean(near) or f'see lockstep {command} --help'}"
-
-
-def _add_flags(parser: argparse.ArgumentParser, *, logged: bool) -> None:
-    from lockstep.offline.train import add_arguments
-
-    (add_arguments if logged else add_train_arguments)(parser)
-
-
 def did_you_mean(near: Iterable[str]) -> str:
     """A question, if there is anything to ask."""
     names = " or ".join(near)
@@ -128,6 +141,27 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a command or a value that is none of the choices, and say which may be meant."""
+        choices = [str(choice) for choice in cast(Iterable[object], action.choices or ())]
+        if not choices or value in choices:
+            return
+        near: list[str] = difflib.get_close_matches(str(value), choices, n=2)
+        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+            near = [_OTHER_COMMANDS[value]] if value in _OTHER_COMMANDS else near or _trained(value)
+            hint = did_you_mean(f"{self.prog} {name}" for name in near) or f"commands are {', '.join(choices)}"
+            raise ConfigError(f"{self.prog} has no command {value}; {hint}")
+        name = action.option_strings[0] if action.option_strings else action.metavar or action.dest
+        raise ConfigError(f"{name} {value} must be one of {', '.join(choices)}")
+
+
+def _trained(word: str) -> list[str]:
+    """The command that trains a recipe or a task, where the word is one."""
+    from lockstep.recipes import names
+
+    is_task = word in names() or re.search(r"-v\d+$|\.yaml$|\.py$|\.py:\w+$", word)
+    return [f"train {word}"] if is_task else []
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

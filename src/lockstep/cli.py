@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.arguments import did_you_mean, hyphenated, parser, unknown_argument
+from lockstep.arguments import did_you_mean, hyphenated, parser
 from lockstep.errors import ConfigError, RunError
 from lockstep.request import (
     checked,
@@ -69,8 +69,9 @@ def _run(given: list[str]) -> int:
     top = parser(commands)
     args, unknown = top.parse_known_args(given)
     if unknown:
-        chosen = (args.command, getattr(args, "part", None))
-        raise ConfigError(unknown_argument(unknown[0], " ".join(word for word in chosen if word)))
+        from lockstep.unknown_arguments import unknown_argument
+
+        raise ConfigError(unknown_argument(unknown[0], given, top))
     if args.version:
         from importlib.metadata import version
 

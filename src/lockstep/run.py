@@ -14,6 +14,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
+from lockstep.renamed import check_tree, check_words
 from lockstep.run_base import RunBase
 from lockstep.world import World
 
@@ -210,6 +211,7 @@ def from_dict(data: object) -> AnyRun:
         raise ConfigError("task is missing; a run is a mapping of settings that names at least its task")
     first: AnyRun = Run(task=str(task)) if logged is None else OfflineRun(data=str(logged))
     run = with_algo(first, settings.value_of(data, "algo"))
+    check_tree(run, data)
     own = settings.value_of(data, "algorithm")
     if isinstance(own, Mapping):
         _check_owner(run, [f"algorithm.{name}" for name in cast(Mapping[object, Any], own)])
@@ -237,6 +239,7 @@ def override(run: SomeRun, changes: Mapping[str, Any]) -> SomeRun:
             anything else is taken as it is.
     """
     run = with_algo(run, changes.get("algo"))
+    check_words(run, changes, "set" if all(isinstance(value, str) for value in changes.values()) else "python")
     _check_owner(run, changes)
     return settings.override(run, changes)
 

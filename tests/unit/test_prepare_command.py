@@ -65,7 +65,7 @@ def test_options_reach_the_data(tmp_path, log, capsys):
         (["--kind", "parametric"], "row 1: action holds names"),
         (["--like", "nothing"], "nothing does not exist"),
         (["--like", "nothing", "--actions", "left,right"], "--like nothing decides what --actions would"),
-        (["--acts", "left,right"], "unknown argument --acts; see lockstep offline prepare --help"),
+        (["--acts", "left,right"], "unknown argument --acts; did you mean --actions?"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, log, capsys, words, message):
