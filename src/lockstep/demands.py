@@ -4,14 +4,12 @@ import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
-from lockstep.data.dataset import Dataset
-from lockstep.data.packages import needed
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import make_vector_env
 from lockstep.errors import ConfigError
@@ -19,6 +17,9 @@ from lockstep.exploration import EpsilonGreedy
 from lockstep.memory import check_memory, in_words, replay_bytes
 from lockstep.run import AnyRun, NetworkConfig, OfflineRun, Run
 from lockstep.world import World
+
+if TYPE_CHECKING:
+    from lockstep.data.dataset import Dataset
 
 _VERIFIED = 1 << 30
 """Bytes of prepared data whose checksums are compared when a run starts: a second or two."""
@@ -58,7 +59,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
         check_drawing(run)
 
 
-def check_data(run: OfflineRun, *, verify: bool = False) -> tuple[Dataset, Dataset]:
+def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Dataset]":
     """The prepared data to learn from, and those to judge by.
 
     Args:
@@ -87,6 +88,8 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> tuple[Dataset, Datas
     if isinstance(run.algorithm, OfflineDQNConfig):
         check_boost(run.algorithm, dataset)
     if run.algorithm.estimate:
+        from lockstep.data.packages import needed
+
         needed("scipy", "offline")  # for the estimates at the end, hours later
     way_out = without_candidates(run.algorithm)
     if info.kind == "parametric" and not info.has_possible_actions and way_out is not None:
@@ -96,7 +99,7 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> tuple[Dataset, Datas
     return dataset, judged_on
 
 
-def check_boost(config: OfflineDQNConfig, dataset: Dataset) -> None:
+def check_boost(config: OfflineDQNConfig, dataset: "Dataset") -> None:
     """Raise `ConfigError` for a boost of an action that the data do not have."""
     for name in config.reward_boost:
         if name not in dataset.info.actions:
@@ -106,7 +109,9 @@ def check_boost(config: OfflineDQNConfig, dataset: Dataset) -> None:
             )
 
 
-def _opened(setting: str, name: str, verify: bool) -> Dataset:
+def _opened(setting: str, name: str, verify: bool) -> "Dataset":
+    from lockstep.data.dataset import Dataset  # a run in environments does not wait for what reads logs
+
     path = Path(name)
     if not path.exists():
         seen = "" if path.is_absolute() else f" below {Path.cwd()}, where this was started"

@@ -3,6 +3,7 @@
 import itertools
 import os
 import platform
+import re
 import shutil
 import socket
 import time
@@ -51,6 +52,22 @@ def visible_gpus(framework: str = "torch") -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def installed_gpus(framework: str = "torch") -> int:
+    """GPUs that the framework was built for, as the driver has them; loads no framework."""
+    if not nvidia_gpu_present():
+        return 0
+    return _driver_gpus() if (_jax_plugins() if framework == "jax" else _torch_has_cuda()) else 0
+
+
+def _torch_has_cuda() -> bool:
+    """Whether the torch that is installed was built for NVIDIA GPUs, read from its files."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    built = re.search(r"^cuda\b.*= *(\S+)", Path(found.origin).with_name("version.py").read_text(), re.MULTILINE)
+    return built is not None and built[1] != "None"
 
 
 def _driver_gpus() -> int:

@@ -28,10 +28,12 @@ def start(args: argparse.Namespace, run: "AnyRun") -> int:
     init_from = policy_source(args.init_from)
     max_restarts = _max_restarts(args, world)
     if world.launcher == "none" and (world.size > 1 or max_restarts):
+        from lockstep.first_line import first_line
         from lockstep.launch.training import launch_training
         from lockstep.record.run_dir import RunDir
 
         path = RunDir.create(run_dir, run).path
+        _say_first(first_line(run, world, path))
         return launch_training(path, world.size, init_from=init_from, debug=args.debug, max_restarts=max_restarts)
 
     from lockstep.train import exit_code, train
@@ -71,8 +73,10 @@ def go_on(args: argparse.Namespace) -> int:
         for note in going_on.notes:
             print(f"lockstep: note: {note}", file=sys.stderr)
     if world.launcher == "none" and (world.size > 1 or max_restarts):
+        from lockstep.first_line import first_line
         from lockstep.launch.training import launch_training
 
+        _say_first(first_line(run, world, run_dir, num_shards=going_on.num_shards, step=going_on.step))
         return launch_training(
             run_dir, world.size, config=run, resume=Path(args.resume), debug=args.debug, max_restarts=max_restarts
         )
@@ -80,6 +84,13 @@ def go_on(args: argparse.Namespace) -> int:
     from lockstep.train import exit_code, train
 
     return exit_code(train(run, run_dir=run_dir, resume=Path(args.resume), world=world, joined=args.joined))
+
+
+def _say_first(line: str) -> None:
+    """Show the first line; a reader that went away (`| head`) ends no run."""
+    from lockstep.record.console import Console
+
+    Console().line(line)
 
 
 def _check_output(run: "AnyRun", world: "World") -> None:
@@ -123,9 +134,9 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
         check_host(run, env_spec(run.task, run.env), shards)
     if run.device == "cpu" or world.launcher != "none" or run.ml_framework == "jax":
         return  # under a launcher, and in JAX, every rank asks for its own device
-    from lockstep.doctor import nvidia_gpu_present, visible_gpus
+    from lockstep.doctor import installed_gpus
 
-    gpus = visible_gpus() if nvidia_gpu_present() else 0
+    gpus = installed_gpus()  # torch itself is asked by the ranks: loading it here would keep the user waiting
     if run.device == "cuda" or run.backend == "nccl":
         wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
         if gpus == 0:

@@ -27,6 +27,7 @@ from lockstep.normalize import RunningMoments
 from lockstep.policy_file import BEST_POLICY_FILE, POLICY_FILE
 from lockstep.progress import Progress
 from lockstep.record.journal import Journal
+from lockstep.record.opening import Opening
 from lockstep.record.summary import seconds_since_process_start
 from lockstep.record.timers import CHECKPOINT, EVALUATE, Timers
 from lockstep.resume import Resumption, go_on
@@ -43,7 +44,7 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     Args:
         run: the config.
         world: who takes part; default: what a launcher's variables say.
-        run_dir: where to write; default: a new directory below `runs/`.
+        run_dir: where to write, or what was made of it already; default: a new directory below `runs/`.
         init_from: a run directory or policy file to start from.
         resume: what to go on with; then `run_dir` has no say, and `init_from` only until there is a checkpoint.
         joined: the run directory was made by the launcher.
@@ -65,14 +66,14 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         run: SomeRun,
         world: World | None = None,
         *,
-        run_dir: Path | None = None,
+        run_dir: Path | Opening | None = None,
         init_from: Path | None = None,
         resume: Path | Resumption | None = None,
         joined: bool = False,
     ) -> None:
         self._resumed = resumed = go_on(resume, run) if isinstance(resume, Path) else resume
-        if resumed is not None:
-            run_dir, init_from = resumed.run_dir, init_from if resumed.step is None else None
+        self._opening = Opening.of(run_dir, joined, resumed.run_dir if resumed is not None else None)
+        init_from = init_from if resumed is None or resumed.step is None else None
         world = world or World.from_environment()
         self.run, self.world = run, run.cut(world, resumed.num_shards if resumed is not None else None)
         self.timers = Timers()
@@ -82,7 +83,6 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         threshold = self.spec.reward_threshold if isinstance(run, Run) else None
         self._stop_return = run.stop_return if run.stop_return is not None else threshold
         self.comm: SomeComm = self.backend.open(run, self.world, self.timers)
-        self._run_dir, self._joined = run_dir, joined
         self._state: RunState | None = None
         self.solved, self.stopped_by = False, 0
 
@@ -90,13 +90,16 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """Open everything, in an order that leaves nothing behind when a step fails."""
         with contextlib.ExitStack() as stack:
             stack.push(self.signals)
+            self._opening.doing("meeting the other ranks" if self.world.size > 1 else "starting the device")
             stack.enter_context(self.comm)
             self.signals.__enter__()  # until here a signal ends the process: ranks that wait for others cannot agree
             found = self.backend.preflight(self.comm, self.run)
-            tell, place = self.comm.broadcast_object, {"joined": self._joined, "exists": self._resumed is not None}
-            self.journal = Journal.open(self.run, self.world, tell, self._run_dir, **place)
+            tell, exists = self.comm.broadcast_object, self._resumed is not None
+            self.journal = Journal.open(self.run, self.world, tell, self._opening, exists=exists)
             stack.callback(self.journal.close)
             found.tell(self.journal)
+            if self.run.ml_framework == "jax" or self.run.compile:
+                self.journal.say("compiling ...")
             self._checkpoints = Checkpoints(
                 self.run, self.comm, self.journal, resumed=self._resumed, initialized=self._init_from is not None
             )

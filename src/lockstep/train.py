@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.demands import check_framework
-from lockstep.elastic import Gather, again, find_memo, note, restarts_ranks, warn
+from lockstep.elastic import Again, Gather, again, find_memo, note, restarts_ranks, warn
 from lockstep.envs.vector import on_device
 from lockstep.errors import ConfigError
+from lockstep.first_line import first_line
+from lockstep.record.opening import Opening
+from lockstep.resume import go_on
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.world import World
 
@@ -64,24 +67,38 @@ def train(
         check_growth(world, run.num_shards)
     source: Path | Resumption | None = Path(resume) if resume else None
     launch = None if joined or not restarts_ranks(world) else _Launch(run, world)
-    if launch is not None:
-        source = launch.earlier.resumption if launch.earlier is not None else source
-    surrounding, learn = _loop_of(run)
-    session = surrounding(
-        run,
-        world,
-        run_dir=Path(run_dir) if run_dir else None,
-        init_from=Path(init_from) if init_from else None,
-        resume=source,
-        joined=joined,
-    )
-    with session:
-        if launch is not None:
-            launch.begin(session, Path(resume) if resume else None)
-        learn(session)
+    opening = Opening(Path(run_dir) if run_dir else None, joined=joined)
+    try:
+        if world.rank == 0:
+            _open(opening, run, world, Path(resume) if resume else None, launch)
+        if launch is not None and (earlier := launch.meet()) is not None:
+            source = earlier.resumption
+        surrounding, learn = _loop_of(run)
+        begun = Path(init_from) if init_from else None
+        session = surrounding(run, world, run_dir=opening, init_from=begun, resume=source, joined=joined)
+        with session:
+            if launch is not None:
+                launch.begin(session, Path(resume) if resume else None)
+            learn(session)
+    finally:
+        opening.discard()
     if launch is not None:
         launch.end(session)
     return session.summary
+
+
+def _open(opening: Opening, run: AnyRun, world: World, resume: Path | None, launch: "_Launch | None") -> None:
+    """Make the run directory of a new run and show the first line, before a framework is loaded."""
+    found = go_on(resume, run) if resume is not None else None
+    if launch is not None and launch.run_dir is not None:
+        opening.path, found = launch.run_dir, None  # its newest checkpoint is not known yet
+    elif found is not None:
+        opening.path = found.run_dir
+    elif not opening.joined and not opening.make(run, alone=world.size == 1):
+        return
+    known = {} if found is None else {"num_shards": found.num_shards, "step": found.step}
+    opening.announce(first_line(run, world, opening.path, **known))
+    opening.doing(f"importing {run.ml_framework}")
 
 
 def _loop_of(run: AnyRun) -> tuple[type["AnySession"], Callable[[Any], None]]:
@@ -122,20 +139,31 @@ def _jax_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
 
 
 class _Launch:
-    """What one run has to do with a launcher that may start it again. Making one is collective."""
+    """What one run has to do with a launcher that may start it again.
+
+    Attributes:
+        run_dir: of the run that this node's ranks trained before; None if this is their first start.
+        earlier: what this start goes on with, once the ranks have met.
+    """
 
     def __init__(self, run: AnyRun, world: World) -> None:
-        self._world, self._memo = world, None
+        self._run, self._world, self._memo = run, world, None
         try:
             self._memo = find_memo(next(_runs))
         except ConfigError as error:
             if world.local_rank == 0:
                 warn(str(error))
+        trained = self._memo.read() if self._memo is not None else None
+        self.run_dir = Path(trained.run_dir) if trained is not None else None
+
+    def meet(self) -> Again | None:
+        """What this start goes on with; None if it is the first. Collective."""
         # A comm of its own: how the run's is cut depends on the shards of the checkpoint.
-        with _all_processes(run, world) as gather:
-            self.earlier = again(self._memo, run, world, gather)
+        with _all_processes(self._run, self._world) as gather:
+            self.earlier = again(self._memo, self._run, self._world, gather)
         if self.earlier is None:  # the command line could not say: a run that goes on keeps its shards
-            run.minibatch_rows(run.cut(world))
+            self._run.minibatch_rows(self._run.cut(self._world))
+        return self.earlier
 
     def begin(self, session: "AnySession", resume: Path | None) -> None:
         """The run directory is known: note it for the next start."""

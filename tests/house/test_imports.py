@@ -92,6 +92,7 @@ LAYERS = {
     "lockstep.request": 3,
     "lockstep.start_training": 3,
     "lockstep.faults": 3,
+    "lockstep.first_line": 3,
     "lockstep.backend_faults": 3,
     "lockstep.chaos": 3,
     "lockstep.trial": 3,

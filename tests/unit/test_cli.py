@@ -306,7 +306,7 @@ def test_num_shards_allows_what_the_ranks_alone_would_not(launched, capsys):
     [(2, "--ranks auto", 2), (2, "--ranks 2", 2), (1, "--ranks 2 --device cpu", 2), (1, "--ranks 2", None)],
 )
 def test_ranks_and_gpus(gpus, arguments, ranks, monkeypatch, launched, trained, capsys):
-    monkeypatch.setattr(doctor, "nvidia_gpu_present", lambda: True)
+    monkeypatch.setattr(doctor, "installed_gpus", lambda framework="torch": gpus)
     monkeypatch.setattr(doctor, "visible_gpus", lambda: gpus)
     code = cli.main(["train", "cartpole", *arguments.split()])
     if ranks is None:

@@ -1,8 +1,10 @@
-"""What rank 0 shows while a run goes on: one live line on a terminal, plain lines elsewhere."""
+"""What rank 0 shows while a run goes on: one live line on a terminal, plain lines elsewhere and in its log."""
 
+import math
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any, TextIO
 
 from lockstep.record.rank_log import Both
@@ -21,7 +23,9 @@ class Console:
     def __init__(self, file: TextIO | None = None) -> None:
         fd = os.environ.get("LOCKSTEP_TERMINAL_FD", "")
         self._owned = file is None and fd.isdigit()
-        self._file = file or (os.fdopen(os.dup(int(fd)), "w", encoding="utf-8") if self._owned else sys.stdout)
+        shown = file or (os.fdopen(os.dup(int(fd)), "w", encoding="utf-8") if self._owned else sys.stdout)
+        self._file = shown.terminal if isinstance(shown, Both) else shown
+        self._log = shown.log if isinstance(shown, Both) else None
         self._live: Any = None
         self._drawn_s = 0.0
         self._silent = False
@@ -30,16 +34,17 @@ class Console:
         """Show one line that stays."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            if isinstance(self._file, Both):
-                print(text, file=self._file.log)
         else:
             self._print(text)
+        self._keep(text)
 
     def progress(
         self, *, steps: int, total_steps: int, steps_per_second: float, return_mean: float | None, unit: str = "steps"
     ) -> None:
         """Show how far the run is: redraws the live line, or prints one; call it once per log interval."""
-        self.show(describe(steps, total_steps, steps_per_second, return_mean, unit), last=steps >= total_steps)
+        text = describe(steps, total_steps, steps_per_second, return_mean, unit)
+        self.show(text, last=steps >= total_steps)
+        self._keep(text)
 
     def show(self, text: str, *, last: bool = False) -> None:
         """Redraw the live line with any text, or print it; `last` is drawn in any case."""
@@ -71,8 +76,7 @@ class Console:
         from rich.text import Text
 
         if self._live is None:
-            terminal = self._file.terminal if isinstance(self._file, Both) else self._file  # no drawing in the log
-            console = RichConsole(file=terminal, soft_wrap=True)
+            console = RichConsole(file=self._file, soft_wrap=True)
             # No thread of its own: it would take the interpreter from the training loop.
             self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
             self._live.start()
@@ -86,6 +90,15 @@ class Console:
         except (BrokenPipeError, ValueError):
             self._silent = True
 
+    def _keep(self, text: str) -> None:
+        """The same in this rank's log; a disk that is full costs no more than that."""
+        with suppress(OSError, ValueError):
+            if self._owned:  # past Python's buffer, which would try again at the end what the disk did not take
+                sys.stdout.flush()
+                os.write(sys.stdout.fileno(), f"{text}\n".encode())
+            elif self._log is not None:
+                print(text, file=self._log)
+
 
 def describe(
     steps: int, total_steps: int, steps_per_second: float, return_mean: float | None, unit: str = "steps"
@@ -94,10 +107,18 @@ def describe(
     parts = [f"{_grouped(steps)} / {_grouped(total_steps)} {unit} ({min(100 * steps / total_steps, 100):.0f} %)"]
     parts.append(f"{_grouped(round(steps_per_second))} {unit}/s")
     if return_mean is not None and return_mean == return_mean:
-        parts.append(f"return {return_mean:.1f}")
+        parts.append(f"return {significant(return_mean)}")
     if steps_per_second > 0:
         parts.append(f"ETA {_duration(max(total_steps - steps, 0) / steps_per_second)}")
     return "  ".join(parts)
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A return with as many digits as tell two apart: `0.8512`, `48.40`, `1234.5`."""
+    if not value or not math.isfinite(value):
+        return f"{value:.1f}"
+    before = math.floor(math.log10(abs(value)))
+    return f"{value:.{digits - 1}e}" if before < -digits else f"{value:.{max(1, digits - 1 - before)}f}"
 
 
 def _grouped(number: int) -> str:

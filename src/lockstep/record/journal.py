@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 from lockstep.errors import ConfigError, RunError
 from lockstep.evaluate import Episodes
 from lockstep.progress import Progress
-from lockstep.record.console import Console
+from lockstep.record.console import Console, significant
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
 from lockstep.record.failure import keep_failure, read_failure, record_failure
 from lockstep.record.leftovers import remove_half_written
+from lockstep.record.opening import Opening
 from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RunDir, hold, mark_failed, write_config
 from lockstep.record.summary import empty_summary
@@ -39,14 +40,23 @@ class Journal:
         owed: an evaluation was due and has not taken place, since the run was asked to stop.
     """
 
-    def __init__(self, run: AnyRun, world: World, run_dir: RunDir, *, joined: bool, held: int | None = None) -> None:
+    def __init__(
+        self,
+        run: AnyRun,
+        world: World,
+        run_dir: RunDir,
+        *,
+        joined: bool,
+        held: int | None = None,
+        said: Sequence[str] = (),
+    ) -> None:
         self.path, self.summary = run_dir.path, empty_summary(run)
         self.summary |= {"world_size": world.size * run.devices_per_process, "num_shards": world.num_shards}
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at, self.owed = -1, False
         self._world, self._run_dir, self._held = world, run_dir, held
         self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
-        self._log = None if joined else RankLog(run_dir.path, world.rank)
+        self._log = None if joined else RankLog(run_dir.path, world.rank, said)
         self._console = Console() if world.rank == 0 else None
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._sums = np.zeros(3)
@@ -59,9 +69,8 @@ class Journal:
         run: AnyRun,
         world: World,
         broadcast: Callable[[Any], Any],
-        path: Path | None,
+        opening: Opening,
         *,
-        joined: bool,
         exists: bool,
     ) -> "Journal":
         """Make the run directory on rank 0, or refuse on every rank; collective.
@@ -70,19 +79,21 @@ class Journal:
             run: the config.
             world: who takes part.
             broadcast: what rank 0 says, to all.
-            path: the directory; None: a new one below `runs/`.
-            joined: our launcher made or found the directory, put it in order, holds it, and keeps the logs of ranks.
+            opening: knows the directory. Where this rank `joined`, our launcher made or found it, put it in order,
+                holds it, and keeps the logs of ranks.
             exists: the run has been started before.
         """
-        if joined:
+        path = opening.path
+        if opening.joined:
             assert path is not None
+            opening.done()
             return cls(run, world, RunDir.join(path), joined=True)
         answer: dict[str, str] = {}
         run_dir: RunDir | None = None
         held: int | None = None
         if world.rank == 0:
             try:
-                run_dir = RunDir.join(path) if exists and path else RunDir.create(path, run)
+                run_dir = RunDir.join(path) if exists and path else opening.run_dir(run)
                 held = hold(run_dir.path)
                 if exists:
                     keep_failure(run_dir.path)
@@ -97,7 +108,8 @@ class Journal:
         if run_dir is None:
             Path(answer["path"]).mkdir(parents=True, exist_ok=True)  # a host that does not share rank 0's disk
             run_dir = RunDir.join(answer["path"])
-        return cls(run, world, run_dir, joined=False, held=held)
+        opening.done()
+        return cls(run, world, run_dir, joined=False, held=held, said=opening.said)
 
     @property
     def logged_at(self) -> int:
@@ -159,8 +171,8 @@ class Journal:
         if self._console is not None:
             self._run_dir.write_evaluation(progress.env_steps, episodes.returns, episodes.lengths)
             self._console.line(
-                f"evaluation at step {progress.env_steps}: return {mean:.1f} over {len(episodes.returns)} episodes"
-                + (f", solved (>= {stop_return:g})" if solved else "")
+                f"evaluation at step {progress.env_steps}: return {significant(mean)} "
+                f"over {len(episodes.returns)} episodes" + (f", solved (>= {stop_return:g})" if solved else "")
             )
         best = mean > self._best
         if best:
@@ -269,7 +281,8 @@ class Journal:
     def _prove(self, ranks: list[dict[str, Any]]) -> None:
         assert self._console is not None
         summary, line = self.summary, self._console.line
-        reached = f", return {summary['eval_return_mean']:.1f}" if summary["eval_return_mean"] is not None else ""
+        mean = summary["eval_return_mean"]
+        reached = "" if mean is None else f", return {significant(mean)}"
         line(
             f"{summary['status']} after {summary['env_steps']} {self._unit} in {summary['wall_time_s']:.1f} s "
             f"({summary['steps_per_second']:.0f} {self._unit}/s){reached}"

@@ -1,17 +1,25 @@
 """One log per rank, also where no launcher of ours sends each rank's output to a file."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 
 class RankLog:
-    """Until closed, what this process prints goes to its log as well as to where it went before."""
+    """Until closed, what this process prints goes to its log as well as to where it went before.
 
-    def __init__(self, run_dir: Path, rank: int) -> None:
+    Args:
+        run_dir: the run directory.
+        rank: of this process.
+        said: lines that were shown before there was a log.
+    """
+
+    def __init__(self, run_dir: Path, rank: int, said: Iterable[str] = ()) -> None:
         path = run_dir / "logs" / f"rank_{rank}.log"
         path.parent.mkdir(exist_ok=True)
         self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file.writelines(f"{line}\n" for line in said)
         self._before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (cast(TextIO, Both(stream, self._file)) for stream in self._before)
 

@@ -28,9 +28,10 @@ class RunDir:
     written. Works without Lockstep's training loop: `RunDir.create(None, {"lr": 1e-3}, name="mine")` in your own loop.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, made: Sequence[Path] = ()) -> None:
         self.path = path
         """The directory."""
+        self._made = made
         self._metrics = JsonLines(path / "metrics.jsonl")
         self._evaluations = JsonLines(path / "evaluations.jsonl")
         self._tensorboard = TensorBoard(path / "tensorboard")
@@ -64,7 +65,7 @@ class RunDir:
             raise ConfigError(
                 f"run_dir={where} cannot be written ({error.strerror}); choose another with --run-dir"
             ) from None
-        return cls(target)
+        return cls(target, made)
 
     @classmethod
     def join(cls, path: Path | str) -> "RunDir":
@@ -92,6 +93,13 @@ class RunDir:
         self._evaluations.rewind(evaluated_at)
         self._tensorboard.rewind(step)
         (self.path / SUMMARY_FILE).unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove again what `create` made: the run did not begin. A directory that holds anything else stays."""
+        with suppress(OSError):
+            (self.path / RUN_FILE).unlink(missing_ok=True)
+            for directory in reversed(self._made):
+                directory.rmdir()
 
     def close(self) -> None:
         """Flush and close what is open."""

@@ -8,13 +8,15 @@ import sys
 
 import pytest
 
-from lockstep.record.console import Console, describe
+from lockstep.record.console import Console, describe, significant
+from lockstep.record.rank_log import RankLog
 
 
 def test_progress_names_steps_speed_return_and_eta():
     assert describe(40_960, 500_000, 52_000.4, 123.44) == (
         "40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  ETA 9 s"
     )
+    assert "return 0.8512 " in describe(1, 10, 1.0, 0.85123)
     assert describe(0, 10, 0.0, None) == "0 / 10 steps (0 %)  0 steps/s"
     assert "return" not in describe(1, 10, 1.0, float("nan"))
     assert describe(12, 10, 1.0, None).endswith("ETA 0 s")
@@ -33,20 +35,54 @@ def test_plain_lines_when_not_a_terminal():
     console.line("run: [bold]runs/a[/bold]")
     console.progress(steps=5, total_steps=10, steps_per_second=5.0, return_mean=1.0)
     console.close()
-    assert file.getvalue() == "run: [bold]runs/a[/bold]\n5 / 10 steps (50 %)  5 steps/s  return 1.0  ETA 1 s\n"
+    assert file.getvalue() == "run: [bold]runs/a[/bold]\n5 / 10 steps (50 %)  5 steps/s  return 1.000  ETA 1 s\n"
 
 
-def test_the_launchers_terminal_is_used_when_told(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0.851, "0.8510"), (0.94, "0.9400"), (48.4, "48.40"), (499.3, "499.3"), (1234.5, "1234.5"), (0.0, "0.0")),
+        *((-1234.56, "-1234.6"), (0.00123, "0.001230"), (1.5e-7, "1.500e-07"), (float("inf"), "inf")),
+    ],
+)
+def test_returns_have_significant_digits(value, text):
+    assert significant(value) == text
+
+
+def test_the_launchers_terminal_is_used_when_told(monkeypatch, capfd):
     reader, writer = os.pipe()
     monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", str(writer))
     console = Console()
     console.line("hello")
+    console.progress(steps=5, total_steps=10, steps_per_second=5.0, return_mean=None)
     console.close()
     os.write(writer, b"still open\n")  # it belongs to the launcher
     os.close(writer)
     with open(reader) as file:
-        assert file.read() == "hello\nstill open\n"
-    assert capsys.readouterr().out == ""
+        assert file.read() == "hello\n5 / 10 steps (50 %)  5 steps/s  ETA 1 s\nstill open\n"
+    assert capfd.readouterr().out == "hello\n5 / 10 steps (50 %)  5 steps/s  ETA 1 s\n", "and this rank's own log"
+
+
+def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch, capfd):
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", "2")
+    with open("/dev/full", "w") as full, monkeypatch.context() as changed:
+        changed.setattr("sys.stdout", full)
+        console = Console()
+        console.line("hello")
+        console.close()
+    assert capfd.readouterr().err == "hello\n"
+
+
+def test_a_rank_that_is_its_own_launcher_logs_what_it_shows_and_what_it_showed_before(tmp_path, capsys):
+    log = RankLog(tmp_path, 0, ["first"])
+    console = Console()
+    console.line("second")
+    console.progress(steps=5, total_steps=10, steps_per_second=5.0, return_mean=None)
+    console.close()
+    log.close()
+    kept = (tmp_path / "logs" / "rank_0.log").read_text()
+    assert kept == "first\nsecond\n5 / 10 steps (50 %)  5 steps/s  ETA 1 s\n"
+    assert capsys.readouterr().out == kept.removeprefix("first\n")
 
 
 def test_a_reader_that_left_does_not_end_the_run(monkeypatch):

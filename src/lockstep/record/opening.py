@@ -1,0 +1,107 @@
+"""What rank 0 does before the ranks have met: it makes the run directory and tells the user what starts."""
+
+import threading
+from pathlib import Path
+
+from lockstep.errors import ConfigError
+from lockstep.record.console import Console
+from lockstep.record.run_dir import RunDir
+from lockstep.run import AnyRun
+
+_PATIENCE_S = 2.0  # what takes longer than this is named
+
+
+class Opening:
+    """The time from the command to the journal of a run, on one rank.
+
+    Args:
+        path: the run directory; None: a new one below `runs/`.
+        joined: our launcher made the directory and told the user; what this process prints goes to its log.
+
+    Attributes:
+        path: the run directory, as far as it is known.
+        said: what was shown before there was a log to keep it.
+    """
+
+    def __init__(self, path: Path | None = None, *, joined: bool = False) -> None:
+        self.path, self.joined = path, joined
+        self.said: list[str] = []
+        self._made: RunDir | None = None
+        self._refused: ConfigError | None = None
+        self._timer: threading.Timer | None = None
+
+    @classmethod
+    def of(cls, given: "Path | Opening | None", joined: bool, earlier: Path | None) -> "Opening":
+        """What was given, or its beginning.
+
+        Args:
+            given: where to write, or what was made of it already.
+            joined: of a new one.
+            earlier: the directory of the run that goes on; then `given` has no say.
+        """
+        opening = given if isinstance(given, Opening) else cls(given, joined=joined)
+        if earlier is not None:
+            opening.discard()
+            opening.path = earlier
+        return opening
+
+    def make(self, run: AnyRun, *, alone: bool) -> bool:
+        """Make the run directory before the ranks meet, so that the user learns its name at once.
+
+        Args:
+            run: the config.
+            alone: there are no other ranks. Otherwise they have to learn of a refusal, too: `run_dir` raises it later.
+
+        Returns:
+            Whether it was made.
+        """
+        try:
+            self._made = RunDir.create(self.path, run)
+        except ConfigError as error:
+            if alone:
+                raise
+            self._refused = error
+            return False
+        self.path = self._made.path
+        return True
+
+    def announce(self, line: str) -> None:
+        """Show the first line, or write it to the log where our launcher has shown it."""
+        if self.joined:
+            print(line, flush=True)
+        else:
+            self._tell(line)
+
+    def doing(self, what: str) -> None:
+        """From here on `what` is done; the user is told if it takes long."""
+        self.done()
+        self._timer = threading.Timer(_PATIENCE_S, self._tell, [f"{what} ..."])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def done(self) -> None:
+        """Nothing more is done before the run begins."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def run_dir(self, run: AnyRun) -> RunDir:
+        """The new run directory, for its writer; raises `ConfigError` where there cannot be one."""
+        if self._refused is not None:
+            raise self._refused
+        made, self._made = self._made, None
+        return made or RunDir.create(self.path, run)
+
+    def discard(self) -> None:
+        """Leave nothing behind of a run that did not begin; does nothing once `run_dir` was asked for."""
+        self.done()
+        if self._made is not None:
+            self._made.discard()
+            self._made = None
+
+    def _tell(self, line: str) -> None:
+        console = Console()
+        console.line(line)
+        console.close()
+        if not self.joined:
+            self.said.append(line)
