@@ -38,16 +38,25 @@ class RunningMoments:
         centred = rows.astype(np.float64) - self.mean
         return np.concatenate([[weight.sum()], weight @ centred, weight @ np.square(centred)])
 
-    def update(self, sums: np.ndarray) -> None:
-        """Merge the sums of all shards (Chan, Golub and LeVeque, 1979)."""
-        size = len(self.mean)
-        weight, shift, square = sums[0], sums[1 : 1 + size] / sums[0], sums[1 + size :] / sums[0]
-        count = self.count
+    def begin_at(self, mean: np.ndarray) -> None:
+        """Take the rows of the first update relative to `mean` [F], the same on all ranks: 0 is far from some."""
+        assert self.count == 0, "there is a mean already"
+        self.mean[:] = mean
+
+    def merged(self, sums: np.ndarray) -> dict[str, np.ndarray]:
+        """The state after taking in the sums of all shards, of a weight above 0 (Chan, Golub and LeVeque, 1979)."""
+        size, count, weight = len(self.mean), self.count, sums[0]
+        shift, square = sums[1 : 1 + size] / weight, sums[1 + size :] / weight
         total = count + weight
-        self.variance[:] = (count * self.variance + weight * (square - shift**2)) / total
-        self.variance += count * weight * shift**2 / total**2
-        self.mean += shift * weight / total
-        self._count[0] = total
+        # Where all rows are alike, rounding may leave this difference a little below 0.
+        variance = (count * self.variance + weight * np.maximum(square - shift**2, 0.0)) / total
+        variance += count * weight * shift**2 / total**2
+        return {"count": np.array([total]), "mean": self.mean + shift * weight / total, "variance": variance}
+
+    def update(self, sums: np.ndarray) -> None:
+        """Take in the sums of all shards; nothing changes where they weigh nothing."""
+        if sums[0] > 0:
+            self.restore(self.merged(sums))
 
     def normalize(self, rows: np.ndarray) -> np.ndarray:
         """(x - mean) / deviation as float32, within 10 deviations. Nothing changes before the first update."""
@@ -68,9 +77,10 @@ class RunningMoments:
         return {"count": self._count, "mean": self.mean, "variance": self.variance}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from what `state` returned; a variance below 0, which earlier versions could save, becomes 0."""
         for name, array in self.state().items():
             array[:] = state[name]
+        np.maximum(self.variance, 0.0, out=self.variance)
 
 
 class DiscountedReturns:

@@ -51,6 +51,7 @@ LAYERS = {
     "lockstep.card": 1,
     "lockstep.predict": 1,
     "lockstep.normalize": 1,
+    "lockstep.normalizers": 1,
     "lockstep.rollout": 1,
     "lockstep.replay": 1,
     "lockstep.blame": 1,

@@ -14,11 +14,16 @@ class DriftState(NamedTuple):
 
 
 class Drift:
-    """A number that is pushed and shaken. It may leave [-1, 1], which ends an episode, or the episode is cut."""
+    """A number that is pushed and shaken. It may leave [-1, 1], which ends an episode, or the episode is cut.
+
+    The second number of an observation is the part of the episode's steps that is behind, times `scale`; or `constant`.
+    """
 
     on_device = True
 
-    def __init__(self, *, max_episode_steps=20, continuous=False, push=0.1, spoil="", spoil_at=-1):
+    def __init__(
+        self, *, max_episode_steps=20, continuous=False, push=0.1, spoil="", spoil_at=-1, scale=1.0, constant=None
+    ):
         action = ActionSpec("continuous", (1,), (-1.0,), (1.0,)) if continuous else ActionSpec("discrete", (2,))
         self.spec = EnvSpec(
             observation_size=2,
@@ -27,6 +32,7 @@ class Drift:
             separately_seedable=True,
             max_episode_steps=max_episode_steps,
         )
+        self.scale, self.constant = scale, constant
         self.limit, self.continuous, self.push, self.spoil, self.spoil_at = (
             max_episode_steps, continuous, push, spoil, spoil_at,
         )  # fmt: skip
@@ -35,7 +41,8 @@ class Drift:
         return DriftState(jax.random.uniform(key, (), jnp.float32, -0.5, 0.5), 0)  # a plain number, as others do it
 
     def observe(self, state):
-        return jnp.stack([state.position, jnp.asarray(state.steps, jnp.float32) / self.limit])
+        behind = self.scale * jnp.asarray(state.steps, jnp.float32) / self.limit
+        return jnp.stack([state.position, behind if self.constant is None else jnp.float32(self.constant)])
 
     def step(self, state, action, key):
         force = action[0] if self.continuous else 2.0 * action - 1.0

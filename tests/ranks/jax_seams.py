@@ -18,7 +18,7 @@ import numpy as np
 from jax_compiled import keep_compiled
 from jax_running import in_jax, train_one
 from running import Job, small
-from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
+from seam_world import BOUND_S, ENVS, FAR, SPEC, STEPS, make_rollout, run_listed
 
 from lockstep import World
 from lockstep.envs.spec import ActionSpec
@@ -69,6 +69,7 @@ def one_update(world: World, run: Run, **kwargs: Any) -> dict[str, Any]:
         return {
             "gradient": ppo.comm.read(ppo.state.optimizer.moment) / 0.1,  # Adam's average of one is a tenth of it
             "learning_rate": float(ppo.comm.read(ppo.state.learning_rate)),
+            "messages": dict(ppo.comm.num_messages),
             "observations": ppo.observations and ppo.observations.state(),
             "returns": ppo.returns and ppo.returns.state(),
             "steps": int(ppo.comm.read(ppo.state.optimizer.steps)),
@@ -111,6 +112,10 @@ def statistics_in_the_loss(world: World, folder: str) -> dict[str, Any]:
 
 def running_statistics(world: World, folder: str) -> dict[str, Any]:
     return one_update(world, config(normalize_observation=True, normalize_return=True))
+
+
+def far_statistics(world: World, folder: str) -> dict[str, Any]:
+    return one_update(world, config(normalize_observation=True, normalize_return=True), far=FAR)
 
 
 def stop_on_kl(world: World, folder: str) -> dict[str, Any]:
@@ -197,7 +202,8 @@ def data_shards(world: World, folder: str) -> dict[str, Any]:
 
 
 SEAMS = [
-    start_equal, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics, stop_on_kl, adaptive_rate,
+    start_equal, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics, far_statistics,
+    stop_on_kl, adaptive_rate,
     solved_by_all, signal_stops_all, no_episode_weighs_nothing, seeds, files, data_shards,
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 from running import Job, small, train_one
-from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
+from seam_world import BOUND_S, ENVS, FAR, SPEC, STEPS, make_rollout, run_listed
 from torch import nn
 
 from lockstep import World
@@ -59,6 +59,7 @@ def one_update(world: World, run: Run, **kwargs: Any) -> dict[str, Any]:
         return {
             "gradient": ppo.flat.gradient.numpy().copy(),
             "learning_rate": float(ppo.learning_rate),
+            "messages": dict(ppo.comm.num_messages),
             "observations": ppo.observations and ppo.observations.state(),
             "returns": ppo.returns and ppo.returns.state(),
             "seen": seen,
@@ -112,6 +113,10 @@ def statistics_in_the_loss(world: World, folder: str) -> dict[str, Any]:
 
 def running_statistics(world: World, folder: str) -> dict[str, Any]:
     return one_update(world, config(normalize_observation=True, normalize_return=True))
+
+
+def far_statistics(world: World, folder: str) -> dict[str, Any]:
+    return one_update(world, config(normalize_observation=True, normalize_return=True), far=FAR)
 
 
 def stop_on_kl(world: World, folder: str) -> dict[str, Any]:
@@ -210,7 +215,8 @@ def data_shards(world: World, folder: str) -> dict[str, Any]:
 
 
 SEAMS = [
-    start_equal, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics, stop_on_kl, adaptive_rate,
+    start_equal, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics, far_statistics,
+    stop_on_kl, adaptive_rate,
     solved_by_all, signal_stops_all, metrics_are_sums, no_episode_weighs_nothing, seeds, files, data_shards,
 ]  # fmt: skip
 

@@ -12,6 +12,9 @@ pytest.importorskip("jax")
 from jax_running import train_all
 from running import job, lines, small, timeless
 
+from lockstep.jax.export import load_policy
+from lockstep.run import override
+
 EVERY = {"check_every": 4, "network.hidden": [8], "checkpoint_every": 6 * 128}
 DRIFT = {"normalize_observation": True, "normalize_return": True, "learning_rate_schedule": "adaptive"}
 RUNS = {
@@ -155,3 +158,31 @@ def test_a_reward_that_is_not_finite_is_named_on_every_rank(tmp_path):
     outcomes = train_all(2, {"reward": job(spoiled("reward"), tmp_path, "reward")})["reward"]
     assert len(outcomes) == 2
     check_named(outcomes, "reward")
+
+
+def test_what_never_changes_and_what_is_too_large_are_normalized_or_named(tmp_path):
+    def observed(**kwargs):
+        return spoiled(
+            "", normalize_observation=True, **{f"env.kwargs.{name}": value for name, value in kwargs.items()}
+        )
+
+    runs = {
+        "constant": observed(constant=2.6752),
+        "skip": override(observed(scale=1e25), {"non_finite": "skip"}),
+        "stop": observed(scale=1e25),
+    }
+    jobs = {name: job(run, tmp_path, name) for name, run in runs.items()}
+    told = train_all(2, jobs)
+    for name in ("constant", "skip"):
+        assert [o.error for o in told[name]] == ["", ""]
+        assert len({r["params_fingerprint"] for o in told[name] for r in o.summary["ranks"]}) == 1
+        skipped = [line["optim/skipped"] for line in lines(jobs[name].folder)]
+        assert set(skipped) == {1.0 if name == "skip" else 0.0}
+    _, observations = load_policy(tmp_path / "constant" / "policy.safetensors")
+    assert observations is not None
+    assert observations.count == 6 * 128
+    assert observations.mean[1] == pytest.approx(2.6752, rel=1e-7)
+    assert observations.variance[1] == 0.0
+    for outcome in told["stop"]:
+        assert outcome.error.startswith("NormalizerError: the running mean and variance of number 1 of the observation")
+        assert "with the rollout of update 1" in outcome.error

@@ -11,7 +11,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from jax_seams import config, run_seams  # noqa: E402
 from running import lines  # noqa: E402
-from seam_world import ENVS, SIZE, SPEC, STEPS, make_rollout  # noqa: E402
+from seam_world import ENVS, FAR, SIZE, SPEC, STEPS, make_rollout  # noqa: E402
 
 from lockstep import spawn  # noqa: E402
 from lockstep.jax.networks import Policy  # noqa: E402
@@ -139,6 +139,17 @@ def test_running_statistics(seam):
             assert state["count"] == len(rows), f"{name} are not counted over all ranks"
             assert np.allclose(state["mean"], rows.mean(0)), f"the mean of {name} is not pooled"
             assert np.allclose(state["variance"], rows.var(0)), f"the variance of {name} is not pooled"
+
+
+def test_far_statistics(seam):
+    rollouts = [make_rollout(shard, far=FAR) for shard in range(2)]
+    seen = [r.observation[:-1].reshape(-1, SIZE)[r.weight.ravel() > 0] for r in rollouts]
+    rows = np.concatenate(seen).astype(np.float64)
+    for rank in seam["far_statistics"]:
+        state = rank["observations"]
+        assert np.allclose(state["mean"], rows.mean(0), rtol=1e-12), "the first update is not relative to a common mean"
+        assert np.allclose(state["variance"], rows.var(0), rtol=1e-9, atol=1e-20), "a variance lost its digits"
+        assert rank["messages"]["first_moments"] == 1
 
 
 def kls(ranks, minibatches: int) -> tuple[list[float], list[list[float]]]:

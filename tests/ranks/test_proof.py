@@ -11,7 +11,7 @@ from lockstep.launch.variables import free_port
 STEPS = 128  # of an update
 OF_A_STEP = {"flat.gradient", "flat.rows", "optimizer._gradient"}
 """Made anew in every gradient step: what differs there has gone into the parameters."""
-OF_A_SHARD = {"_discounted.0.value"}
+OF_A_SHARD = {"normalizers.discounted.0.value"}
 """Different on every rank, as it has to be."""
 
 

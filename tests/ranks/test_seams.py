@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from running import lines
-from seam_world import ENVS, SIZE, SPEC, STEPS, make_rollout
+from seam_world import ENVS, FAR, SIZE, SPEC, STEPS, make_rollout
 from seams import config, run_seams
 from torch.distributions import Categorical
 
@@ -134,6 +134,17 @@ def test_running_statistics(seam):
             assert state["count"] == len(rows), f"{name} are not counted over all ranks"
             assert np.allclose(state["mean"], rows.mean(0)), f"the mean of {name} is not pooled"
             assert np.allclose(state["variance"], rows.var(0)), f"the variance of {name} is not pooled"
+
+
+def test_far_statistics(seam):
+    rollouts = [make_rollout(shard, far=FAR) for shard in range(2)]
+    seen = [r.observation[:-1].reshape(-1, SIZE)[r.weight.ravel() > 0] for r in rollouts]
+    rows = np.concatenate(seen).astype(np.float64)
+    for rank in seam["far_statistics"]:
+        state = rank["observations"]
+        assert np.allclose(state["mean"], rows.mean(0), rtol=1e-12), "the first update is not relative to a common mean"
+        assert np.allclose(state["variance"], rows.var(0), rtol=1e-9, atol=1e-20), "a variance lost its digits"
+        assert rank["messages"]["first_moments"] == 1
 
 
 def global_kl(ranks, minibatches: int) -> tuple[list[float], list[list[float]]]:

@@ -6,32 +6,68 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.normalize import DiscountedReturns, RunningMoments
+from lockstep.normalizers import begin
+
+
+class Alone:
+    """What a sum over all shards is where one process holds them all."""
+
+    def sum_facts(self, rows, tag=""):
+        return np.sum(rows, 0)
+
+
+def updated(moments, shards):
+    """One update by the rows and weights of all shards, as `Normalizers` makes it."""
+    rows, weights = zip(*shards, strict=True)
+    begin(Alone(), [(moments, rows)], weights)
+    moments.update(np.sum([moments.sums(*shard) for shard in shards], 0))
 
 
 @settings(deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    sizes=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=5),
-    offset=st.sampled_from([0.0, -3.0, 1e6]),
+    sizes=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=12),
+    magnitude=st.floats(-6, 6),
+    sign=st.sampled_from([-1.0, 1.0]),
+    deviation=st.one_of(st.just(0.0), st.floats(-6, 3).map(lambda power: 10.0**power)),
+    drift=st.sampled_from([0.0, 1.0]),
 )
-def test_moments_are_those_of_all_rows_of_weight_1(seed, sizes, offset):
-    """Several updates, each with the sums of several shards."""
-    draw = np.random.default_rng(seed)
+def test_moments_are_those_of_all_rows_of_weight_1(seed, sizes, magnitude, sign, deviation, drift):
+    """Several updates, each with the sums of several shards, of any mean and deviation that observations may have."""
+    draw, mean = np.random.default_rng(seed), sign * 10.0**magnitude
     moments, seen = RunningMoments(3), []
-    for shards in sizes:
-        total = np.zeros(moments.num_sums)
+    for number, shards in enumerate(sizes):
+        parts = []
         for size in shards:
-            rows = (draw.standard_normal((size, 3)) * [1, 10, 0.1] + offset).astype(np.float32)
-            weight = (draw.random(size) < 0.8).astype(np.float32)
-            weight[0] = 1.0
-            total += moments.sums(rows, weight)
+            rows = draw.standard_normal((size, 3)) * [1, 0, 0.1] * deviation + mean * (1 + number * drift)
+            rows, weight = rows.astype(np.float32), (draw.random(size) < 0.8).astype(np.float32)
+            parts.append((rows, weight))
             seen.append(rows[weight > 0].astype(np.float64))
-        moments.update(total)
-    every = np.concatenate(seen)
-    assert moments.count == len(every)
-    np.testing.assert_allclose(moments.mean, every.mean(0), rtol=1e-9, atol=1e-9)
-    # The first update is relative to 0: an offset of 1e6 leaves float64 four digits of a variance of 1.
-    np.testing.assert_allclose(moments.variance, every.var(0), rtol=1e-7, atol=1e-3 if offset == 1e6 else 1e-9)
+        updated(moments, parts)
+        every = np.concatenate(seen)
+        assert moments.count == len(every)
+        if len(every):
+            # Rows are float32: what tells two of them apart is 2^-24 of their size or more.
+            np.testing.assert_allclose(moments.mean, every.mean(0), rtol=1e-12)
+            np.testing.assert_allclose(moments.variance, every.var(0), rtol=1e-9, atol=1e-28 * mean**2)
+            assert np.isfinite(moments.normalize(rows)).all()
+
+
+def test_rounding_makes_no_variance_negative():
+    assert RunningMoments(1).merged(np.array([3.0, 0.3, 0.03 - 1e-12]))["variance"] == 0.0
+
+
+def test_a_variance_below_0_of_an_earlier_version_is_read_as_0():
+    moments = RunningMoments(2)
+    moments.restore({"count": np.array([8.0]), "mean": np.array([1.0, 2.0]), "variance": np.array([-1e-9, 4.0])})
+    np.testing.assert_array_equal(moments.variance, [0.0, 4.0])
+    assert np.isfinite(moments.normalize(np.ones((1, 2), np.float32))).all()
+
+
+def test_what_weighs_nothing_changes_nothing():
+    moments = RunningMoments(2)
+    updated(moments, [(np.full((3, 2), 7.0, np.float32), np.zeros(3))])
+    assert (moments.count, list(moments.mean), list(moments.variance)) == (0, [0, 0], [1, 1])
 
 
 def test_nothing_changes_before_the_first_update_then_everything_is_in_units_of_its_deviation():

@@ -1,7 +1,13 @@
-"""Running moments of observations and returns on the device: `lockstep.normalize`, as pure functions in float32."""
+"""Running moments of observations and returns on the device: `lockstep.normalize`, as pure functions in float32.
 
+Each number that is kept between updates is two of float32, a number and what its rounding left out: counts go beyond
+2^24, and late updates move a mean by less than its last digit.
+"""
+
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -10,11 +16,14 @@ from lockstep.normalize import EPS, LIMIT, RunningMoments
 
 
 class Moments(NamedTuple):
-    """Number of rows seen [1], mean [F] and variance [F]."""
+    """Number of rows seen [1], mean [F] and variance [F]; and what float32 leaves out of them."""
 
     seen: Array
     mean: Array
     variance: Array
+    seen_rest: Array
+    mean_rest: Array
+    variance_rest: Array
 
     @property
     def num_sums(self) -> int:
@@ -23,7 +32,7 @@ class Moments(NamedTuple):
 
     def sums(self, rows: Array) -> Array:
         """What one shard adds: number, sum and sum of squares of `rows` [N, F], relative to the mean so far."""
-        centred = rows - self.mean[None]
+        centred = (rows - self.mean[None]) - self.mean_rest[None]
         count = jnp.full(1, len(rows), jnp.float32)
         return jnp.concatenate([count, centred.sum(0), jnp.square(centred).sum(0)])
 
@@ -31,10 +40,15 @@ class Moments(NamedTuple):
         """With the sums of all shards (Chan, Golub and LeVeque, 1979)."""
         size = len(self.mean)
         weight, shift, square = sums[:1], sums[1 : 1 + size] / sums[0], sums[1 + size :] / sums[0]
-        total = self.seen + weight
-        old, new = self.seen / total, weight / total
-        variance = old * self.variance + new * (square - jnp.square(shift)) + old * new * jnp.square(shift)
-        return Moments(total, self.mean + shift * new, variance)
+        seen, seen_rest = _sum(self.seen, self.seen_rest, weight)
+        old, new = self.seen / seen, weight / seen
+        # Where all rows are alike, rounding may leave this difference a little below 0.
+        inner = jnp.maximum(square - jnp.square(shift), 0.0)
+        mean, mean_rest = _sum(self.mean, self.mean_rest, shift * new)
+        before = jnp.where(self.seen > 0, self.variance, 0.0)
+        more = new * ((inner - before) + old * jnp.square(shift))
+        variance, variance_rest = _sum(before, self.variance_rest, more)
+        return Moments(seen, mean, variance, seen_rest, mean_rest, variance_rest)
 
     def normalize(self, rows: Array) -> Array:
         """(x - mean) / deviation within 10 deviations, of rows [..., F]; as they are before the first update."""
@@ -48,12 +62,52 @@ class Moments(NamedTuple):
         return jnp.where(self.seen[0] > 0, scaled, rows)
 
 
+def merged(normalizers: Mapping[str, Moments], sums: Array, finite: Array) -> tuple[dict[str, Moments], Array]:
+    """All normalizers with the sums of all shards, one after another.
+
+    Args:
+        normalizers: by name.
+        sums: what `sums` of each gives, added up over all shards.
+        finite: whether anything may be taken in.
+
+    Returns:
+        Those that all are to have from now on; and the first number, counted through all of them, whose moments would
+        not be finite: then nothing is taken in. -1 where all are.
+    """
+    place, after, healthy = 0, dict[str, Moments](), list[Array]()
+    for name, held in normalizers.items():
+        after[name] = held.update(sums[place : place + held.num_sums])
+        healthy.append(jnp.isfinite(after[name].mean) & jnp.isfinite(after[name].variance))
+        place += held.num_sums
+    if not healthy:
+        return after, jnp.full((), -1, jnp.int32)
+    bad = ~jnp.concatenate(healthy)
+    first = jnp.where(bad.any(), bad.argmax(), -1).astype(jnp.int32)
+    taken = finite & (first < 0)
+    return jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, dict(normalizers)), first
+
+
 def read(moments: RunningMoments) -> Moments:
-    """What the host holds, in float32."""
-    columns = (array.astype(np.float32) for array in moments.state().values())
+    """What the host holds in float64."""
+    held = list(moments.state().values())
+    columns = [array.astype(np.float32) for array in held]
+    columns += [(array - column).astype(np.float32) for array, column in zip(held, columns, strict=True)]
     return Moments(*cast(Any, tuple(columns)))
 
 
 def write(found: Moments, moments: RunningMoments) -> None:
     """Take what a device came to for the host, which saves it and evaluates with it."""
-    moments.restore({name: np.asarray(value) for name, value in zip(moments.state(), found, strict=True)})
+    wide = [np.asarray(column, np.float64) for column in found]
+    together = (column + rest for column, rest in zip(wide[:3], wide[3:], strict=True))
+    moments.restore(dict(zip(moments.state(), together, strict=True)))
+
+
+def _sum(high: Array, low: Array, more: Array) -> tuple[Array, Array]:
+    """The sum of all three, as a float32 number and what its rounding left out (Knuth's and Dekker's sums)."""
+    # The compiler must not fuse the product that `more` is into the additions, nor shorten them.
+    more = jax.lax.optimization_barrier(more)
+    total = jax.lax.optimization_barrier(high + more)
+    part = jax.lax.optimization_barrier(total - high)
+    low = low + ((high - jax.lax.optimization_barrier(total - part)) + (more - part))
+    result = jax.lax.optimization_barrier(total + low)
+    return result, low - (result - total)

@@ -29,6 +29,7 @@ from lockstep.jax.ppo import PPO
 from lockstep.jax.ppo_state import State
 from lockstep.jax.prepare import batch_of
 from lockstep.jax.session import Session
+from lockstep.normalizers import NormalizerError, begin
 from lockstep.progress import Progress
 from lockstep.record.episodes import KEPT, RecentEpisodes
 from lockstep.record.timers import LEARN, OTHER
@@ -47,6 +48,8 @@ class Shared(NamedTuple):
     """int32: updates of the run so far."""
     left: Array
     """int32: updates still to make in this call."""
+    bad: Array
+    """int32: the first number whose moments would not be finite after the last update, -1 for none: see `merged`."""
 
 
 def permutations(key: Array, count: int, size: int) -> Array:
@@ -79,9 +82,13 @@ class DeviceCollector:
         self._run, self._ppo, self._comm, self._size = run, ppo, comm, size
         self._batch_size = run.num_envs * config.num_steps
         self._collect = Collect(env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma)
-        begin = jax.jit(self._collect.begin)
+        start = jax.jit(self._collect.begin)
         with jax.default_device(comm.devices[0]):
-            parts = [jax.device_get(begin(*keys_of(run.seed, shard, size))) for shard in world.shards]
+            parts = [jax.device_get(start(*keys_of(run.seed, shard, size))) for shard in world.shards]
+        # The first update has these rows, too: its variance is not small where they are far from its mean. Of returns
+        # nothing is known yet; rewards are cut at 10 deviations, so that a deviation that is small need not be exact.
+        seen = [] if ppo.observations is None else [(ppo.observations, [part.observation for part in parts])]
+        begin(comm, seen, [np.ones(size)] * len(parts))
         self._own: Shard = comm.deal(parts)
         self._updates = comm.spread(self._make_updates)
         self.episodes = [EpisodeStats(size) for _ in world.shards]  # always empty: see `tell`
@@ -97,7 +104,7 @@ class DeviceCollector:
         return shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *shards)
 
     def _make_update(self, carry: tuple[Shared, list[Shard]]) -> tuple[Shared, list[Shard]]:
-        (state, normalizers, update, left), shards = carry
+        (state, normalizers, update, left, _), shards = carry
         ppo, c = self._ppo, self._ppo.config
         if c.learning_rate_schedule == "linear":
             ahead = 1.0 - update.astype(jnp.float32) * (self._batch_size / self._run.total_steps)
@@ -111,17 +118,14 @@ class DeviceCollector:
                 column.append(part)
         total = self._comm.sum_shards(jnp.stack(rows), "moments")
         finite = jnp.isfinite(total).all()
+        normalizers, bad = moments.merged(normalizers, total[5:], finite)
+        finite &= bad < 0
         state, scale = self._measure(state, total, finite)
         if c.normalize_advantage:
             batches = [x._replace(advantage=(x.advantage - scale[0]) * scale[1]) for x in batches]
         batches = [x._replace(advantage=x.advantage + jnp.where(finite, 0.0, jnp.nan)) for x in batches]
         state, _ = ppo.learn(state, batches, jnp.stack(orders))
-        place, new = 5, dict[str, Moments]()
-        for name, old in normalizers.items():
-            seen = old.update(total[place : place + old.num_sums])
-            new[name] = Moments(*(jnp.where(finite, x, y) for x, y in zip(seen, old, strict=True)))
-            place += old.num_sums
-        return Shared(state, new, update + 1, left - 1), after
+        return Shared(state, normalizers, update + 1, left - 1, bad), after
 
     def _make_batch(
         self, values: Array, normalizers: Mapping[str, Moments], shard: Shard, update: Array
@@ -155,16 +159,17 @@ class DeviceCollector:
         """Compile, and leave everything as it is: no update is asked for; *collective*."""
         self._call(0, 0)
 
-    def _call(self, update: int, count: int) -> tuple[dict[str, Moments], bool, int]:
-        """Make updates. Returns the normalizers, whether the run is to stop, and how many updates were not made."""
+    def _call(self, update: int, count: int) -> tuple[dict[str, Moments], bool, int, int]:
+        """Make updates. Returns the normalizers, whether the run is to stop, how many were not made, and `bad`."""
         ppo, comm = self._ppo, self._comm
-        held = {name: moments.read(host) for name, host in self._normalizers().items()}
-        normalizers, *counters = comm.share((held, np.int32(update), np.int32(count)))
+        held = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
+        normalizers, *counters = comm.share((held, np.int32(update), np.int32(count), np.int32(-1)))
         shared, self._own = self._updates(Shared(ppo.state, normalizers, *counters), self._own)
         ppo.state = shared.state
-        values, halted, left, found = comm.read((ppo.state.values, ppo.state.halted, shared.left, shared.normalizers))
+        told = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
+        values, halted, left, found, bad = comm.read(told)
         ppo.policy.params = ppo.flat.split(values)
-        return found, bool(halted), int(left)
+        return found, bool(halted), int(left), int(bad)
 
     def advance(self, progress: Progress) -> int:
         """Collect and learn until the host has something to do; *collective*. Returns the number of updates.
@@ -173,11 +178,11 @@ class DeviceCollector:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         count = self._until_due(progress)
-        found, halted, left = self._call(progress.updates, count)
-        for name, host in self._normalizers().items():
+        found, halted, left, bad = self._call(progress.updates, count)
+        for name, host in self._ppo.normalizers.named().items():
             moments.write(found[name], host)
         if halted:
-            raise self._blame(progress.updates + count - left - 1)
+            raise self._blame(progress.updates + count - left - 1, bad)
         return count
 
     def _until_due(self, progress: Progress) -> int:
@@ -229,12 +234,8 @@ class DeviceCollector:
         self._own = self._comm.deal(parts)
         return True
 
-    def _normalizers(self) -> dict[str, Any]:
-        named = {"observations": self._ppo.observations, "returns": self._ppo.returns}
-        return {name: host for name, host in named.items() if host is not None}
-
-    def _blame(self, update: int) -> NonFiniteError:
-        """The error that names the environment, if it was one; *collective*."""
+    def _blame(self, update: int, bad: int) -> NonFiniteError:
+        """The error that names the environment, if it was one, or the normalizer; *collective*."""
         comm = self._comm
         mine: list[Any] = []
         for shard, held in zip(comm.world.shards, comm.collect(self._own), strict=True):
@@ -245,6 +246,9 @@ class DeviceCollector:
                 mine.append([int(fault.step), env, what, str(float(fault.value)), comm.world.rank])
         found = min((fault for told in comm.gather_object(mine, "blame") for fault in told), default=None)
         after = f"in update {update + 1} (non_finite=stop)"
+        if found is None and bad >= 0:
+            columns = [(name, i) for name, m in self._ppo.normalizers.named().items() for i in range(len(m.mean))]
+            return NormalizerError(*columns[bad], Progress(self._run.total_steps, updates=update))
         if found is None:
             return NonFiniteError(
                 f"loss or gradient is not finite {after}, and all that the environments gave is; try a smaller "

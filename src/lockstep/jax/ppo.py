@@ -26,6 +26,7 @@ from lockstep.jax.ppo_state import State
 from lockstep.jax.prepare import Preparation
 from lockstep.jax.repeat import may_scan, repeat
 from lockstep.jax.session import Session
+from lockstep.normalizers import NormalizerError
 from lockstep.progress import Progress
 from lockstep.record.timers import LEARN, OTHER
 from lockstep.rollout import Collector, Rollout
@@ -55,7 +56,8 @@ class PPO:
         start = State.start(values, self.optimizer.init(values), config.learning_rate, self.metrics.zeros())
         self.state: State = comm.share(start)
         self._host = Preparation(config, policy, comm, shard_envs)
-        self.observations, self.returns = self._host.observations, self._host.returns
+        self.normalizers = self._host.normalizers
+        self.observations, self.returns = self.normalizers.observations, self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in world.shards]
         self._stops, self._precision = run.non_finite == "stop", run.precision
         self._scan = may_scan(run, spec, comm.devices[0].platform)
@@ -177,6 +179,8 @@ class PPO:
         c, comm, progress = self.config, self.comm, progress or Progress(1)
         batches, found, told = self._host.prepare(self.state.values, rollouts, also)
         if found is None:
+            if self._stops and self._host.fault is not None:
+                raise NormalizerError(*self._host.fault, progress)
             if self._stops:
                 raise self._blame(rollouts, batches, (0.0, 1.0), progress)
             steps = np.full(1, c.num_epochs * c.num_minibatches, np.float32)
@@ -243,12 +247,12 @@ class PPO:
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """What belongs to local shard number `k` alone and outlives an update."""
-        return {"minibatches": self._streams[k].bit_generator.state, "discounted": self._host.discounted[k].value}
+        return {"minibatches": self._streams[k].bit_generator.state, "discounted": self.normalizers.discounted[k].value}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Continue local shard number `k` from what `shard_state` told."""
         self._streams[k].bit_generator.state = state["minibatches"]
-        self._host.discounted[k].value[:] = state["discounted"]
+        self.normalizers.discounted[k].value[:] = state["discounted"]
 
     def _blame(
         self, rollouts: list[Rollout], batches: Batch, scale: tuple[float, float], progress: Progress

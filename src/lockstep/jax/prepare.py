@@ -18,7 +18,7 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Flat, Params
 from lockstep.jax.networks import Policy
 from lockstep.jax.returns import gae
-from lockstep.normalize import DiscountedReturns, RunningMoments
+from lockstep.normalizers import Normalizers
 from lockstep.rollout import Rollout
 
 _NUM_MOMENTS = 6  # weight, sums and sums of squares of advantages and targets, faults
@@ -46,18 +46,16 @@ class Preparation:
     """Rollouts to batches, the normalizers, and what all shards together know of advantages and targets (float64).
 
     Attributes:
-        observations: None where observations are not normalized.
-        returns: None where rewards are not scaled.
-        discounted: of each local shard, where its returns stand.
+        normalizers: of observations and of returns.
+        fault: which of them would not have been finite in the last update, where environments were not to blame.
     """
 
     def __init__(self, config: PPOConfig, policy: Policy, comm: Comm, shard_envs: int) -> None:
         self._config, self._policy, self._comm, self._shard_envs = config, policy, comm, shard_envs
-        self.observations = RunningMoments(policy.spec.observation_size) if config.normalize_observation else None
-        self.returns = RunningMoments(1) if config.normalize_return else None
-        named = {"observations": self.observations, "returns": self.returns}
-        self._normalizers = {name: moments for name, moments in named.items() if moments is not None}
-        self.discounted = [DiscountedReturns(shard_envs, config.gamma) for _ in comm.world.shards]
+        size = policy.spec.observation_size if config.normalize_observation else None
+        gamma = config.gamma if config.normalize_return else None
+        self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs)
+        self.fault: tuple[str, int] | None = None
         self._flat = flat = Flat(policy.params)
         self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
         self._spread_batches = comm.spread(self._batches_of_shards, donate=False)
@@ -77,9 +75,11 @@ class Preparation:
             The batches [L, T * B] of each device; what `take_in` found; the sums of `also`.
         """
         comm, batches = self._comm, self.batches(values, rollouts)
-        columns = zip(rollouts, comm.collect((batches.advantage, batches.target)), also, strict=True)
-        rows = [np.concatenate([self.sums(k, rollout, *own), row]) for k, (rollout, own, row) in enumerate(columns)]
-        total, told = np.split(comm.sum_facts(np.stack(rows), "moments"), [-also.shape[1]])
+        learned = comm.collect((batches.advantage, batches.target))
+        sums = [self.sums(rollout, *own) for rollout, own in zip(rollouts, learned, strict=True)]
+        parts = zip(sums, self.normalizers.sums(comm, rollouts), also, strict=True)
+        rows = np.stack([np.concatenate(row) for row in parts])
+        total, told = np.split(comm.sum_facts(rows, "moments"), [-also.shape[1]])
         return batches, self.take_in(total), told
 
     def batches(self, values: Array, rollouts: list[Rollout]) -> Batch:
@@ -120,25 +120,21 @@ class Preparation:
             times = np.concatenate([np.full(len(envs), t) for t, envs, _ in rollout.final])
             where = times, np.concatenate([envs for _, envs, _ in rollout.final])
             final_value[where], is_final[where] = np.concatenate([value(part) for part in parts])[: len(seen)], 1.0
-        reward = rollout.reward if self.returns is None else self.returns.scale(rollout.reward)
+        returns = self.normalizers.returns
+        reward = rollout.reward if returns is None else returns.scale(rollout.reward)
         action = rollout.action if rollout.action.dtype == np.float32 else rollout.action.astype(np.int32)
         ends = (rollout.terminated.astype(np.float32), rollout.ended.astype(np.float32))
         columns = (self._seen(rollout.observation), action, reward, *ends, rollout.weight, final_value, is_final)
         return Steps(*cast(Any, columns))
 
     def _seen(self, observation: np.ndarray) -> np.ndarray:
-        return observation if self.observations is None else self.observations.normalize(observation)
+        observations = self.normalizers.observations
+        return observation if observations is None else observations.normalize(observation)
 
-    def sums(self, k: int, rollout: Rollout, advantage: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """What local shard number `k` adds to the moments [T * B] of advantages and targets, and to the normalizers."""
+    def sums(self, rollout: Rollout, advantage: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """What a shard adds to the moments of advantages and targets [T * B]."""
         weight, wide = rollout.weight.ravel().astype(np.float64), np.stack([advantage, target]).astype(np.float64)
         sums = [weight.sum(keepdims=True), wide @ weight, np.square(wide) @ weight, [float(rollout.fault is not None)]]
-        if self.observations is not None:
-            rows = rollout.observation[:-1]
-            sums.append(self.observations.sums(rows.reshape(-1, rows.shape[-1]), rollout.weight.ravel()))
-        if self.returns is not None:
-            discounted = self.discounted[k].update(rollout.reward, rollout.ended)
-            sums.append(self.returns.sums(discounted.reshape(-1, 1), rollout.weight.ravel()))
         return np.concatenate(sums)
 
     def take_in(self, total: np.ndarray) -> tuple[float, float, float] | None:
@@ -148,24 +144,22 @@ class Preparation:
             The mean of the advantages, what to multiply them by, and the part of the targets' variance that the values
             explain. None where nothing was taken in.
         """
-        if total[5] or not np.isfinite(total).all():
+        self.fault = None if total[5] else self.normalizers.fault(total[_NUM_MOMENTS:])
+        if total[5] or self.fault or not np.isfinite(total).all():
             return None
         mean, target_mean, square, target_square = total[1:5] / total[0]
         target_variance = max(target_square - target_mean**2, 1e-8)
-        place = _NUM_MOMENTS
-        for moments in self._normalizers.values():
-            moments.update(total[place : place + moments.num_sums])
-            place += moments.num_sums
+        self.normalizers.update(total[_NUM_MOMENTS:])
         # The advantage is what the value left unexplained.
         return mean, 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8), 1.0 - square / target_variance
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the normalizers."""
-        named = self._normalizers.items()
+        named = self.normalizers.named().items()
         return {f"{name}.{key}": array.copy() for name, moments in named for key, array in moments.state().items()}
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Continue from what `shared_arrays` told; those that are not in it stay."""
         held = self.shared_arrays() | dict(arrays)
-        for name, moments in self._normalizers.items():
+        for name, moments in self.normalizers.named().items():
             moments.restore({key: held[f"{name}.{key}"] for key in moments.state()})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.demands import check_task
-from lockstep.normalize import DiscountedReturns, RunningMoments
+from lockstep.normalizers import NormalizerError, Normalizers
 from lockstep.progress import Progress
 from lockstep.record.timers import LEARN, OTHER
 from lockstep.rollout import Collector, Rollout
@@ -52,9 +52,10 @@ class PPO:
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
-        self.observations = RunningMoments(policy.spec.observation_size) if config.normalize_observation else None
-        self.returns = RunningMoments(1) if config.normalize_return else None
-        self._discounted = [DiscountedReturns(shard_envs, config.gamma) for _ in comm.world.shards]
+        size = policy.spec.observation_size if config.normalize_observation else None
+        gamma = config.gamma if config.normalize_return else None
+        self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs)
+        self.observations, self.returns = self.normalizers.observations, self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self.metrics = Metrics(METRICS, comm.device)
         self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
@@ -79,8 +80,10 @@ class PPO:
         c, progress = self.config, progress or Progress(1)
         if c.learning_rate_schedule == "linear":
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
-        batches, finite, told = self._prepare(rollouts, also)
+        batches, finite, fault, told = self._prepare(rollouts, also)
         if not finite:
+            if self._stops and fault is not None:
+                raise NormalizerError(*fault, progress)
             if self._stops:
                 raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
             steps = c.num_epochs * c.num_minibatches
@@ -167,26 +170,31 @@ class PPO:
         return -torch.dot(weight, objective), sums
 
     @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
-    def _prepare(self, rollouts: list[Rollout], also: np.ndarray) -> tuple[list[Batch], bool, np.ndarray]:
+    def _prepare(
+        self, rollouts: list[Rollout], also: np.ndarray
+    ) -> tuple[list[Batch], bool, tuple[str, int] | None, np.ndarray]:
         """What an update needs once: values, advantages on one scale over all ranks, normalizers. One message.
 
         Returns:
-            The batches, whether all is finite on all ranks (if not, nothing was scaled or taken in), sums of `also`.
+            The batches; whether all is finite on all ranks (if not, nothing was scaled or taken in); which of the
+            normalizers would not be, where environments are not to blame; sums of `also`.
         """
         batches: list[Batch] = []
         rows: list[np.ndarray] = []
+        normalizer_sums = self.normalizers.sums(self.comm, rollouts)
         for k, rollout in enumerate(rollouts):
             batch = self._batch(rollout, self._seen(rollout))
             columns = torch.stack([torch.ones_like(batch.target), batch.advantage, batch.target]).double()
             weight = batch.weight.double()
             moments = torch.cat([columns @ weight, columns[1:].square() @ weight]).cpu().numpy()
-            fault = [float(rollout.fault is not None)]
-            rows.append(np.concatenate([moments, fault, *self._normalizer_sums(k, rollout), also[k]]))
+            faults = [float(rollout.fault is not None)]
+            rows.append(np.concatenate([moments, faults, normalizer_sums[k], also[k]]))
             batches.append(batch)
         total = self.comm.sum_shards(torch.from_numpy(np.stack(rows)), "moments").numpy()
         total, told = np.split(total, [len(total) - also.shape[1]])
-        if total[5] or not np.isfinite(total).all():
-            return batches, False, told
+        fault = None if total[5] else self.normalizers.fault(total[6:])
+        if total[5] or fault or not np.isfinite(total).all():
+            return batches, False, fault, told
         mean, target_mean, square, target_square = total[1:5] / total[0]
         target_variance = max(target_square - target_mean**2, 1e-8)
         explained = torch.tensor([1.0 - square / target_variance])  # the advantage is what the value left unexplained
@@ -195,11 +203,8 @@ class PPO:
             scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
             for batch in batches:
                 batch.advantage = (batch.advantage - mean) * scale
-        place = 6
-        for moments in filter(None, (self.observations, self.returns)):
-            moments.update(total[place : place + moments.num_sums])
-            place += moments.num_sums
-        return batches, True, told
+        self.normalizers.update(total[6:])
+        return batches, True, None, told
 
     def _seen(self, rollout: Rollout) -> Tensor:
         """Observations [T + 1, B, O] as the policy saw them, with the normalizer as it was."""
@@ -233,34 +238,22 @@ class PPO:
             torch.from_numpy(rollout.weight).to(device).flatten(),
         )
 
-    def _normalizer_sums(self, k: int, rollout: Rollout) -> list[np.ndarray]:
-        """What local shard number `k` adds to the running normalizers."""
-        sums: list[np.ndarray] = []
-        if self.observations is not None:
-            rows = rollout.observation[:-1]
-            sums.append(self.observations.sums(rows.reshape(-1, rows.shape[-1]), rollout.weight.ravel()))
-        if self.returns is not None:
-            discounted = self._discounted[k].update(rollout.reward, rollout.ended)
-            sums.append(self.returns.sums(discounted.reshape(-1, 1), rollout.weight.ravel()))
-        return sums
-
     def shared_tensors(self) -> dict[str, Tensor]:
         """Everything that must be equal on all ranks, in place: written into, it continues another run."""
         named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
-        for name, moments in (("observations", self.observations), ("returns", self.returns)):
-            if moments is not None:
-                named |= {f"{name}.{key}": torch.from_numpy(value) for key, value in moments.state().items()}
+        for name, moments in self.normalizers.named().items():
+            named |= {f"{name}.{key}": torch.from_numpy(value) for key, value in moments.state().items()}
         return named | {"learning_rate": self.learning_rate, "metrics": self.metrics.table}
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """What belongs to local shard number `k` alone and outlives an update."""
-        return {"minibatches": self._streams[k].bit_generator.state, "discounted": self._discounted[k].value}
+        return {"minibatches": self._streams[k].bit_generator.state, "discounted": self.normalizers.discounted[k].value}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Continue local shard number `k` from what `shard_state` told."""
         self._streams[k].bit_generator.state = state["minibatches"]
-        self._discounted[k].value[:] = state["discounted"]
+        self.normalizers.discounted[k].value[:] = state["discounted"]
 
 
 def train(session: Session[Run]) -> None:

@@ -1,0 +1,57 @@
+"""What an update makes of running moments that are not finite, and of the error that they end a run with."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+from seam_world import make_rollout
+from seams import config, learner
+
+from lockstep import World
+from lockstep.normalizers import NormalizerError
+
+
+@pytest.mark.parametrize(("name", "words"), [("observations", "number 1 of the observation"), ("returns", "return")])
+def test_moments_that_are_not_finite_have_an_error_of_their_own(name, words):
+    run = config(num_envs=4, normalize_observation=True, normalize_return=True)
+    with learner(World(), run) as ppo:
+        ppo.update([make_rollout(0)], np.zeros((1, 1)))
+        held = ppo.normalizers.named()[name]
+        held.mean[-2:][0] = np.nan  # as a file that is damaged may have it
+        seen = held.count
+        with pytest.raises(NormalizerError, match=f"{words} are not finite with the rollout of update 1"):
+            ppo.update([make_rollout(0)], np.zeros((1, 1)))
+        assert held.count == seen
+
+
+def test_an_update_whose_moments_are_not_finite_is_skipped_alone():
+    run = config(num_envs=4, normalize_observation=True, non_finite="skip")
+    with learner(World(), run) as ppo:
+        ppo.update([make_rollout(0)], np.zeros((1, 1)))
+        before = ppo.flat.values.detach().clone(), ppo.observations.count
+        mean = ppo.observations.mean.copy()
+        ppo.observations.mean[1] = np.inf
+        ppo.update([make_rollout(0)], np.zeros((1, 1)))
+        assert (ppo.flat.values == before[0]).all()
+        ppo.observations.mean[:] = mean
+        ppo.update([make_rollout(0)], np.zeros((1, 1)))
+        assert (ppo.flat.values != before[0]).any()
+        assert ppo.observations.count == 2 * before[1]
+
+
+def test_an_environment_is_blamed_for_its_own_numbers():
+    run, rollout = config(num_envs=4, normalize_observation=True), make_rollout(0)
+    from lockstep.blame import NonFiniteError
+    from lockstep.rollout import Fault
+
+    rollout.observation[3, 1, 1] = np.nan
+    rollout.fault = Fault(2, 1, "an observation", float("nan"))
+    with (
+        learner(World(), run) as ppo,
+        pytest.raises(NonFiniteError, match="environment 1 gave an observation") as error,
+    ):
+        ppo.update([rollout], np.zeros((1, 1)))
+    assert not isinstance(error.value, NormalizerError)
