@@ -92,6 +92,9 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     doctor.add_argument("--ranks", default="2", help="ranks of the measured all-reduce (default: 2)")
     add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
     doctor.set_defaults(call=commands["doctor"])
+    completion = chosen.add_parser("completion", help="tab completion for your shell", allow_abbrev=False)
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="prints what switches it on there")
+    completion.set_defaults(call=commands["completion"])
     for command in (launch, evaluate, recipe, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top

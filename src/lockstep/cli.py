@@ -65,8 +65,13 @@ def _run(given: list[str]) -> int:
         "doctor": doctor_command,
         "report": report_command,
         "submit": submit_command,
+        "completion": completion_command,
     }
     top = parser(commands)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed
+        from lockstep.completion import complete
+
+        complete(top)
     args, unknown = top.parse_known_args(given)
     if unknown:
         from lockstep.unknown_arguments import unknown_argument
@@ -180,6 +185,13 @@ def submit_command(args: argparse.Namespace) -> int:
     from lockstep import submit
 
     return submit.submit_command(args)
+
+
+def completion_command(args: argparse.Namespace) -> int:
+    """`lockstep completion`: what switches tab completion on."""
+    from lockstep import completion
+
+    return completion.completion_command(args)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def flatten(data: object, node: object, prefix: str = "", root: object = None) -
     hints, leaves = get_type_hints(type(node)), dict[str, Any]()
     for key, value in cast(Mapping[object, Any], data).items():
         if key not in hints:
-            raise _unknown(f"{prefix}{key}", _settings(root or node))
+            raise _unknown(f"{prefix}{key}", hints_of(root or node))
         if is_dataclass(inner := getattr(node, cast(str, key))):
             leaves |= flatten(value, inner, f"{prefix}{key}.", root or node)
         else:
@@ -84,7 +84,7 @@ def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
 
 def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     """`updated`, with names as people type them and strings read as YAML; see `lockstep.run.override`."""
-    hints, leaves = _settings(tree), dict[str, Any]()
+    hints, leaves = hints_of(tree), dict[str, Any]()
     for name, given in changes.items():
         path, keys = _find(name, hints)
         value = parse(given, f"{name}={given}") if isinstance(given, str) else given
@@ -119,13 +119,13 @@ for _class in (_Loader, _Dumper):
     )
 
 
-def _settings(node: Any, prefix: str = "") -> dict[str, Any]:
+def hints_of(node: Any, prefix: str = "") -> dict[str, Any]:
     """The type of every field of the tree, inner nodes included, by dotted name."""
     found: dict[str, Any] = {}
     for name, hint in get_type_hints(node.__class__).items():
         found[prefix + name] = hint
         if is_dataclass(inner := getattr(node, name)):
-            found |= _settings(inner, f"{prefix}{name}.")
+            found |= hints_of(inner, f"{prefix}{name}.")
     return found
 
 

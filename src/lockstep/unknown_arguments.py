@@ -34,7 +34,7 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
         from lockstep.renamed import answer_to, known_settings
 
         value, others = _taken_out(word, given)
-        settings = known_settings(_run_of(top.parse_known_args(others)[0]))
+        settings = known_settings(run_of(top.parse_known_args(others)[0]))
         answer = answer_to(name, value, settings, "flag")
         if answer is not None:
             return answer
@@ -64,7 +64,7 @@ def _is_switch(flag: str) -> bool:
     return stands_alone(flag, known)
 
 
-def _run_of(args: argparse.Namespace) -> "AnyRun":
+def run_of(args: argparse.Namespace) -> "AnyRun":
     """The run that the arguments describe, or one with the defaults where they describe none."""
     from lockstep.request import requested_run
     from lockstep.run import OfflineRun, Run

@@ -87,6 +87,7 @@ LAYERS = {
     "lockstep.play": 3,
     "lockstep.cli": 3,
     "lockstep.arguments": 3,
+    "lockstep.completion": 3,
     "lockstep.unknown_arguments": 3,
     "lockstep.doctor": 3,
     "lockstep.probe": 3,
