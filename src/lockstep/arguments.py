@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import add_node_arguments
+from lockstep.launch.flags import add_node_arguments, add_ranks
 
 _EXAMPLES = """\
 examples:
@@ -222,6 +222,7 @@ def add_start_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    add_ranks(parser)
     add_node_arguments(parser)
     add("-m", "--module", action="store_true", help="SCRIPT is a Python module")
     add("--no-python", "--no_python", action="store_true", help="SCRIPT is a program of any kind")

@@ -31,6 +31,15 @@ class Player:
     """Observations [B, O] to parameters of the distribution [B, P]."""
     observations: RunningMoments | None
     """Normalizer of what it sees; None shows observations as they are."""
+    spec: EnvSpec | None = None
+    """Of the environments it plays; for `act`."""
+
+    def act(self, observation: Any) -> np.ndarray:
+        """The most likely action for one observation, within the bounds of the action space."""
+        assert self.spec is not None
+        image = self.spec.image is not None
+        rows = np.asarray(observation)[None] if image else np.asarray(observation, np.float32).reshape(1, -1)
+        return clipper(self.spec.action)(self.choose(rows, None))[0]
 
     def choose(self, observation: np.ndarray, noise: np.random.Generator | None) -> np.ndarray:
         """Actions for observations [B, O]: drawn with the noise, or the most likely ones where there is none."""

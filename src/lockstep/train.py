@@ -1,4 +1,7 @@
-"""Train a run: `python -m lockstep.train ...` is `lockstep train ...`; `train(run)` is for Python callers."""
+"""Train a run: `python -m lockstep.train ...` is `lockstep train ...`; `lockstep.train(run)` is for Python callers.
+
+`lockstep.train` is this module, and calling it calls the function `train` in it (docs/decisions/0015).
+"""
 
 import contextlib
 import itertools
@@ -8,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lockstep.demands import check_framework
 from lockstep.elastic import Again, Gather, again, find_memo, note, restarts_ranks, warn
+from lockstep.envs.load import check_not_imported
 from lockstep.envs.vector import on_device
 from lockstep.errors import ConfigError
 from lockstep.first_line import first_line
@@ -34,6 +39,7 @@ _runs = itertools.count()
 def train(
     run: AnyRun,
     *,
+    ranks: int | None = None,
     run_dir: Path | str | None = None,
     init_from: Path | str | None = None,
     resume: Path | str | None = None,
@@ -41,13 +47,15 @@ def train(
     joined: bool = False,
     **overrides: Any,
 ) -> dict[str, Any]:
-    """Train in this process and return the summary; under a launcher, as one of its ranks.
+    """Train and return the summary: in this process, as a rank of its launcher, or on `ranks` new processes.
 
     A launcher that starts its ranks again (torchrun, ours over several machines) starts the same call: from the second
     start on it goes on with the run of the first, from the newest checkpoint.
 
     Args:
         run: the complete config.
+        ranks: how many processes to start and wait for; the config reaches them as a file. Default, and 1: none, this
+            process trains. Under a launcher: how many it is known to have started.
         run_dir: where to write; default: a new directory below `runs/`.
         init_from: a run directory or policy file whose parameters to start from.
         resume: a run directory or one of its checkpoints to go on from; `run` is then what
@@ -55,11 +63,23 @@ def train(
         world: who takes part; default: what a launcher's variables say, else this process alone.
         joined: the run directory was made by the launcher.
         overrides: settings to change, by name: `train(run, seed=3, total_steps=3_000_000)`.
+
+    Raises:
+        ConfigError: the run cannot work; what can be known before is refused before a process starts.
+        RunError: a rank failed; the message names it.
     """
+    check_not_imported("train")
     if overrides:
         run = override(run, overrides)
     check_framework(run)
+    alone = world is None and World.from_environment().launcher == "none"
+    if ranks is not None and ranks != 1 and alone:
+        from lockstep.launch.training import train_on_ranks
+
+        return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume)
     world = world or World.from_environment()
+    if ranks not in (None, world.size):
+        raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
     from lockstep.launch.torchrun import check_growth, check_torchrun
 
     check_torchrun(world)
@@ -231,7 +251,16 @@ def main(arguments: list[str] | None = None) -> int:
     return cli.main(["train", *(sys.argv[1:] if arguments is None else arguments)])
 
 
-if __name__ == "__main__":
+class _Callable(ModuleType):
+    """A module that is called like its function of the same name."""
+
+    def __call__(self, run: AnyRun, **options: Any) -> dict[str, Any]:
+        return train(run, **options)
+
+
+if __name__ != "__main__":
+    sys.modules[__name__].__class__ = _Callable
+else:
     from lockstep.launch.child import leave
 
     leave(main())

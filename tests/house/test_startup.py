@@ -43,6 +43,47 @@ def test_importing_starts_nothing(tmp_path):
     assert "torch" not in imported_by(program, tmp_path)
 
 
+def test_the_package_is_imported_in_50_milliseconds():
+    """Above what Python itself takes; names are imported when they are used."""
+    code = "import time; a = time.perf_counter(); import lockstep; print(time.perf_counter() - a)"
+
+    def seconds() -> float:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    seconds()
+    assert min(seconds() for _ in range(5)) < 0.05
+
+
+def test_names_of_the_package():
+    """`lockstep.train` is called, holds a function of its name, and is imported under any of its names in any order."""
+    asserted = (
+        "assert lockstep.train.train is train and callable(lockstep.train) and module is lockstep.train\n"
+        "assert lockstep.__version__ == version('lockstep-rl') and lockstep.Comm.__name__ == 'Comm'\n"
+        "assert set(lockstep.__all__) <= set(dir(lockstep))"
+    )
+    first = ["import lockstep; lockstep.train", "import lockstep.train as module", "from lockstep import train"]
+    for line in first:
+        lines = (
+            line,
+            "import lockstep\nimport lockstep.train as module\nfrom lockstep.train import train",
+            "from importlib.metadata import version",
+            asserted,
+        )
+        done = subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(lines)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-W", "error", "-m", "lockstep.train", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_name_that_needs_torch_says_so_without_it(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')\n")
+    code = "import lockstep\ntry: lockstep.Comm\nexcept ModuleNotFoundError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert "lockstep-rl[torch]" in done.stdout and "from lockstep.jax.comm import Comm" in done.stdout, done.stderr
+
+
 def test_help_in_half_a_second():
     def seconds() -> float:
         start = time.perf_counter()

@@ -4,6 +4,7 @@ import atexit
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,60 @@ def differ(rank: int, ports: dict[str, int]) -> dict[str, str]:
             found[name] = "nothing"
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def call(comm: Comm, name: str) -> None:
+    """One collective of ordinary use, by its tag."""
+    module = nn.Linear(4, 64)
+    calls: dict[str, Callable[[], object]] = {
+        "broadcast": lambda: comm.broadcast_(module),
+        "average_gradients": lambda: comm.average_gradients_(module),
+        "gather_object": lambda: comm.gather_object("of another size"),
+        "sum": lambda: comm.sum(torch.ones(3)),
+        "large sum": lambda: comm.sum(torch.ones(3000)),
+    }
+    calls[name]()
+
+
+def opened(rank: int, port: int, way: str, timeout_s: float) -> Comm:
+    world = here(rank, port).with_shards(None if way == "plain" else 2)
+    return Comm(world, device="cpu", timeout_s=timeout_s, shared_memory=way == "memory")
+
+
+def call_different_things(rank: int, ports: dict[str, list[int]]) -> dict[str, str]:
+    """The first collective of rank 0 is another one than that of rank 1, or one of another size."""
+    cases = {
+        "broadcast": ("broadcast", "sum"),
+        "average_gradients": ("average_gradients", "gather_object"),
+        "gather_object": ("gather_object", "broadcast"),
+        "size": ("sum", "large sum"),
+    }
+    found: dict[str, str] = {}
+    for way, numbers in ports.items():
+        for (case, names), port in zip(cases.items(), numbers, strict=True):
+            try:
+                with opened(rank, port, way, 3) as comm:
+                    call(comm, names[rank])
+                found[f"{way} {case}"] = "nothing"
+            except Exception as error:
+                found[f"{way} {case}"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def first_is_missed(rank: int, ports: dict[str, list[int]]) -> dict[str, str]:
+    """Rank 1 opens the Comm and then does something else."""
+    found: dict[str, str] = {}
+    for way, numbers in ports.items():
+        for name, port in zip(("broadcast", "sum", "gather_object"), numbers, strict=True):
+            try:
+                with opened(rank, port, way, 1) as comm:
+                    if rank == 1:
+                        time.sleep(4.5)
+                        raise KeyError("this rank was elsewhere")
+                    call(comm, name)
+            except Exception as error:
+                found[f"{way} {name}"] = f"{type(error).__name__}: {error}"
     return found
 
 

@@ -220,6 +220,21 @@ def peer_stalls(rank: int, port: int, way: str, late: int) -> tuple[float, str]:
     return time.monotonic() - began, "nothing"
 
 
+def first_is_missed(rank: int, ports: list[int]) -> dict[str, str]:
+    """Rank 1 opens the Comm and then does something else: outside compiled code and inside."""
+    found: dict[str, str] = {}
+    for name, port in zip(("broadcast", "learn"), ports, strict=True):
+        try:
+            with opened(rank, port, timeout_s=1) as comm:
+                if rank == 1:
+                    time.sleep(4.5)
+                    raise KeyError("this rank was elsewhere")
+                comm.broadcast({"weight": np.ones(100)}) if name == "broadcast" else _sum(comm, rows_of(4)[:2])
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
 def gets_stuck(rank: int, port: int, folder: str, way: str) -> None:
     """Rank 1 does not come to the second sum; whose watch sees it first writes down what it said."""
     from lockstep.watch import Observed, Watch

@@ -1,6 +1,9 @@
 """The collectives among real processes: sums, mistakes, death. What a world of one does is in tests/unit/torch."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import collectives
@@ -32,6 +35,8 @@ def told(folder):
         ("flat_gradients", (free_port(),)),
         ("differ", (ports(*WAYS),)),
         ("objects_differ", (free_port(),)),
+        ("call_different_things", ({way: [free_port() for _ in range(4)] for way in WAYS},)),
+        ("first_is_missed", ({way: [free_port() for _ in range(3)] for way in WAYS[:2]},)),
         ("unequal", (ports(*WAYS),)),
         ("one_port", (free_port(),)),
         ("comm_dies_with_an_error", ([free_port(), free_port()],)),
@@ -82,12 +87,50 @@ def test_ranks_in_different_collectives_of_equal_size_are_told_apart(told):
         assert f"rank {other} is in {('average_gradients', 'log')[other]}" in said[rank]["memory"]
         assert said[rank]["messages"].startswith("RunError: ranks are in different collectives"), said[rank]["messages"]
         assert f"rank {rank} is in {mine}" in said[rank]["messages"]
-        assert f"rank {other} in another" in said[rank]["messages"]
-    assert any("ranks are in different collectives" in rank["plain"] for rank in said)
+        assert f"rank {other} is in {('average_gradients', 'log')[other]}" in said[rank]["messages"]
+        assert said[rank]["plain"] == said[rank]["messages"]
 
 
 def test_objects_of_different_collectives_are_told_apart(told):
     assert all("ranks are in different collectives" in rank for rank in told["objects_differ"]), told["objects_differ"]
+
+
+OTHER = {"broadcast": "sum", "average_gradients": "gather_object", "gather_object": "broadcast"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_ranks_call_is_told_before_any_size(told, way):
+    """Also in the first collective, and where the sizes alone would end a process."""
+    for rank, said in enumerate(told["call_different_things"]):
+        for first, second in OTHER.items():
+            mine, other = (first, second) if rank == 0 else (second, first)
+            assert said[f"{way} {first}"] == (
+                f"RunError: ranks are in different collectives: rank {rank} is in {mine}, rank {1 - rank} is in "
+                f"{other}; every rank must call the same collectives in the same order"
+            )
+        mine, other = (12, 12000) if rank == 0 else (12000, 12)
+        assert said[f"{way} size"] == (
+            f"RunError: ranks are in the same collective, sum, with different sizes: rank {rank} sends {mine} bytes, "
+            f"rank {1 - rank} {other} bytes; tensors must have the same shape and type on every rank"
+        )
+
+
+@pytest.mark.parametrize("way", ["memory", "messages"])
+@pytest.mark.parametrize("name", ["broadcast", "sum", "gather_object"])
+def test_a_rank_that_misses_the_first_collective_is_named(told, way, name):
+    assert told["first_is_missed"][0][f"{way} {name}"] == (
+        f"PeerError: rank 1 did not come to {name} within timeout_s=1; it has not entered any collective yet"
+    )
+
+
+def test_a_launched_rank_that_misses_the_first_collective_is_named():
+    script = Path(__file__).with_name("missing.py")
+    command = [sys.executable, "-m", "lockstep.cli", "launch", "--ranks", "2", str(script)]
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    said = "PeerError: rank 1 did not come to broadcast within timeout_s=1; it has not entered any collective yet"
+    assert said in done.stderr
 
 
 CAUSE = "; something changed it outside the collectives, or a rank skipped one"

@@ -91,13 +91,15 @@ def test_a_run_that_is_not_pinned_takes_the_same_way(told):
 @pytest.mark.parametrize("how", ["tag", "size"])
 def test_hosts_in_different_collectives_are_told_apart(told, how):
     for rank, said in enumerate(told[f"other {how}"]):
-        assert "ranks are in different collectives" in said, said
-        theirs = "log (32 bytes)" if how == "tag" else "average_gradients (8000 bytes)"
-        ways = [("average_gradients (32 bytes)", 0), (theirs, 2)]
-        if rank >= 2:
-            ways.reverse()
-        (mine, first), (other, second) = ways
-        assert f"rank {first} is in {mine}, rank {second} is in {other}" in said, said
+        if how == "tag":
+            ways = [("average_gradients", 0), ("log", 2)]
+            (mine, first), (other, second) = ways if rank < 2 else ways[::-1]
+            told = f"ranks are in different collectives: rank {first} is in {mine}, rank {second} is in {other};"
+        else:
+            sizes = [(32, 0), (8000, 2)]
+            (mine, first), (other, second) = sizes if rank < 2 else sizes[::-1]
+            told = f"average_gradients, with different sizes: rank {first} sends {mine} bytes, rank {second} {other} "
+        assert told in said, said
 
 
 @pytest.mark.slow  # tests/hosts does it quickly, over a real network

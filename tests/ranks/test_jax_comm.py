@@ -90,6 +90,12 @@ def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
             assert f"rank {1 - rank} is in {other}" in said
 
 
+def test_a_rank_that_misses_the_first_collective_is_named():
+    found, _ = spawn(called.first_is_missed, 2, ([free_port(), free_port()],), timeout_s=60)
+    for name in ("broadcast", "learn"):
+        assert f"rank 1 did not come to {name} within timeout_s=1; it has not entered any collective yet" in found[name]
+
+
 def test_unequal_arrays_and_equal_data_are_named():
     cause = "; something changed it outside the collectives, or a rank skipped one"
     for found in spawn(called.unequal, 2, (free_port(),), timeout_s=60):

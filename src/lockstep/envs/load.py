@@ -11,6 +11,18 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 
+_importing: list[str] = []
+"""What is being imported for a setting, outermost first."""
+
+
+def check_not_imported(call: str) -> None:
+    """Refuse a call that a file of the user's makes while it is imported for a setting such as `task`."""
+    if _importing:
+        raise ConfigError(
+            f"{_importing[0]}: importing its file calls {call}, which would import it again; put that call under "
+            '`if __name__ == "__main__":`'
+        )
+
 
 def load_object(path: str, setting: str) -> Any:
     """What `path` names, importing its module.
@@ -34,6 +46,7 @@ def load_object(path: str, setting: str) -> Any:
 
 def load_module(location: str, setting: str) -> ModuleType:
     """A module by its dotted name or by its file; a failing import is a `ConfigError` that begins with `setting`."""
+    _importing.append(setting)
     try:
         return _from_file(Path(location), setting) if location.endswith(".py") else _from_name(location)
     except ConfigError:
@@ -46,6 +59,8 @@ def load_module(location: str, setting: str) -> ModuleType:
         raise ConfigError(f"{setting}: {location} needs the module {error.name!r}, which is not installed") from error
     except Exception as error:
         raise ConfigError(f"{setting}: importing {location} failed: {type(error).__name__}: {error}") from error
+    finally:
+        _importing.pop()
 
 
 def near(name: str, known: list[str]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 import numpy as np
 
 from lockstep import policy_file
@@ -28,16 +29,16 @@ def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | No
     policy_file.write(path, arrays, observations, _about(policy, run.task, run.network).to_dict())
 
 
-def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None]:
+def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     """Read a policy file, or the policy of a run directory, whichever backend wrote it."""
-    about, parameters, observations = _read(path)
+    about, parameters, observations = _read(Path(path))
     policy = (
         Policy(about.spec, about.network)
         if about.algorithm is None
         else QPolicy(about.spec, about.network, about.algorithm)
     )
     if _shapes(parameters) != _shapes(policy.params):
-        raise policy_file.damaged(policy_file.file_of(path))
+        raise policy_file.damaged(policy_file.file_of(Path(path)))
     policy.params = cast(Params, parameters)
     return policy, observations
 
@@ -56,10 +57,14 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
         observations.restore(moments.state())
 
 
-def load_player(path: Path, comm: Comm) -> tuple[EnvSpec, Player]:
-    """What the policy of a run directory or file plays, and the policy as evaluations play it."""
+def load_player(path: Path | str, comm: Comm | None = None) -> tuple[EnvSpec, Player]:
+    """What the policy of a run directory or file plays, and the policy as evaluations play it.
+
+    `player.act(observation)` is its action. It is computed on the first device of `comm`; without one, on the CPU.
+    """
     policy, observations = load_policy(path)
-    return policy.spec, Player(policy.sampler, actor_of(policy, comm.devices[0]), observations)
+    device = comm.devices[0] if comm is not None else jax.devices("cpu")[0]
+    return policy.spec, Player(policy.sampler, actor_of(policy, device), observations, policy.spec)
 
 
 def _read(path: Path) -> tuple[About, dict[str, np.ndarray], RunningMoments | None]:

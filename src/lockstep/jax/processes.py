@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from lockstep import messages, peers
-from lockstep.errors import ConfigError, PeerError
+from lockstep.errors import ConfigError, PeerError, RunError
 from lockstep.jax.native import Native, Use
 from lockstep.network.hosts import Hosts
 from lockstep.network.interfaces import endpoint, listening_socket, towards
@@ -192,7 +192,7 @@ class Processes:
         yield
         self._timers.enter(previous)
 
-    def lost(self, tag: str, error: Exception) -> PeerError:
+    def lost(self, tag: str, error: Exception) -> RunError:
         """Who ended, as far as this host can tell, when JAX could not reach somebody."""
         return peers.lost(self._segment, self._world.rank, tag, self._timeout_s, error)
 

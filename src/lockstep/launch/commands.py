@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.card import card, user_code
 from lockstep.elastic import new_memo
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import max_restarts_of, nodes_of, without_node_flags
+from lockstep.launch.flags import max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.training import PROGRAM, search_path
@@ -26,6 +26,7 @@ PROBE = (sys.executable, "-m", "lockstep.probe")
 def launch_command(args: argparse.Namespace) -> int:
     """`lockstep launch`: any script, once per rank on every node."""
     check_no_rank("lockstep launch")
+    take_ranks(args)
     nodes = nodes_of(args)
     return run_program(program(args), nodes, args)
 

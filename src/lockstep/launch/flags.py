@@ -54,6 +54,26 @@ def add_flag(
     parser.add_argument(*names, help=text, **kind)  # pyright: ignore[reportArgumentType]
 
 
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add `--ranks`, by which `lockstep train` counts them, to a launcher of scripts."""
+    add_flag(parser, "--ranks", "N|auto", "the same as --nproc-per-node, for one machine")
+
+
+def take_ranks(args: argparse.Namespace) -> None:
+    """Let `--ranks N` say what `--nproc-per-node N` says. Raises `ConfigError` where it cannot."""
+    if args.ranks is None:
+        return
+    if args.nproc_per_node is not None:
+        raise ConfigError("--ranks and --nproc-per-node both count the ranks of this machine; give one")
+    if args.nnodes not in (None, "1"):
+        raise ConfigError(
+            f"--ranks {args.ranks} counts the ranks of one machine; with --nnodes {args.nnodes} say --nproc-per-node K"
+        )
+    if args.ranks != "auto":
+        number(args.ranks, "--ranks", "a number or auto")
+    args.nproc_per_node = args.ranks
+
+
 def without_node_flags(words: list[str]) -> list[str]:
     """Arguments with the flags that only the launcher of a node needs taken out."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -18,7 +18,16 @@ from typing import NoReturn
 from lockstep.cli import told
 from lockstep.errors import ConfigError
 from lockstep.launch.commands import check_no_rank, program, run_program
-from lockstep.launch.flags import add_flag, nproc_of, port_of, seconds_of, split_address, token_of
+from lockstep.launch.flags import (
+    add_flag,
+    add_ranks,
+    nproc_of,
+    port_of,
+    seconds_of,
+    split_address,
+    take_ranks,
+    token_of,
+)
 from lockstep.launch.nodes import Nodes
 from lockstep.network.interfaces import is_local, listening_socket, resolve
 from lockstep.request import number
@@ -36,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _launch(words: list[str]) -> int:
     args = _parser().parse_args(words)
     check_no_rank("python -m lockstep.launch.jax")
+    take_ranks(args)
     nodes = _nodes(args)
     # A rank ends when it is told to, unless its user wants JAX to catch SIGTERM.
     environment = {"JAX_ENABLE_PREEMPTION_SERVICE": os.environ.get("JAX_ENABLE_PREEMPTION_SERVICE", "0")}
@@ -52,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_flag(parser, "--nnodes", "N", "machines (default: 1)")
     add_flag(parser, "--nproc-per-node", "K|auto", "ranks on this machine (default: auto, one per GPU, else 1)")
+    add_ranks(parser)
     add_flag(parser, "--node-rank", "R", "which machine this is, from 0; rank 0 runs on 0 (default: found out)")
     add_flag(parser, "--coordinator-address", "HOST:PORT", "where rank 0 is met: an address of node 0, a free port")
     add_flag(parser, "--join-timeout", "SECONDS", "how long to wait for the other nodes (default: 300)")

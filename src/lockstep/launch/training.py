@@ -1,18 +1,20 @@
 """The ranks of one training on this machine: what each of them runs, at first and after a failure."""
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.verdict import say
+from lockstep.record.failure import read_failure
 from lockstep.record.leftovers import remove_results, written_at
-from lockstep.record.run_dir import hold, write_config
+from lockstep.record.run_dir import SUMMARY_FILE, RunDir, hold, write_config
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -66,6 +68,76 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
     if code not in _ENDS_THAT_SAY_ALL and written_at(run_dir / _LATEST) is not None:
         say(f"go on with: lockstep train --resume {run_dir}")
     return code
+
+
+def train_on_ranks(
+    run: "AnyRun", ranks: int, *, run_dir: Path | str | None, init_from: Path | str | None, resume: Path | str | None
+) -> dict[str, Any]:
+    """`lockstep.train(run, ranks=N)`: what the ranks wrote into `summary.json`, once they have ended.
+
+    The ranks import nothing of the calling script, so that it needs no `if __name__ == "__main__":`; nor does a
+    notebook or a session. Arguments as `lockstep.train`.
+
+    Raises:
+        ConfigError: before anything is written, if that can be known; or a rank raised one.
+        RunError: a rank failed.
+    """
+    from lockstep.request import policy_source
+    from lockstep.resume import go_on
+    from lockstep.start_training import check_world
+    from lockstep.world import World
+
+    if ranks < 1:
+        raise ConfigError(f"ranks={ranks} must be at least 1")
+    run = _with_files(run)
+    _check(run)
+    found = None if resume is None else go_on(Path(resume), run)
+    check_world(run, World(size=ranks), None if found is None else found.num_shards)
+    source = policy_source(None if init_from is None else str(init_from))
+    if found is not None:
+        path = found.run_dir
+        code = launch_training(path, ranks, config=run, resume=Path(str(resume)))
+    else:
+        path = RunDir.create(run_dir, run).path
+        code = launch_training(path, ranks, init_from=source)
+    if code == 0 or code in _ENDS_THAT_SAY_ALL[2:]:
+        return json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))
+    failure = read_failure(path) or {}
+    message = str(failure.get("message", f"the ranks ended with code {code}")).removeprefix("lockstep: error: ")
+    if code == ConfigError.exit_code:
+        raise ConfigError(message)
+    who = "" if failure.get("rank") is None or "rank" in message else f"rank {failure['rank']}: "
+    raise RunError(f"{who}{message} (logs: {path / 'logs'})")
+
+
+def _check(run: "AnyRun") -> None:
+    """Refuse a task that cannot be made or learned, and data that do not fit."""
+    from lockstep.demands import check_data, check_task
+    from lockstep.envs.vector import env_spec
+    from lockstep.run import OfflineRun
+
+    if isinstance(run, OfflineRun):
+        check_data(run)
+    else:
+        check_task(run, env_spec(run.task, run.env))
+
+
+def _with_files(run: "AnyRun") -> "AnyRun":
+    """The same run, with the file of the calling script where it names `__main__`, which ranks do not share."""
+    from lockstep.resume import leaves
+    from lockstep.run import override, to_dict
+
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    changes: dict[str, str] = {}
+    for name, value in leaves(to_dict(run)).items():
+        if isinstance(value, str) and value.startswith("__main__:"):
+            if main is None or not os.path.isfile(main):
+                raise ConfigError(
+                    f"{name}={value} was typed into a session, and ranks are processes of their own; write it to a "
+                    "file and name that: path/to/file.py:Name"
+                )
+            changes[name] = f"{os.path.abspath(main)}:{value.removeprefix('__main__:')}"
+    return override(run, changes) if changes else run
 
 
 def search_path() -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lockstep.errors import PeerError, RunError
+from lockstep.peers import different_collectives
 
 _HEADER = struct.Struct("<qq")
 _HEADER_SIZE = 512
@@ -184,8 +185,7 @@ class Links:
             raise PeerError(text)
         if (kind, bytes_, text) != (_SUM, size, _cut(tag).decode()):
             raise RunError(
-                f"ranks are in different collectives: rank {self._rank} is in {tag} ({size} bytes), "
-                f"rank {link.place.rank} is in {text} ({bytes_} bytes)"
+                different_collectives(self._rank, _cut(tag).decode(), size, [(link.place.rank, text, bytes_)])
             )
 
 

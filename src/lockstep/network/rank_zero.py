@@ -217,7 +217,7 @@ def join(kind: Kind, world: World, began: float, timeout_s: float, refused: set[
             _give_up_early(world, why, refusing, bool(refused))
         time.sleep(_POLL_S)
     raise PeerError(
-        f"rank {world.rank} could not meet the other {world.size - 1} ranks at {world.address}:{world.port} within "
+        f"rank {world.rank} could not meet all {world.size} ranks at {world.address}:{world.port} within "
         f"startup_timeout_s={timeout_s:g}: {why}"
     )
 

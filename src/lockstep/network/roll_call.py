@@ -68,8 +68,7 @@ def roll_call(
         if isinstance(error, PeerError):
             raise
         raise PeerError(
-            f"rank {world.rank} could not meet the other {world.size - 1} ranks: rank 0 has ended "
-            f"({str(error).splitlines()[0]})",
+            f"rank {world.rank} could not meet all {world.size} ranks: rank 0 has ended ({str(error).splitlines()[0]})",
             0,
         ) from error
 
@@ -126,7 +125,7 @@ def _wait(store: Store, world: World, until: float, timeout_s: float, meanwhile:
         if time.monotonic() > until:
             missing = [rank for rank in range(world.size) if not store.check([f"rank/{rank}"])]
             did = f"{ranges(missing)} did not come within startup_timeout_s={timeout_s:g}"
-            _refuse(store, f"could not meet the other {world.size - 1} ranks: {did}; see what became of them", code=1)
+            _refuse(store, f"could not meet all {world.size} ranks: {did}; see what became of them", code=1)
         time.sleep(pause)
         pause = min(0.05, pause * 1.5)  # soon for the few that start together, seldom for many
 

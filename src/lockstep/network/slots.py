@@ -1,14 +1,14 @@
 """Exchange between the CPU ranks of one host through shared memory: write, arrive, wait, read."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lockstep.errors import PeerError, RunError
+from lockstep.peers import absent, different_collectives
 from lockstep.record.timers import WAIT, Timers
-from lockstep.segment import Segment
+from lockstep.segment import Segment, tag_text
 from lockstep.watch import MARGIN_S
 
 LONGEST_LOOK_S = 2.0
@@ -46,7 +46,7 @@ class Slots:
         """
         size = rows * length * kind.itemsize
         if size > self._half:
-            self._grow(size, tag)
+            self._grow(size, length * kind.itemsize, tag)
         turn = self._segment.turn_slots()
         key = (turn, rows, length, kind)
         table = self._tables.get(key)
@@ -56,7 +56,7 @@ class Slots:
         return table
 
     def meet(self, tag: str, size: int) -> None:
-        """Wait until every rank of the host has written its `size` bytes."""
+        """Wait until every rank of the host has written its `size` bytes (negative: has made room for them)."""
         self._segment.arrive(tag, size)
         self.wait(tag, size)
 
@@ -69,8 +69,9 @@ class Slots:
         others = self._segment.others()
         if others:
             rank = self._first + self._segment.index
-            told = [(self._first + index, theirs, bytes_) for index, theirs, bytes_ in others]
-            raise RunError(different_collectives(rank, tag, size, told))
+            told = [(self._first + index, theirs, abs(bytes_)) for index, theirs, bytes_ in others]
+            mine = tag_text(tag).decode().rstrip()  # as the board has it, which may be shorter
+            raise RunError(different_collectives(rank, mine, abs(size), told))
 
     def pass_on(self) -> None:
         """Say, as index 0, that what came from other hosts is in the table."""
@@ -100,32 +101,21 @@ class Slots:
         self._waited_s += min(now - self._looked_at, LONGEST_LOOK_S)
         self._looked_at = now
         if index != self._segment.index and self._waited_s > self._timeout_s + self._patience_s:
-            where = self._segment.tag(index) or "its start"
-            raise PeerError(
-                f"rank {self._first + index} did not come to {self._tag} within timeout_s={self._timeout_s:g}; "
-                f"its last collective was {where}",
-                self._first + index,
-            )
+            raise absent(self._segment, rank, index, self._tag, self._timeout_s)
 
     def _start_to_wait(self, tag: str, patience_s: float) -> None:
         self._tag, self._patience_s = tag, patience_s
         self._waited_s, self._looked_at = 0.0, time.monotonic()
 
-    def _grow(self, size: int, tag: str) -> None:
-        """Make slots for at least `size` bytes. All ranks come here together: they send messages of equal sizes."""
+    def _grow(self, size: int, row: int, tag: str) -> None:
+        """Make slots for at least `size` bytes, `row` of each rank. All ranks come here together, with equal sizes."""
         self._tables.clear()
         self._half = 1 << max(12, (size - 1).bit_length())
-        growing = f"{tag}, which needs more memory"
+        growing = -row  # whoever meets a rank that grows without growing itself is in another collective
         if self._segment.index == 0:
             self._segment.create_slots(2 * self._half)
-        self.meet(growing, size)
+        self.meet(tag, growing)
         if self._segment.index != 0:
             self._segment.attach_slots(2 * self._half)
-        self.meet(growing, size)
+        self.meet(tag, growing)
         self._segment.slots_attached()
-
-
-def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple[int, str, int]]) -> str:
-    """What to say when ranks met in different collectives."""
-    where = ", ".join(f"rank {other} is in {theirs} ({bytes_} bytes)" for other, theirs, bytes_ in others)
-    return f"ranks are in different collectives: rank {rank} is in {tag} ({size} bytes), {where}"

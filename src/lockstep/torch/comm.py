@@ -93,8 +93,7 @@ class Comm:
                 self.world, self.gather_object, self.timers, self.num_messages, self._shared_memory, self._timeout_s
             )
             tensors = None if hosts is None else HostTensors(hosts)
-            if tensors is not None and hosts is not None and hosts.several:
-                self._objects = tensors
+            self._objects = tensors or self._group
             self._hosts = tensors if self.device.type == "cpu" else None
         return self
 
@@ -193,27 +192,31 @@ class Comm:
         return count, mean.view(value.shape[1:]).to(value.dtype), variance.view(value.shape[1:]).to(value.dtype)
 
     def average_gradients_(
-        self, parameters: FlatParameters | Iterable[nn.Parameter], weight: float = 1.0, tag: str = "average_gradients"
+        self,
+        parameters: nn.Module | FlatParameters | Iterable[nn.Parameter],
+        weight: float = 1.0,
+        tag: str = "average_gradients",
     ) -> Tensor:
         """Give every rank the mean gradient of the global batch; *collective*, one message. Clip afterwards.
 
         With `FlatParameters`, every local shard has been `keep`-ed: its gradient *sum* and its sums, the weight first;
-        the total gradient is divided by the total weight, and all total sums are returned. With the parameters of an
-        ordinary module, `.grad` holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say).
+        the total gradient is divided by the total weight, and all total sums are returned. With an ordinary module, or
+        its parameters, `.grad` holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say).
         """
         if isinstance(parameters, FlatParameters):
             total = self._sum_rows(parameters.rows, tag)
             sums = total[parameters.num_parameters :].clone()
             torch.div(total[: parameters.num_parameters], sums[0], out=parameters.gradient)
             return sums
-        owners = [p for p in parameters if p.requires_grad]
+        listed = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+        owners = [p for p in listed if p.requires_grad]
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in owners]
         if self.world.size > 1:
             flat = torch.cat([g.reshape(-1) for g in gradients]).mul_(weight)
             total = self.sum(torch.cat([flat, flat.new_full((1,), weight)]), tag)
             means = torch.split(total[:-1] / total[-1], [g.numel() for g in gradients])
             for owner, mean in zip(owners, means, strict=True):
-                owner.grad = mean.view_as(owner)
+                owner.grad = mean.view_as(owner).to(owner.dtype)
             weight = float(total[-1])
         return torch.tensor([weight])
 

@@ -29,10 +29,10 @@ def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | No
     policy_file.write(path, arrays, observations, _about(policy, run.task, run.network).to_dict())
 
 
-def load_policy(path: Path) -> tuple[AnyPolicy, RunningMoments | None]:
+def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     """Read a policy file, or the policy of a run directory. Which class it is says the file."""
-    told, arrays = policy_file.read(path)
-    path = policy_file.file_of(path)
+    told, arrays = policy_file.read(Path(path))
+    path = policy_file.file_of(Path(path))
     if policy_file.from_log(told):
         return made_scoring(path, told, _tensors(arrays)), None
     about = About.from_dict(told)
@@ -58,8 +58,10 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
         observations.restore(moments.state())
 
 
-def load_player(path: Path) -> tuple[EnvSpec, Player]:
+def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     """What the policy of a run directory or file plays, and the policy, on the CPU, as evaluations play it.
+
+    `player.act(observation)` is its action.
 
     Raises:
         ConfigError: it learned from a log, and there is no simulator.
@@ -70,7 +72,8 @@ def load_player(path: Path) -> tuple[EnvSpec, Player]:
             f"{path} learned from a log and has no simulator to play in; `lockstep offline evaluate {path}` judges it "
             "by the log, and a run with --set task=ID is played"
         )
-    return policy.spec, Player(policy.distribution, actor_of(policy, torch.device("cpu")), observations)
+    actor = actor_of(policy, torch.device("cpu"))
+    return policy.spec, Player(policy.distribution, actor, observations, policy.spec)
 
 
 def _kind(policy: AnyPolicy, observations: RunningMoments | None) -> Kind:

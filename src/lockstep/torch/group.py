@@ -1,8 +1,10 @@
 """The process group between ranks: the only file that names `torch.distributed`.
 
-Messages are numbered and tagged, and a broken connection is told as the rank that ended, not as a TCP port.
+On CPUs ranks first tell each other what comes, on GPUs messages are numbered and tagged. A broken connection is told as
+the rank that ended, not as a TCP port.
 """
 
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -19,11 +21,11 @@ from torch import Tensor
 from lockstep import peers
 from lockstep.errors import RunError
 from lockstep.record.timers import WAIT, Timers
-from lockstep.segment import Segment
+from lockstep.segment import Segment, tag_text
 from lockstep.torch.rendezvous import connect
 from lockstep.world import World
 
-_LOOK_EVERY = 100  # on a GPU, comparing marks waits for the device: do it for one message in so many
+_LOOK_EVERY = 100  # comparing marks waits for the device: do it for one message in so many
 _MARKS = 250  # fits in a byte, its squares add up exactly in float32, and the library's own tags all differ by it
 
 
@@ -58,10 +60,11 @@ class Group:
 
     def gather(self, flat: Tensor, tag: str) -> Tensor:
         """The tensors [n] of all ranks, [size, n]."""
-        marked = torch.cat([flat, flat.new_tensor([self._mark(tag)])])
-        every = marked.new_empty(self._world.size, marked.numel())
-        self._send(tag, lambda: dist.all_gather(list(every.unbind()), marked))  # pyright: ignore[reportUnknownLambdaType]
-        if self._may_look(flat):
+        if flat.device.type == "cpu":
+            self._compare(tag, flat.nbytes)
+            return self._gather(flat, tag)
+        every = self._gather(torch.cat([flat, flat.new_tensor([self._mark(tag)])]), tag)
+        if self._may_look():
             marks = cast("list[float]", every[:, -1].tolist())
             odd = [rank for rank, mark in enumerate(marks) if mark != marks[self._world.rank]]
             if odd:
@@ -73,11 +76,16 @@ class Group:
 
     def sum(self, flat: Tensor, tag: str) -> Tensor:
         """The backend's own sum of [n] over ranks; the order of additions is its own."""
+        if flat.device.type == "cpu":
+            self._compare(tag, flat.nbytes)
+            total = flat.clone()
+            self._send(tag, lambda: dist.all_reduce(total))  # pyright: ignore[reportUnknownLambdaType]
+            return total
         mark = self._mark(tag)
         # Some rank sees a mean of marks, or of their squares, that is not its own unless all marks are equal.
         marked = torch.cat([flat, flat.new_tensor([mark, mark * mark])])
         self._send(tag, lambda: dist.all_reduce(marked))  # pyright: ignore[reportUnknownLambdaType]
-        if self._may_look(flat) and (marked[-2:] / self._world.size).tolist() != [mark, mark * mark]:
+        if self._may_look() and (marked[-2:] / self._world.size).tolist() != [mark, mark * mark]:
             raise RunError(
                 f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number})"
             )
@@ -85,7 +93,10 @@ class Group:
 
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
         """Give every rank the tensor of rank `source`."""
-        self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks of its own, and is rare
+        if flat.device.type == "cpu":
+            self._compare(tag, flat.nbytes)
+        else:
+            self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks of its own, and is rare
         self._send(tag, lambda: dist.broadcast(flat, src=source))  # pyright: ignore[reportUnknownLambdaType]
 
     def enter(self, tag: str) -> None:
@@ -94,15 +105,32 @@ class Group:
         if self.segment is not None:
             self.segment.enter(tag)
 
+    def _compare(self, tag: str, size: int) -> None:
+        """Tell each other what comes; raise if that is not the same. gloo ends a process that receives another size."""
+        mine = torch.frombuffer(bytearray(struct.pack("<q", size) + tag_text(tag)), dtype=torch.uint8)
+        told: list[tuple[int, str, int]] = []
+        for rank, row in enumerate(self._gather(mine, tag, messages=0)):
+            (theirs,) = struct.unpack_from("<q", header := row.numpy().tobytes())
+            told.append((rank, header[8:].decode("ascii").rstrip(), theirs))
+        _, tag, _ = own = told[self._world.rank]
+        others = [one for one in told if one[1:] != own[1:]]
+        if others:
+            raise RunError(peers.different_collectives(self._world.rank, tag, size, others))
+
+    def _gather(self, flat: Tensor, tag: str, messages: int = 1) -> Tensor:
+        every = flat.new_empty(self._world.size, flat.numel())
+        self._send(tag, lambda: dist.all_gather(list(every.unbind()), flat), messages)  # pyright: ignore[reportUnknownLambdaType]
+        return every
+
     def _mark(self, tag: str) -> int:
         self._number += 1
         return (self._number * 31 + zlib.crc32(tag.encode())) % _MARKS
 
-    def _may_look(self, flat: Tensor) -> bool:
-        return flat.device.type == "cpu" or self._number % _LOOK_EVERY == 0
+    def _may_look(self) -> bool:
+        return self._number % _LOOK_EVERY == 0
 
-    def _send(self, tag: str, collective: Callable[[], object]) -> None:
-        self.num_messages[tag] += 1
+    def _send(self, tag: str, collective: Callable[[], object], messages: int = 1) -> None:
+        self.num_messages[tag] += messages
         previous = self._timers.enter(WAIT)
         try:
             collective()

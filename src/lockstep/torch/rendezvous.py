@@ -47,6 +47,6 @@ def connect(world: World, backend: str, timeout_s: float, startup_timeout_s: flo
         bounded(opened, max(until - time.monotonic(), _FULL_MESH_S))
     except (RuntimeError, ValueError, TimeoutError) as error:
         raise PeerError(
-            f"rank {world.rank} could not connect to all of the other {world.size - 1} ranks within "
+            f"rank {world.rank} could not connect to all {world.size} ranks within "
             f"startup_timeout_s={startup_timeout_s:g}: {str(error).splitlines()[0]}"
         ) from error

@@ -324,3 +324,23 @@ def test_a_rank_whose_launcher_is_already_dead_ends():
     environment = {**os.environ, "LOCKSTEP_LAUNCHER_PID": str(dead.pid)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert (done.returncode, done.stdout) == (-9, b"")
+
+
+@pytest.mark.parametrize("how", [["lockstep.cli", "launch"], ["lockstep.launch.jax"]], ids=["any", "jax"])
+def test_ranks_count_as_processes_per_node(tmp_path, how):
+    (tmp_path / "script.py").write_text("import os\nos.write(1, f\"{os.environ['WORLD_SIZE']}\\n\".encode())\n")
+
+    def typed(*words):
+        clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        command = [sys.executable, "-m", *how, *words, str(tmp_path / "script.py")]
+        done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout.split(), done.stderr
+
+    assert typed("--ranks", "2")[:2] == (0, ["2", "2"])
+    for words, said in (
+        (["--ranks", "2", "--nproc-per-node", "2"], "give one"),
+        (["--ranks", "2", "--nnodes", "2"], "--nproc-per-node K"),
+        (["--ranks", "0"], "--ranks 0"),
+    ):
+        code, printed, told = typed(*words)
+        assert (code, printed) == (2, []) and said in told
