@@ -7,16 +7,30 @@ if TYPE_CHECKING:
     from lockstep.errors import ConfigError, RunError
     from lockstep.launch.local import spawn
     from lockstep.run import Run
+    from lockstep.torch.checkpoint_manager import CheckpointManager
     from lockstep.torch.comm import Comm
     from lockstep.train import train
     from lockstep.world import World, stream, stream_seed
 
     __version__: str
 
-__all__ = ["Comm", "ConfigError", "Run", "RunError", "World", "__version__", "spawn", "stream", "stream_seed", "train"]
+__all__ = [
+    "CheckpointManager",
+    "Comm",
+    "ConfigError",
+    "Run",
+    "RunError",
+    "World",
+    "__version__",
+    "spawn",
+    "stream",
+    "stream_seed",
+    "train",
+]
 
 # Imported on first use: `lockstep --help` needs none of it, and a rank sets itself up before anything heavy.
 _HOMES = {
+    "CheckpointManager": "lockstep.torch.checkpoint_manager",
     "Comm": "lockstep.torch.comm",
     "ConfigError": "lockstep.errors",
     "Run": "lockstep.run",

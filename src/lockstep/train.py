@@ -80,25 +80,32 @@ def train(
     world = world or World.from_environment()
     if ranks not in (None, world.size):
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
+    paths = (Path(path) if path else None for path in (run_dir, init_from, resume))
+    return _train_here(run, world, *paths, joined=joined)
+
+
+def _train_here(
+    run: AnyRun, world: World, run_dir: Path | None, init_from: Path | None, resume: Path | None, *, joined: bool
+) -> dict[str, Any]:
+    """`train` in this process, as one rank of `world`."""
     from lockstep.launch.torchrun import check_growth, check_torchrun
 
     check_torchrun(world)
     if resume is None:  # a checkpoint has its shards
         check_growth(world, run.num_shards)
-    source: Path | Resumption | None = Path(resume) if resume else None
+    source: Path | Resumption | None = resume
     launch = None if joined or not restarts_ranks(world) else _Launch(run, world)
-    opening = Opening(Path(run_dir) if run_dir else None, joined=joined)
+    opening = Opening(run_dir, joined=joined)
     try:
         if world.rank == 0:
-            _open(opening, run, world, Path(resume) if resume else None, launch)
+            _open(opening, run, world, resume, launch)
         if launch is not None and (earlier := launch.meet()) is not None:
             source = earlier.resumption
         surrounding, learn = _loop_of(run)
-        begun = Path(init_from) if init_from else None
-        session = surrounding(run, world, run_dir=opening, init_from=begun, resume=source, joined=joined)
+        session = surrounding(run, world, run_dir=opening, init_from=init_from, resume=source, joined=joined)
         with session:
             if launch is not None:
-                launch.begin(session, Path(resume) if resume else None)
+                launch.begin(session, resume)
             learn(session)
     finally:
         opening.discard()

@@ -19,6 +19,8 @@ SHORTER = {
     r"^lockstep train (pong|ALE/)|^python .*my_pong": "--set evaluate_episodes=2 --set env.max_episode_steps=60",
     r"^lockstep offline train|-m lockstep\.workflows": "--set epochs=2",
     r"^python .*examples/my_loop\.py": "--updates 2",
+    r"^python .*examples/my_checkpointed_loop\.py": "--updates 2",
+    r"^lockstep launch .*examples/my_loop\.py": "--updates 2",
     r"^python .*examples/my_off_policy_loop\.py": "--total-steps 2000",
 }
 

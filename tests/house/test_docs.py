@@ -145,13 +145,24 @@ def test_every_entry_of_the_preflight_is_documented():
     assert set(written["hosts"][0]) <= set(re.findall(r"`(\w+)`", rows["`hosts`"]))
 
 
-def test_the_guide_shows_the_example_as_it_is():
-    """Code of the guide, line by line and in this order, is code of `examples/my_loop.py`."""
-    source = [line.partition("  #")[0].strip() for line in (ROOT / "examples/my_loop.py").read_text().splitlines()]
-    for block in blocks(ROOT / "docs/guides/your-own-script-in-six-changes.md"):
-        if block.language == "python":
-            lines = [line.strip() for line in block.body.splitlines()]
-            assert any(source[i : i + len(lines)] == lines for i in range(len(source))), block.body
+def undefined(source: str) -> str:
+    """Names that Python code uses and neither imports nor defines, as the linter tells them; also a syntax error."""
+    words = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--output-format", "concise", "-"]
+    done = subprocess.run(words, input=source, capture_output=True, text=True)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.language == "python" for b in blocks(p))], ids=name)
+def test_code_shows_its_imports(page):
+    """A block that is a file stands alone; the others of a page continue each other."""
+    shown = [block for block in blocks(page) if block.language == "python"]
+    programs = [block.body for block in shown if block.file]
+    for program in (*programs, "".join(block.body for block in shown if not block.file)):
+        assert undefined(program) == ""
+
+
+def test_a_missing_import_is_seen():
+    assert "stream" in undefined("from lockstep import World\nprint(World(), stream(0, 'x'))\n")
 
 
 @pytest.mark.parametrize("suffix", [".md", CHINESE])

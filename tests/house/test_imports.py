@@ -66,6 +66,7 @@ LAYERS = {
     "lockstep.agreement": 1,
     "lockstep.shard_replays": 1,
     "lockstep.backend": 1,
+    "lockstep.checkpoint_manager": 1,
     "lockstep.checkpoints": 1,
     "lockstep.collectives": 1,
     "lockstep.evaluation": 1,

@@ -82,6 +82,8 @@ def train_on_ranks(
         ConfigError: before anything is written, if that can be known; or a rank raised one.
         RunError: a rank failed.
     """
+    from lockstep.first_line import first_line
+    from lockstep.record.console import Console
     from lockstep.request import policy_source
     from lockstep.resume import go_on
     from lockstep.start_training import check_world
@@ -94,12 +96,13 @@ def train_on_ranks(
     found = None if resume is None else go_on(Path(resume), run)
     check_world(run, World(size=ranks), None if found is None else found.num_shards)
     source = policy_source(None if init_from is None else str(init_from))
-    if found is not None:
-        path = found.run_dir
-        code = launch_training(path, ranks, config=run, resume=Path(str(resume)))
-    else:
-        path = RunDir.create(run_dir, run).path
+    path = RunDir.create(run_dir, run).path if found is None else found.run_dir
+    known = {} if found is None else {"num_shards": found.num_shards, "step": found.step}
+    Console().line(first_line(run, World(size=ranks), path, **known))
+    if found is None:
         code = launch_training(path, ranks, init_from=source)
+    else:
+        code = launch_training(path, ranks, config=run, resume=Path(str(resume)))
     if code == 0 or code in _ENDS_THAT_SAY_ALL[2:]:
         return json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))
     failure = read_failure(path) or {}

@@ -1,0 +1,38 @@
+"""Programs that pages show: they run as they stand, with fewer steps."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lockstep
+from lockstep.recipes.cartpole import recipe
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def program(page):
+    """The blocks of a page that are no files, one after another."""
+    return "".join(BLOCK.findall((ROOT / page).read_text()))
+
+
+def test_the_loop_of_the_guide_runs_on_two_ranks(examples, python):
+    text = program("docs/guides/your-own-script-in-six-changes.md")
+    shorter = text.replace("range(1, 201)", "range(1, 3)")
+    assert shorter != text
+    Path("guide.py").write_text(f"import sys\nsys.path.append({str(examples)!r})\n{shorter}")
+    for _ in range(2):  # the second time from its checkpoints
+        python("-m", "lockstep.cli", "launch", "--ranks", "2", "guide.py")
+    assert sorted(path.name for path in Path("runs/my_checkpoints/checkpoints").glob("step_*"))[-1] == "step_3"
+
+
+def test_a_policy_is_loaded_and_acts_as_the_readme_shows(examples):
+    lockstep.train(recipe(), total_steps=2048, run_dir="run", evaluate_episodes=2)
+    text = program("README.md")
+    assert len(text.split("\n\n")[1].splitlines()) == 4, "load, then act in four lines"
+    Path("act.py").write_text(text.replace("runs/NAME", "run") + "print(observation.shape, reward, spec.action.kind)\n")
+    for framework in ("torch", "jax"):
+        code = Path("act.py").read_text().replace("lockstep.torch", f"lockstep.{framework}")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.stdout == "(4,) 1.0 discrete\n", done.stderr

@@ -1,0 +1,26 @@
+"""Checkpoints of a JAX loop of one's own."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from lockstep import World  # noqa: E402
+from lockstep.jax.checkpoint_manager import CheckpointManager  # noqa: E402
+from lockstep.jax.comm import Comm  # noqa: E402
+
+
+def test_arrays_come_back_with_their_bits(tmp_path):
+    optax = pytest.importorskip("optax")
+    params = {"weight": jax.numpy.arange(3.0), "half": jax.numpy.ones(2, jax.numpy.bfloat16)}
+    state = optax.adam(1e-3).init(params)
+    with Comm(World(), device="cpu") as comm, CheckpointManager(comm, tmp_path) as checkpoints:
+        checkpoints.save(4, {"params": params, "optimizer": jax.tree.leaves(state)})
+        found = checkpoints.restore()
+    assert found is not None and found.step == 4
+    for name, array in params.items():
+        assert found.shared["params"][name].dtype == array.dtype
+        np.testing.assert_array_equal(found.shared["params"][name], np.asarray(array))
+    restored = jax.tree.unflatten(jax.tree.structure(state), found.shared["optimizer"])
+    assert type(restored[0]) is type(state[0])
+    np.testing.assert_array_equal(restored[0].mu["weight"], np.zeros(3))

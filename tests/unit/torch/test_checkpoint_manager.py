@@ -1,0 +1,144 @@
+"""Checkpoints of a loop of one's own: what comes back, and what is refused. Killed loops: tests/examples."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lockstep import CheckpointManager, Comm, ConfigError, World, spawn, stream
+from lockstep.errors import MismatchError
+from lockstep.launch.variables import free_port
+
+SHARED = {
+    "numbers": [1, 2.5, None, True, "é", float("inf")],
+    "arrays": {"empty": np.zeros((0, 3)), "scalar": np.array(7), "bytes": np.arange(4, dtype=np.uint8)},
+    "tensors": [torch.tensor([1.5, -0.0]).bfloat16(), torch.tensor(3), torch.tensor([True]), torch.zeros(2, 0)],
+    "keys": {0: "int", "text": 1, "__items__": 2},
+    "pair": (0.9, 0.999),
+}
+
+
+def same(a, b):
+    """Equal in type, shape and bits."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return type(a) is type(b) and a == b
+
+
+@pytest.fixture
+def comm():
+    with Comm(World(), device="cpu") as alone:
+        yield alone
+
+
+def test_trees_come_back_as_they_were(comm, tmp_path):
+    draws = stream(0, "draws")
+    draws.integers(5, size=3)
+    with CheckpointManager(comm, tmp_path) as checkpoints:
+        assert checkpoints.restore() is None
+        assert checkpoints.save(3, SHARED, {0: {"draws": draws.bit_generator.state}})
+    with CheckpointManager(comm, str(tmp_path)) as checkpoints:
+        found = checkpoints.restore()
+    assert found is not None and found.step == 3
+    assert same(found.shared, SHARED), found.shared
+    other = stream(1, "other")
+    other.bit_generator.state = found.shards[0]["draws"]
+    assert other.integers(100, size=5).tolist() == draws.integers(100, size=5).tolist()
+
+
+def test_an_optimizer_goes_on(comm, tmp_path):
+    def step(policy, optimizer):
+        optimizer.zero_grad()
+        policy(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    ours, theirs = (torch.optim.Adam(policy.parameters(), lr=0.1) for policy in (first, second))
+    step(first, ours)
+    with CheckpointManager(comm, tmp_path) as checkpoints:
+        checkpoints.save(1, {"policy": first.state_dict(), "optimizer": ours.state_dict()})
+        found = checkpoints.restore()
+    assert found is not None
+    second.load_state_dict(found.shared["policy"])
+    theirs.load_state_dict(found.shared["optimizer"])
+    for policy, optimizer in ((first, ours), (second, theirs)):
+        step(policy, optimizer)
+        step(policy, optimizer)
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_the_newest_are_kept_and_a_damaged_one_is_left_out(comm, tmp_path, capfd):
+    with CheckpointManager(comm, tmp_path, num_kept=2) as checkpoints:
+        for step in (1, 2, 10):
+            checkpoints.save(step, {"step": step})
+        assert sorted(path.name for path in tmp_path.glob("checkpoints/step_*")) == ["step_10", "step_2"]
+        (tmp_path / "checkpoints" / "step_10" / "learner.safetensors").write_bytes(b"torn")
+        found = checkpoints.restore()
+    assert found is not None and found.shared == {"step": 2}
+    assert "step_10 is damaged and left out" in capfd.readouterr().err
+
+
+def test_what_cannot_be_saved_is_named(comm, tmp_path):
+    with CheckpointManager(comm, tmp_path) as checkpoints:
+        with pytest.raises(ConfigError, match=r"shared\.policy\[0\] is a Linear, which a checkpoint cannot hold"):
+            checkpoints.save(1, {"policy": [nn.Linear(1, 1)]})
+        with pytest.raises(ConfigError, match=r"shards=\[1\] are saved, and this rank holds \[0\]"):
+            checkpoints.save(1, {}, {1: {}})
+    assert not list(tmp_path.glob("checkpoints/*"))
+    with pytest.raises(ConfigError, match="num_kept=0"):
+        CheckpointManager(comm, tmp_path, num_kept=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="below cannot be written"):
+        CheckpointManager(comm, tmp_path / "file" / "below")
+
+
+def test_other_shards_are_refused(comm, tmp_path):
+    with CheckpointManager(comm, tmp_path) as checkpoints:
+        checkpoints.save(1, {})
+    with (
+        Comm(World().with_shards(2), device="cpu") as two,
+        CheckpointManager(two, tmp_path) as checkpoints,
+        pytest.raises(ConfigError, match=r"step_1 has num_shards=1, and this run has 2; start it on 1 rank"),
+    ):
+        checkpoints.restore()
+
+
+def ranks_save(rank: int, port: int, folder: str) -> dict:
+    """Two ranks: what is shared has to be equal, what is not comes back to its rank."""
+    said = {}
+    world = World(rank=rank, size=2, address="127.0.0.1", port=port)
+    with Comm(world, device="cpu", timeout_s=20) as comm:
+        with CheckpointManager(comm, folder) as checkpoints:
+            checkpoints.save(1, {"weight": torch.ones(3)}, {rank: {"rank": rank}})
+            try:
+                checkpoints.save(2, {"weight": torch.full((3,), float(rank))}, {rank: {}})
+            except MismatchError as error:
+                said["unequal"] = str(error)
+            try:
+                CheckpointManager(comm, folder)
+            except ConfigError as error:
+                said["in use"] = str(error)
+        with CheckpointManager(comm, folder) as checkpoints:
+            found = checkpoints.restore()
+            assert found is not None
+            said["found"] = [found.step, found.shared["weight"].tolist(), found.shards]
+    return said
+
+
+def test_ranks_save_together(tmp_path):
+    folder = str(tmp_path / "run")
+    for rank, said in enumerate(spawn(ranks_save, 2, (free_port(), folder), timeout_s=60)):
+        assert said["unequal"].startswith("ranks 0 and 1 hold different shared.weight")
+        assert f"run_dir={folder} is in use" in said["in use"]
+        assert said["found"] == [1, [1.0] * 3, {rank: {"rank": rank}}]
+    manifest = json.loads(Path(folder, "checkpoints", "step_1", "manifest.json").read_text())
+    assert sorted(manifest["files"]) == ["learner.safetensors", "shard_0.safetensors", "shard_1.safetensors"]
