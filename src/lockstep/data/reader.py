@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.data.columns import Index
 from lockstep.data.dataset import Dataset
 from lockstep.data.layout import Layout
-from lockstep.data.permutation import Permutation
+from lockstep.data.permutation import ROUNDS, Permutation
 from lockstep.data.rows import Rows
 from lockstep.errors import ConfigError
 from lockstep.fingerprint import combine, digest
@@ -23,6 +23,8 @@ from lockstep.world import World, stream
 
 _BYTES_AHEAD = 1 << 23
 _ROWS_AHEAD = 1 << 14
+_ROUNDS_BEFORE = 6
+"""Of the orders that checkpoints without `rounds` were taken in."""
 
 
 class NoEpisodes:
@@ -93,6 +95,7 @@ class Reader:
         self._most_ahead = max(wanted, 1)
         self._ahead: list[list[Rows]] = []
         self._order: Permutation | None = None
+        self._rounds = ROUNDS
 
     @property
     def finished(self) -> bool:
@@ -122,7 +125,7 @@ class Reader:
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """Where reading stands, and of what; the same for every local shard number `k`."""
-        return {"epoch": self.epoch, "batch": self.batch, **self._identity()}
+        return {"epoch": self.epoch, "batch": self.batch, "rounds": self._rounds, **self._identity()}
 
     def restore_shard(self, k: int, state: Mapping[str, Any], step: int) -> bool:
         """Go on from what `shard_state` told; always exact.
@@ -137,6 +140,7 @@ class Reader:
                     f"the checkpoint was taken in the middle of other batches: {name} was {before} and is now "
                     f"{value}; resume with the data and settings of the run, or begin a new one with --init-from"
                 )
+        self._rounds = int(state.get("rounds", _ROUNDS_BEFORE))  # orders as the run began with
         self._go_to(int(state["epoch"]), int(state["batch"]))
         return True
 
@@ -160,7 +164,7 @@ class Reader:
         """The parts of local shards for the next few batches of this epoch, gathered at once."""
         if self._order is None:
             name = "epoch" if self._layout.kind == "same" else f"epoch of node {self._layout.node}"
-            self._order = Permutation(self._deal.rows, stream(self._seed, name, self.epoch))
+            self._order = Permutation(self._deal.rows, stream(self._seed, name, self.epoch), self._rounds)
         count = min(self._most_ahead, self.batches_per_epoch - self.batch)
         place = self._places(self.batch, count)
         padding = place >= self._deal.rows

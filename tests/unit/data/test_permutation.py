@@ -26,7 +26,9 @@ def test_a_place_has_its_row_whoever_asks():
 
 def test_known_order():
     """The same on every machine and in every version: a resumed epoch goes on with it."""
-    assert order(12, 0).tolist() == [5, 9, 2, 7, 8, 11, 6, 0, 4, 3, 10, 1]
+    assert order(12, 0).tolist() == [2, 7, 0, 6, 11, 5, 10, 8, 3, 1, 9, 4]
+    earlier = Permutation(12, stream(0, "epoch", 0), rounds=6)
+    assert earlier(np.arange(12)).tolist() == [5, 9, 2, 7, 8, 11, 6, 0, 4, 3, 10, 1]
 
 
 def test_more_rows_than_any_memory_holds():
@@ -60,6 +62,13 @@ def test_neighbours_have_nothing_to_do_with_each_other():
     assert chi_square(steps) < 255 + 5 * np.sqrt(2 * 255)
     for lag in (1, 2, 64, 1000):
         assert abs(np.corrcoef(place[lag:], place[:-lag])[0, 1]) < 5 / np.sqrt(len(place)), lag
+
+
+@pytest.mark.parametrize("rows", [12, 20, 50, 100, 400, 1000])
+def test_every_step_from_a_row_to_the_next_is_as_likely(rows):
+    counts = sum(np.bincount(np.diff(order(rows, seed)) % rows, minlength=rows) for seed in range(1500))
+    assert counts[0] == 0
+    assert chi_square(counts[1:]) < rows - 2 + 5 * np.sqrt(2 * (rows - 2))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():

@@ -154,6 +154,21 @@ def test_goes_on_in_the_middle_of_an_epoch(dataset, stopped_after, size):
     assert batches(resumed) == whole[stopped_after:]
 
 
+def test_an_epoch_of_an_earlier_version_goes_on_in_its_order(dataset, monkeypatch):
+    """A checkpoint that does not tell `rounds` was taken in orders of 6: rows would come twice in orders of more."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(reader_module, "ROUNDS", 6)
+        whole = batches(readers(dataset))
+        stopped = readers(dataset)
+        batches(stopped, 4)
+    state = stopped[0].shard_state(0)
+    assert state.pop("rounds") == 6
+    resumed = readers(dataset)
+    resumed[0].restore_shard(0, state, 0)
+    assert batches(resumed) == whole[4:]
+    assert whole != batches(readers(dataset))
+
+
 def test_going_back_forgets_what_was_read_ahead(dataset):
     reader = readers(dataset)[0]
     state, first = reader.shard_state(0), reader.next()[0][0].index
