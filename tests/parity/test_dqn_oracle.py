@@ -135,11 +135,13 @@ class Reference:
         """Of each row, and its priority."""
         s, a, reward, after, discount = (torch.tensor(np.array(x)) for x in zip(*rows, strict=True))
         theta, target, i = self.theta, self.target, torch.arange(len(rows))
+        judge = theta
         if self.c.noisy:
+            judge = self.noise(theta, "noise of choice")
             theta, target = self.noise(theta, "noise"), self.noise(target, "noise of target")
         with torch.no_grad():
             theirs = self.network(target, after.double())
-            best = self.q(self.network(theta, after.double()) if self.c.double else theirs).argmax(-1)
+            best = self.q(self.network(judge, after.double()) if self.c.double else theirs).argmax(-1)
             theirs = theirs[i, best]
         mine = self.network(theta, s.double())[i, a]
         if self.categorical:

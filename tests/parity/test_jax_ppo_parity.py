@@ -81,6 +81,9 @@ def updated(config, updates=2, spoil=None, **other):
             assert ours.update(rollouts, also, progress).tolist() == [4.0, 7.0]
             assert theirs.update(rollouts, also, progress).tolist() == [4.0, 7.0]
             found.append((ours.read_metrics(), theirs.metrics.read()))
+        for shard in range(SHARDS):
+            mine, other = (str(one.shard_state(shard)["minibatches"]) for one in (ours, theirs))
+            assert mine == other, "minibatches of later updates are not the same"
         arrays = {name: tensor.detach().numpy().copy() for name, tensor in theirs.shared_tensors().items()}
         return ours.shared_arrays(), arrays, found, comm.num_compilations
 

@@ -186,10 +186,10 @@ class DQN:
         y = R + discount Q'(s', argmax_a Q(s', a)) with `double`, else R + discount max_a Q'(s', a)
         L = w l(y - Q(s, a)), or of the two distributions of the return
         """
-        c, policy, precision, (batch, noise, noise_of_target) = self.config, self.policy, self._precision, own
-        outputs = losses.chosen(policy.outputs(params, batch.observation, noise, precision), batch.action)
-        following = policy.outputs(target, batch.next_observation, noise_of_target, precision)
-        judge = policy.outputs(params, batch.next_observation, noise, precision) if c.double else following
+        c, policy, precision, batch = self.config, self.policy, self._precision, own.batch
+        outputs = losses.chosen(policy.outputs(params, batch.observation, own.noise, precision), batch.action)
+        following = policy.outputs(target, batch.next_observation, own.noise_of_target, precision)
+        judge = policy.outputs(params, batch.next_observation, own.noise_of_judge, precision) if c.double else following
         following = jax.lax.stop_gradient(losses.chosen(following, policy.expected(judge).argmax(-1)))
         if c.value_distribution == "categorical":
             goal, support = policy.probability(following), jnp.asarray(policy.support)
@@ -230,11 +230,11 @@ class DQN:
         return blame_replayed(self.comm, rollouts, kept, progress, row)
 
     def _draw_noise(self) -> list[np.ndarray | None]:
-        """New noise of both networks, the same on all ranks: by the number of the gradient step, from no state."""
-        step = int(self.counters[_TAKEN])
+        """New noise of all networks, the same on all ranks: by the number of the gradient step, from no state."""
+        step, names = int(self.counters[_TAKEN]), ("noise", "noise of target", "noise of choice")
         if not self.config.noisy:
-            return [None, None]
-        return [self.policy.draw_noise(stream(self._seed, name, step)) for name in ("noise", "noise of target")]
+            return [None, None, None]
+        return [self.policy.draw_noise(stream(self._seed, name, step)) for name in names]
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Copies of everything that must be equal on all ranks."""

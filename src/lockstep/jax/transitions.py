@@ -51,6 +51,8 @@ class Part(NamedTuple):
     noise: Any
     """Standard normal numbers of noisy layers, the same for all shards; None without such layers."""
     noise_of_target: Any
+    noise_of_judge: Any
+    """Of the network that learns, where it chooses the next action."""
 
 
 def weighing(config: DQNConfig, num_shards: int, size: int, fraction: float) -> Callable[[Transitions], np.ndarray]:

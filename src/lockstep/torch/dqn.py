@@ -61,6 +61,9 @@ class DQN:
         self._target_values = self.flat.values.detach().clone()
         vector_to_parameters(self._target_values, followers)  # as views: one copy moves all of them
         self.target.requires_grad_(False)
+        # Double learning chooses the next action by noise of its own: by a second network around the same tensors.
+        same = {id(tensor): tensor for tensor in (*policy.parameters(), *policy.buffers())}
+        self._judge = copy.deepcopy(policy, same) if config.noisy and config.double else policy
         self._slot = torch.eye(world.num_shards, device=comm.device)[list(world.shards)]
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
@@ -188,7 +191,7 @@ class DQN:
             outputs = losses.chosen(policy.outputs(batch.observation), batch.action).float()
             with torch.no_grad():
                 following = self.target.outputs(batch.next_observation)
-                judge = policy.outputs(batch.next_observation) if c.double else following
+                judge = self._judge.outputs(batch.next_observation) if c.double else following
                 following = losses.chosen(following, policy.expected(judge).argmax(-1)).float()
         if c.value_distribution == "categorical":
             support = policy.support
@@ -229,10 +232,11 @@ class DQN:
             mine.copy_(other)
 
     def _draw_noise(self) -> None:
-        """New noise in both networks, the same on all ranks: by the number of the gradient step, from no state."""
+        """New noise in all networks, the same on all ranks: by the number of the gradient step, from no state."""
         if self.config.noisy:
             step = int(self.counters[_TAKEN])
-            self.policy.resample(stream(self._seed, "noise", step))
+            self._judge.resample(stream(self._seed, "noise of choice", step))
+            self.policy.resample(stream(self._seed, "noise", step))  # what judges may be the same network
             self.target.resample(stream(self._seed, "noise of target", step))
 
     def shared_tensors(self) -> dict[str, Tensor]:

@@ -89,12 +89,12 @@ class PPO:
             steps = c.num_epochs * c.num_minibatches
             self.metrics.add(("optim/skipped",), steps * self._left_out[-1:], steps)
             return told
-        for _ in range(c.num_epochs):
-            orders = [
-                torch.from_numpy(s.permutation(len(b.target))).to(self.comm.device)
-                for s, b in zip(self._streams, batches, strict=True)
-            ]
-            minibatches = [b.shuffled(order).split(self.rows) for b, order in zip(batches, orders, strict=True)]
+        orders = [  # of all epochs, those that an early stop leaves out included: as in JAX
+            torch.from_numpy(np.stack([s.permutation(len(b.target)) for _ in range(c.num_epochs)])).to(self.comm.device)
+            for s, b in zip(self._streams, batches, strict=True)
+        ]
+        for epoch in zip(*orders, strict=True):
+            minibatches = [b.shuffled(order).split(self.rows) for b, order in zip(batches, epoch, strict=True)]
             sums = torch.zeros_like(self._left_out)
             for parts in zip(*minibatches, strict=True):
                 sums += self._step(parts)
