@@ -43,7 +43,7 @@ def test_it_prints_a_table_and_writes_everything(make, here, capsys):
     assert written["num_rows"] == 200
     value = written["estimates"]["reward"]["sequential_dr"]["value"]
     assert f"{value:.5g}" in said
-    assert "warning: these are the rows that the policy learned from" in said
+    assert "warning: the policy learned from these very rows" in said
     assert not [p for p in path.iterdir() if p.name.startswith(".")]
 
 

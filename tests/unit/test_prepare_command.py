@@ -1,5 +1,8 @@
 """`lockstep offline prepare`, as it is typed."""
 
+import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -53,7 +56,7 @@ def test_options_reach_the_data(tmp_path, log, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--memory", "lots"], "--memory lots is no size"),
+        (["--memory", "lots"], "--memory lots is not a size"),
         (["--memory", "1M"], "--memory 1M is too little; give at least 16M"),
         (["--actions", "left,"], "--actions left, has an empty name"),
         (["--actions", "left,up"], "right"),
@@ -91,6 +94,41 @@ def test_a_log_is_prepared_like_other_data(tmp_path, log, capsys):
     code, said = call(capsys, clicks, "--out", tmp_path / "c", "--like", tmp_path / "data")
     assert code == 2
     assert "metrics of the log (clicks) are not those of the data it shall be like (none)" in said
+
+
+def test_columns_are_called_as_in_the_data_it_is_like(tmp_path, capsys):
+    head, line = "session;step;speed;choice;payoff\n", "a;{i};{i}.5;left;1\n"
+    for name in ("log.csv", "more.csv"):
+        (tmp_path / name).write_text(head + "".join(line.format(i=i) for i in range(5)))
+    columns = tmp_path / "columns.yaml"
+    columns.write_text(
+        "mdp_id: session\nsequence_number: step\nstate_features: [speed]\naction: choice\nreward: payoff\n"
+    )
+    assert call(capsys, tmp_path / "log.csv", "--out", tmp_path / "data", "--columns", columns)[0] == 0
+    code, said = call(capsys, tmp_path / "more.csv", "--out", tmp_path / "eval", "--like", tmp_path / "data")
+    assert code == 0, said
+    assert Dataset.open(tmp_path / "eval").info.state_features == ("speed",)
+    other = write(tmp_path / "other.jsonl", [row(i) for i in range(5)])
+    code, said = call(capsys, other, "--out", tmp_path / "b", "--like", tmp_path / "data")
+    assert (code, "has no column session, which --columns (or the data of --like) names for mdp_id" in said) == (
+        2,
+        True,
+    )
+    own = tmp_path / "own.yaml"
+    own.write_text('state_features: {speed: "x"}\n')
+    again = write(tmp_path / "x.jsonl", [row(i, state_features=..., x=1.0) for i in range(5)])
+    code, said = call(capsys, again, "--out", tmp_path / "c", "--like", tmp_path / "data", "--columns", own)
+    assert code == 0, said
+
+
+def test_what_is_left_out_is_named_with_the_reason(tmp_path, capsys):
+    rows = [row(i, terminated=False, why="x") for i in range(3)]
+    log = write(tmp_path / "log.jsonl", [*rows, *(row(i, mdp_id="b", terminated=i == 1) for i in range(2))])
+    code, said = call(capsys, log, "--out", tmp_path / "data")
+    assert code == 0, said
+    assert "columns left out, since no column of a log has such a name: why" in said
+    assert f"left out: 1 decisions (such as that of {log}, row 3). Nothing tells what followed" in said
+    assert "log these, or mark the end (terminated)" in said
 
 
 def test_candidates_are_prepared_like_other_data(tmp_path, capsys):
@@ -147,6 +185,38 @@ def test_processes_that_prepare_the_same_data_at_once_do_it_once(tmp_path, log):
 def test_a_flag_that_training_from_logs_does_not_have(capsys, word, hint):
     assert cli.main(["offline", "train", "data", word, "2"]) == 2
     assert f"unknown argument {word}; {hint}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("dqnn", "; did you mean dqn?"), ("BCQ", " (discrete BCQ is dqn with --set bcq_threshold=0.1)")]
+)
+@pytest.mark.parametrize("words", [["--algo", "{}"], ["--set", "algo={}"]])
+def test_every_algorithm_is_named_where_one_does_not_exist(tmp_path, log, capsys, typed, hint, words):
+    assert call(capsys, log, "--out", tmp_path / "data")[0] == 0
+    assert cli.main(["offline", "train", str(tmp_path / "data"), *(word.format(typed) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert f"--algo {typed} does not exist; there are dqn, parametric_dqn, cql, bc{hint}" in said
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_run_ends_with_an_estimate_and_what_to_type_next(tmp_path, log, capfd, held_out):
+    data, run = tmp_path / "data", tmp_path / "my run"
+    log = write(
+        tmp_path / "many.jsonl",
+        [row(i, mdp_id=str(m), action=["left", "right"][m % 2], propensity=0.5) for m in range(60) for i in range(2)],
+    )
+    assert cli.main(["offline", "prepare", str(log), "--out", str(data)]) == 0
+    words = ["--set", f"eval_data={data}"] if held_out else []
+    words += ["--set", "epochs=1", "--set", "batch_size=32", "--set", "device=cpu", "--set", "policy=softmax"]
+    assert cli.main(["offline", "train", str(data), "--run-dir", str(run), *words]) == 0
+    *_, estimate, judge, export = capfd.readouterr().out.strip().splitlines()
+    assert re.fullmatch(
+        r"estimated reward of a trajectory, discounted: .* by weighted_sequential_dr, .* log earned", estimate
+    )
+    place = shlex.quote(os.path.relpath(run))
+    unseen = "" if held_out else " by rows that it did not learn from"
+    assert judge == f"judge the policy{unseen}: lockstep offline evaluate {place}{'' if held_out else ' --data DIR'}"
+    assert export.endswith(f": lockstep export {place}")
 
 
 def test_without_polars_it_says_how_to_get_it(tmp_path, log):

@@ -62,7 +62,7 @@ def _nothing(path: Path) -> str:
     if path.is_file():
         return f"data={path} is a file, not prepared data; prepare it: lockstep offline prepare {path} --out DIRECTORY"
     return (
-        f"data={path} holds no {DESCRIPTION}: it is no prepared data, or preparing did not finish; "
+        f"data={path} holds no {DESCRIPTION}: it is not prepared data, or preparing did not finish; "
         f"run lockstep offline prepare LOG --out DIRECTORY"
     )
 

@@ -68,7 +68,7 @@ class JsonLines:
         """What decodes a row of this file, and which fields of it are ids of a map, by map."""
         there, schema = _keys(block, path), self._schema
         if there:
-            schema.check([*there], path, by_prefix=False)
+            schema.check([*there], path, lambda: _kinds(block), by_prefix=False)
             schema.note_others([*there], path)
         kinds: dict[str, Any] = {"mdp_id": str | int, "sequence_number": _Int64}
         kinds |= dict.fromkeys(NUMBERS, float | None) | dict.fromkeys(FLAGS, bool | None)
@@ -147,6 +147,18 @@ def _keys(block: bytes, path: Path) -> dict[str, None]:
         except ValueError:
             return {}
         found |= dict.fromkeys(row)
+    return found
+
+
+def _kinds(block: bytes) -> dict[str, str]:
+    """Which columns of the first rows hold numbers, and which maps."""
+    found: dict[str, str] = {}
+    for text in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
+        row: dict[str, Any] = msgspec.json.decode(text) if text.strip() else {}
+        for name, value in row.items():
+            if value is not None:
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                found.setdefault(name, "number" if is_number else "map" if isinstance(value, dict) else "other")
     return found
 
 

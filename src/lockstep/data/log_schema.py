@@ -1,12 +1,13 @@
 """What the columns of a log are called, by the schema and in the user's own tables."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from lockstep import settings
+from lockstep.data.column_guess import Own, suggested, usual
 from lockstep.data.log_actions import ActionNames
 from lockstep.errors import ConfigError
 
@@ -24,9 +25,8 @@ ALIASES = {"propensity": "action_probability"}
 IGNORED = ("ds", "_file", "_row", "has_next_state")
 """What a log may have and nothing is said about."""
 _SPREAD = (*MAPS, *ACTIONS)
-
-Own = str | dict[str, str]
-"""What a column is called in the user's table; or, of a map, the column of each id."""
+_MOST_NAMES = 20
+"""Columns of a log that a message names."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Schema:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any] | None, actions: Sequence[str] | None) -> "Schema":
-        """From what the user says. Raises `ConfigError` for what is no mapping of the schema's names."""
+        """From what the user says. Raises `ConfigError` for what is not a mapping of the schema's names."""
         if actions is not None and len(set(actions)) != len(actions):
             raise ConfigError(f"actions={','.join(actions)} names one twice; each needs a name of its own")
         own = {name: _own(name, value) for name, value in (columns or {}).items()}
@@ -81,31 +81,59 @@ class Schema:
         new = [c for c in there if c not in self.taken(there) and c not in IGNORED and c not in self._noted]
         if new:
             self._noted.update(new)
-            names = ", ".join(new[:8]) + (f" and {len(new) - 8} more" if len(new) > 8 else "")
-            self.notes.append(f"{path}: left out, as the schema of logs has no such column: {names}")
+            meant = {
+                name: column
+                for name in SCHEMA
+                if name not in self.own
+                and self.called(name, there) is None
+                and not self.spread(name, there)
+                and (column := usual(name, new)) is not None
+            }
+            hint = "".join(
+                f"; if {column} is the {name}, --columns says so: {name}: {column}" for name, column in meant.items()
+            )
+            self.notes.append(
+                f"{path}: columns left out, since no column of a log has such a name: {_listed(new)}{hint}"
+            )
 
     def note(self, line: str) -> None:
         """Keep a line for the user; the same one once."""
         if line not in self.notes:
             self.notes.append(line)
 
-    def check(self, there: Sequence[str], path: Path, *, by_prefix: bool = True) -> None:
-        """Raise `ConfigError` where a column is missing that every log has, or that the user named.
+    def check(
+        self, there: Sequence[str], path: Path, kinds: Callable[[], Mapping[str, str]], *, by_prefix: bool = True
+    ) -> None:
+        """Raise `ConfigError` where columns are missing that every log has, or that the user named.
 
-        `by_prefix`: maps may be spread over columns such as `state:ID`, which a table has from its first row on.
+        Args:
+            there: the columns of a file.
+            path: the file, for messages.
+            kinds: of its columns, `number` or `map`, where that is known; asked only where one is missing.
+            by_prefix: maps may be spread over columns such as `state:ID`, which a table has from its first row on.
         """
         for name, mine in self.own.items():
             for column in [mine] if isinstance(mine, str) else mine.values():
                 if column not in there:
-                    raise ConfigError(f"{path} has no column {column}, which --columns names for {name}")
-        for name in (*REQUIRED, "state_features", "action", "reward"):
-            if self.called(name, there) is None and not (
-                name in _SPREAD and self.spread(name, there if by_prefix else ())
-            ):
-                raise ConfigError(
-                    f"{path}: column {name} is missing{_near(name, there)}; name it in --columns FILE if it is called "
-                    "otherwise"
-                )
+                    raise ConfigError(
+                        f"{path} has no column {column}, which --columns (or the data of --like) names for {name}; "
+                        f"it has {_listed(there)}"
+                    )
+        missing = [
+            name
+            for name in (*REQUIRED, "state_features", "action", "reward")
+            if self.called(name, there) is None
+            and not (name in _SPREAD and self.spread(name, there if by_prefix else ()))
+        ]
+        if missing:
+            taken = self.taken(there) if by_prefix else {self.called(name, there) for name in SCHEMA}
+            left = [column for column in there if column not in taken and column not in IGNORED]
+            some = "columns" if len(missing) > 1 else "column"
+            raise ConfigError(
+                f"{path} has no {some} {', '.join(missing)}; it has {_listed(there)}. If they are called otherwise, "
+                "save these lines as columns.yaml, correct them, and add --columns columns.yaml:\n\n"
+                f"{suggested(self.own, missing, left, kinds())}\n"
+            )
 
 
 def read_columns(path: Path) -> dict[str, Any]:
@@ -118,7 +146,7 @@ def read_columns(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--columns {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"--columns {path} is no mapping; write lines such as mdp_id: episode")
+        raise ConfigError(f"--columns {path} does not hold a mapping; write lines such as mdp_id: episode")
     return cast("dict[str, Any]", found)
 
 
@@ -128,7 +156,7 @@ def _own(name: str, value: Any) -> Own:
     if name not in SCHEMA:
         near = difflib.get_close_matches(name, SCHEMA, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(SCHEMA)}"
-        raise ConfigError(f"--columns: {name} is no column of the schema{hint}")
+        raise ConfigError(f"--columns: no column of a log is called {name}{hint}")
     if isinstance(value, str):
         return value
     if name in _SPREAD and isinstance(value, list) and value:
@@ -139,6 +167,7 @@ def _own(name: str, value: Any) -> Own:
     raise ConfigError(f"--columns: {name} is {value!r}; it must be {kinds}")
 
 
-def _near(name: str, there: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, there, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (
+        f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    )

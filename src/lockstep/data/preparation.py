@@ -96,6 +96,8 @@ class _Group:
     line: Timeline
     found: Decisions
     sums: Sums
+    left_out: str
+    """Where its first decision that is left out stands; empty: none is."""
 
 
 class Preparation:
@@ -128,7 +130,7 @@ class Preparation:
         self._rules = Rules(scan.seen.mark, max_episode_steps, shared)
         self._digest = Digest(scan.seen.columns, names, self._hashes)
         self._check = Sample(CHECK_ROWS, ("row", "state", "action"))
-        self._reward_sum, self._some_impossible = 0.0, False
+        self._reward_sum, self._some_impossible, self.left_out = 0.0, False, ""
         self._as_logged = shared is not None
         self.counts = Counts()
 
@@ -177,10 +179,10 @@ class Preparation:
             rules={"options": dict(options), "words": self.words(), **self.counts.plain()},
         )
 
-    def words(self) -> list[str]:
-        """What was done, for the user."""
+    def words(self, example: str = "") -> list[str]:
+        """What was done, for the user; `example` is where a decision that was left out stands, in words."""
         has_lists = bool(self._scan.seen.columns & set(LISTS))
-        return words_of(self.counts, self._rules, self._schema.kind, has_lists=has_lists)
+        return words_of(self.counts, self._rules, self._schema.kind, has_lists=has_lists, example=example)
 
     def check_rows(self) -> dict[str, NDArray[Any]]:
         """Some rows as they were logged."""
@@ -219,11 +221,16 @@ class Preparation:
         line = timeline(block, self._rules, where, self._hashes)
         sums = self._digest.sums(block, key, np.flatnonzero(line.following < 0))
         found = decisions(block, line, self._schema, key)
-        return _Group(len(block), block.taken(found.rows), line, found, sums)
+        left_out = ""
+        if line.left_out:
+            left = np.flatnonzero(block.columns["has_action"] & ~line.kept)
+            left_out = f" (such as that of {where(int(left[0]))})"
+        return _Group(len(block), block.taken(found.rows), line, found, sums, left_out)
 
     def _append(self, writer: DatasetWriter, group: "_Group") -> None:
         rows = group.found.columns
         self._digest.add(group.sums)
+        self.left_out = self.left_out or group.left_out
         self._reward_sum = float(np.cumsum(np.append(self._reward_sum, rows["reward"].astype(np.float64)))[-1])
         if self._schema.kind == "discrete":
             self._some_impossible |= not rows["possible_actions"].all()

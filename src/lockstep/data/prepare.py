@@ -124,7 +124,7 @@ def prepared(
                 job.write(writer, memory, progress)
                 info = job.info(rules)
                 writer.finish(info, *features, check=job.check_rows(), about=about)
-            for line in (*log.notes, *job.words()):
+            for line in (*log.notes, *job.words(job.left_out)):
                 say(line)
     return out
 

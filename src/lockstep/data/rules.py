@@ -76,8 +76,16 @@ class Counts:
         return asdict(self)
 
 
-def words_of(counts: Counts, rules: Rules, kind: str, *, has_lists: bool) -> list[str]:
-    """Lines for the user. `has_lists`: the log names possible actions anywhere."""
+def words_of(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, example: str = "") -> list[str]:
+    """Lines for the user.
+
+    Args:
+        counts: what happened.
+        rules: by which that happened.
+        kind: of actions.
+        has_lists: the log names possible actions anywhere.
+        example: where a decision that was left out stands, in words.
+    """
     c, limit = counts, rules.max_episode_steps
     found = [
         f"{c.kept} decisions in {c.trajectories} trajectories of {c.shortest} to {c.longest}, {kind} actions",
@@ -87,15 +95,18 @@ def words_of(counts: Counts, rules: Rules, kind: str, *, has_lists: bool) -> lis
         found.append(f"not terminal: {c.cut} trajectories that end with their decision {limit} (--max-episode-steps)")
     elif c.num_longest_terminal >= _MANY and 10 * c.num_longest_terminal >= c.trajectories:
         found.append(
-            f"{c.num_longest_terminal} trajectories end with decision {c.longest}, as late as any, and count as "
-            f"terminal: if that is a limit rather than an end, prepare with --max-episode-steps {c.longest}"
+            f"{c.num_longest_terminal} trajectories end with decision {c.longest}, which is the longest, and count as "
+            f"terminal: if a limit of steps cut them off, prepare with --max-episode-steps {c.longest}"
         )
     if not c.terminal:
         found.append("no decision is terminal: values bootstrap at the end of every trajectory")
     if c.left_out:
-        found.append(f"left out: {c.left_out} decisions that are not terminal and whose next state is not known")
+        found.append(
+            f"left out: {c.left_out} decisions{example}. Nothing tells what followed: they are the last of their "
+            "trajectory, are not terminal, and have no next_state_features; log these, or mark the end (terminated)"
+        )
     if c.gaps:
-        found.append(f"the row after {c.gaps} decisions is missing from the log; what they say of it counts")
+        found.append(f"the row after {c.gaps} decisions is missing from the log; their own next_* columns are used")
     if c.filled and has_lists:
         source = "the list that all others have" if rules.shared_list is not None else "what the row before says"
         found.append(f"{c.filled} decisions name no possible actions; filled in by {source}")

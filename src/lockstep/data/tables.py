@@ -3,6 +3,7 @@
 import codecs
 import csv
 import io
+import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
@@ -22,6 +23,8 @@ from lockstep.errors import ConfigError
 _MOST_ROWS, _CELLS = 100_000, 1 << 23
 _LOOKED_AT = 1000  # rows, to see how wide rows are
 _LARGEST = 4 << 30
+_SEPARATORS = (",", ";", "\t")
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _T = TypeVar("_T")
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
@@ -42,7 +45,7 @@ class Tables:
             there = table.collect_schema().names()
         except (PolarsError, OSError) as error:
             raise _unreadable(path, error) from error
-        self._schema.check(there, path)
+        self._schema.check(there, path, lambda: _kinds(table, path, text=text))
         self._schema.note_others(there, path)
         table = table.select([name for name in there if name in self._schema.taken(there)])
         total = None if text else _run(path, lambda: table.select(pl.len()).collect().item())
@@ -137,7 +140,9 @@ def _cast(series: pl.Series, dtype: pl.DataType, where: Where, name: str, what: 
     bad = made.is_null() & series.is_not_null()
     if bad.any():
         row = int(cast(int, bad.arg_max()))
-        where.refuse(row, f"{name} is {series[row]!r}; it must be {what}")
+        cell = series[row]
+        hint = f" (with a point: {cell.replace(',', '.')})" if re.fullmatch(r"-?\d+,\d+", str(cell)) else ""
+        where.refuse(row, f"{name} is {cell!r}; it must be {what}{hint}")
     return made
 
 
@@ -156,7 +161,28 @@ def _csv(path: Path) -> pl.LazyFrame:
 
 
 def _separator(path: Path) -> str:
-    return "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
+    """What stands between cells: that of which the heading has most, by the file's name where two have as many."""
+    by_name = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    first, _ = next(read_bytes(path), (b"", 0))
+    heading = _QUOTED.sub("", decode(first)).partition("\n")[0]
+    columns = {mark: heading.count(mark) for mark in _SEPARATORS}
+    return max(_SEPARATORS, key=lambda mark: (columns[mark], mark == by_name))
+
+
+def _kinds(table: pl.LazyFrame, path: Path, *, text: bool) -> dict[str, str]:
+    """Which columns hold numbers, and which maps, by their first rows."""
+    rows = _run(path, lambda: table.head(_LOOKED_AT).collect())
+    found: dict[str, str] = {}
+    for series in rows:
+        some = series.drop_nulls()
+        if series.dtype.is_numeric() or (
+            text and len(some) and some.cast(pl.Float64, strict=False).is_not_null().all()
+        ):
+            found[series.name] = "number"
+        elif isinstance(series.dtype, pl.Struct) or (is_text(series.dtype) and some.str.starts_with("{").all()):
+            found[series.name] = "map" if len(some) else "other"
+    return found
 
 
 def _batches(path: Path, table: pl.LazyFrame, rows: int) -> Generator[pl.DataFrame]:

@@ -8,7 +8,7 @@ import numpy as np
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.trajectories import Floats, Sums
 
-_FEW = 20
+FEW = 20
 """Trajectories, or as many in effect, below which an interval is not to be relied on."""
 _OFF = 0.1
 """How far the mean weight of a row may lie from 1, where drawing the rows again does not explain it."""
@@ -39,7 +39,8 @@ class Facts:
 def effective_sizes(sums: Sums) -> dict[str, float | None]:
     """(sum w)^2 / sum w^2 (Kong, 1992) of the ratios of rows, and of the weights of trajectories.
 
-    So many rows, or trajectories, of the policy's own would tell as much. None where propensities were not logged.
+    So many rows, or trajectories, that the policy collected itself would tell as much. None where propensities were not
+    logged.
     """
     if not sums.has_ratio:
         return {"rows": None, "trajectories": None}
@@ -79,26 +80,30 @@ def warnings_about(sums: Sums, facts: Facts, left: Mapping[str, str]) -> list[st
         for why in dict.fromkeys(left.values())
     ]
     if not sums.has_ratio and sums.has_predictions:
-        found.append("intervals of decision_direct and fitted_q do not tell how wrong the models are")
+        found.append("the intervals of decision_direct and fitted_q do not include how wrong the models may be")
     if sums.has_ratio:
         found += _about_weights(sums, facts)
-    if trajectories < _FEW:
-        found.append(f"the log has {trajectories} trajectories: intervals from fewer than {_FEW} are unreliable")
+    if trajectories < FEW:
+        found.append(f"the log has {trajectories} trajectories: intervals from fewer than {FEW} are unreliable")
     unlogged = float(sums.unlogged.sum()) / max(rows, 1)
     if unlogged > _UNLOGGED:
         found.append(
-            f"{unlogged:.0%} of what the policy does are actions that are nowhere in the log; about these only models "
-            "say anything, and they guess"
+            f"{unlogged:.0%} of what the policy does are actions that are nowhere in the log; only the models say "
+            "anything about these, and they guess"
         )
     if cut := int(sums.cut.sum()):
         found.append(
-            f"{cut} of {trajectories} trajectories are not seen to their end: all estimates but fitted_q count "
-            "rewards as far as the log goes"
+            f"{cut} of {trajectories} trajectories are cut off before their end: all estimates but fitted_q count only "
+            "the rewards that were logged"
         )
     if facts.gaps:
-        found.append(f"after {facts.gaps} rows the log leaves some out; their rewards and weights are not counted")
+        found.append(
+            f"rows are missing from the log after {facts.gaps} rows; their rewards and weights are not counted"
+        )
     if facts.seen:
-        found.append("these are the rows that the policy learned from, which flatters it; give others with --data")
+        found.append(
+            "the policy learned from these very rows, so the estimates are optimistic; give other rows with --data"
+        )
     return found
 
 
@@ -108,25 +113,32 @@ def _about_weights(sums: Sums, facts: Facts) -> list[str]:
     found: list[str] = []
     rows, trajectories = float(sums.rows.sum()), float(sums.trajectories.sum())
     effective = _effective(sums.weight, sums.weight_squared)
-    if effective < _FEW <= trajectories:
+    if effective < FEW <= trajectories:
         found.append(
-            f"the weights of {trajectories:.0f} trajectories are worth {effective:.1f} of the policy's own: estimates "
-            "of trajectories by weights, and their intervals, are not to be relied on"
+            f"effective sample size {effective:.1f} of {trajectories:.0f} trajectories: estimates that weight whole "
+            "trajectories, and their intervals, are unreliable"
         )
     effective = _effective(sums.ratio, sums.ratio_squared)
-    if effective < _FEW <= rows:
+    if effective < FEW <= rows:
         found.append(
-            f"the weights of {rows:.0f} rows are worth {effective:.1f} of the policy's own: hardly any overlap"
+            f"effective sample size {effective:.1f} of {rows:.0f} rows: the policy hardly ever takes what the log took"
         )
-    mean, error = _mean_ratio(sums)
-    if abs(mean - 1) > max(_OFF, 3 * error):
+    if mean_ratio_is_off(sums):
         found.append(
-            f"weights of rows are {mean:.2f} on average where 1 is expected: the log hardly takes what the policy "
-            "takes, or its propensities are not those it acted with"
+            f"weights of rows are {_mean_ratio(sums)[0]:.2f} on average, where 1 is expected: the log hardly ever "
+            "takes what the policy takes, or its propensities are wrong"
         )
     if facts.certain == facts.rows:
-        found.append("every propensity is 1: the logged policy never tried anything else, and weights cannot tell")
+        found.append(
+            "every propensity is 1: the logged policy never tried anything else, so weights tell nothing of it"
+        )
     return found
+
+
+def mean_ratio_is_off(sums: Sums) -> bool:
+    """Whether the mean ratio of rows is not 1, beyond what drawing the rows again explains."""
+    mean, error = _mean_ratio(sums)
+    return abs(mean - 1) > max(_OFF, 3 * error)
 
 
 def _mean_ratio(sums: Sums) -> tuple[float, float]:

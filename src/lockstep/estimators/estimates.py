@@ -23,6 +23,7 @@ from lockstep.estimators.importance import (
 )
 from lockstep.estimators.magic import blend, steps_to_blend
 from lockstep.estimators.trajectories import Floats, Sums
+from lockstep.estimators.verdict import verdict
 
 CONFIDENCE = 0.95
 """Of every interval."""
@@ -68,8 +69,9 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
     Returns:
         `estimates`: by column and estimator `value`, `low`, `high` (95%; None: without end), `std_error`, and the first
         three `normalized`: 1 + (value - logged) / |logged|, or None where the interval of the logged value holds 0;
+        `widened`: by column and estimator, the other one whose interval its own was made to span;
         `logged`: by column, the two values that they compare with; `left_out`: reasons, by estimator;
-        `effective_sample_size`; `warnings`; and counts.
+        `effective_sample_size`; `warnings`; `verdict`: what to believe; and counts.
     """
     groups = len(sums.trajectories)
     work = groups * float(sums.steps.max()) * (1 + 3 * len(columns))
@@ -78,9 +80,10 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
     left = reasons(sums, facts)
     found: dict[str, dict[str, Any]] = {}
     base: dict[str, dict[str, Any]] = {}
+    widened: dict[str, dict[str, str]] = {}
     for c, column in enumerate(columns):
         base[column] = {name: _described(_of(drawn[name], c), groups) for name in ("decision_logged", "logged")}
-        found[column] = {}
+        found[column], widened[column] = {}, {}
         for name in (*DECISION, *TRAJECTORY):
             if name in drawn and name not in left:
                 other = TRUSTS_MODEL.get(name)
@@ -88,6 +91,8 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
                 told = _described(_of(drawn[name], c), groups, corrected)
                 compared = base[column]["decision_logged" if name in DECISION else "logged"]
                 found[column][name] = told | _normalized(told, compared)
+                if other and corrected and told != _described(_of(drawn[name], c), groups):
+                    widened[column][name] = other
         _state_bias(found[column], sums)
     result: dict[str, Any] = {
         "num_trajectories": int(sums.trajectories.sum()),
@@ -96,10 +101,11 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
         "resamples": resamples,
         "logged": base,
         "estimates": found,
+        "widened": widened,
         "left_out": left,
         "effective_sample_size": effective_sizes(sums),
     }
-    return result | {"warnings": warnings_about(sums, facts, left)}
+    return result | {"warnings": warnings_about(sums, facts, left), "verdict": verdict(result, sums, facts)}
 
 
 def _all_estimates(sums: Sums, resampling: Floats) -> dict[str, _Drawn]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.estimators.importance import DECISION, TRAJECTORY
+from lockstep.estimators.verdict import compared, short, told
 
 ESTIMATES_FILE = "estimates.json"
 """Where a run directory holds them."""
@@ -12,7 +13,7 @@ METRICS = tuple(
     f"estimate/{name}"
     for name in ("decision_logged", *DECISION, "logged", *TRAJECTORY, "effective_rows", "effective_trajectories")
 )
-"""What a line of metrics tells: estimates of the reward, and what the weights are worth."""
+"""What a line of metrics tells: estimates of the reward, and effective sample sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +29,49 @@ class Estimates:
     def metrics(self) -> dict[str, float]:
         """By the names of `METRICS`, those that there are."""
         reward: dict[str, Any] = {**self.found["logged"]["reward"], **self.found["estimates"]["reward"]}
-        told = {f"estimate/{name}": one["value"] for name, one in reward.items()}
+        named = {f"estimate/{name}": one["value"] for name, one in reward.items()}
         sizes: dict[str, float | None] = self.found["effective_sample_size"]
-        told |= {f"estimate/effective_{of}": size for of, size in sizes.items()}
-        return {name: value for name, value in told.items() if value is not None}
+        named |= {f"estimate/effective_{of}": size for of, size in sizes.items()}
+        return {name: value for name, value in named.items() if value is not None}
 
     def text(self) -> str:
-        """A table for each column, what the weights are worth, and the warnings."""
+        """A table for each column, then warnings, then what to believe."""
         found = self.found
         lines = [
             f"{found['num_trajectories']} trajectories, {found['num_rows']} rows; {found['confidence']:.0%} intervals"
         ]
         for column in found["estimates"]:
             lines += ["", *_table(column, found["logged"][column], found["estimates"][column])]
-        sizes = found["effective_sample_size"]
-        if sizes["rows"] is not None:
-            lines.append("")
-            lines.append(f"weights are worth {sizes['rows']:.1f} rows, {sizes['trajectories']:.1f} trajectories")
-        lines += [f"warning: {warning}" for warning in found["warnings"]]
+        lines += ["", *(f"warning: {warning}" for warning in found["warnings"])]
+        lines += ["verdict:", *(f"  {line}" for line in found["verdict"]["words"])]
         return "\n".join(lines)
+
+    def line(self) -> str:
+        """What the policy would earn, in one line: the estimate to believe, if there is one."""
+        found, reward = self.found, self.found["estimates"]["reward"]
+        for level, base in (("trajectory", "logged"), ("decision", "decision_logged")):
+            if (name := found["verdict"][level]) is not None:
+                what = "a trajectory, discounted" if level == "trajectory" else "one decision"
+                logged = found["logged"]["reward"][base]
+                return f"estimated reward of {what}: {told(reward[name])} by {name}, {compared(reward[name], logged)}"
+        guess = f" (fitted_q says {told(reward['fitted_q'])}, from the models alone)" if "fitted_q" in reward else ""
+        return f"no estimate of the policy's reward is reliable{guess}"
 
 
 def _table(column: str, logged: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     parts = (
-        (f"{column}, a trajectory, discounted", "logged", TRAJECTORY),
-        (f"{column}, one decision in the states of the log", "decision_logged", DECISION),
+        (f"{column} of a trajectory, discounted", "logged", TRAJECTORY),
+        (f"{column} of one decision, in the states of the log", "decision_logged", DECISION),
     )
     for title, base, names in parts:
         yield title
         rows = [["", "value", "low", "high", "normalized"], ["logged", *_cells(logged[base])]]
-        rows += [[name.removeprefix("decision_"), *_cells(found[name])] for name in names if name in found]
+        rows += [[short(name), *_cells(found[name])] for name in names if name in found]
         yield from _aligned(rows)
         for name in names:
             if name in found and "bias" in found[name]:
                 bias, missing = found[name]["bias"], found[name]["missing_weight"]
-                yield f"  clipping changed clipped_ips by {bias:.3g}; {missing:.0%} of the weight is missing"
+                yield f"  clipping changed clipped_ips by {bias:.3g} and took {missing:.0%} of the weight away"
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:

@@ -22,4 +22,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _nothing_chosen(args: argparse.Namespace) -> int:
-    raise ConfigError("lockstep offline does several things: prepare, train, evaluate, record; say which")
+    raise ConfigError("lockstep offline needs a command: prepare, train, evaluate or record")

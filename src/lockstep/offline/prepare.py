@@ -3,7 +3,7 @@
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import ConfigError
 
@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--actions", metavar="A,B", help="names of discrete actions, in the order of their indices; others are refused")
     add("--columns", metavar="FILE", help="YAML or JSON: what columns are called in the log")
     add("--max-episode-steps", metavar="N", help="an episode that ends with its N-th decision was cut, not over")
-    add("--like", metavar="DIR", help="as other prepared data: its kind, actions, features, metrics and step limit")
+    add(
+        "--like",
+        metavar="DIR",
+        help="as other prepared data: its columns, kind, actions, features, metrics and step limit",
+    )
     add("--state-features", metavar="FILE", help="normalize states by this file, as another preparation wrote it")
     add("--action-features", metavar="FILE", help="likewise the features of actions")
     add("--set", metavar="NAME=VALUE", action="append", default=[], help="how features get types: num_samples, ...")
@@ -100,12 +104,15 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
             raise ConfigError(f"--like {other} decides what --{name.replace('_', '-')} would; leave one of them out")
     dataset = Dataset.open(other)
     info, parametric = dataset.info, dataset.info.kind == "parametric"
-    before = dataset.info.rules.get("options", {}).get("max_episode_steps")
+    before: dict[str, Any] = dataset.info.rules.get("options", {})
     return replace(
         options,
         kind=info.kind,
         actions=None if parametric else info.actions,
-        max_episode_steps=before if options.max_episode_steps is None else options.max_episode_steps,
+        columns=before.get("columns") if options.columns is None else options.columns,
+        max_episode_steps=(
+            before.get("max_episode_steps") if options.max_episode_steps is None else options.max_episode_steps
+        ),
         state_features=other / STATE_FEATURES,
         action_features=other / ACTION_FEATURES if parametric else None,
         metrics=info.metrics,
@@ -116,7 +123,7 @@ def _bytes(text: str) -> int:
     """`512M` and the like."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
-        raise ConfigError(f"--memory {text} is no size; write a number of bytes, or 512M, or 2G")
+        raise ConfigError(f"--memory {text} is not a size; write a number of bytes, or 512M, or 2G")
     size = int(float(found[1]) * 1024 ** _UNITS[found[2]])
     if size < _LEAST_MEMORY:
         raise ConfigError(f"--memory {text} is too little; give at least {_LEAST_MEMORY >> 20}M")

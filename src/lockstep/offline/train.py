@@ -1,6 +1,7 @@
 """`lockstep offline train`: from prepared data, a run's YAML or a classic workflow file to ranks that learn."""
 
 import argparse
+import difflib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from lockstep.workflows.files import Workflow
 
 PROGRAM = (sys.executable, "-m", "lockstep.offline", "train")
+_ALGORITHMS = ("dqn", "parametric_dqn", "cql", "bc")
 _CQL_ALPHA = "1.0"
 
 
@@ -22,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", metavar="DATA|WORKFLOW.json|RUN.yaml", nargs="?", help="what to learn from")
     add("--task", metavar="ID", help="a simulator to evaluate the policy in, where there is one")
-    add("--algo", metavar="dqn|parametric_dqn|cql|bc", help="algorithm (default: Q-learning for the kind of actions)")
+    add("--algo", metavar="|".join(_ALGORITHMS), help="algorithm (default: Q-learning for the kind of actions)")
     add_learning_arguments(parser)
     add_start_arguments(parser)
     parser.set_defaults(num_envs=None, max_iterations=None)
@@ -72,11 +74,22 @@ def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]"
         run = _from_path(path)
     changes = changes_of(args, task=args.task)
     renamed = {files.CLASSIC_NAMES.get(name, name): value for name, value in changes.items()}
+    _check_algo(renamed.get("algo"))
     if renamed.get("algo") == "cql":
         renamed["algo"] = "parametric_dqn" if run.algo == "parametric_dqn" else "dqn"
         renamed.setdefault("cql_alpha", _CQL_ALPHA)
     run = override(run, renamed)
     return run, None if workflow is None else replace(workflow, run=run)
+
+
+def _check_algo(algo: object) -> None:
+    """Refuse an algorithm that there is not, with all that there are."""
+    if algo is None or algo in _ALGORITHMS:
+        return
+    near = difflib.get_close_matches(str(algo), _ALGORITHMS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    bcq = " (discrete BCQ is dqn with --set bcq_threshold=0.1)" if "bcq" in str(algo).lower() else ""
+    raise ConfigError(f"--algo {algo} does not exist; there are {', '.join(_ALGORITHMS)}{bcq}{hint}")
 
 
 def _from_path(path: Path) -> "OfflineRun":
@@ -86,13 +99,15 @@ def _from_path(path: Path) -> "OfflineRun":
 
     if path.is_dir() and not (path / "run.yaml").exists():
         if not (path / "dataset.json").exists():
-            raise ConfigError(f"{path} holds no prepared data; make some: lockstep offline prepare {path} --out DIR")
+            raise ConfigError(
+                f"{path} does not hold prepared data; prepare a log: lockstep offline prepare LOG --out DIR"
+            )
         kind = Dataset.open(path).info.kind
         return OfflineRun(data=str(path), algo="parametric_dqn" if kind == "parametric" else "dqn")
     if path.name == "dataset.json":
         raise ConfigError(f"{path} describes prepared data; name their directory: lockstep offline train {path.parent}")
     if path.suffix not in (".yaml", ".yml", ".json") and not path.is_dir():
-        raise ConfigError(f"{path} is no prepared data; make some: lockstep offline prepare {path} --out DIR")
+        raise ConfigError(f"{path} is not prepared data; prepare it: lockstep offline prepare {path} --out DIR")
     try:
         run = load(path / "run.yaml" if path.is_dir() else path)
     except ConfigError as error:

@@ -1,6 +1,8 @@
 """What surrounds a loop that learns from logged data: the data, estimates from the log, and the finished policy."""
 
 import json
+import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from lockstep.data.layout import agree
 from lockstep.data.reader import Reader
 from lockstep.demands import check_data
 from lockstep.errors import ConfigError
-from lockstep.estimators.told import ESTIMATES_FILE
+from lockstep.estimators.told import ESTIMATES_FILE, Estimates
 from lockstep.progress import Progress
 from lockstep.record.run_dir import write_atomically
 from lockstep.record.timers import CHECKPOINT, EVALUATE
@@ -77,6 +79,7 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
             self.journal.warn(doubt)
         self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
         self._estimated: dict[str, float] = {}
+        self._found: Estimates | None = None
         self.summary |= {"data": run.data, "rows": reader.rows_per_epoch, "estimates": None}
         return reader
 
@@ -89,7 +92,7 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
         previous = self.timers.enter(EVALUATE)
         assert isinstance(self._policy, ScoringPolicy)
         found = estimate(self._policy, self._judged_on, self.comm, self.run, beat=lambda: self.timers.enter(EVALUATE))
-        self._estimated = found.metrics()
+        self._estimated, self._found = found.metrics(), found
         self.summary["estimates"] = found.to_dict()
         if self.world.rank == 0:
             text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
@@ -105,8 +108,16 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
         if self.summary["estimates"] is None and not self.stopped_by:
             self.estimate()  # a simulator said that the task is solved, or the run had been finished before
         super()._finish()
-        if self.run.model_path is not None and self.world.rank == 0 and not self.stopped_by:
+        if self.stopped_by:
+            return
+        if self.run.model_path is not None and self.world.rank == 0:
             self.timers.enter(CHECKPOINT)
             assert isinstance(self._policy, ScoringPolicy)
             for line in hand_over(self._policy, self.dataset, Path(self.run.model_path)):
                 self.journal.say(line)
+        if self._found is not None:
+            self.journal.say(self._found.line())
+        run, data = shlex.quote(os.path.relpath(self.journal.path)), "" if self.run.eval_data else " --data DIR"
+        rows = "" if self.run.eval_data else " by rows that it did not learn from"
+        self.journal.say(f"judge the policy{rows}: lockstep offline evaluate {run}{data}")
+        self.journal.say(f"make one file of it that runs without Lockstep: lockstep export {run}")

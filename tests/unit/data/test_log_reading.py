@@ -266,7 +266,7 @@ def test_other_columns_are_noted_once(tmp_path):
     paths = [write(tmp_path / name, [row(user="x", _file=1)] * 2) for name in ("a.jsonl", "b.jsonl")]
     log = read_log(paths)
     made_logs.whole(log)
-    assert log.notes == [f"{paths[0]}: left out, as the schema of logs has no such column: user"]
+    assert log.notes == [f"{paths[0]}: columns left out, since no column of a log has such a name: user"]
 
 
 def test_columns_that_are_called_otherwise(tmp_path):

@@ -188,7 +188,7 @@ def test_tables_read_by_columns_that_are_called_otherwise(tmp_path):
     mapping = {"mdp_id": "who", "sequence_number": "n", "state_features": "s", "action": "a"}
     log = read_log([tmp_path / "a.parquet"], columns=mapping)
     assert made_logs.whole(log)["state:0"].to_list() == [1.0]
-    assert log.notes == [f"{tmp_path}/a.parquet: left out, as the schema of logs has no such column: more"]
+    assert log.notes == [f"{tmp_path}/a.parquet: columns left out, since no column of a log has such a name: more"]
 
 
 def test_parquet_and_json_say_the_same(tmp_path):

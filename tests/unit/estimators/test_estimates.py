@@ -107,8 +107,8 @@ def test_clipping_states_its_bias():
         assert told[name]["bias"] != 0.0
     assert told["decision_clipped_ips"]["missing_weight"] == pytest.approx(0.1, abs=0.02)
     text = Estimates(found_of(clipped)).text()
-    assert f"clipping changed clipped_ips by {told['clipped_ips']['bias']:.3g}; " in text
-    assert "; 10% of the weight is missing" in text
+    assert f"clipping changed clipped_ips by {told['clipped_ips']['bias']:.3g} " in text
+    assert "took 10% of the weight away" in text
 
 
 def summed_again(sums):
@@ -129,7 +129,7 @@ def test_no_propensities_leaves_out_what_needs_them():
     assert {*found["estimates"]["reward"]} == {"decision_direct", "fitted_q"}
     assert "no row of the log has a propensity" in found["left_out"]["ips"]
     assert found["effective_sample_size"] == {"rows": None, "trajectories": None}
-    assert any("do not tell how wrong the models are" in line for line in found["warnings"])
+    assert any("do not include how wrong the models may be" in line for line in found["warnings"])
 
 
 def test_some_propensities_are_not_enough():
@@ -179,15 +179,19 @@ WARNED = {
     "few in effect": (
         lambda: large(ratio=lambda n: np.where(np.arange(n) == 5, 400.0, 0.5)),
         {},
-        "of the policy's own: estimates of trajectories by weights",
+        "of 80 trajectories: estimates that weight whole trajectories, and their intervals, are unreliable",
     ),
-    "few rows in effect": (lambda: large(ratio=lambda n: np.eye(1, n, 5)[0] * n), {}, "hardly any overlap"),
+    "few rows in effect": (
+        lambda: large(ratio=lambda n: np.eye(1, n, 5)[0] * n),
+        {},
+        "of 200 rows: the policy hardly ever takes what the log took",
+    ),
     "wrong propensities": (lambda: large(ratio=lambda n: np.full(n, 0.5)), {}, "weights of rows are 0.50 on average"),
     "all certain": (lambda: large(ratio=np.ones), {"certain": 200}, "every propensity is 1"),
     "actions never logged": (lambda: large(unlogged=np.full(200, 0.25)), {}, "25% of what the policy does"),
-    "cut off": (lambda: large(cut=np.arange(80) < 30), {}, "30 of 80 trajectories are not seen to their end"),
-    "gaps": (large, {"gaps": 4}, "after 4 rows the log leaves some out"),
-    "learned from": (large, {"seen": True}, "these are the rows that the policy learned from"),
+    "cut off": (lambda: large(cut=np.arange(80) < 30), {}, "30 of 80 trajectories are cut off before their end"),
+    "gaps": (large, {"gaps": 4}, "rows are missing from the log after 4 rows"),
+    "learned from": (large, {"seen": True}, "the policy learned from these very rows"),
 }
 
 
@@ -257,7 +261,7 @@ def test_told_is_plain_and_complete():
     assert {*told.metrics()} == {*METRICS}
     assert told.metrics()["estimate/ips"] == found["estimates"]["reward"]["ips"]["value"]
     text = told.text()
-    for word in ("reward, a trajectory", "clicks, one decision", "weighted_sequential_dr", "normalized"):
+    for word in ("reward of a trajectory", "clicks of one decision", "weighted_sequential_dr", "normalized"):
         assert word in text
 
 

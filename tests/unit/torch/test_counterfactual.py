@@ -152,9 +152,9 @@ def test_cut_trajectories_gaps_and_rows_learned_from_are_told(tmp_path):
     warnings = "\n".join(judge(dataset, policy="softmax")[0].to_dict()["warnings"])
     last = np.append(np.diff(columns["trajectory"]) > 0, True)
     cut = int((columns["terminal"][last] == 0).sum())
-    assert f"{cut} of {dataset.info.num_trajectories} trajectories are not seen to their end" in warnings
-    assert "after 3 rows the log leaves some out" in warnings
-    assert "these are the rows that the policy learned from" in warnings
+    assert f"{cut} of {dataset.info.num_trajectories} trajectories are cut off before their end" in warnings
+    assert "rows are missing from the log after 3 rows" in warnings
+    assert "the policy learned from these very rows" in warnings
 
 
 def test_other_rows_than_the_policy_learned_from(tmp_path):

@@ -1,0 +1,102 @@
+"""A `--columns` file to start from, where a log calls its columns otherwise than the schema does."""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+Own = str | dict[str, str]
+"""What a column is called in the user's table; or, of a map, the column of each id."""
+WHAT = {
+    "mdp_id": "the trajectory: an episode, a user's session; text or a whole number",
+    "sequence_number": "place in the trajectory, a whole number",
+    "state_features": "what was known before the decision: one map, or a list of columns of numbers",
+    "action": "what was done",
+    "reward": "what followed, a number",
+    "propensity": "with which probability the logged policy took the action",
+    "possible_actions": "what could have been done",
+    "next_state_features": "the state after the row",
+    "next_action": "the action after the row",
+    "possible_next_actions": "what could have been done after the row",
+    "time_diff": "time to the next row",
+    "terminated": "whether nothing follows the row",
+    "truncated": "whether the trajectory was merely cut off here",
+    "metrics": "more numbers to judge policies by: one map, or a list of columns",
+}
+"""The columns of the schema, in the order of the file, and what each is."""
+_USUAL: Mapping[str, str] = {
+    "mdp_id": "episodeid episode trajectoryid trajectory traj trajid sessionid session mdp userid user customerid "
+    "customer visitor run",
+    "sequence_number": "step timestep t sequence seq turn tick order position index time timestamp ts",
+    "state_features": "state observation obs features context",
+    "action": "actions act choice decision arm chosen actiontaken",
+    "reward": "rewards r payoff gain score",
+    "propensity": "actionprobability actionprob probability prob p pscore propensityscore",
+    "possible_actions": "actionmask legalactions availableactions mask candidates",
+    "next_state_features": "nextstate nextobservation nextobs",
+    "next_action": "nextact",
+    "possible_next_actions": "nextactionmask nextlegalactions",
+    "time_diff": "dt elapsed",
+    "terminated": "terminal done isterminal dones isdone",
+    "truncated": "timeout timelimit",
+}
+"""What columns are often called elsewhere, without case and underscores; what comes first is meant more likely."""
+_NEAR = 0.8
+_WIDTH = 40  # of a line, behind which what it means stands in line with the others
+_UNKNOWN = "???"
+_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
+_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+def usual(name: str, there: Sequence[str]) -> str | None:
+    """The column that is most likely a column of the schema under another name, if there is one."""
+    plain = {re.sub(r"[\W_]", "", column.lower()): column for column in reversed(there)}
+    for other in (name.replace("_", ""), *_USUAL.get(name, "").split()):
+        if other in plain:
+            return plain[other]
+    near = difflib.get_close_matches(name.replace("_", ""), plain, n=1, cutoff=_NEAR)
+    return plain[near[0]] if near else None
+
+
+def suggested(known: Mapping[str, Own], missing: Sequence[str], left: Sequence[str], kinds: Mapping[str, str]) -> str:
+    """A `--columns` file as YAML, each line with what it means.
+
+    Args:
+        known: what the user's file says already, by name of the schema.
+        missing: columns of the schema that every log needs and this one has not.
+        left: columns of the log that mean nothing so far.
+        kinds: `number` or `map`, of columns of which that is known.
+    """
+    found, free = dict[str, Own | list[str]](known), list(left)
+    for name in (*missing, *(name for name in WHAT if name not in missing and name not in known)):
+        column = usual(name, free)
+        fits = name not in ("state_features", "next_state_features", "metrics") or kinds.get(column or "") == "map"
+        if column is not None and fits:
+            found[name] = column
+            free.remove(column)
+    if "state_features" in missing and "state_features" not in found:
+        maps = [column for column in free if kinds.get(column) == "map"]
+        numbers = [column for column in free if kinds.get(column) == "number"]
+        found["state_features"] = maps[0] if maps else numbers or _UNKNOWN
+        free = [column for column in free if column not in (maps[:1] or numbers)]
+    for name in missing:
+        found.setdefault(name, _UNKNOWN)
+    lines = [(f"{name}: {_yaml(found[name])}", WHAT[name]) for name in WHAT if name in found]
+    width = max((len(line) for line, _ in lines if len(line) <= _WIDTH), default=0)
+    text = [f"{line.ljust(width)}  # {what}" for line, what in lines]
+    return "\n".join([*text, *([f"# left out: {', '.join(free)}"] if free else [])])
+
+
+def _yaml(value: Own | list[str]) -> str:
+    """A name, a list of names or a map of ids to names, in a line of YAML."""
+    if isinstance(value, dict) and all(key == column for key, column in value.items()):
+        value = list(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_quoted, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_quoted(key)}: {_quoted(column)}" for key, column in value.items()) + "}"
+    return value if value == _UNKNOWN else _quoted(value)
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) and name.lower() not in _WORDS else json.dumps(name, ensure_ascii=False)

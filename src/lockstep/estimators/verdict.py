@@ -1,0 +1,161 @@
+"""Which of the estimates to believe, in words: what a reader of the tables would have to work out alone."""
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+from lockstep.estimators.diagnose import FEW, Facts, mean_ratio_is_off
+from lockstep.estimators.importance import DECISION, TRAJECTORY
+from lockstep.estimators.trajectories import Sums
+
+_BEST: Mapping[str, tuple[str, ...]] = {
+    "trajectory": ("weighted_sequential_dr", "per_decision_snips", "snips"),
+    "decision": ("decision_dr", "decision_snips"),
+}
+"""Of each level the estimator to believe where the log supports weights, the first that there is."""
+_NAMES = {"trajectory": TRAJECTORY, "decision": DECISION}
+_LOGGED = {"trajectory": "logged", "decision": "decision_logged"}
+_MODEL = {"trajectory": "fitted_q", "decision": "decision_direct"}
+_COUNTED = {"trajectory": "trajectories", "decision": "rows"}
+_OF = {"trajectory": "of a trajectory", "decision": "of one decision"}
+_MOST_PAIRS = 4
+"""Pairs that disagree, named one by one."""
+
+
+def verdict(found: Mapping[str, Any], sums: Sums, facts: Facts) -> dict[str, Any]:
+    """What to believe of the estimates, as plain values.
+
+    Args:
+        found: what `estimates` found so far.
+        sums: what it was found from.
+        facts: what the sums do not tell.
+
+    Returns:
+        `trajectory` and `decision`: the estimator to believe of each, or None; `words`: sentences, a line each.
+    """
+    believed: dict[str, str | None] = {}
+    words: list[str] = []
+    for level in _NAMES:
+        believed[level], line = _believed(level, found, sums, facts)
+        words.append(line)
+    words += [line for column in found["estimates"] for level in _NAMES for line in apart(level, column, found)]
+    words += _sample_size(found)
+    words += _widened(found)
+    words += _normalized(found)
+    return believed | {"words": words}
+
+
+def short(name: str) -> str:
+    """An estimator as tables call it."""
+    return name.removeprefix("decision_")
+
+
+def told(one: Mapping[str, Any]) -> str:
+    """A value and its interval."""
+    if one["value"] is None:
+        return "not known"
+    ends = ("without end" if one[end] is None else f"{one[end]:.4g}" for end in ("low", "high"))
+    return f"{one['value']:.4g} [{', '.join(ends)}]"
+
+
+def compared(one: Mapping[str, Any], logged: Mapping[str, Any]) -> str:
+    """What an estimate says beside what the log earned."""
+    if one["low"] is not None and logged["high"] is not None and one["low"] > logged["high"]:
+        return f"more than the {told(logged)} that the log earned"
+    if one["high"] is not None and logged["low"] is not None and one["high"] < logged["low"]:
+        return f"less than the {told(logged)} that the log earned"
+    return f"not clearly different from the {told(logged)} that the log earned"
+
+
+def _believed(level: str, found: Mapping[str, Any], sums: Sums, facts: Facts) -> tuple[str | None, str]:
+    """The estimator of the reward to believe, if any, and a sentence."""
+    there, model = found["estimates"]["reward"], _MODEL[level]
+    name = next((name for name in _BEST[level] if name in there), None)
+    against = _against(level, name, found, sums, facts)
+    if name is None or against is not None:
+        guess = f"; {short(model)} is what the learned models alone say" if model in there else ""
+        return None, f"{_OF[level]}: believe none of the estimates: {against}{guess}"
+    size, of = found["effective_sample_size"][_COUNTED[level]], _COUNTED[level]
+    why = f"effective sample size {size:.0f} of {_number(level, found)} {of}"
+    models = "the models and the log correct each other" if "dr" in name else "no models were learned beside"
+    logged = found["logged"]["reward"][_LOGGED[level]]
+    return name, (
+        f"{_OF[level]}: believe {short(name)}, {told(there[name])} ({why}; {models}): {compared(there[name], logged)}"
+    )
+
+
+def _against(level: str, name: str | None, found: Mapping[str, Any], sums: Sums, facts: Facts) -> str | None:
+    """What speaks against estimates by weights; None: nothing."""
+    sizes = found["effective_sample_size"]
+    if sizes["rows"] is None:
+        return "the log has no propensities for every row, so that nothing in it can correct the models"
+    if name is None or sizes["rows"] == 0:
+        return "the policy hardly ever takes what the log took"
+    size, number = sizes[_COUNTED[level]], _number(level, found)
+    if facts.certain == facts.rows and size < number:
+        return "every propensity is 1, so that the log tells nothing of other actions"
+    if size < FEW:
+        return (
+            f"effective sample size {size:.1f} of {number} {_COUNTED[level]}, fewer than {FEW}: the policy differs "
+            "too much from the log, or the log is too short"
+        )
+    if mean_ratio_is_off(sums):
+        return "the weights do not average 1, so that the propensities may be wrong"
+    return None
+
+
+def apart(level: str, column: str, found: Mapping[str, Any]) -> list[str]:
+    """Estimators whose intervals do not meet."""
+    there = found["estimates"][column]
+    known = [name for name in _NAMES[level] if name in there and None not in (there[name]["low"], there[name]["high"])]
+    pairs = [
+        (a, b)
+        for a, b in combinations(known, 2)
+        if there[a]["high"] < there[b]["low"] or there[b]["high"] < there[a]["low"]
+    ]
+    if not pairs:
+        return []
+    named = "; ".join(f"{short(a)} {told(there[a])} and {short(b)} {told(there[b])}" for a, b in pairs[:_MOST_PAIRS])
+    more = f"; and {len(pairs) - _MOST_PAIRS} pairs more" if len(pairs) > _MOST_PAIRS else ""
+    return [
+        f"{column} {_OF[level]}: estimators disagree, since their intervals do not meet, so at least one of each pair "
+        f"is wrong: {named}{more}"
+    ]
+
+
+def _sample_size(found: Mapping[str, Any]) -> list[str]:
+    sizes = found["effective_sample_size"]
+    if sizes["rows"] is None:
+        return []
+    return [
+        f"effective sample size {sizes['trajectories']:.0f} of {found['num_trajectories']} trajectories, "
+        f"{sizes['rows']:.0f} of {found['num_rows']} rows: the weighted log tells as much as so many that the policy "
+        "collected itself"
+    ]
+
+
+def _widened(found: Mapping[str, Any]) -> list[str]:
+    by: Mapping[str, str] = found["widened"]["reward"]
+    if not by:
+        return []
+    pairs = ", ".join(
+        f"{short(name)} by that of {short(other)} ({_OF['decision' if name in DECISION else 'trajectory']})"
+        for name, other in by.items()
+    )
+    return [
+        f"intervals that were widened: {pairs}. Resampling the log does not show how wrong a model is; the estimator "
+        "that corrects the model does"
+    ]
+
+
+def _normalized(found: Mapping[str, Any]) -> list[str]:
+    every = [one["normalized"] for column in found["estimates"].values() for one in column.values()]
+    if not every:
+        return []
+    if any(one is not None for one in every):
+        return ["normalized compares with what the log earned: 1 is as much, 1.1 is a tenth better, 0.9 a tenth worse"]
+    return ["normalized is left out: the interval of what the log earned holds 0, and nothing can be divided by that"]
+
+
+def _number(level: str, found: Mapping[str, Any]) -> int:
+    return found["num_trajectories"] if level == "trajectory" else found["num_rows"]
