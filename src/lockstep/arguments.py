@@ -75,7 +75,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     chaos.add_argument("--faults", metavar="KIND,KIND...", help="which, such as kill,stall,raise (default: all)")
     chaos.set_defaults(call=commands["chaos"])
     report = chosen.add_parser(
-        "report", help="what runs tell together: how fast more ranks would be", allow_abbrev=False
+        "report", help="runs beside each other; how fast more ranks would be", allow_abbrev=False
     )
     add_report_arguments(report)
     report.set_defaults(call=commands["report"])

@@ -99,7 +99,7 @@ def test_a_given_round_trip_stands_for_a_measured_one():
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "no page yet in this version; use lockstep report --predict"),
+        (("--predict", "--json"), "--json is for the table of runs"),
         (("--predict", "--ranks-per-host", "0"), "--ranks-per-host 0 must be a number, at least 1"),
         (("--predict", "--num-envs", "x"), "--num-envs x must be a number"),
         (("--predict", "--round-trip-ms", "-1"), "--round-trip-ms -1 must be a number greater than 0"),
