@@ -1,6 +1,7 @@
 """What a run demands of its task and of this host: told before a process starts and before memory is taken."""
 
 import os
+import shlex
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,11 +80,13 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
         if getattr(info, name) != getattr(judged_on.info, name):
             raise ConfigError(
-                f"eval_data={run.eval_data} differs from data={run.data} in {name}; prepare it with --like {run.data}"
+                f"eval_data={run.eval_data} differs from data={run.data} in {name}; prepare it with "
+                f"--like {shlex.quote(run.data)}"
             )
     if (judged_on.state_features, judged_on.action_features) != (dataset.state_features, dataset.action_features):
         raise ConfigError(
-            f"eval_data={run.eval_data} is normalized otherwise than data={run.data}; prepare it with --like {run.data}"
+            f"eval_data={run.eval_data} is normalized otherwise than data={run.data}; prepare it with "
+            f"--like {shlex.quote(run.data)}"
         )
     if isinstance(run.algorithm, OfflineDQNConfig):
         check_boost(run.algorithm, dataset)
@@ -117,7 +120,7 @@ def _opened(setting: str, name: str, verify: bool) -> "Dataset":
         seen = "" if path.is_absolute() else f" below {Path.cwd()}, where this was started"
         raise ConfigError(
             f"{setting}={name} does not exist{seen}; say where it is now (--set {setting}=DIR), or prepare a log: "
-            f"lockstep offline prepare LOG --out {name}"
+            f"lockstep offline prepare LOG --out {shlex.quote(name)}"
         )
     verify = verify and sum(file.stat().st_size for file in path.rglob("*.npy")) <= _VERIFIED
     return Dataset.open(path, verify=verify)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lockstep.envs.load import portable
 from lockstep.run import AnyRun, OfflineRun
 from lockstep.world import World
 
@@ -29,7 +30,7 @@ def first_line(
         step: of that checkpoint.
     """
     ranks = world.size * run.devices_per_process
-    subject = run.data if isinstance(run, OfflineRun) else run.task
+    subject = run.data if isinstance(run, OfflineRun) else portable(run.task)
     found = {name: getattr(run, name, getattr(run.algorithm, name, None)) for name in _SHOWN}
     shown = {name: value for name, value in found.items() if value not in (None, _DEFAULTS.get(name))}
     shown |= {"seed": run.seed, "num_shards": run.num_shards or num_shards or ranks}

@@ -18,6 +18,7 @@ from lockstep.collectives import Comm
 from lockstep.cores import processor, usable_cores
 from lockstep.errors import ConfigError, RunError
 from lockstep.latency import Network, Summing, clock_skews, measure_network
+from lockstep.own_code import without_folders
 from lockstep.predict import Layout
 from lockstep.resume import leaves
 from lockstep.run import AnyRun, Run, dump, to_dict
@@ -182,7 +183,8 @@ def _stalled(_: Observed, report: str) -> None:
 
 def _compared(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: bool | None) -> Preflight:
     world = comm.world
-    mine = card(dump(run), user_code(run.user_code), run.ml_framework) | {
+    everywhere = without_folders(run)
+    mine = card(dump(everywhere), user_code(run.user_code), run.ml_framework) | {
         "node": world.rank - world.local_rank,
         "cores": usable_cores(),
         "device": instruments.device,
@@ -191,7 +193,7 @@ def _compared(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: boo
     }
     cards: list[dict[str, Any]] = comm.gather_object(mine, TAG)
     if any(one["config"] != cards[0]["config"] for one in cards):
-        told: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(run)).items()}, TAG)
+        told: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(everywhere)).items()}, TAG)
         cards = [one | {"settings": settings} for one, settings in zip(cards, told, strict=True)]
     if error := differences(labelled(cards)):
         raise ConfigError(error if world.local_rank == 0 else error.partition("\n\n")[0])

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def _from_target(target: str) -> "AnyRun":
     if Path(target).is_dir() and (Path(target) / "run.yaml").exists():
         return load(Path(target) / "run.yaml")
     if (Path(target) / "dataset.json").exists():
-        raise ConfigError(f"{target} is prepared data; lockstep offline train {target} learns from it")
+        raise ConfigError(f"{target} is prepared data; lockstep offline train {shlex.quote(target)} learns from it")
     if target.endswith(".py") or ".py:" in target:
         return recipes.load_file(target)
     return Run(task=target)
@@ -112,6 +113,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     from lockstep import recipes
     from lockstep.demands import check_data, check_framework, check_task
     from lockstep.envs.vector import env_spec
+    from lockstep.own_code import with_whole_paths
     from lockstep.run import OfflineRun
 
     check_framework(run)
@@ -126,7 +128,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
             raise
         raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
     check_task(run, spec)
-    return run
+    return with_whole_paths(run)
 
 
 def number(text: str, flag: str, expected: str = "a number", least: int = 1) -> int:

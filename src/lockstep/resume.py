@@ -1,5 +1,7 @@
 """Going on with a run: which config, from which checkpoint, and what may have changed since."""
 
+import math
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,10 +10,11 @@ from typing import Any
 
 from lockstep import settings
 from lockstep.errors import ConfigError
+from lockstep.own_code import without_folders
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.run_dir import RUN_FILE
-from lockstep.run import AnyRun, from_dict, load, override, to_dict
+from lockstep.run import AnyRun, OfflineRun, from_dict, load, override, to_dict
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state was made with: another value would need another state."""
@@ -84,7 +87,8 @@ def go_on(path: Path, run: AnyRun) -> Resumption:
 
 def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Notes on what changed since a checkpoint; raises `ConfigError` for what may not change."""
-    before, after = leaves(to_dict(from_dict(saved))), leaves(now)  # a setting that is new since has its default
+    # A setting that is new since has its default, and another host may keep the user's files elsewhere.
+    before, after = (leaves(to_dict(without_folders(from_dict(tree)))) for tree in (saved, now))
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     kept = after.get("algorithm.checkpoint_replay", False)
     in_algorithm = _FIXED_OF_ALGORITHM + (_FIXED_WITH_REPLAY if kept else ())
@@ -102,6 +106,39 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         effect = "" if name in _HARMLESS else "; the result will differ from that of a run without the change"
         notes.append(f"{name} is {_shown(after.get(name))} from here on, was {_shown(before.get(name))}{effect}")
     return notes
+
+
+def nothing_left(found: Resumption) -> str | None:
+    """What to say of a run that came to its end and would not go on; None if there is something to do."""
+    run, run_dir, summary = found.run, found.run_dir, _summary(found.run_dir)
+    told = {name: settings.value_of(summary, name) for name in ("status", "env_steps", "solved_at_step", "rows")}
+    if told["status"] not in ("finished", "solved") or found.step is None or told["env_steps"] != found.step:
+        return None
+    again = f"lockstep train --resume {shlex.quote(str(run_dir))}"
+    if isinstance(run, OfflineRun):
+        before = load(run_dir / RUN_FILE)
+        same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (run.data, run.model_path)
+        if not same or not isinstance(told["rows"], int) or found.step < run.epochs * told["rows"]:
+            return None
+        more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * run.epochs}"
+        return f"nothing is left to do: {run_dir} learned from its data {run.epochs} times (epochs); go on with: {more}"
+    if found.step >= run.total_steps:
+        return (
+            f"nothing is left to do: {run_dir} has taken its total_steps={run.total_steps}; "
+            f"go on with: {again} --set total_steps={2 * run.total_steps}"
+        )
+    reached = settings.value_of(summary, "eval_return_mean")
+    if told["solved_at_step"] != found.step or not run.stop_when_solved or reached < (run.stop_return or -math.inf):
+        return None
+    return (
+        f"nothing is left to do: {run_dir} solved its task at step {found.step}; "
+        f"go on with: {again} --set stop_when_solved=false"
+    )
+
+
+def ended(path: Path) -> dict[str, Any]:
+    """What the summary of a run says that came to its end."""
+    return _summary(_place(path)[0])
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

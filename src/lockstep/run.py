@@ -4,6 +4,7 @@ Every count is global. Where a run takes place (ranks, run directory) is not par
 unchanged.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -256,7 +257,9 @@ def with_algo(run: SomeRun, algo: Any) -> SomeRun:
     default = known[run.algo]()
     for item in fields(default):
         if (value := getattr(run.algorithm, item.name)) != getattr(default, item.name):
-            what = f"train {run.task}" if isinstance(run, Run) else f"offline train {run.data}"
+            what = (
+                f"train {shlex.quote(run.task)}" if isinstance(run, Run) else f"offline train {shlex.quote(run.data)}"
+            )
             raise ConfigError(
                 f"algo={algo}, but this run is one of {run.algo}, with settings such as {item.name}={value} that would "
                 f"be lost; leave algo={algo} out, or train the task alone: lockstep {what} --algo {algo}"

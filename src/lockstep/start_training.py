@@ -55,7 +55,14 @@ def start_on_nodes(args: argparse.Namespace, run: "AnyRun", nodes: "Nodes", prog
 
 def go_on(args: argparse.Namespace) -> int:
     """`lockstep train --resume`: go on with a run, on as many ranks as before unless told otherwise."""
+    from lockstep.resume import nothing_left
+    from lockstep.world import World
+
     going_on = resumption(args)
+    if not args.joined and (told := nothing_left(going_on)) is not None:
+        if World.from_environment().rank == 0:
+            _say_first(told)
+        return 0
     run, run_dir = checked(args, going_on.run), going_on.run_dir
     nodes = requested_nodes(args, going_on.num_shards or run.num_shards)
     world = requested_world(args, default_ranks=going_on.world_size, nodes=nodes)

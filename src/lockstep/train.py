@@ -20,8 +20,10 @@ from lockstep.envs.load import check_not_imported
 from lockstep.envs.vector import on_device
 from lockstep.errors import ConfigError
 from lockstep.first_line import first_line
+from lockstep.own_code import with_whole_paths
+from lockstep.record.console import Console
 from lockstep.record.opening import Opening
-from lockstep.resume import go_on
+from lockstep.resume import ended, go_on, nothing_left
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.world import World
 
@@ -72,12 +74,16 @@ def train(
     if overrides:
         run = override(run, overrides)
     check_framework(run)
-    alone = world is None and World.from_environment().launcher == "none"
-    if ranks is not None and ranks != 1 and alone:
+    run = with_whole_paths(run)
+    alone, world = world is None, world or World.from_environment()
+    if resume is not None and not joined and (told := nothing_left(go_on(Path(resume), run))) is not None:
+        if world.rank == 0:
+            Console().line(told)
+        return ended(Path(resume))
+    if ranks is not None and ranks != 1 and alone and world.launcher == "none":
         from lockstep.launch.training import train_on_ranks
 
         return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume)
-    world = world or World.from_environment()
     if ranks not in (None, world.size):
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
     paths = (Path(path) if path else None for path in (run_dir, init_from, resume))

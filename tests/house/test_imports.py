@@ -49,6 +49,7 @@ LAYERS = {
     "lockstep.processes": 1,
     "lockstep.elastic": 1,
     "lockstep.card": 1,
+    "lockstep.own_code": 1,
     "lockstep.predict": 1,
     "lockstep.normalize": 1,
     "lockstep.normalizers": 1,

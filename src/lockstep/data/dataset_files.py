@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,9 +59,12 @@ def described(path: Path) -> dict[str, Any]:
 
 def _nothing(path: Path) -> str:
     if not path.exists():
-        return f"data={path} does not exist; prepare a log: lockstep offline prepare LOG --out {path}"
+        return f"data={path} does not exist; prepare a log: lockstep offline prepare LOG --out {shlex.quote(str(path))}"
     if path.is_file():
-        return f"data={path} is a file, not prepared data; prepare it: lockstep offline prepare {path} --out DIRECTORY"
+        pasted = shlex.quote(str(path))
+        return (
+            f"data={path} is a file, not prepared data; prepare it: lockstep offline prepare {pasted} --out DIRECTORY"
+        )
     return (
         f"data={path} holds no {DESCRIPTION}: it is not prepared data, or preparing did not finish; "
         f"run lockstep offline prepare LOG --out DIRECTORY"

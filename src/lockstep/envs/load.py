@@ -63,6 +63,18 @@ def load_module(location: str, setting: str) -> ModuleType:
         _importing.pop()
 
 
+def absolute(name: str) -> str:
+    """The same code of the user's own, found from any directory: a file is named by its whole path."""
+    location, colon, rest = name.rpartition(":")
+    return f"{Path(location).resolve()}{colon}{rest}" if location.endswith(".py") else name
+
+
+def portable(name: str) -> str:
+    """The same name on hosts that keep the file in different places: without its folder."""
+    location, colon, rest = name.rpartition(":")
+    return f"{Path(location).name}{colon}{rest}" if location.endswith(".py") else name
+
+
 def near(name: str, known: list[str]) -> str:
     """`; did you mean a, b?`, or nothing when no known name is close."""
     by_lower = {key.lower(): key for key in reversed(known)}
@@ -82,6 +94,9 @@ def _from_name(name: str) -> ModuleType:
 def _from_file(path: Path, setting: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{setting}: there is no file {path.absolute()}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # what lies beside it can be imported, as in a script
+        sys.path.insert(0, folder)
     name = f"lockstep_file_{path.resolve()}"
     if name in sys.modules:
         return sys.modules[name]

@@ -16,6 +16,7 @@ from lockstep.launch.flags import max_restarts_of, nodes_of, take_ranks, without
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.training import PROGRAM, search_path
+from lockstep.own_code import without_folders
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -94,8 +95,8 @@ def train_on_nodes(
     from lockstep.resume import leaves
     from lockstep.run import dump, to_dict
 
-    code = user_code([*run.user_code, args.target or ""])
-    shown = {**card(dump(run), code, run.ml_framework), "settings": leaves(to_dict(run))}
+    code, everywhere = user_code([*run.user_code, args.target or ""]), without_folders(run)
+    shown = {**card(dump(everywhere), code, run.ml_framework), "settings": leaves(to_dict(everywhere))}
     return _start([*start, *without_node_flags(words)], nodes, shown, args)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
     finally:
         os.close(held)
     if code not in _ENDS_THAT_SAY_ALL and written_at(run_dir / _LATEST) is not None:
-        say(f"go on with: lockstep train --resume {run_dir}")
+        say(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
     return code
 
 

@@ -1,6 +1,7 @@
 """`lockstep offline evaluate`: what the policy of a run would earn, estimated from a log."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from lockstep.errors import ConfigError, RunError
@@ -34,7 +35,8 @@ def evaluate_command(args: argparse.Namespace) -> int:
     run = load(path / "run.yaml")
     if not isinstance(run, OfflineRun):
         raise ConfigError(
-            f"{path} learned from environments, not from a log; lockstep evaluate {path} plays its policy"
+            f"{path} learned from environments, not from a log; lockstep evaluate {shlex.quote(str(path))} "
+            "plays its policy"
         )
     data, world = args.data or run.eval_data or run.data, World.from_environment()
     ranks = requested_ranks(args.ranks, 1)

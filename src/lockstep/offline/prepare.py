@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def prepare_command(args: argparse.Namespace) -> int:
     try:
         paths = [Path(name) for name in args.logs]
         prepared(paths, out, options, memory=memory, replace=args.force, say=console.line, progress=show)
-        console.line(f"learn from it: lockstep offline train {out}")
+        console.line(f"learn from it: lockstep offline train {shlex.quote(str(out))}")
     finally:
         console.close()
     return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,7 @@ def _from_path(path: Path) -> "OfflineRun":
     from lockstep.data.dataset import Dataset
     from lockstep.run import OfflineRun, load
 
+    pasted = shlex.quote(str(path))
     if path.is_dir() and not (path / "run.yaml").exists():
         if not (path / "dataset.json").exists():
             raise ConfigError(
@@ -105,9 +107,12 @@ def _from_path(path: Path) -> "OfflineRun":
         kind = Dataset.open(path).info.kind
         return OfflineRun(data=str(path), algo="parametric_dqn" if kind == "parametric" else "dqn")
     if path.name == "dataset.json":
-        raise ConfigError(f"{path} describes prepared data; name their directory: lockstep offline train {path.parent}")
+        raise ConfigError(
+            f"{path} describes prepared data; name their directory: "
+            f"lockstep offline train {shlex.quote(str(path.parent))}"
+        )
     if path.suffix not in (".yaml", ".yml", ".json") and not path.is_dir():
-        raise ConfigError(f"{path} is not prepared data; prepare it: lockstep offline prepare {path} --out DIR")
+        raise ConfigError(f"{path} is not prepared data; prepare it: lockstep offline prepare {pasted} --out DIR")
     try:
         run = load(path / "run.yaml" if path.is_dir() else path)
     except ConfigError as error:
@@ -118,5 +123,5 @@ def _from_path(path: Path) -> "OfflineRun":
             "(it has no data)"
         ) from None
     if not isinstance(run, OfflineRun):
-        raise ConfigError(f"{path} describes a run that learns from environments; lockstep train {path} starts it")
+        raise ConfigError(f"{path} describes a run that learns from environments; lockstep train {pasted} starts it")
     return run

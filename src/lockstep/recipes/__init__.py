@@ -7,12 +7,10 @@ import ast
 import importlib
 import inspect
 import pkgutil
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from lockstep.envs.load import load_object
@@ -43,9 +41,6 @@ def load_file(target: str) -> AnyRun:
     The file's directory can be imported from, as in a script. A class instead of a function is an environment of yours.
     """
     path, colon, name = target.rpartition(":") if ".py:" in target else (target, "", "recipe")
-    folder = str(Path(path).resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     found = load_object(f"{path}:{name}", "recipe")
     return Run(task=target) if isinstance(found, type) and colon else _returned_run(found, f"{path}:{name}")
 

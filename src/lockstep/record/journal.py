@@ -1,6 +1,7 @@
 """What a run writes down: one writer for what is shared, and a truthful end whatever happens."""
 
 import os
+import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -295,4 +296,4 @@ class Journal:
         where = os.path.relpath(self.path)
         line(f"run directory: {where}")
         if summary["status"] == "interrupted":
-            line(f"go on with: lockstep train --resume {where}")
+            line(f"go on with: lockstep train --resume {shlex.quote(where)}")

@@ -135,7 +135,7 @@ def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None]:
         if going_on.exact is not None:
             raise ConfigError(
                 f"--resume {args.resume} names one checkpoint, and a job that starts again goes on from the newest; "
-                f"use --resume {going_on.run_dir}"
+                f"use --resume {shlex.quote(str(going_on.run_dir))}"
             )
         return checked(args, going_on.run), going_on.num_shards
     run = checked(args, requested_run(args))

@@ -1,5 +1,6 @@
 """Policies of torch as files, and from files: `lockstep.policy_file`, which says what stands in one."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,8 +70,9 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     policy, observations = load_policy(path)
     if policy.spec is None:
         raise ConfigError(
-            f"{path} learned from a log and has no simulator to play in; `lockstep offline evaluate {path}` judges it "
-            "by the log, and a run with --set task=ID is played"
+            f"{path} learned from a log and has no simulator to play in; "
+            f"`lockstep offline evaluate {shlex.quote(str(path))}` judges it by the log, "
+            "and a run with --set task=ID is played"
         )
     actor = actor_of(policy, torch.device("cpu"))
     return policy.spec, Player(policy.distribution, actor, observations, policy.spec)

@@ -1,5 +1,6 @@
 """A finished run's policy, judged by a log."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,9 @@ def judge_run(path: Path, data: str, world: World) -> Estimates:
     assert isinstance(run, OfflineRun)
     policy, _ = load_policy(path)
     if not isinstance(policy, ScoringPolicy):
-        raise ConfigError(f"{path} holds a policy that did not learn from a log; lockstep evaluate {path} plays it")
+        raise ConfigError(
+            f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"
+        )
     dataset = Dataset.open(data)
     check_fits(policy.about, dataset)
     pin(run, replace(world, pinned=run.num_shards is not None))

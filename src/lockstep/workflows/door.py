@@ -1,6 +1,7 @@
 """The classic way in: `python -m lockstep.workflows.dqn -p dqn.json --node_index=1`."""
 
 import argparse
+import shlex
 import sys
 
 from lockstep.errors import ConfigError
@@ -44,7 +45,8 @@ def _words(algo: str, given: list[str]) -> list[str]:
     found = read(args.parameters).run.algo
     if found != algo:
         raise ConfigError(
-            f"{args.parameters} is a workflow of {found}; use python -m lockstep.workflows.{found} -p {args.parameters}"
+            f"{args.parameters} is a workflow of {found}; use python -m lockstep.workflows.{found} -p "
+            f"{shlex.quote(str(args.parameters))}"
         )
     index = [] if args.node_index is None else ["--node-index", args.node_index]
     return ["offline", "train", args.parameters, *index, *rest]
