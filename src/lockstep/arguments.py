@@ -70,6 +70,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
         "--ml-framework", choices=("torch", "jax"), help="backend that acts (default: that of the run)"
     )
     evaluate.set_defaults(call=commands["evaluate"])
+    check = _add_check(chosen, commands["check"])
     chaos = chosen.add_parser("chaos", help="put faults into a run of yours, and see what survives", allow_abbrev=False)
     add_run_arguments(chaos)
     chaos.add_argument("--faults", metavar="KIND,KIND...", help="which, such as kill,stall,raise (default: all)")
@@ -95,7 +96,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     completion = chosen.add_parser("completion", help="tab completion for your shell", allow_abbrev=False)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="prints what switches it on there")
     completion.set_defaults(call=commands["completion"])
-    for command in (launch, evaluate, recipe, doctor):
+    for command in (launch, evaluate, check, recipe, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top
 
@@ -110,6 +111,15 @@ def _add_train(chosen: Any) -> argparse.ArgumentParser:
     )
     add_train_arguments(train)
     return train
+
+
+def _add_check(chosen: Any, call: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    check = chosen.add_parser("check", help="look for faults in an environment, before training", allow_abbrev=False)
+    check.add_argument("target", metavar="TASK|RECIPE|CONFIG.yaml", help="what to check, such as my_env.py:MyEnv")
+    _add_set_argument(check)
+    no_flags = dict.fromkeys(("task", "algo", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
+    check.set_defaults(call=call, video=False, **no_flags)
+    return check
 
 
 def _add_logged_data(chosen: Any) -> None:
@@ -186,16 +196,20 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
     add("--seed", metavar="S", help="same seed, same parameters")
     add("--run-dir", metavar="DIR", help="where results go (default: runs/TASK-ALGO-TIME)")
-    add(
+    _add_set_argument(parser)
+    add("--device", metavar="auto|cpu|cuda", help="where to compute")
+    add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
+    add("--debug", action="store_true", help="show tracebacks")
+
+
+def _add_set_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
         help="change any setting; values are YAML; repeatable",
     )
-    add("--device", metavar="auto|cpu|cuda", help="where to compute")
-    add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
-    add("--debug", action="store_true", help="show tracebacks")
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lockstep.collectives import Comm
+from lockstep.envs.state import UNSAVABLE
 from lockstep.progress import Progress
 from lockstep.record.checkpoint import FOLDER, FORMAT
 from lockstep.record.journal import Journal
@@ -71,6 +72,8 @@ class Checkpoints:
             self._take(0.0)
         else:
             self._keeper.prepare(state.shared(), state.shards())
+        if self._resumed is None and self._run.checkpoint_every is not None and not state.savable:
+            self._journal.warn(f"environments of {self._run.task} {UNSAVABLE}")
         return behind_s
 
     def wanted(self) -> None:

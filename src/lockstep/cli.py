@@ -60,6 +60,7 @@ def _run(given: list[str]) -> int:
         "train": train_command,
         "launch": launch_command,
         "evaluate": evaluate_command,
+        "check": check_command,
         "recipe": recipe_command,
         "chaos": chaos_command,
         "doctor": doctor_command,
@@ -126,6 +127,13 @@ def evaluate_command(args: argparse.Namespace) -> int:
     if result["video"] is not None:
         print(f"video: {result['video']}")
     return 0
+
+
+def check_command(args: argparse.Namespace) -> int:
+    """`lockstep check`: whether a task's environments do what training expects."""
+    from lockstep import check
+
+    return check.check_command(args)
 
 
 def recipe_command(args: argparse.Namespace) -> int:

@@ -220,6 +220,11 @@ class Collector:
                 found.append(Fault(int(place[0]) + start, first + env, what, float(array[place])))
         return min(found, key=lambda fault: (fault.step, fault.env), default=None)
 
+    @property
+    def savable(self) -> bool:
+        """Whether all environments can be saved in mid-episode."""
+        return all(map(can_save, self._envs))
+
     def shard_state(self, k: int) -> dict[str, Any]:
         """Where local shard number `k` stands between two rollouts; its environments only if they can be saved."""
         env, episodes = self._envs[k], self.episodes[k]

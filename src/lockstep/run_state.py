@@ -136,6 +136,11 @@ class RunState:
             "journal": self._journal.state(),
         }
 
+    @property
+    def savable(self) -> bool:
+        """Whether what is learned from can be saved where it stands; environments that cannot be begin anew."""
+        return getattr(self._source, "savable", True)
+
     def shards(self) -> dict[int, dict[str, Any]]:
         """The state of each local shard."""
         return {

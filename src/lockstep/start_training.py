@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 
 def start(args: argparse.Namespace, run: "AnyRun") -> int:
     """Train a new run on the ranks that the arguments ask for; returns the exit code."""
+    from lockstep.check import check_first
+    from lockstep.run import Run
+
     nodes = requested_nodes(args, run.num_shards)
     world = requested_world(args, default_ranks=1, nodes=nodes)
     check_world(run, world)
+    if isinstance(run, Run) and not args.joined:
+        check_first(run, tell=world.rank == 0)
     if several(nodes):
         return start_on_nodes(args, run, nodes)
     _check_output(run, world)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lockstep.check import check_first
 from lockstep.demands import check_framework
 from lockstep.elastic import Again, Gather, again, find_memo, note, restarts_ranks, warn
 from lockstep.envs.load import check_not_imported
@@ -83,6 +84,8 @@ def train(
     if ranks is not None and ranks != 1 and alone and world.launcher == "none":
         from lockstep.launch.training import train_on_ranks
 
+        if resume is None and isinstance(run, Run):
+            check_first(run)
         return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume)
     if ranks not in (None, world.size):
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
@@ -101,6 +104,9 @@ def _train_here(
         check_growth(world, run.num_shards)
     source: Path | Resumption | None = resume
     launch = None if joined or not restarts_ranks(world) else _Launch(run, world)
+    begins = resume is None and not joined and (launch is None or launch.run_dir is None)
+    if begins and isinstance(run, Run):
+        check_first(run, tell=world.rank == 0)
     opening = Opening(run_dir, joined=joined)
     try:
         if world.rank == 0:

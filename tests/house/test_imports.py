@@ -87,6 +87,7 @@ LAYERS = {
     "lockstep.offline": 3,
     "lockstep.workflows": 3,
     "lockstep.play": 3,
+    "lockstep.check": 3,
     "lockstep.cli": 3,
     "lockstep.arguments": 3,
     "lockstep.completion": 3,

@@ -33,7 +33,7 @@ class VectorizedTask:
         """Adapt `env`, a Gymnasium `VectorEnv` that `spec` describes."""
         self.spec = spec
         self.num_envs: int = env.num_envs
-        self._env = env
+        self.raw = self._env = env
         self._task = task
         self._step = env.step
         self._next_step = spec.autoreset == "next_step"
@@ -240,10 +240,14 @@ class Maker:
         """The environment, wrapped and flat."""
         if os.getpid() != self.rank_pid:
             become_worker(self.rank_pid)
+        return FlatEnv(self.wrapped(), self.index, self.task)
+
+    def wrapped(self) -> Env:
+        """The environment in its wrappers, with the spaces that it has."""
         env = self.create()
         for wrapper in self.wrappers:
             env = wrapper(env)
-        return FlatEnv(env, self.index, self.task)
+        return env
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
@@ -65,8 +65,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
         raise ConfigError(f"task={task} has only a vectorized entry point, which cannot be used: {reason}")
     with clear_errors(task):
         refuse_unknown_kwargs(_creator(registered.entry_point), dict(config.kwargs), task)
-    create = partial(gymnasium.make, task, config.max_episode_steps, disable_env_checker=True, **kwargs)
-    env = _vectorize(create, task, config, num_envs)
+    env = _vectorize(creator_of_id(task, config, kwargs), task, config, num_envs)
     return SingleEnvs(env, _number(registered.reward_threshold), limit, task)
 
 
@@ -91,13 +90,12 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
     """
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit, threshold = config.max_episode_steps, _number(getattr(cls, "reward_threshold", None))
-    create_one: Callable[..., Any] = cls
     if issubclass(cls, GymnasiumVectorEnv):
         if config.wrappers or config.vectorization not in ("auto", "entry_point"):
             raise ConfigError(f"task={task} is vectorized itself: remove env.wrappers and env.vectorization")
         limits = {} if limit is None else {"max_episode_steps": limit}
         refuse_unknown_kwargs(cls, dict(config.kwargs) | limits, task)
-        made = _adapt_vector(partial(create_one, **kwargs, **limits), task, num_envs, threshold, limit)
+        made = _adapt_vector(partial(cast(Any, cls), **kwargs, **limits), task, num_envs, threshold, limit)
         if isinstance(made, str):
             raise ConfigError(f"task={task} cannot be used: {made}")
         return made
@@ -106,12 +104,29 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
     if config.vectorization == "entry_point":
         raise ConfigError(f"env.vectorization=entry_point: {task} is a single environment; use auto, sync or async")
     refuse_unknown_kwargs(cls, dict(config.kwargs), task)
+    create = creator_of_class(cast(Any, cls), config, kwargs)
+    return SingleEnvs(_vectorize(create, task, config, num_envs), threshold, limit, task)
+
+
+def creator_of_id(task: str, config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[], Env]:
+    """What makes one environment of a registered id."""
+    return partial(gymnasium.make, task, config.max_episode_steps, disable_env_checker=True, **kwargs)
+
+
+def creator_of_class(cls: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[], Env]:
+    """What makes one environment of a user's class."""
+    limit = config.max_episode_steps
 
     def create() -> Env:
-        env: Env = create_one(**kwargs)
+        env: Env = cls(**kwargs)
         return env if limit is None else TimeLimit(env, limit)
 
-    return SingleEnvs(_vectorize(create, task, config, num_envs), threshold, limit, task)
+    return create
+
+
+def maker_of(create: Callable[[], Env], task: str, config: EnvConfig) -> Maker:
+    """How the environments of a shard are made, in the wrappers of the config."""
+    return Maker(create, tuple(load_object(path, "env.wrappers") for path in config.wrappers), task, os.getpid())
 
 
 def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> str | None:
@@ -170,8 +185,7 @@ def _adapt_vector(
 
 def _vectorize(create: Callable[[], Env], task: str, config: EnvConfig, num_envs: int) -> SyncVectorEnv | WorkerEnvs:
     """Single environments, in this process or in workers."""
-    wrappers = tuple(load_object(path, "env.wrappers") for path in config.wrappers)
-    maker = Maker(create, wrappers, task, os.getpid())
+    maker = maker_of(create, task, config)
     makers = [replace(maker, index=index) for index in range(num_envs)]
     with clear_errors(task):
         if config.vectorization == "async":

@@ -75,6 +75,17 @@ def portable(name: str) -> str:
     return f"{Path(location).name}{colon}{rest}" if location.endswith(".py") else name
 
 
+def environments_in(module: ModuleType) -> list[str]:
+    """Names of the classes that a module defines and that look like environments."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and value.__module__ == module.__name__
+        and all(callable(getattr(value, method, None)) for method in ("reset", "step"))
+    ]
+
+
 def near(name: str, known: list[str]) -> str:
     """`; did you mean a, b?`, or nothing when no known name is close."""
     by_lower = {key.lower(): key for key in reversed(known)}

@@ -6,6 +6,12 @@ import numpy as np
 
 from lockstep.envs.vector import VectorEnv
 
+UNSAVABLE = (
+    "cannot be saved: a resumed run begins new episodes, and ends with other numbers than one that never stopped; give "
+    "the class the methods state() and restore(state), as docs/environments.md shows"
+)
+"""What is said of environments that lack these methods."""
+
 
 class SavableEnv(VectorEnv, Protocol):
     """A `VectorEnv` with the two methods that a resumed run needs to end with the same bits.

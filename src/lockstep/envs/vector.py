@@ -182,6 +182,7 @@ def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool)
     kwargs: dict[str, Any] = dict(config.kwargs)
     if config.max_episode_steps is not None:
         kwargs["max_episode_steps"] = config.max_episode_steps
+    _refuse_single(cls, task)
     refuse_unknown_kwargs(cls, kwargs, task)
     try:
         env = cls(num_envs=num_envs, **kwargs)
@@ -199,6 +200,24 @@ def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool)
             f"task={task} is neither a gymnasium.Env nor follows lockstep's VectorEnv: it lacks {', '.join(lacking)}"
         )
     return cast(VectorEnv, env)
+
+
+def _refuse_single(cls: type, task: str) -> None:
+    """Refuse a class of single environments that does not say what it is."""
+    name = cls.__name__
+    if any(base.__module__.partition(".")[0] == "gym" for base in cls.__mro__):
+        raise ConfigError(
+            f"task={task} is of the old package gym; derive it from gymnasium.Env (step then returns 5 values, reset 2)"
+        )
+    try:
+        parameters = inspect.signature(cls).parameters
+    except (TypeError, ValueError):  # no signature to be had; then the call decides
+        return
+    if "num_envs" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        raise ConfigError(
+            f"task={task} is no gymnasium.Env, and __init__ takes no num_envs; write class {name}(gymnasium.Env), or "
+            "follow lockstep's VectorEnv (examples/my_env.py has both)"
+        )
 
 
 def refuse_unknown_kwargs(creator: Any, kwargs: dict[str, Any], task: str) -> None:

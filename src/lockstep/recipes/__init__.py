@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
-from lockstep.envs.load import load_object
+from lockstep.envs.load import environments_in, load_module, load_object
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, to_dict
 
@@ -41,6 +41,11 @@ def load_file(target: str) -> AnyRun:
     The file's directory can be imported from, as in a script. A class instead of a function is an environment of yours.
     """
     path, colon, name = target.rpartition(":") if ".py:" in target else (target, "", "recipe")
+    module = load_module(path, f"recipe={target}")
+    if not colon and not hasattr(module, name):
+        environments = " or ".join(f"{path}:{found}" for found in environments_in(module))
+        hint = f"did you mean {environments}?" if environments else f"name one of its own: {path}:FUNCTION"
+        raise ConfigError(f"{path} has no function recipe; {hint}")
     found = load_object(f"{path}:{name}", "recipe")
     return Run(task=target) if isinstance(found, type) and colon else _returned_run(found, f"{path}:{name}")
 

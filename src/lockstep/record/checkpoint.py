@@ -71,6 +71,11 @@ def snapshot(state: Any, previous: Any = None) -> Any:
     return cast(Any, state).item() if isinstance(state, np.generic) else state
 
 
+def check_state(state: State) -> None:
+    """Raise `TypeError` or `ValueError` for a tree that no checkpoint can hold."""
+    json.dumps(_without_arrays(snapshot(state), "", {}))
+
+
 def write_state(path: Path, state: State, wrote: Callable[[int], object] = lambda _: None) -> dict[str, Any]:
     """Write a tree as a safetensors file, its plain values as metadata, and force it to the disk.
 

@@ -23,7 +23,7 @@ class PackedEnv:
     def __init__(self, env: DeviceEnv) -> None:
         self.env = env
         self.spec: EnvSpec = env.spec
-        action = jax.ShapeDtypeStruct(*_action(env.spec))
+        action = jax.ShapeDtypeStruct(*action_type(env.spec))
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         first = jax.eval_shape(env.reset, key)
         after = jax.eval_shape(env.step, first, action, key)[0]
@@ -69,7 +69,7 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _action(spec: EnvSpec) -> tuple[tuple[int, ...], Any]:
+def action_type(spec: EnvSpec) -> tuple[tuple[int, ...], Any]:
     """Shape and type of one action."""
     shape = () if spec.action.kind == "discrete" else (spec.action.width,)
     return shape, jnp.float32 if spec.action.kind == "continuous" else jnp.int32
