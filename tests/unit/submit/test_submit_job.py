@@ -1,5 +1,6 @@
 """What may be submitted: everything is checked as `lockstep train` would, before anything is printed."""
 
+import collections
 import shlex
 import types
 
@@ -91,7 +92,7 @@ def requested(*words):
     return requested_run(parser(COMMANDS).parse_args(["train", *words]))
 
 
-COMMANDS = dict.fromkeys(("train", "evaluate", "recipe", "chaos", "doctor", "launch", "report", "submit"), lambda _: 0)
+COMMANDS = collections.defaultdict(lambda: lambda _: 0)
 
 
 def test_gpus_decide_how_many_ranks(capsys):
