@@ -82,10 +82,11 @@ class Normalizers:
         None where all would be. Of what all ranks have alike, so that all ranks find the same.
         """
         for name, moments, part in self._parts(sums):
-            merged = moments.merged(part)
-            bad = ~np.isfinite(merged["mean"] + merged["variance"])
-            if part[0] != 0 and bad.any():
-                return name, int(np.flatnonzero(bad)[0])
+            if part[0] != 0:
+                merged = moments.merged(part)
+                bad = ~np.isfinite(merged["mean"] + merged["variance"])
+                if bad.any():
+                    return name, int(np.flatnonzero(bad)[0])
         return None
 
     def update(self, sums: np.ndarray) -> None:

@@ -119,6 +119,27 @@ def far_statistics(world: World, folder: str) -> dict[str, Any]:
     return one_update(world, config(normalize_observation=True, normalize_return=True), far=FAR)
 
 
+def reset_rows(world: World, folder: str) -> dict[str, Any]:
+    """Three updates: the environments of shard 0 only reset themselves, then those of both shards, then none."""
+    stages: list[dict[str, Any]] = []
+    changes = {"normalize_observation": True, "normalize_return": True, "normalize_advantage": True}
+    with learner(world, config(num_epochs=2, num_minibatches=4, **changes)) as ppo:
+        for resetting in ((0,), (0, 1), ()):
+            rollouts = [make_rollout(shard) for shard in world.shards]
+            for shard, rollout in zip(world.shards, rollouts, strict=True):
+                rollout.weight[:] *= shard not in resetting
+            ppo.comm.num_messages.clear()
+            ppo.update(rollouts, np.zeros((len(rollouts), 1)))
+            stages.append({
+                "values": ppo.flat.values.detach().numpy().copy(),
+                "steps": float(ppo.optimizer.steps),
+                "observations": {name: array.copy() for name, array in ppo.observations.state().items()},
+                "messages": {tag: ppo.comm.num_messages[tag] for tag in ("moments", "average_gradients")},
+                "metrics": ppo.metrics.read(),
+            })  # fmt: skip
+    return {"stages": stages}
+
+
 def stop_on_kl(world: World, folder: str) -> dict[str, Any]:
     run = config(num_epochs=12, num_minibatches=2, learning_rate=3e-3, target_kl=0.01, normalize_advantage=True)
     return one_update(world, run, unlike=8.0)
@@ -216,7 +237,7 @@ def data_shards(world: World, folder: str) -> dict[str, Any]:
 
 SEAMS = [
     start_equal, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics, far_statistics,
-    stop_on_kl, adaptive_rate,
+    reset_rows, stop_on_kl, adaptive_rate,
     solved_by_all, signal_stops_all, metrics_are_sums, no_episode_weighs_nothing, seeds, files, data_shards,
 ]  # fmt: skip
 

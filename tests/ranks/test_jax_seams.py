@@ -152,6 +152,21 @@ def test_far_statistics(seam):
         assert rank["messages"]["first_moments"] == 1
 
 
+def test_reset_rows(seam):
+    ranks = [rank["stages"] if isinstance(rank, dict) else rank for rank in seam["reset_rows"]]
+    assert not any(isinstance(rank, str) for rank in ranks), f"rows that weigh nothing end the update: {ranks}"
+    for one, other in zip(*ranks, strict=True):
+        assert np.array_equal(one["values"], other["values"]), "ranks left out different steps"
+        assert one["messages"] == {"moments": 1, "average_gradients": 8}
+    for half, nothing, whole in ranks:
+        assert [stage["steps"] for stage in (half, nothing, whole)] == [8, 8, 16], "a step of weight 0 was taken"
+        assert np.array_equal(half["values"], nothing["values"])
+        assert same(half["observations"], nothing["observations"]), "a normalizer took in rows of weight 0"
+        assert np.isfinite(whole["values"]).all()
+        assert set(nothing["metrics"]) == {"optim/learning_rate"}, "something is told of what was left out"
+        assert half["metrics"]["optim/skipped"] == whole["metrics"]["optim/skipped"] == 0.0
+
+
 def kls(ranks, minibatches: int) -> tuple[list[float], list[list[float]]]:
     """KL of each epoch over both ranks, and over each alone, from the local sums of every step."""
     sums = np.array([[step["sums"] for step in rank["seen"]] for rank in ranks])

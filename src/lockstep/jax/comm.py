@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from lockstep import agreement
 from lockstep.jax import hardware, mesh
+from lockstep.jax.flat import divisor
 from lockstep.jax.mesh import AXIS, Places, Spread, Tree, places
 from lockstep.jax.processes import Processes
 from lockstep.jax.ways import Alone, Function, OverMesh, ThroughProcesses, Way
@@ -183,15 +184,19 @@ class Comm:
 
     def mean(self, value: Array, weight: Array | float = 1.0, tag: str = "mean") -> Array:
         """The mean over devices, each weighing `weight`; a device of weight 0 has no say; *collective*."""
+        return jnp.divide(*self._weighed(value, weight, tag)).reshape(value.shape)
+
+    def _weighed(self, value: Array, weight: Array | float, tag: str) -> tuple[Array, Array]:
         weight = jnp.asarray(weight, value.dtype)
         part = jnp.where(weight > 0, value * weight, jnp.zeros_like(value))
         summed = self.sum(jnp.concatenate([part.reshape(-1), weight.reshape(1)]), tag)
-        return (summed[:-1] / summed[-1]).reshape(value.shape)
+        return summed[:-1], summed[-1]
 
     def moments(self, value: Array, weight: Array | None = None, tag: str = "moments") -> tuple[Array, Array, Array]:
         """Count, mean and variance of the rows of `value` [N, *F] of all devices together; *collective*, one message.
 
         Each device's own moments are put together (Chan et al., 1979): in float32, sums of squares would lose digits.
+        Where the count is 0, so are mean and variance.
 
         Args:
             value: this device's rows.
@@ -200,20 +205,17 @@ class Comm:
         """
         flat = value.reshape(len(value), -1).astype(jnp.float32)
         weights = jnp.ones(len(flat), jnp.float32) if weight is None else weight.astype(jnp.float32)
-        own = weights.sum()
-        safe = jnp.where(own > 0, own, 1.0)
-        own_mean = weights @ flat / safe
+        own_mean = weights @ flat / divisor(weights.sum())
         squares = weights @ jnp.square(flat - own_mean[None])
-        every = self._way.gather(jnp.concatenate([own[None], own_mean, squares]), tag)
+        every = self._way.gather(jnp.concatenate([weights.sum()[None], own_mean, squares]), tag)
         counts, means, inner = every[:, :1], every[:, 1 : 1 + flat.shape[1]], every[:, 1 + flat.shape[1] :]
-        count = counts.sum()
-        mean = (counts * means).sum(0) / count
-        variance = (inner + counts * jnp.square(means - mean[None])).sum(0) / count
-        shape = value.shape[1:]
+        shape, count = value.shape[1:], counts.sum()
+        mean = (counts * means).sum(0) / divisor(count)
+        variance = (inner + counts * jnp.square(means - mean[None])).sum(0) / divisor(count)
         return count, mean.reshape(shape).astype(value.dtype), variance.reshape(shape).astype(value.dtype)
 
     def average_gradients(self, gradients: Tree, weight: Array | float = 1.0, tag: str = "average_gradients") -> Tree:
-        """The mean gradient of the global batch; *collective*, one message. Clip afterwards.
+        """The mean gradient of the global batch; *collective*, one message. Clip afterwards. 0 where nothing weighs.
 
         Args:
             gradients: a pytree, of the *mean* loss of this device's part of the batch.
@@ -222,7 +224,8 @@ class Comm:
         """
         leaves, structure = mesh.flat(gradients)
         flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves])
-        means = jnp.split(self.mean(flat, weight, tag), np.cumsum([leaf.size for leaf in leaves])[:-1])
+        total, weight = self._weighed(flat, weight, tag)
+        means = jnp.split(total / divisor(weight), np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [mean.reshape(leaf.shape).astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
         return jax.tree.unflatten(structure, shaped)
 

@@ -64,3 +64,8 @@ def part(params: Mapping[str, Array], name: str) -> Params:
 def below(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `part`."""
     return {f"{name}.{key}": value for key, value in params.items()}
+
+
+def divisor(weight: Array) -> Array:
+    """`weight`, but 1 where it is 0: a sum of nothing divided by it stays 0."""
+    return jnp.where(weight == 0, 1.0, weight)

@@ -18,7 +18,7 @@ from lockstep.demands import check_task
 from lockstep.jax.adam import Adam, adapted, norm_of
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.comm import Comm
-from lockstep.jax.flat import Flat, Params
+from lockstep.jax.flat import Flat, Params, divisor
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import blame
@@ -99,7 +99,7 @@ class PPO:
             orders: [L, E, T * B] int32, in which each shard's rows come in each epoch.
 
         Returns:
-            The state after, and what each gradient step [E, steps] told: weight, sums, norm, whether it was left out.
+            The state after, and what each gradient step [E, steps] told, as `_step` does.
         """
         state, told = self._epochs(state._replace(stopped=jnp.zeros((), bool)), batches, orders)
         return self._ended(state, jnp.ones(())), told
@@ -108,8 +108,8 @@ class PPO:
         return repeat(self._scan, lambda state, order: self._epoch(state, batches, order), state, orders.swapaxes(0, 1))
 
     def _ended(self, state: State, weight: Array) -> State:
-        rate = state.learning_rate[None] * weight
-        return state._replace(table=self.metrics.add(state.table, ("optim/learning_rate",), rate, weight))
+        table = self.metrics.add(state.table, ("optim/learning_rate",), state.learning_rate[None] * weight, weight)
+        return state._replace(table=table)
 
     def _epoch(self, state: State, batches: Sequence[Batch], order: Array) -> tuple[State, Array]:
         """A pass over the rows in an order [L, T * B]."""
@@ -118,13 +118,12 @@ class PPO:
         def step(state: State, rows: Array) -> tuple[State, Array]:
             return self._step(state, [batch.at(own) for batch, own in zip(batches, rows, strict=True)])
 
-        kept = 1.0 - state.stopped.astype(jnp.float32)
         parts = order.reshape(len(batches), c.num_minibatches, self.rows).swapaxes(0, 1)
         state, told = repeat(self._scan, step, state, parts)
-        sums, steps = told.sum(0), c.num_minibatches * kept
-        table = self.metrics.add(state.table, _SUMS, sums[1:-2], sums[0])
-        table = self.metrics.add(table, ("optim/grad_norm",), sums[-2:-1], steps - sums[-1])
-        state = state._replace(table=self.metrics.add(table, ("optim/skipped",), sums[-1:], steps))
+        sums = told.sum(0)
+        table = self.metrics.add(state.table, _SUMS, sums[1:-3], sums[0])
+        table = self.metrics.add(table, ("optim/grad_norm",), sums[-3:-2], sums[-2])
+        state = state._replace(table=self.metrics.add(table, ("optim/skipped",), sums[-1:], sums[-2] + sums[-1]))
         kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]  # no number once stopped, which is larger than nothing
         if c.learning_rate_schedule == "adaptive":
             state = state._replace(learning_rate=adapted(state.learning_rate, kl, c.desired_kl))
@@ -133,26 +132,28 @@ class PPO:
         return state, told
 
     def _step(self, state: State, parts: Sequence[Batch]) -> tuple[State, Array]:
-        """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere."""
-        rows = jnp.stack([self._row(state.values, part) for part in parts])
-        total = self.comm.sum_shards(rows, "average_gradients")
+        """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
+
+        One whose rows weigh nothing on all ranks together is left out without a word. Tells weight, sums, norm, whether
+        the step was taken, whether it was not finite.
+        """
+        total = self.comm.sum_shards(jnp.stack([self._row(state.values, part) for part in parts]), "average_gradients")
         gradient, sums = total[: self.flat.num_parameters], total[self.flat.num_parameters :]
-        gradient = gradient / sums[0]
+        gradient, empty = gradient / divisor(sums[0]), sums[0] == 0
         norm = norm_of(gradient)
         if self.config.max_grad_norm is not None:
             gradient = gradient * jnp.minimum(self.config.max_grad_norm / (norm + 1e-6), 1.0)
-        told = jnp.concatenate([sums, norm[None], jnp.zeros(1)])
+        told = jnp.concatenate([sums, norm[None], jnp.array([1.0, 0.0])])
         # The same on every rank, and no host waits for it.
-        left_out = ~jnp.isfinite(told).all()
+        left_out = ~empty & ~jnp.isfinite(told).all()
         if self._stops:  # no step after it either: the parameters stay those with which it happened
             left_out = state.halted | (left_out & ~state.stopped)
             state = state._replace(halted=left_out)
         values, optimizer = self.optimizer.step(
-            state.optimizer, state.values, gradient, state.learning_rate, left_out | state.stopped
+            state.optimizer, state.values, gradient, state.learning_rate, left_out | empty | state.stopped
         )
-        told = jnp.where(left_out, jnp.zeros_like(told).at[-1].set(1.0), told)
-        told = jnp.where(state.stopped, 0.0, told)
-        return state._replace(values=values, optimizer=optimizer), told
+        told = jnp.where(left_out, jnp.zeros_like(told).at[-1].set(1.0), jnp.where(empty, 0.0, told))
+        return state._replace(values=values, optimizer=optimizer), jnp.where(state.stopped, 0.0, told)
 
     def _row(self, values: Array, part: Batch) -> Array:
         """What one shard adds to a step: its gradient sum [P], then its sums."""
@@ -179,10 +180,9 @@ class PPO:
         c, comm, progress = self.config, self.comm, progress or Progress(1)
         batches, found, told = self._host.prepare(self.state.values, rollouts, also)
         if found is None:
-            if self._stops and self._host.fault is not None:
-                raise NormalizerError(*self._host.fault, progress)
             if self._stops:
-                raise self._blame(rollouts, batches, (0.0, 1.0), progress)
+                fault = self._host.fault
+                raise NormalizerError(*fault, progress) if fault else self._blame(rollouts, batches, (0, 1), progress)
             steps = np.full(1, c.num_epochs * c.num_minibatches, np.float32)
             table = self.metrics.add(comm.read(self.state.table), ("optim/skipped",), steps, steps[0])
             self.state = self.state._replace(table=comm.share(table))
@@ -211,14 +211,14 @@ class PPO:
         actor(np.stack([blank.observation[0]] * held))
         batches = self._host.batches(self.state.values, [blank] * held)
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
-        copy, given = self.comm.share(self.comm.read(self.state)), np.zeros(6, np.float32)
+        copy, given = self.comm.share(self.comm.read(self.state)), np.zeros(7, np.float32)
         (state, *_), _ = self._learned((copy, given), (batches, self.comm.deal([order] * held)))
         self.comm.read(state.halted)  # what goes wrong, goes wrong here
 
     def _learn_shards(self, shared: tuple[State, Array], own: tuple[Batch, Array]) -> tuple[Any, Any]:
         """`learn`, or one epoch of it, with what the host found out: see `update`."""
         (state, given), (stacked, orders) = shared, own
-        mean, scale, explained, rate, first, last = given
+        mean, scale, explained, told_of, rate, first, last = given
         state = state._replace(stopped=state.stopped & (first == 0.0))
         if self.config.learning_rate_schedule == "linear":
             state = state._replace(learning_rate=rate)
@@ -226,7 +226,7 @@ class PPO:
         if self.config.normalize_advantage:
             batches = [batch._replace(advantage=(batch.advantage - mean) * scale) for batch in batches]
         state, told = self._epochs(state, batches, orders)
-        table = self.metrics.add(state.table, ("value/explained_variance",), explained[None] * last, last)
+        table = self.metrics.add(state.table, ("value/explained_variance",), explained[None] * last, told_of * last)
         return (self._ended(state._replace(table=table), last), given, told), ()
 
     def read_metrics(self) -> dict[str, float]:

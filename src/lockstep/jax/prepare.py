@@ -63,7 +63,7 @@ class Preparation:
     @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
     def prepare(
         self, values: Array, rollouts: list[Rollout], also: np.ndarray
-    ) -> tuple[Batch, tuple[float, float, float] | None, np.ndarray]:
+    ) -> tuple[Batch, tuple[float, float, float, float] | None, np.ndarray]:
         """Make batches of the rollouts of local shards, and update the normalizers; one message.
 
         Args:
@@ -137,21 +137,23 @@ class Preparation:
         sums = [weight.sum(keepdims=True), wide @ weight, np.square(wide) @ weight, [float(rollout.fault is not None)]]
         return np.concatenate(sums)
 
-    def take_in(self, total: np.ndarray) -> tuple[float, float, float] | None:
+    def take_in(self, total: np.ndarray) -> tuple[float, float, float, float] | None:
         """Update the normalizers by the sums of all shards, unless there is a number among them that is not finite.
 
         Returns:
-            The mean of the advantages, what to multiply them by, and the part of the targets' variance that the values
-            explain. None where nothing was taken in.
+            The mean of the advantages, what to multiply them by, the part of the targets' variance that the values
+            explain, and 1; all 0 where no row weighs anything. None where a number is not finite.
         """
         self.fault = None if total[5] else self.normalizers.fault(total[_NUM_MOMENTS:])
         if total[5] or self.fault or not np.isfinite(total).all():
             return None
+        if total[0] == 0:  # all rows are resets: there is nothing to put on a scale or to take in
+            return 0.0, 0.0, 0.0, 0.0
         mean, target_mean, square, target_square = total[1:5] / total[0]
         target_variance = max(target_square - target_mean**2, 1e-8)
         self.normalizers.update(total[_NUM_MOMENTS:])
         # The advantage is what the value left unexplained.
-        return mean, 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8), 1.0 - square / target_variance
+        return mean, 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8), 1.0 - square / target_variance, 1.0
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the normalizers."""

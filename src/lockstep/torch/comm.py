@@ -22,7 +22,7 @@ from lockstep.network.places import settle
 from lockstep.record.timers import SYNC, Timers
 from lockstep.segment import ordered
 from lockstep.torch import agreement
-from lockstep.torch.flat import FlatParameters, named_tensors
+from lockstep.torch.flat import FlatParameters, divisor, named_tensors
 from lockstep.torch.group import Group
 from lockstep.torch.hardware import backend_of, device_of
 from lockstep.torch.host_tensors import Add, HostTensors
@@ -179,7 +179,7 @@ class Comm:
 
         Args:
             value: this rank's rows.
-            weight: [N], how much each row counts; default 1.
+            weight: [N], how much each row counts; default 1. Where all is 0, so are mean and variance.
             tag: what the moments are of; for messages about ranks that are elsewhere.
         """
         wide = value.double().reshape(len(value), -1)
@@ -187,8 +187,8 @@ class Comm:
         sums = torch.cat([weights.sum().reshape(1), weights @ wide, weights @ wide.square()])
         total = self.sum(sums, tag)
         count, features = total[0], wide.shape[1]
-        mean = total[1 : 1 + features] / count
-        variance = (total[1 + features :] / count - mean.square()).clamp_min(0)
+        mean = total[1 : 1 + features] / divisor(count)
+        variance = (total[1 + features :] / divisor(count) - mean.square()).clamp_min(0)
         return count, mean.view(value.shape[1:]).to(value.dtype), variance.view(value.shape[1:]).to(value.dtype)
 
     def average_gradients_(
@@ -202,11 +202,12 @@ class Comm:
         With `FlatParameters`, every local shard has been `keep`-ed: its gradient *sum* and its sums, the weight first;
         the total gradient is divided by the total weight, and all total sums are returned. With an ordinary module, or
         its parameters, `.grad` holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say).
+        Where the total weight is 0, so is the gradient: leave such a step out.
         """
         if isinstance(parameters, FlatParameters):
             total = self._sum_rows(parameters.rows, tag)
             sums = total[parameters.num_parameters :].clone()
-            torch.div(total[: parameters.num_parameters], sums[0], out=parameters.gradient)
+            torch.div(total[: parameters.num_parameters], divisor(sums[0]), out=parameters.gradient)
             return sums
         listed = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
         owners = [p for p in listed if p.requires_grad]
@@ -214,7 +215,7 @@ class Comm:
         if self.world.size > 1:
             flat = torch.cat([g.reshape(-1) for g in gradients]).mul_(weight)
             total = self.sum(torch.cat([flat, flat.new_full((1,), weight)]), tag)
-            means = torch.split(total[:-1] / total[-1], [g.numel() for g in gradients])
+            means = torch.split(total[:-1] / divisor(total[-1]), [g.numel() for g in gradients])
             for owner, mean in zip(owners, means, strict=True):
                 owner.grad = mean.view_as(owner).to(owner.dtype)
             weight = float(total[-1])

@@ -57,3 +57,8 @@ class FlatParameters:
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers of a module in name order."""
     yield from sorted(module.state_dict().items())
+
+
+def divisor(weight: Tensor) -> Tensor:
+    """`weight`, but 1 where it is 0: a sum of nothing divided by it stays 0."""
+    return torch.where(weight == 0, 1.0, weight)

@@ -59,7 +59,7 @@ class PPO:
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self.metrics = Metrics(METRICS, comm.device)
         self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
-        self._left_out = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
+        self._left_out = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
@@ -98,9 +98,9 @@ class PPO:
             sums = torch.zeros_like(self._left_out)
             for parts in zip(*minibatches, strict=True):
                 sums += self._step(parts)
-            self.metrics.add(_SUMS, sums[1:-2], sums[0])
-            self.metrics.add(("optim/grad_norm",), sums[-2:-1], c.num_minibatches - sums[-1])
-            self.metrics.add(("optim/skipped",), sums[-1:], c.num_minibatches)
+            self.metrics.add(_SUMS, sums[1:-3], sums[0])
+            self.metrics.add(("optim/grad_norm",), sums[-3:-2], sums[-2])
+            self.metrics.add(("optim/skipped",), sums[-1:], sums[-2] + sums[-1])
             kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]
             if c.learning_rate_schedule == "adaptive":
                 self.learning_rate.copy_(adapted(self.learning_rate, kl, c.desired_kl))
@@ -121,8 +121,10 @@ class PPO:
     def _step(self, parts: Sequence[Batch]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
 
+        A step whose rows weigh nothing on all ranks together has nothing to learn from: it is left out without a word.
+
         Returns:
-            Weight, sums, norm, and whether the step was left out; of a step left out no more than that.
+            Weight, sums, norm, whether the step was taken, whether it was not finite; of one left out the last alone.
         """
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
@@ -134,13 +136,14 @@ class PPO:
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        told = torch.cat([sums, norm.reshape(1), self._left_out[:1]])
+        told = torch.cat([sums, norm.reshape(1), self._left_out[-1:], self._left_out[:1]])
         # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
-        left_out = (told - told).any()
+        empty = sums[0] == 0
+        left_out = (told - told).any() & ~empty
         if self._stops:  # no step after it either: the parameters stay those with which it happened
             left_out = self._halted.logical_or_(left_out)
-        self.optimizer.step(left_out.float())
-        return torch.where(left_out, self._left_out, told)
+        self.optimizer.step((left_out | empty).float())
+        return torch.where(left_out | empty, self._left_out * left_out, told)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, weight first.
@@ -195,6 +198,8 @@ class PPO:
         fault = None if total[5] else self.normalizers.fault(total[6:])
         if total[5] or fault or not np.isfinite(total).all():
             return batches, False, fault, told
+        if total[0] == 0:  # all rows are resets: there is nothing to put on a scale or to take in
+            return batches, True, None, told
         mean, target_mean, square, target_square = total[1:5] / total[0]
         target_variance = max(target_square - target_mean**2, 1e-8)
         explained = torch.tensor([1.0 - square / target_variance])  # the advantage is what the value left unexplained

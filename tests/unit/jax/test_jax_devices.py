@@ -67,6 +67,7 @@ def test_what_ranks_tell_each_other(devices):
                 "weighted": comm.mean(mine, weight),
                 "lonely": comm.mean(jnp.where(weight > 1, mine, jnp.nan), jnp.where(weight > 1, weight, 0.0)),
                 "moments": comm.moments(own["row"], own["weight"]),
+                "nothing": (comm.moments(own["row"], 0 * own["weight"]), comm.average_gradients(mine, 0.0)),
                 "gradients": comm.average_gradients({"b": mine[:2], "a": mine[2:6].reshape(2, 2)}, weight),
             }, {"number": comm.shard_numbers()}
 
@@ -86,6 +87,7 @@ def test_what_ranks_tell_each_other(devices):
     np.testing.assert_allclose(found["gradients"]["a"].ravel(), weighted[2:6], **close)
     heavy = w[:, 0] > 1
     np.testing.assert_allclose(found["lonely"], (first * w)[heavy].sum(0) / w[heavy].sum(), **close)
+    assert not any(np.any(part) for part in jax.tree.leaves(found["nothing"])), "what weighs nothing is not 0"
     count, mean, variance = found["moments"]
     assert count == weights.sum()
     expected = np.average(rows, axis=0, weights=weights)

@@ -97,14 +97,16 @@ def test_no_step_after_a_bad_one_is_taken():
     assert left["stop"] < 4
 
 
-def test_a_minibatch_that_weighs_nothing_is_left_out_too():
-    ppo, collected = learner("skip"), rollouts()
+@pytest.mark.parametrize("mode", ["stop", "skip"])
+def test_a_minibatch_that_weighs_nothing_is_left_out_without_a_word(mode):
+    ppo, collected = learner(mode), rollouts()
     for rollout in collected:
         rollout.weight[:] = 0.0
         rollout.weight[0, 0] = 1.0
     ppo.update(collected, np.zeros((2, 1)))
     metrics = ppo.metrics.read()
-    assert 0 < metrics["optim/skipped"] < 1
+    assert metrics["optim/skipped"] == 0.0
+    assert 0 < ppo.optimizer.steps.item() < ppo.config.num_epochs * ppo.config.num_minibatches
     assert np.isfinite(list(metrics.values())).all()
     assert torch.isfinite(ppo.flat.values).all()
 

@@ -159,3 +159,14 @@ def test_tags_of_the_library_have_different_marks():
     marks = [zlib.crc32(tag.encode()) % _MARKS for tag in tags]
     assert len(set(marks)) == len(tags), sorted(zip(marks, tags, strict=True))
     assert np.iinfo(np.uint8).max >= _MARKS
+
+
+def test_what_weighs_nothing_has_no_gradient_and_no_moments():
+    with Comm(World()) as comm:
+        flat = FlatParameters(module := nn.Linear(2, 1), 1, num_sums=1)
+        module(torch.ones(3, 2)).sum().mul(0.0).backward()
+        flat.keep(0, torch.zeros(1))
+        assert comm.average_gradients_(flat).tolist() == [0.0]
+        assert flat.gradient.tolist() == [0.0] * 3
+        count, mean, variance = comm.moments(torch.ones(3, 2), torch.zeros(3))
+    assert (float(count), mean.tolist(), variance.tolist()) == (0.0, [0.0, 0.0], [0.0, 0.0])
