@@ -85,7 +85,7 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
             )
     if (judged_on.state_features, judged_on.action_features) != (dataset.state_features, dataset.action_features):
         raise ConfigError(
-            f"eval_data={run.eval_data} is normalized otherwise than data={run.data}; prepare it with "
+            f"eval_data={run.eval_data} is normalized differently from data={run.data}; prepare it with "
             f"--like {shlex.quote(run.data)}"
         )
     if isinstance(run.algorithm, OfflineDQNConfig):

@@ -67,7 +67,7 @@ def test_options_reach_the_data(tmp_path, log, capsys):
         (["--state-features", "none.json"], "none.json"),
         (["--kind", "parametric"], "row 1: action holds names"),
         (["--like", "nothing"], "nothing does not exist"),
-        (["--like", "nothing", "--actions", "left,right"], "--like nothing decides what --actions would"),
+        (["--like", "nothing", "--actions", "left,right"], "--like nothing already sets --actions"),
         (["--acts", "left,right"], "unknown argument --acts; did you mean --actions?"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_log_is_prepared_like_other_data(tmp_path, log, capsys):
     clicks = write(tmp_path / "clicks.jsonl", [row(i, metrics={"clicks": 1.0}) for i in range(30)])
     code, said = call(capsys, clicks, "--out", tmp_path / "c", "--like", tmp_path / "data")
     assert code == 2
-    assert "metrics of the log (clicks) are not those of the data it shall be like (none)" in said
+    assert "metrics of the log (clicks) are not those of the --like data (none)" in said
 
 
 def test_columns_are_called_as_in_the_data_it_is_like(tmp_path, capsys):

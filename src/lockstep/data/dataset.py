@@ -199,5 +199,5 @@ def _info(path: Path, description: Mapping[str, Any]) -> DatasetInfo:
     except ValueError as error:
         raise ConfigError(f"{path / DESCRIPTION} is damaged ({error}); prepare the data again") from None
     if sum(description["parts"]) != info.num_rows or not description["parts"]:
-        raise ConfigError(f"{path / DESCRIPTION} is damaged (it counts its rows in two ways); prepare the data again")
+        raise ConfigError(f"{path / DESCRIPTION} is damaged (its counts of rows differ); prepare the data again")
     return info

@@ -53,7 +53,7 @@ def described(path: Path) -> dict[str, Any]:
             "again, or use the version that prepared it"
         )
     if missing := sorted(_KEYS - said.keys()):
-        raise ConfigError(f"{file} is damaged: it holds no {missing[0]}; prepare the data again")
+        raise ConfigError(f"{file} is damaged: {missing[0]} is missing; prepare the data again")
     return said
 
 
@@ -66,7 +66,7 @@ def _nothing(path: Path) -> str:
             f"data={path} is a file, not prepared data; prepare it: lockstep offline prepare {pasted} --out DIRECTORY"
         )
     return (
-        f"data={path} holds no {DESCRIPTION}: it is not prepared data, or preparing did not finish; "
+        f"data={path} has no {DESCRIPTION}: it is not prepared data, or preparing did not finish; "
         f"run lockstep offline prepare LOG --out DIRECTORY"
     )
 

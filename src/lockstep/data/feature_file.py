@@ -138,7 +138,7 @@ def _parsed(text: str, where: str) -> object:
         found = dict[str, object]()
         for key, value in pairs:
             if key in found:
-                raise ConfigError(f"{where}: {key} stands there twice; remove one of them")
+                raise ConfigError(f"{where}: {key} is there twice; remove one of them")
             found[key] = value
         return found
 

@@ -66,7 +66,7 @@ class Feature:
             if name in needed and value is None:
                 raise ConfigError(f"{name} is missing, which type={self.type} needs")
             if name not in needed and name not in _ABOUT and value is not None:
-                raise ConfigError(f"{name} means nothing to type={self.type}; remove it, or change the type")
+                raise ConfigError(f"{name} is not used by type={self.type}; remove it, or change the type")
             numbers = cast("tuple[Any, ...]", value if isinstance(value, tuple) else (value,))
             if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
                 raise ConfigError(f"{name}={value} must be finite")

@@ -71,7 +71,7 @@ class NormParams:
         types = {str(key): kind.lower() for key, kind in self.feature_overrides.items()}
         for key, kind in types.items():
             if kind not in TYPES:
-                raise ConfigError(f"feature_overrides: {key}={kind} is no type; there are {', '.join(TYPES)}")
+                raise ConfigError(f"feature_overrides: {key}={kind} is not a type; there are {', '.join(TYPES)}")
         object.__setattr__(self, "feature_overrides", types)
 
 
@@ -91,7 +91,7 @@ def identify(ids: Sequence[str], sample: Values, params: NormParams | None = Non
     for key in params.feature_overrides:
         if key not in names:
             near = difflib.get_close_matches(key, names, n=1) or names[:8]
-            raise ConfigError(f"feature_overrides: there is no feature {key} in the log; there is {', '.join(near)}")
+            raise ConfigError(f"feature_overrides: the log has no feature {key}; it has {', '.join(near)}")
     return Features({key: _identified(key, sample[:, column], params) for column, key in enumerate(names)})
 
 

@@ -196,7 +196,7 @@ def _not_json(text: bytes) -> str | None:
         json.loads(text, parse_constant=lambda constant: found.append(constant))
     except ValueError:
         return None
-    return f"{found[0]} is no number that a log may hold; leave out what is not known" if found else None
+    return f"{found[0]} is not a number that a log may hold; leave out what is not known" if found else None
 
 
 def _all_null(texts: list[Any]) -> bool:

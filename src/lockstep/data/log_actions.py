@@ -36,7 +36,7 @@ class ActionNames:
             where.refuse(row, f"{column} is {index!r}; an action is a name, an index, a one-hot list or a map")
         if index < 0 or (self.names is not None and index >= len(self.names)):
             there = "indices count from 0" if self.names is None else f"there are {len(self.names)} actions"
-            where.refuse(row, f"{column} {index} is no index of an action: {there} (a name stands in quotes)")
+            where.refuse(row, f"{column} {index} is not the index of an action: {there} (write a name in quotes)")
         return str(index) if self.names is None else self.names[index]
 
     def of_cell(self, text: str) -> str:
@@ -59,7 +59,10 @@ class ActionNames:
             known = found.is_in(self.names) | found.is_null()
             if not known.all():
                 row = int(cast(int, (~known).arg_max()))
-                where.refuse(row, f'{column} "{found[row]}" is none of the actions {self._told}; name all of them')
+                where.refuse(
+                    row,
+                    f'{column} "{found[row]}" is not one of the actions {self._told}; name all of them in --actions',
+                )
         return found
 
     @property
@@ -93,7 +96,7 @@ class ActionDecoder:
         except ValueError as error:
             where.refuse(row, f"{column}: {in_words(error)}")
         if isinstance(value, dict):
-            where.refuse(row, f"{column} is a map, and that of a row before is a name: a log has one kind of actions")
+            where.refuse(row, f"{column} is a map, but a name in an earlier row: a log has one kind of actions")
         if isinstance(value, list):
             return one_hot(cast("list[Any]", value), self._names, where, row, column)
         if isinstance(value, str):

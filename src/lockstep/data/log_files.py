@@ -31,7 +31,7 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
             found = sorted(file for file in path.rglob("*") if file.is_file() and _is_log(file.relative_to(path)))
             if not found:
                 raise ConfigError(
-                    f"{path} holds no log; a folder needs files named *.jsonl, *.json, *.parquet or *.csv"
+                    f"{path} contains no log; a folder needs files named *.jsonl, *.json, *.parquet or *.csv"
                 )
             files.extend(found)
             inside.update(found)
@@ -59,8 +59,8 @@ def kind_of(path: Path) -> str:
     kind = _KINDS.get("".join(suffixes[-2:-1] if compressed else suffixes[-1:]))
     if kind is None or (compressed and kind == "parquet"):
         raise ConfigError(
-            f"{path} is no log by its name; it must end in .jsonl, .json, .csv or .tsv (each also with .gz, .bz2 or "
-            ".zst) or in .parquet"
+            f"{path} does not have the name of a log: it must end in .jsonl, .json, .csv or .tsv (each also with "
+            ".gz, .bz2 or .zst) or in .parquet"
         )
     return kind
 

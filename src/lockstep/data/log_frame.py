@@ -114,12 +114,12 @@ def _check_scalars(found: Found) -> None:
         bad = ((propensity <= 0) | (propensity > 1)).fill_null(value=False)
         if bad.any():
             row = int(cast(int, bad.arg_max()))
-            where.refuse(row, f"propensity {propensity[row]} is no probability in (0, 1]; leave out what is unknown")
+            where.refuse(row, f"propensity {propensity[row]} is not a probability in (0, 1]; leave out what is unknown")
     if (time_diff := found.scalars.get("time_diff")) is not None:
         bad = (time_diff < 0).fill_null(value=False)
         if bad.any():
             row = int(cast(int, bad.arg_max()))
-            where.refuse(row, f"time_diff {time_diff[row]} is negative; rows count forwards")
+            where.refuse(row, f"time_diff {time_diff[row]} is negative; it must be 0 or more")
 
 
 def _check_decisions(found: Found) -> None:

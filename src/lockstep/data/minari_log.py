@@ -36,7 +36,7 @@ def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], 
         ConfigError: it cannot be read, or its spaces are neither numbers nor one choice.
     """
     if schema.own:
-        raise ConfigError(f"--columns says what columns are called, and {path} is a Minari data set, which has none")
+        raise ConfigError(f"--columns says what columns are called, and {path} is a Minari dataset, which has none")
     data, size = _opened(path), size_of(path)
     observation, action = data.observation_space, data.action_space
     width = _numbers_of(observation, "observations", path)
@@ -83,7 +83,7 @@ def _found(episodes: list[Any], where: Where, file: int, told: tuple[Any, Schema
         if len(names) != action.n:
             raise ConfigError(f"{where.path} has {action.n} actions, and actions={','.join(names)} are {len(names)}")
         if len(wrong):
-            where.refuse(int(wrong[0]), f"action {taken.reshape(-1)[wrong[0]]} is none of {action}")
+            where.refuse(int(wrong[0]), f"action {taken.reshape(-1)[wrong[0]]} is not in {action}")
         found.actions["action"] = pl.Series(np.array(names, dtype=object)[index].tolist(), dtype=pl.String)
     return found
 
@@ -113,17 +113,17 @@ def _opened(path: Path) -> Any:
     try:
         return minari.MinariDataset(path / "data") if path.is_dir() else minari.load_dataset(_name(path))
     except ImportError as error:
-        raise ConfigError(f"{path} needs a package more: {error}") from error
+        raise ConfigError(f"{path} needs another package: {error}") from error
     except (OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())
-        raise ConfigError(f"{path} is no Minari data set that can be read here ({said})") from error
+        raise ConfigError(f"{path} is not a Minari dataset that can be read here ({said})") from error
 
 
 def _minari(path: Path, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{path} is a Minari data set ({error}); pip install 'lockstep-rl[minari]'") from error
+        raise ConfigError(f"{path} is a Minari dataset ({error}); pip install 'lockstep-rl[minari]'") from error
 
 
 def _name(path: Path) -> str:

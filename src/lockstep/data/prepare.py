@@ -145,9 +145,7 @@ def identified(samples: Sequence[FeatureSample], options: PrepareOptions) -> tup
 def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -> tuple[Features, Features | None]:
     params, overrides = options.norm_params(), dict(options.norm_params().feature_overrides)
     if not sample.state_ids:
-        raise ConfigError(
-            'no row has any state_features; log at least one, such as {"0": 1.0} where there is nothing to tell apart'
-        )
+        raise ConfigError('no row has any state_features; log at least one, such as {"0": 1.0} if all states are alike')
     if unknown := sorted(set(overrides) - {*sample.state_ids, *sample.action_ids}):
         raise ConfigError(f"feature_overrides names the feature {unknown[0]}, which no row of the log has")
     found = list[Features | None]()
@@ -169,7 +167,7 @@ def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -
             mine = {key: kind for key, kind in overrides.items() if key in ids}
             found.append(identify(ids, table, settings.updated(params, {"feature_overrides": mine})))
     if say is not None and options.norm and options.state_features and (options.action_features or not found[1]):
-        say(f"{', '.join(options.norm)} change nothing: the types of all features are from files")
+        say(f"{', '.join(options.norm)} have no effect: the types of all features are from files")
     state, action = found
     assert state is not None
     return state, action
@@ -178,7 +176,7 @@ def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -
 def _check_metrics(logged: tuple[str, ...], wanted: tuple[str, ...] | None, path: Path) -> None:
     if wanted is not None and logged != wanted:
         raise ConfigError(
-            f"{path}: metrics of the log ({', '.join(logged) or 'none'}) are not those of the data it shall be like "
+            f"{path}: metrics of the log ({', '.join(logged) or 'none'}) are not those of the --like data "
             f"({', '.join(wanted) or 'none'}); log the same"
         )
 

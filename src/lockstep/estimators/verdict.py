@@ -77,7 +77,7 @@ def _believed(level: str, found: Mapping[str, Any], sums: Sums, facts: Facts) ->
         return None, f"{_OF[level]}: believe none of the estimates: {against}{guess}"
     size, of = found["effective_sample_size"][_COUNTED[level]], _COUNTED[level]
     why = f"effective sample size {size:.0f} of {_number(level, found)} {of}"
-    models = "the models and the log correct each other" if "dr" in name else "no models were learned beside"
+    models = "the models and the log correct each other" if "dr" in name else "no models were learned"
     logged = found["logged"]["reward"][_LOGGED[level]]
     return name, (
         f"{_OF[level]}: believe {short(name)}, {told(there[name])} ({why}; {models}): {compared(there[name], logged)}"

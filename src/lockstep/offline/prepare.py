@@ -21,20 +21,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What can be typed after `lockstep offline prepare`."""
     add = parser.add_argument
     add("logs", metavar="LOG", nargs="+", help="JSON lines, Parquet, CSV, a folder of them, or a Minari dataset")
-    add("--out", metavar="DIR", required=True, help="where the prepared data shall lie")
-    add("--kind", choices=("discrete", "parametric"), help="of actions (default: as the log looks)")
+    add("--out", metavar="DIR", required=True, help="directory for the prepared data")
+    add("--kind", choices=("discrete", "parametric"), help="kind of actions (default: found from the log)")
     add("--actions", metavar="A,B", help="names of discrete actions, in the order of their indices; others are refused")
     add("--columns", metavar="FILE", help="YAML or JSON: what columns are called in the log")
-    add("--max-episode-steps", metavar="N", help="an episode that ends with its N-th decision was cut, not over")
+    add("--max-episode-steps", metavar="N", help="limit of steps: an episode of N decisions was cut off, not over")
     add(
         "--like",
         metavar="DIR",
-        help="as other prepared data: its columns, kind, actions, features, metrics and step limit",
+        help="take over columns, kind, actions, features, metrics and step limit of other prepared data",
     )
-    add("--state-features", metavar="FILE", help="normalize states by this file, as another preparation wrote it")
-    add("--action-features", metavar="FILE", help="likewise the features of actions")
-    add("--set", metavar="NAME=VALUE", action="append", default=[], help="how features get types: num_samples, ...")
-    add("--memory", metavar="BYTES", default="1G", help="rows to have in memory at a time, as in 512M (default: 1G)")
+    add("--state-features", metavar="FILE", help="normalize states by this file, which an earlier preparation wrote")
+    add("--action-features", metavar="FILE", help="the same for features of actions")
+    add(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="settings for finding types of features: num_samples, ...",
+    )
+    add("--memory", metavar="BYTES", default="1G", help="memory for rows, such as 512M (default: 1G)")
     add("--force", action="store_true", help="replace other prepared data in DIR")
     add("--debug", action="store_true", help="show tracebacks")
 
@@ -102,7 +108,7 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
 
     for name in ("kind", "actions", "state_features", "action_features", "set"):
         if getattr(args, name):
-            raise ConfigError(f"--like {other} decides what --{name.replace('_', '-')} would; leave one of them out")
+            raise ConfigError(f"--like {other} already sets --{name.replace('_', '-')}; leave one of them out")
     dataset = Dataset.open(other)
     info, parametric = dataset.info, dataset.info.kind == "parametric"
     before: dict[str, Any] = dataset.info.rules.get("options", {})

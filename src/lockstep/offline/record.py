@@ -11,9 +11,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="RUN|TASK", help="run directory, whose policy is played; or a task, played at random")
     add("--out", metavar="FILE", required=True, help="log to write: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, ...")
     add("--episodes", metavar="N", help="how many (default: 100)")
-    add("--steps", metavar="N", help="how many rows, instead; the last episodes are cut")
+    add("--steps", metavar="N", help="how many rows instead; the last episodes are cut off")
     add("--sampled", action="store_true", help="draw actions as the algorithm does instead of taking the best")
-    add("--epsilon", metavar="P", help="take any action, all alike, with this probability (default: 0)")
+    add("--epsilon", metavar="P", help="take a random action with this probability (default: 0)")
     add("--seed", metavar="S", default="0", help="same seed, same log (default: 0)")
     add("--debug", action="store_true", help="show tracebacks")
 

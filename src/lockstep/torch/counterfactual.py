@@ -156,5 +156,6 @@ def check_fits(about: About, dataset: Dataset) -> None:
             )
     if (dataset.state_features, dataset.action_features) != (about.state, about.action):
         raise ConfigError(
-            f"{dataset.path} is normalized otherwise than what the policy learned from; prepare it with --like DATA"
+            f"{dataset.path} is normalized differently from the data that the policy learned from; prepare it with "
+            "--like DATA"
         )

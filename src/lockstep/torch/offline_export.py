@@ -97,7 +97,7 @@ def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
     if mine != [None if some is None else some.digest for some in (dataset.state_features, dataset.action_features)]:
         raise ConfigError(
             f"{dataset.path} was prepared with other features than the policy was trained with, so the exported file "
-            "cannot be compared on it; give the data of the run, or prepare this with --like it"
+            "cannot be compared on it; give the data of the run, or prepare the log with --like DATA"
         )
 
 

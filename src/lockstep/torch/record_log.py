@@ -203,7 +203,7 @@ def _player(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], t
     if not path.is_dir():
         if recording.how != "greedy" or recording.epsilon:
             raise ConfigError(
-                f"{recording.source} is no run directory but a task, which is played at random; leave --sampled and "
+                f"{recording.source} is a task, not a run directory, and is played at random; leave --sampled and "
                 "--epsilon out, or name a run"
             )
         return recording.source, recording.env, lambda spec: (_at_random(spec), _words(spec))
@@ -253,7 +253,7 @@ def _at_random(spec: EnvSpec) -> Choice:
 def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recording) -> Choice:
     """As a run's policy chooses, with what it sees normalized as in training; a log holds what is to be seen."""
     if policy.spec is None or policy.spec.action != spec.action:
-        raise ConfigError(f"the policy of {recording.source} is none for this task: their actions differ")
+        raise ConfigError(f"the policy of {recording.source} does not fit this task: their actions differ")
     distribution, actor, epsilon = policy.distribution, actor_of(policy, torch.device("cpu")), recording.epsilon
     if epsilon and spec.action.kind != "discrete":
         raise ConfigError(f"--epsilon {epsilon} is for tasks with named actions; leave it out, or use --sampled")

@@ -89,9 +89,9 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
             setting="algorithm.loss", values={"mse": "mse", "huber": "huber", "bce": "bce", "bce_with_logits": "bce"}
         ),
         "tensorboard_logging_freq": Field(kind=int),
-        "epsilon": Field(kind=float, remark="it explores a simulator, and a log is what it is"),
+        "epsilon": Field(kind=float, remark="it explores a simulator, and a log cannot be explored"),
         "reward_burnin": Field(
-            kind=int, neutral=(1,), why="Q-values and the models of the rewards learn beside each other from the start"
+            kind=int, neutral=(1,), why="Q-values and the models of the rewards learn at the same time from the start"
         ),
         "set_missing_value_to_zero": Field(
             kind=_SWITCH,
@@ -127,7 +127,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "dropout_ratio": Field(kind=float, why="there is no dropout; l2_decay restrains the weights"),
         "use_batch_norm": Field(kind=_SWITCH, why="a network would then depend on how rows are cut into minibatches"),
         "use_layer_norm": Field(kind=_SWITCH, why=_NO),
-        "use_noisy_linear_layers": Field(kind=_SWITCH, why="noise explores a simulator, and a log is what it is"),
+        "use_noisy_linear_layers": Field(kind=_SWITCH, why="noise explores a simulator, and a log cannot be explored"),
         "weight_init_min_std": Field(kind=float, why=_NO),
         "minibatches_per_step": Field(kind=int, neutral=(1,), why="use a larger minibatch_size"),
         "cnn_parameters": Field(kind=dict, why=_IMAGES),

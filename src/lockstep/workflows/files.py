@@ -161,7 +161,9 @@ def _source(given: str | list[str]) -> Source:
         raise ConfigError("training_data_path and eval_data_path name a file or a folder; they cannot be empty")
     first, prepared = paths[0], [path for path in paths if (path / "dataset.json").exists()]
     if prepared and len(paths) > 1:
-        raise ConfigError(f"{prepared[0]} is prepared data, which stands alone; name it or logs, not both")
+        raise ConfigError(
+            f"{prepared[0]} is prepared data, which cannot be combined with others; name it or logs, not both"
+        )
     return Source(paths=paths, prepared=bool(prepared), out=first)
 
 

@@ -214,7 +214,7 @@ def change(path, **said):
 def test_nothing_there(tmp_path, path):
     refused(tmp_path / "none", "does not exist; .*lockstep offline prepare LOG --out")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "holds no dataset.json")
+    refused(tmp_path / "empty", "has no dataset.json")
     (tmp_path / "log.jsonl").write_text("{}")
     refused(tmp_path / "log.jsonl", "is a file, not prepared data; .*prepare .*log.jsonl")
     (path / "dataset.json").unlink()
@@ -256,11 +256,11 @@ def test_damaged_description(path):
     said = json.loads(text)
     for name in ("info", "files", "parts"):
         (path / "dataset.json").write_text(json.dumps({key: value for key, value in said.items() if key != name}))
-        refused(path, f"holds no {name}")
+        refused(path, f"{name} is missing")
     (path / "dataset.json").write_text(json.dumps(said | {"info": said["info"] | {"num_rows": "many"}}))
     refused(path, r"dataset\.json is damaged .*num_rows")
     (path / "dataset.json").write_text(json.dumps(said | {"parts": [100]}))
-    refused(path, "counts its rows in two ways")
+    refused(path, "its counts of rows differ")
 
 
 def test_edited_normalization(path):

@@ -150,9 +150,9 @@ def test_an_enum_of_every_row_is_refused():
 
 
 def test_an_unknown_feature_or_type_is_refused():
-    with pytest.raises(ConfigError, match=r"there is no feature norml in the log; there is normal"):
+    with pytest.raises(ConfigError, match=r"the log has no feature norml; it has normal"):
         identified("normal", "few", feature_overrides={"norml": "enum"})
-    with pytest.raises(ConfigError, match="feature_overrides: 3=enumeration is no type; there are binary"):
+    with pytest.raises(ConfigError, match="feature_overrides: 3=enumeration is not a type; there are binary"):
         NormParams(feature_overrides={"3": "enumeration"})
     for name, value in (("num_samples", 0), ("quantile_size", 0), ("min_stddev", -1.0), ("max_unique_enum_values", 0)):
         with pytest.raises(ConfigError, match=f"{name}={value}"):

@@ -76,7 +76,7 @@ CONTINUOUS = {"type": "continuous", "mean": 0.0, "stddev": 1.0}
         (CONTINUOUS | {"mean": True}, "mean=true must be a number"),
         (CONTINUOUS | {"mean": math.nan}, "mean=nan must be finite"),
         (CONTINUOUS | {"mean": 10**400}, "mean=10+.* must be a number that float64 can hold"),
-        (CONTINUOUS | {"quantiles": [0, 1]}, "quantiles means nothing to type=continuous; remove it"),
+        (CONTINUOUS | {"quantiles": [0, 1]}, "quantiles is not used by type=continuous; remove it"),
         ({"type": "quantile", "quantiles": [0]}, ".* must be at least two numbers, each above the last"),
         ({"type": "quantile", "quantiles": [0, 2, 2]}, ".* must be at least two numbers, each above the last"),
         ({"type": "quantile", "quantiles": 3}, "quantiles=3 must be a list of numbers"),
@@ -98,7 +98,7 @@ def test_what_was_edited_is_checked(tmp_path, feature, said):
     ("text", "said"),
     [
         ('{"format": 1, "features": {}', r"mine.json is not JSON: .*line 1"),
-        ('{"format": 1, "features": {"1": {}, "1": {}}}', "mine.json: 1 stands there twice"),
+        ('{"format": 1, "features": {"1": {}, "1": {}}}', "mine.json: 1 is there twice"),
         ('{"format": 2, "features": {}}', "format=2 must be 1; upgrade lockstep-rl"),
         ('{"features": {}}', "format=None must be 1$"),
         ('{"format": 1, "feature": {}}', "mine.json: feature is unknown"),

@@ -32,29 +32,29 @@ NAMES = ["left", "right"]
         (row(1, state_features=[1, 2]), "state_features: Expected `object | null`, got `array`"),
         (row(1, state_features={"0": "1"}), "state_features: Expected `float | null`, got `str`"),
         (row(1, state_features={"0": True}), "state_features: Expected `float | null`, got `bool`"),
-        (row(1, state_features={"0": float("nan")}), "NaN is no number that a log may hold"),
-        (row(1, reward=float("inf")), "Infinity is no number that a log may hold"),
+        (row(1, state_features={"0": float("nan")}), "NaN is not a number that a log may hold"),
+        (row(1, reward=float("inf")), "Infinity is not a number that a log may hold"),
         (row(1, reward=...), "reward is missing"),
         (row(1, reward="1"), "reward: Expected `float | null`, got `str`"),
         (row(1, action=...), "action is missing"),
         (row(1, action=""), "action is missing"),
-        (row(1, action="up"), 'action "up" is none of the actions left, right'),
-        (row(1, action=2), "action 2 is no index of an action: there are 2 actions"),
-        (row(1, action=-1), "action -1 is no index"),
+        (row(1, action="up"), 'action "up" is not one of the actions left, right'),
+        (row(1, action=2), "action 2 is not the index of an action: there are 2 actions"),
+        (row(1, action=-1), "action -1 is not the index"),
         (row(1, action=0.5), "action is 0.5"),
         (row(1, action=True), "action is True"),
         (row(1, action=[1, 1]), "marks one action with 1"),
         (row(1, action=[0.5, 0.5]), "a 0 or 1 for each action"),
         (row(1, action=[1, 0, 0]), "action marks 3 actions, and there are 2: left, right"),
-        (row(1, action={"7": 1}), "action is a map, and that of a row before is a name"),
-        (row(1, possible_actions=["up"]), 'possible_actions "up" is none of the actions'),
+        (row(1, action={"7": 1}), "action is a map, but a name in an earlier row"),
+        (row(1, possible_actions=["up"]), 'possible_actions "up" is not one of the actions'),
         (row(1, possible_actions=[1]), "possible_actions marks 1 actions, and there are 2"),
         (row(1, possible_actions=[1, 2]), "a 0 or 1 for each action"),
         (row(1, possible_actions="left"), "it must be a list of names"),
         (row(1, possible_actions=[{"7": 1}]), "possible_actions holds maps of features, but actions of this log"),
-        (row(1, propensity=0), "propensity 0.0 is no probability in (0, 1]"),
-        (row(1, propensity=1.5), "propensity 1.5 is no probability in (0, 1]"),
-        (row(1, action_probability=-0.5), "propensity -0.5 is no probability in (0, 1]"),
+        (row(1, propensity=0), "propensity 0.0 is not a probability in (0, 1]"),
+        (row(1, propensity=1.5), "propensity 1.5 is not a probability in (0, 1]"),
+        (row(1, action_probability=-0.5), "propensity -0.5 is not a probability in (0, 1]"),
         (row(1, propensity="high"), "propensity: Expected `float | null`, got `str`"),
         (row(1, time_diff=-1), "time_diff -1.0 is negative"),
         (row(1, metrics={"m": "x"}), "metrics: Expected `float | null`, got `str`"),
@@ -142,7 +142,7 @@ def test_two_names_of_one_column(tmp_path):
 
 def test_kinds_do_not_mix(tmp_path):
     paths = [write(tmp_path / "a.jsonl", [row()]), write(tmp_path / "b.jsonl", [row(), parametric()])]
-    with pytest.raises(ConfigError, match=r"b\.jsonl, row 2: action is a map, and that of a row before is a name"):
+    with pytest.raises(ConfigError, match=r"b\.jsonl, row 2: action is a map, but a name in an earlier row"):
         whole(read_log(paths))
     with pytest.raises(ConfigError, match=r"a\.jsonl, row 1: action holds names, but .* maps of features \(parametric"):
         whole(read_log(paths, kind="parametric"))
@@ -168,7 +168,7 @@ def test_an_empty_file(tmp_path, name):
 
 
 def test_an_empty_folder(tmp_path):
-    with pytest.raises(ConfigError, match="holds no log; a folder needs files named"):
+    with pytest.raises(ConfigError, match="contains no log; a folder needs files named"):
         read_log([tmp_path])
     (tmp_path / "a.jsonl").touch()
     with pytest.raises(ConfigError, match="holds only empty files"):
@@ -182,7 +182,7 @@ def test_no_such_file(tmp_path):
         read_log([])
     for name in ("a.txt", "a", "a.parquet.gz", "a.gz"):
         (tmp_path / name).touch()
-        with pytest.raises(ConfigError, match=r"is no log by its name; it must end in \.jsonl"):
+        with pytest.raises(ConfigError, match=r"does not have the name of a log: it must end in \.jsonl"):
             read_log([tmp_path / name])
 
 
@@ -254,18 +254,18 @@ def test_a_truncated_parquet(tmp_path):
             "row 2: state_features has an id that is null",
         ),
         ({"state_features": [{"0": 1.0}, None]}, "row 2: state_features is missing"),
-        ({"action": ["left", "up"]}, 'row 2: action "up" is none of the actions left, right'),
+        ({"action": ["left", "up"]}, 'row 2: action "up" is not one of the actions left, right'),
         ({"action": ["left", None]}, "row 2: action is missing"),
-        ({"action": [0, 2]}, "row 2: action 2 is no index"),
+        ({"action": [0, 2]}, "row 2: action 2 is not the index"),
         ({"action": [0, 0.5]}, "row 2: action is 0.5"),
         ({"action": [[1, 0], [1, 1]]}, "row 2: action is [1, 1]; a list marks one action"),
         ({"action": [{"7": 1.0}] * 2}, "row 1: action holds maps of features"),
-        ({"possible_actions": [["left"], ["up"]]}, 'row 2: possible_actions "up" is none of the actions'),
+        ({"possible_actions": [["left"], ["up"]]}, 'row 2: possible_actions "up" is not one of the actions'),
         ({"possible_actions": [[1, 0], [1]]}, "row 2: possible_actions marks 1 actions, and there are 2"),
         ({"possible_actions": [[1, 0], [3, 0]]}, "row 2: possible_actions is [3.0, 0.0]"),
         ({"possible_actions": [1, 2]}, "column possible_actions is Int64; it must be a list"),
         ({"possible_actions": [[{"7": 1.0}]] * 2}, "row 1: possible_actions holds maps of features"),
-        ({"propensity": [1.0, 0.0]}, "row 2: propensity 0.0 is no probability in (0, 1]"),
+        ({"propensity": [1.0, 0.0]}, "row 2: propensity 0.0 is not a probability in (0, 1]"),
         ({"terminated": ["true", "maybe"]}, "row 2: terminated is 'maybe'; it must be true or false"),
     ],
 )
@@ -285,8 +285,8 @@ def test_a_bad_table_is_named(tmp_path, changes, says):
         ("a,1,x,left,1", "row 3: state:0 is 'x'; it must be a number"),
         ("a,1,nan,left,1", "row 3: state:0 is nan"),
         ("a,1,0,left,", "row 3: reward is missing"),
-        ("a,1,0,up,1", 'row 3: action "up" is none of the actions left, right'),
-        ("a,1,0,2,1", 'row 3: action "2" is none of the actions'),
+        ("a,1,0,up,1", 'row 3: action "up" is not one of the actions left, right'),
+        ("a,1,0,2,1", 'row 3: action "2" is not one of the actions'),
         (",1,0,left,1", "row 3: mdp_id is missing"),
         ("a,1,0,left,1,7", "row 3 has 6 cells, and the heading has 5"),
     ],

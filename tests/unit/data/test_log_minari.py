@@ -93,12 +93,12 @@ def test_continuous_episodes_in_parts(made, monkeypatch):
 
 
 def test_what_cannot_be_read(made, tmp_path):
-    with pytest.raises(ConfigError, match="minari:made/nothing-v0 is no Minari data set that can be read here"):
+    with pytest.raises(ConfigError, match="minari:made/nothing-v0 is not a Minari dataset that can be read here"):
         read_log(["minari:made/nothing-v0"])
     folder, _ = made(gymnasium.spaces.Discrete(2), lambda draws: draws.integers(2))
     with pytest.raises(ConfigError, match="has 2 actions, and actions=a,b,c are 3"):
         read_log([folder], actions=["a", "b", "c"])
-    with pytest.raises(ConfigError, match="is a Minari data set, which has none"):
+    with pytest.raises(ConfigError, match="is a Minari dataset, which has none"):
         read_log([folder], columns={"mdp_id": "x"})
     spaces, action = gymnasium.spaces.MultiDiscrete([2, 2]), lambda draws: draws.integers(0, 2, 2)
     folder, _ = made(spaces, action, name="made/several-v0")

@@ -219,7 +219,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"differs in {name} .*--like"):
             check_fits(about, Dataset.open(other))
     moved = replace(about, state=made_data.as_it_is(str(i) for i in range(5)))
-    with pytest.raises(ConfigError, match="normalized otherwise"):
+    with pytest.raises(ConfigError, match="normalized differently"):
         check_fits(moved, mine)
 
 

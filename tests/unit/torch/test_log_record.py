@@ -263,8 +263,8 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["CartPole-v1", "--epsilon", "0.5"], "is no run directory but a task, which is played at random"),
-        (["CartPole-v1", "--sampled"], "is no run directory but a task, which is played at random"),
+        (["CartPole-v1", "--epsilon", "0.5"], "is a task, not a run directory, and is played at random"),
+        (["CartPole-v1", "--sampled"], "is a task, not a run directory, and is played at random"),
         (["RUN", "--sampled", "--epsilon", "0.5"], "leave one out"),
         (["RUN", "--steps", "3", "--episodes", "3"], "--episodes 3 and --steps 3 both say how many; leave one out"),
         (["RUN", "--epsilon", "1.5"], "--epsilon 1.5 must be a probability, from 0 to 1"),
