@@ -71,7 +71,8 @@ def _table(column: str, logged: Mapping[str, Any], found: Mapping[str, Any]) -> 
         for name in names:
             if name in found and "bias" in found[name]:
                 bias, missing = found[name]["bias"], found[name]["missing_weight"]
-                yield f"  clipping changed clipped_ips by {bias:.3g} and took {missing:.0%} of the weight away"
+                average = f"; its weights average {1 - missing:.2f} where 1 is expected" if missing > 0 else ""
+                yield f"  clipping changed clipped_ips by {bias:.3g}{average}"
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:

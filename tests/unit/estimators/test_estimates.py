@@ -107,8 +107,9 @@ def test_clipping_states_its_bias():
         assert told[name]["bias"] != 0.0
     assert told["decision_clipped_ips"]["missing_weight"] == pytest.approx(0.1, abs=0.02)
     text = Estimates(found_of(clipped)).text()
-    assert f"clipping changed clipped_ips by {told['clipped_ips']['bias']:.3g} " in text
-    assert "took 10% of the weight away" in text
+    assert f"clipping changed clipped_ips by {told['clipped_ips']['bias']:.3g}" in text
+    assert "; its weights average 0.90 where 1 is expected" in text
+    assert "where 1 is expected" not in Estimates(found_of(large())).text(), "nothing was clipped"
 
 
 def summed_again(sums):
