@@ -39,6 +39,19 @@ class Grid(gymnasium.Env):
         self.cell, self.steps = state["cell"], state["steps"]
 
 
+class Counted(Grid):
+    """Without a fault; counts how often it was made and closed."""
+
+    made = closed = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+
+    def close(self):
+        type(self).closed += 1
+
+
 class NoObservationSpace(Grid):
     def __init__(self):
         self.action_space = spaces.Discrete(2)
@@ -168,7 +181,7 @@ class ForgetsTheCell(Grid):
 class SeedIgnored(Grid):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.cell = random.randrange(50)
+        self.cell = (random.randrange(50) + np.random.randint(50)) % 50
         return self.observe(), {}
 
 

@@ -1,6 +1,7 @@
 """What is said about environments with faults: one line each, that names the method and says what to return."""
 
 import random
+import sys
 import time
 from pathlib import Path
 
@@ -136,6 +137,12 @@ def test_registered_ids_of_a_module_are_checked(monkeypatch):
 
 
 Old = faulty_envs.OldStep
+
+
+def test_every_environment_that_was_made_is_closed():
+    assert checked("Counted").faults == []
+    (module,) = (module for name, module in sys.modules.items() if name == f"lockstep_file_{ENVS}")
+    assert module.Counted.made == module.Counted.closed == 2
 
 
 def test_a_check_is_short_and_leaves_no_trace():

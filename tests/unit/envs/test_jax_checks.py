@@ -9,11 +9,12 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402  # after what skips
 
+from lockstep.check import check_first  # noqa: E402
 from lockstep.envs.checks.play import Limits  # noqa: E402
 from lockstep.envs.checks.report import Report  # noqa: E402
 from lockstep.envs.checks.task import check_task  # noqa: E402
 from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.run import EnvConfig  # noqa: E402
+from lockstep.run import EnvConfig, Run  # noqa: E402
 
 
 class State(NamedTuple):
@@ -170,6 +171,12 @@ def test_a_fault_is_one_line(name, words):
 def test_a_flag_that_is_a_number_is_a_warning():
     report = checked("FlagsAreNumbers", trace_only=True)
     assert report.warnings == ["step returned float32 as truncated; return a bool, such as steps >= limit"]
+
+
+def test_before_a_run_nothing_is_computed(monkeypatch):
+    """The run chooses devices and threads, and JAX can be told of them only until it is used."""
+    monkeypatch.setattr("lockstep.envs.checks.task._check_protocol", None)
+    check_first(Run(task=f"{__file__}:Walk"))
 
 
 def test_training_refuses_a_fault_before_anything_starts(tmp_path, monkeypatch, capsys):

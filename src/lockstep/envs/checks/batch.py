@@ -91,6 +91,10 @@ class ProtocolPlayer:
         env: Any = self._env
         env.restore(state)
 
+    def close(self) -> None:
+        """Close them."""
+        self._env.close()
+
     def _reset(self, seeds: list[int]) -> Any:
         observation: Any = self.report.call("reset", lambda: self._env.reset(seeds))
         if isinstance(observation, tuple):
@@ -173,6 +177,10 @@ class GymnasiumPlayer:
     def restore(self, state: dict[str, Any]) -> None:
         """To all layers."""
         layers.restore(self._env, state)
+
+    def close(self) -> None:
+        """Close them."""
+        self._env.close()
 
 
 def check_modes(env: gymnasium.vector.VectorEnv[Any, Any, Any], report: Report) -> None:

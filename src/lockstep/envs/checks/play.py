@@ -73,6 +73,10 @@ class Player(Protocol):
         """Give it back."""
         ...
 
+    def close(self) -> None:
+        """Close the environment."""
+        ...
+
 
 def check_play(player: Player, another: Callable[[], Player], limits: Limits) -> None:
     """Everything that can be found out by playing, most important things first, as long as there is time.
@@ -156,9 +160,13 @@ def _check_state(player: Player, another: Callable[[], Player]) -> None:
     if any("the same actions" in warning or "two different" in warning for warning in report.warnings):
         return
     other = another()
-    other.reset(SEEDS[3])
-    report.call("restore", lambda: other.restore(saved))
-    if report.finite and (step := _differ(whole, _played(other, lambda: None))) is not None:
+    try:
+        other.reset(SEEDS[3])
+        report.call("restore", lambda: other.restore(saved))
+        after = _played(other, lambda: None)
+    finally:
+        other.close()
+    if report.finite and (step := _differ(whole, after)) is not None:
         report.fault(
             f"restore does not bring back what state told: step {step} after it gave something else; state must return "
             "everything that decides what comes next, generators of your own included, and restore must set it"

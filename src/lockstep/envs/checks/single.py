@@ -140,6 +140,10 @@ class SinglePlayer:
         """To all layers."""
         layers.restore(self._env, state)
 
+    def close(self) -> None:
+        """Close it; an error is told."""
+        _close(self._env, self.report)
+
     def _copy(self, observation: Any) -> Any:
         """A copy; whether what was shown before has changed meanwhile is looked at, too."""
         if self._shown is not None and self.report.finite and not data_equivalence(*self._shown, exact=True):
