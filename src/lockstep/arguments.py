@@ -63,7 +63,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     launch.set_defaults(call=commands["launch"])
     evaluate = chosen.add_parser("evaluate", help="evaluate the policy of a run", allow_abbrev=False)
     evaluate.add_argument("run", metavar="RUN", help="run directory")
-    evaluate.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
+    evaluate.add_argument("--episodes", type=int, default=100, help="number of episodes (default: 100)")
     evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
     evaluate.add_argument("--video", action="store_true", help="draw one more episode: RUN/videos/evaluate.gif")
     evaluate.add_argument(
@@ -71,22 +71,22 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     )
     evaluate.set_defaults(call=commands["evaluate"])
     check = _add_check(chosen, commands["check"])
-    chaos = chosen.add_parser("chaos", help="put faults into a run of yours, and see what survives", allow_abbrev=False)
+    chaos = chosen.add_parser("chaos", help="inject faults into a run, and see what survives", allow_abbrev=False)
     add_run_arguments(chaos)
-    chaos.add_argument("--faults", metavar="KIND,KIND...", help="which, such as kill,stall,raise (default: all)")
+    chaos.add_argument(
+        "--faults", metavar="KIND,KIND...", help="kinds of faults, such as kill,stall,raise (default: all)"
+    )
     chaos.set_defaults(call=commands["chaos"])
     report = chosen.add_parser(
         "report", help="runs beside each other; how fast more ranks would be", allow_abbrev=False
     )
     add_report_arguments(report)
     report.set_defaults(call=commands["report"])
-    submit = chosen.add_parser(
-        "submit", help="write, or hand in, what a cluster starts a training with", allow_abbrev=False
-    )
+    submit = chosen.add_parser("submit", help="write or submit the job that trains on a cluster", allow_abbrev=False)
     add_submit_arguments(submit)
     submit.set_defaults(call=commands["submit"])
     recipe = chosen.add_parser("recipe", help="list the recipes, or print one to edit", allow_abbrev=False)
-    recipe.add_argument("name", metavar="NAME", nargs="?", help="which; none lists them")
+    recipe.add_argument("name", metavar="NAME", nargs="?", help="recipe to print; without one, all are listed")
     recipe.set_defaults(call=commands["recipe"])
     _add_logged_data(chosen)
     doctor = chosen.add_parser("doctor", help="what this machine can do, and what is missing", allow_abbrev=False)
@@ -181,7 +181,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train in environments, and where."""
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
-    add("--task", metavar="ID", help="the task, as users of robot-learning suites name it")
+    add("--task", metavar="ID", help="the task to train, if not named first")
     add("--algo", metavar="ppo|dqn", help="algorithm (default: ppo for a task; a recipe has its own)")
     add("--num-envs", metavar="N", help="environments, all ranks together")
     add("--max-iterations", metavar="N", help="train for N rollouts")
@@ -228,7 +228,7 @@ def add_start_arguments(parser: argparse.ArgumentParser) -> None:
         help="start all ranks anew, from the newest checkpoint, up to N times after one failed (default: 0)",
     )
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
-    add("--distributed", action="store_true", help="insist on having been started by a launcher, or on --ranks")
+    add("--distributed", action="store_true", help="fail unless a launcher started this process or --ranks is given")
     add("--local-rank", help=argparse.SUPPRESS)  # torch.distributed.launch puts it first; the environment says the same
     add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher made the run directory
     add_node_arguments(parser.add_argument_group("several machines"), restarts=False)

@@ -182,7 +182,7 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """`lockstep report`: what runs tell together."""
+    """`lockstep report`: what several runs tell."""
     from lockstep import report
 
     return report.report_command(args)

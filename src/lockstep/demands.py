@@ -97,7 +97,8 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
     way_out = without_candidates(run.algorithm)
     if info.kind == "parametric" and not info.has_possible_actions and way_out is not None:
         raise ConfigError(
-            f"what could be done next is learned from possible_actions, which {run.data} does not have; {way_out}"
+            f"{run.data} does not say which actions are possible next (possible_actions), and learning needs it; "
+            f"{way_out}"
         )
     return dataset, judged_on
 

@@ -71,7 +71,7 @@ class Fault:
             return cls(**json.loads(text))
         except (json.JSONDecodeError, TypeError) as error:
             example = '{"fault": "kill", "rank": 1, "update": 8}'
-            raise ConfigError(f"{text!r} is no fault ({error}); write {example}") from None
+            raise ConfigError(f"{text!r} is not a fault ({error}); write {example}") from None
 
     def to_json(self) -> str:
         """The fault as text for a command line."""
@@ -91,7 +91,7 @@ class _Strike:
         """The newest checkpoint of the run, once there is one and while no newer one is on its way."""
         from lockstep.record.checkpoint import FOLDER, find
 
-        assert self._run_dir is not None, "nobody knows where checkpoints are; give --run-dir"
+        assert self._run_dir is not None, "the folder of checkpoints is not known; give --run-dir"
         found, folder = find(self._run_dir), self._run_dir / FOLDER
         whole = len(found) == len([*folder.glob(".step_*"), *folder.glob("step_*")])  # LATEST says so last
         return found[0] if found and whole else None

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, cast
 
@@ -56,8 +56,11 @@ def known_settings(run: object) -> dict[str, Any]:
     return dict(_settings(run))
 
 
-def answer_to(name: str, value: object, known: Known, how: How) -> str | None:
-    """What to say about a word with its value; None for a setting, and for a word that nobody has."""
+def answer_to(name: str, value: object, known: Known, how: How, flags: Collection[str] | None = None) -> str | None:
+    """What to say about a word with its value; None for a setting, and for a word that nobody has.
+
+    `flags`: those that can be typed here, if not all.
+    """
     word = name.lstrip("-").rpartition(".")[2].lower().replace("-", "_")
     text = _text(value)
     said = f"unknown argument {name} {text}".rstrip() if how == "flag" else f"unknown setting {name}={text}"
@@ -66,6 +69,8 @@ def answer_to(name: str, value: object, known: Known, how: How) -> str | None:
         line = _line(word, text or _without(known[word]), known, how)
         return f"{said}; {word} is a setting: type {line}" if how == "flag" else None
     meanings = _MEANINGS.get(word, [])
+    if flags is not None:
+        meanings = [item for item in meanings if not item.here.startswith("--") or item.here in flags]
     found = next((item for item in meanings if item.here in known or item.here.startswith("--")), None)
     if found is None:
         if not meanings or word in _OF_ALGORITHMS:

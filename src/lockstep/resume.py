@@ -158,7 +158,7 @@ def _place(path: Path) -> tuple[Path, Path | None]:
     run_dir = path if exact is None else exact.parent.parent
     if not (run_dir / RUN_FILE).is_file():
         raise ConfigError(
-            f"--resume {path} is no run directory (it has no {RUN_FILE}) and no checkpoint of one; "
+            f"--resume {path} is neither a run directory (it has no {RUN_FILE}) nor a checkpoint of one; "
             "give runs/NAME or runs/NAME/checkpoints/step_N"
         )
     if exact is not None and not exact.is_dir():
@@ -176,7 +176,7 @@ def _newest(run_dir: Path, exact: Path | None) -> tuple[dict[str, Any] | None, l
         except DamagedError as error:
             if exact is not None or path == found[-1]:
                 raise
-            notes.append(f"checkpoint {path.name} is damaged and left out: {error}")
+            notes.append(f"checkpoint {path.name} is damaged and skipped: {error}")
     return None, notes
 
 

@@ -261,7 +261,7 @@ def with_algo(run: SomeRun, algo: Any) -> SomeRun:
                 f"train {shlex.quote(run.task)}" if isinstance(run, Run) else f"offline train {shlex.quote(run.data)}"
             )
             raise ConfigError(
-                f"algo={algo}, but this run is one of {run.algo}, with settings such as {item.name}={value} that would "
+                f"algo={algo}, but this run trains with {run.algo}, whose settings, such as {item.name}={value}, would "
                 f"be lost; leave algo={algo} out, or train the task alone: lockstep {what} --algo {algo}"
             )
     return replace(run, algo=cast(Any, algo), algorithm=cast(Any, known[algo]()))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockstep.errors import ConfigError
-from lockstep.world import World
+from lockstep.world import SHARDS, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,8 @@ class RunBase:
     seed: int = 0
     """Same seed, same parameters, on any number of ranks once `num_shards` is pinned."""
     num_shards: int | None = None
-    """Units of state. A number pins it: results then have equal bits on any number of ranks. `null`: one per rank."""
+    """Equal parts (shards) that the run is cut into and dealt to the ranks. Results depend on it, not on the number of
+    ranks: a number gives equal bits on any number of ranks. `null`: one per rank at the first start."""
     shard_threads: int = 1
     """Intra-op threads while a pinned shard computes; part of what fixes the bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -67,7 +68,8 @@ class RunBase:
         if cut.num_shards < ranks:
             raise ConfigError(
                 f"num_shards={cut.num_shards} is fewer than the {ranks} ranks ({world.size} processes x "
-                f"devices_per_process={self.devices_per_process}); use fewer, or --set num_shards={ranks}"
+                f"devices_per_process={self.devices_per_process}); use fewer, or --set num_shards={ranks} "
+                f"({SHARDS})"
             )
         return cut
 

@@ -29,18 +29,18 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
         hint = f"did you mean --set {word}?" if takes_settings and "=" in word else see
         return f"unexpected argument {word}; {hint}"
     name = word.partition("=")[0]
+    flags = [flag for flag in _flags(top, command) if flag.startswith("--") and "_" not in flag]
     settings: Mapping[str, Any] = {}
     if takes_settings:
         from lockstep.renamed import answer_to, known_settings
 
         value, others = _taken_out(word, given)
         settings = known_settings(run_of(top.parse_known_args(others)[0]))
-        answer = answer_to(name, value, settings, "flag")
+        answer = answer_to(name, value, settings, "flag", flags)
         if answer is not None:
             return answer
-    flags = [flag for flag in _flags(top, command) if flag.startswith("--") and "_" not in flag]
     names = {f"--{setting.replace('_', '-')}": setting for setting in settings}
-    near = difflib.get_close_matches(name, flags, n=3)
+    near = difflib.get_close_matches(name, flags, n=3, cutoff=0.7)
     near = near or [f"--set {names[flag]}=VALUE" for flag in difflib.get_close_matches(name, names, n=2, cutoff=0.7)]
     return f"unknown argument {word}; {did_you_mean(near) or see}"
 

@@ -14,6 +14,8 @@ import numpy as np
 from lockstep.errors import ConfigError
 from lockstep.launchers import rank_fields
 
+SHARDS = "shards: equal parts of a run, one per rank unless num_shards is set"
+"""What messages say of the word."""
 _MIN_EXACT_ENVS = 4
 
 
@@ -67,7 +69,7 @@ class World:
         if self.num_shards < self.size:
             raise ConfigError(
                 f"num_shards={self.num_shards} is fewer than the {self.size} ranks; use --ranks {self.num_shards} "
-                f"or --set num_shards={self.size}"
+                f"or --set num_shards={self.size} ({SHARDS})"
             )
 
     @classmethod
@@ -98,7 +100,7 @@ class World:
         if total % self.num_shards or total < self.num_shards:
             below, above = total // self.num_shards * self.num_shards, -(-total // self.num_shards) * self.num_shards
             use = f"{below} or {above}" if below else str(max(above, self.num_shards))
-            raise ConfigError(f"{name}={total} does not divide among {self.num_shards} shards; use {use}")
+            raise ConfigError(f"{name}={total} does not divide among {self.num_shards} shards; use {use} ({SHARDS})")
         return total // self.num_shards
 
     def doubts(self, shard_envs: int) -> list[str]:

@@ -65,7 +65,7 @@ def as_if_nothing_happened(start, undisturbed, *words):
 def test_a_truncated_file_is_told_and_the_checkpoint_before_is_used(undisturbed, folder, ranks, name, words):
     newest = find(folder / "run")[0]
     os.truncate(newest / name, (newest / name).stat().st_size // 2)
-    as_if_nothing_happened(resume(folder, ranks), undisturbed, f"{newest.name} is damaged and left out", words)
+    as_if_nothing_happened(resume(folder, ranks), undisturbed, f"{newest.name} is damaged and skipped", words)
 
 
 @pytest.mark.parametrize("name", ["learner.safetensors", "shard_0.safetensors", "manifest.json", "LATEST"])
@@ -77,7 +77,7 @@ def test_a_missing_file_is_told_and_the_checkpoint_before_is_used(undisturbed, f
     else:
         newest = find(folder / "run")[0]
         (newest / name).unlink()
-        as_if_nothing_happened(resume(folder, 2), undisturbed, f"{newest.name} is damaged and left out", name)
+        as_if_nothing_happened(resume(folder, 2), undisturbed, f"{newest.name} is damaged and skipped", name)
 
 
 def test_no_whole_checkpoint_at_all_is_refused(folder):
@@ -114,7 +114,7 @@ def test_a_hostile_file_runs_nothing(undisturbed, folder, tmp_path, name):
         manifest = json.loads((newest / "manifest.json").read_text())
         manifest["files"][name] = {"size": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
         (newest / "manifest.json").write_text(json.dumps(manifest))
-    words = [] if name == "LATEST" else [f"{newest.name} is damaged and left out", re.escape(name)]
+    words = [] if name == "LATEST" else [f"{newest.name} is damaged and skipped", re.escape(name)]
     as_if_nothing_happened(resume(folder, 2), undisturbed, *words)
     assert not ran.exists(), "the payload was run"
 

@@ -146,7 +146,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(undisturbed,
     start = train(folder_for(tmp_path, small()), ranks, "--max-restarts", "1", fault=Fault("corrupt", 1, AT))
     assert start.wait() == 0, start.said
     start.check_clean()
-    assert re.search(r"step_\d+ is damaged and left out: .*SHA-256", start.said), start.said
+    assert re.search(r"step_\d+ is damaged and skipped: .*SHA-256", start.said), start.said
     check_nothing_lost(start, undisturbed, restarts=1)
 
 

@@ -42,7 +42,7 @@ def test_two_ranks_with_an_environment_and_a_network_of_ones_own(examples, pytho
         "-m", "lockstep.train", examples / "my_env.py:MyEnv", "--ranks", 2, "--run-dir", "run",
         "--set", f"network.module={examples}/my_network.py:MyNetwork", "--set", "total_steps=2048",
     )  # fmt: skip
-    assert "parameters equal on all 2 ranks" in out and "data different on all 2 ranks" in out
+    assert "parameters equal on both ranks" in out and "data different on both ranks" in out
     assert len({rank["params_fingerprint"] for rank in json.loads(Path("run/summary.json").read_text())["ranks"]}) == 1
 
 

@@ -36,7 +36,7 @@ def test_our_own_launcher_starts_jax_ranks(tmp_path, alone):
     command = train(tmp_path, "--ranks", "2")
     assert command.wait() == 0, command.said
     check(command, alone)
-    assert "parameters equal on all 2 ranks" in command.said
+    assert "parameters equal on both ranks" in command.said
 
 
 def test_the_launcher_for_jax_starts_our_training_as_it_is_typed(tmp_path, alone):

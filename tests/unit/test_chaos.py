@@ -68,9 +68,9 @@ def test_a_fault_goes_over_the_command_line():
     fault = Fault("kill", 2, 7, attempt=1)
     assert Fault.from_json(fault.to_json()) == fault
     for text, words in (
-        ("{", "is no fault"),
+        ("{", "is not a fault"),
         ('{"rank": 1}', "'fault' and 'update'"),
-        ('{"fault": "x"}', "is no fault"),
+        ('{"fault": "x"}', "is not a fault"),
     ):
         with pytest.raises(ConfigError, match=words):
             Fault.from_json(text)

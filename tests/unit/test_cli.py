@@ -253,7 +253,7 @@ def test_exit_codes(status, error, code, monkeypatch):
         ("cartpole --ml_framework tf", ["ml_framework='tf'", "torch, jax"]),
         ("cartpole --algo sac", ["algo='sac'", "one of ppo, dqn"]),
         ("cartpole --algo dqn", ["algo=dqn", "would be lost", "lockstep train CartPole-v1 --algo dqn"]),
-        ("cartpole_dqn --set algo=ppo", ["algo=ppo", "one of dqn", "lockstep train CartPole-v1 --algo ppo"]),
+        ("cartpole_dqn --set algo=ppo", ["algo=ppo", "trains with dqn", "lockstep train CartPole-v1 --algo ppo"]),
         ("CartPole-v1 --algo dqn --set num_epochs=3", ["num_epochs is a setting of ppo", "algo=dqn"]),
         ("CartPole-v1 --set epsilon_end=0.1", ["epsilon_end is a setting of dqn", "algo=ppo"]),
         ("CartPole-v1 --algo dqn --set epsilon_nd=0.1", ["unknown setting epsilon_nd", "algorithm.epsilon_end"]),

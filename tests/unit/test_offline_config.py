@@ -15,7 +15,7 @@ WRONG = [
     ({"target_rate": 0.0}, "target_rate=0.0 must lie in"),
     ({"l2_decay": -1.0}, "l2_decay=-1.0 must be at least 0"),
     ({"max_grad_norm": 0.0}, "max_grad_norm=0.0 must be greater than 0, or null"),
-    ({"learning_rate_decay": 0.5}, "learning_rate_decay=0.5 is of learning_rate_schedule=exponential"),
+    ({"learning_rate_decay": 0.5}, "learning_rate_decay=0.5 is only used with learning_rate_schedule=exponential"),
     ({"n_step": 0}, "n_step=0 must be at least 1"),
     ({"n_step": 2, "use_time_diff": True}, "n_step=2 and use_time_diff=true contradict each other"),
     ({"n_step": 2, "reward_boost": {"a": 1.0}}, "sums the rewards of several; use n_step=1"),

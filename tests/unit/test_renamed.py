@@ -157,6 +157,8 @@ def test_flags_of_logged_data_and_of_other_commands(capsys):
     assert capsys.readouterr().err.endswith(": type --set l2_decay=0.1\n")
     assert cli.main(["chaos", "cartpole", "--lr", "3"]) == 2
     assert capsys.readouterr().err.endswith(": type --set learning_rate=3\n")
+    assert cli.main(["chaos", "cartpole", "--resume", "run"]) == 2  # a flag of lockstep train alone
+    assert "unknown argument --resume; see lockstep chaos --help" in capsys.readouterr().err
     assert cli.main(["evaluate", "runs/x", "--episode", "3"]) == 2
     assert "did you mean --episodes" in capsys.readouterr().err
     assert cli.main(["train", "cartpole", "--entropy-coeficient", "3"]) == 2

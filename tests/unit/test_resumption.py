@@ -141,7 +141,7 @@ def test_a_damaged_manifest_is_left_out_and_the_last_one_refuses(run_dir):
     (second / "manifest.json").write_text("half")
     found = prepare(run_dir, {})
     assert found.step == 512
-    assert "checkpoint step_1024 is damaged and left out" in found.notes[0]
+    assert "checkpoint step_1024 is damaged and skipped" in found.notes[0]
     with pytest.raises(ConfigError, match="not the manifest"):
         prepare(second, {})
     (first / "manifest.json").unlink()

@@ -93,7 +93,9 @@ def test_a_count_that_does_not_divide_names_its_neighbours():
     world = World(size=8)
     with pytest.raises(ConfigError, match="num_envs=100 does not divide among 8 shards; use 96 or 104"):
         world.shard_size(100, "num_envs")
-    with pytest.raises(ConfigError, match=r"num_envs=3 does not divide among 8 shards; use 8$"):
+    with pytest.raises(
+        ConfigError, match=r"num_envs=3 does not divide among 8 shards; use 8 \(shards: equal parts of a run, "
+    ):
         world.shard_size(3, "num_envs")
     assert world.shard_size(96, "num_envs") == 12
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.errors import ConfigError
+from lockstep.world import SHARDS
 
 METRICS = (
     "loss/value",
@@ -133,7 +134,7 @@ class DQNConfig:
         if self.batch_size % num_shards:
             raise ConfigError(
                 f"batch_size={self.batch_size} does not divide among {num_shards} shards; "
-                f"use a multiple of {num_shards}"
+                f"use a multiple of {num_shards} ({SHARDS})"
             )
         return self.batch_size // num_shards
 

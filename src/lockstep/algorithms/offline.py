@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lockstep.errors import ConfigError
+from lockstep.world import SHARDS
 
 METRICS = (
     "loss/value",
@@ -61,8 +62,8 @@ class LoggedConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0, and finite")
         if self.learning_rate_decay != 1.0 and self.learning_rate_schedule != "exponential":
             raise ConfigError(
-                f"learning_rate_decay={self.learning_rate_decay} is of learning_rate_schedule=exponential, but that is "
-                f"{self.learning_rate_schedule}; set one of them"
+                f"learning_rate_decay={self.learning_rate_decay} is only used with learning_rate_schedule=exponential, "
+                f"and the schedule is {self.learning_rate_schedule}; set one of them"
             )
         if not 0 < self.target_rate <= 1:
             raise ConfigError(f"target_rate={self.target_rate} must lie in (0, 1]")
@@ -76,7 +77,7 @@ class LoggedConfig:
         if self.batch_size % num_shards:
             raise ConfigError(
                 f"batch_size={self.batch_size} does not divide among {num_shards} shards; "
-                f"use a multiple of {num_shards}"
+                f"use a multiple of {num_shards} ({SHARDS})"
             )
         return self.batch_size // num_shards
 

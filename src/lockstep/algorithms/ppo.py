@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.errors import ConfigError
+from lockstep.world import SHARDS
 
 METRICS = (
     "loss/policy",
@@ -85,7 +86,8 @@ class PPOConfig:
         if rows % self.num_minibatches:
             raise ConfigError(
                 f"num_minibatches={self.num_minibatches} does not divide a shard's {rows} transitions "
-                f"({shard_envs} environments x num_steps={self.num_steps}); change num_steps or num_minibatches"
+                f"({shard_envs} environments x num_steps={self.num_steps}); change num_steps or num_minibatches "
+                f"({SHARDS})"
             )
         return rows // self.num_minibatches
 

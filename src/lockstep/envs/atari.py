@@ -60,7 +60,8 @@ class AtariOptions:
             raise ConfigError(f"env.kwargs noop_max={self.noop_max} must not be negative")
         if not 0 <= self.repeat_action_probability <= 1:
             raise ConfigError(
-                f"env.kwargs repeat_action_probability={self.repeat_action_probability} is no probability"
+                f"env.kwargs repeat_action_probability={self.repeat_action_probability} must be a probability, "
+                "from 0 to 1"
             )
 
 

@@ -158,7 +158,9 @@ class AtariEnvs:
             rows = np.flatnonzero(self._since_seed == 0)
             _, info = self._reset(rows, self._seeds_of(rows))
         if (info["episode_frame_number"] != self._frames).any() or (info["lives"] != self._lives).any():
-            raise RunError("played again, the games came out otherwise: another version of ale_py, or other env.kwargs")
+            raise RunError(
+                "played again, the games came out differently: another version of ale_py, or other env.kwargs"
+            )
 
     def close(self) -> None:
         """End the threads."""

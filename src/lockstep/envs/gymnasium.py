@@ -167,7 +167,7 @@ def _adapt_vector(
             return "it does not say that it resets ended environments itself (metadata autoreset_mode)"
         if not isinstance(observation_space, gymnasium.spaces.Box):
             env.close()
-            return "its observation space is no Box"
+            return "its observation space is not a Box"
         spec = EnvSpec(
             observation_size=observation_size(observation_space, task),
             image=image_shape(observation_space),

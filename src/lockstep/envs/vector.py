@@ -117,7 +117,9 @@ def make_vector_env(
         own = [key for key, value in vars(module).items() if inspect.isclass(value)]
         raise ConfigError(f"task={task}: {location} has no {name}{near(name, [*own, *gymnasium.known_tasks()])}")
     if not inspect.isclass(found):
-        raise ConfigError(f"task={task} is no class; name a gymnasium.Env or a class that follows lockstep's VectorEnv")
+        raise ConfigError(
+            f"task={task} is not a class; name a gymnasium.Env or a class that follows lockstep's VectorEnv"
+        )
     adapted = gymnasium.adapt_class(found, task, config, num_envs, render=render)
     return _build(found, task, config, num_envs, render) if adapted is None else adapted
 
@@ -165,7 +167,7 @@ def _check(config: EnvConfig, num_envs: int) -> None:
         raise ConfigError(f"env.max_episode_steps={config.max_episode_steps} must be at least 1, or null")
     if "render_mode" in config.kwargs:
         raise ConfigError(
-            f"env.kwargs render_mode={config.kwargs['render_mode']} is not a config's to decide; remove it "
+            f"env.kwargs render_mode={config.kwargs['render_mode']} is set by Lockstep; remove it "
             "(training draws nothing)"
         )
 

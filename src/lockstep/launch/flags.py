@@ -30,7 +30,7 @@ def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser
     add("--rdzv-endpoint", "HOST:PORT", "where the nodes meet: an address of the main node, a free port there")
     add("--init-file", "FILE", "meet through a file that all nodes see, instead of an address")
     add("--rdzv-id", "ID", "name of the run; nodes of other runs are sent away")
-    add("--rdzv-backend", "c10d|static", "as torchrun has it; both mean the same here")
+    add("--rdzv-backend", "c10d|static", "accepted as torchrun's; both mean the same here")
     add("--master-addr", "HOST", "as --rdzv-endpoint, with --master-port")
     add("--master-port", "PORT", "see --master-addr")
     add("--local-addr", "ADDRESS", "this machine's own address, where the one found is not the right one")
@@ -91,7 +91,7 @@ def asks_for_nodes(args: argparse.Namespace) -> bool:
     for name in ("node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "local_addr", "join_timeout", "token_file"):
         if getattr(args, name) is not None:
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} {getattr(args, name)} says something of several machines; add --nnodes N")
+            raise ConfigError(f"{flag} {getattr(args, name)} is for several machines; add --nnodes N")
     return False
 
 

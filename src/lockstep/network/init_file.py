@@ -139,8 +139,8 @@ def find(
         awaited = f"{writer} to write {path}" + _why_not(place)
         if now >= deadline:
             raise ConfigError(
-                f"--init-file {path}: waited {now - began:.0f} s in vain for {awaited}; check that {writer} runs and "
-                "that the file is on a file system that all nodes share"
+                f"--init-file {path}: gave up after waiting {now - began:.0f} s for {awaited}; check that {writer} "
+                "runs and that the file is on a file system that all nodes share"
             )
         waiting(awaited)
         time.sleep(_POLL_S)

@@ -150,8 +150,8 @@ def _check_that_it_is_here(kind: Kind, world: World, told: list[str], nonce: str
             _tell_the_other(kind, world, address, nonce)
         time.sleep(_POLL_S)
     raise ConfigError(
-        f"MASTER_ADDR={world.address} ({', '.join(told)}) is no address of host {socket.gethostname()}, where rank 0 "
-        f"runs; it has {', '.join(reachable_addresses()) or 'none but loopback'}; give all ranks the right one "
+        f"MASTER_ADDR={world.address} ({', '.join(told)}) is not an address of host {socket.gethostname()}, where "
+        f"rank 0 runs; it has {', '.join(reachable_addresses()) or 'none but loopback'}; give all ranks the right one "
         "(--master-addr, MASTER_ADDR), or a shared --init-file"
     )
 

@@ -289,10 +289,11 @@ class Journal:
             f"({summary['steps_per_second']:.0f} {self._unit}/s){reached}"
         )
         if len(ranks) > 1:
-            line(f"parameters equal on all {len(ranks)} ranks: {summary['params_fingerprint']}")
+            who = "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
+            line(f"parameters equal on {who}: {summary['params_fingerprint']}")
             firsts = ", ".join(f"rank {r['rank']} {r['first_rollout_fingerprint'][:8]}" for r in ranks)
             first = "batches" if self._unit == "rows" else "rollouts"
-            line(f"data different on all {len(ranks)} ranks, first {first}: {firsts}")
+            line(f"data different on {who}, first {first}: {firsts}")
         where = os.path.relpath(self.path)
         line(f"run directory: {where}")
         if summary["status"] == "interrupted":

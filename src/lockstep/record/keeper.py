@@ -142,7 +142,7 @@ class Keeper:
                 if self._world.rank == 0:  # what lies after it belongs to steps that will be taken anew
                     checkpoint.set_latest(self._run_dir, name)
                 return mine
-            self._warn(f"checkpoint {name} is damaged and left out: {problem}")
+            self._warn(f"checkpoint {name} is damaged and skipped: {problem}")
         if names:
             raise ConfigError(f"no whole checkpoint to resume from in {self._run_dir / checkpoint.FOLDER}: {problem}")
         return None

@@ -144,7 +144,9 @@ def _of_file(path: Path) -> list[Point]:
         listed: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["points"]
         return [_of_entry(entry, f"{path}, point {number}") for number, entry in enumerate(listed)]
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is no file of points ({error}); benchmarks/network.py --points writes one") from None
+        raise ConfigError(
+            f"{path} is not a file of points ({error}); benchmarks/network.py --points writes one"
+        ) from None
     except KeyError as error:
         raise ConfigError(f"{path}: a point has no {error}; benchmarks/network.py --points writes them") from None
 

@@ -63,7 +63,7 @@ def _check(job: Job, args: argparse.Namespace) -> None:
         ("--token-secret", args.token_secret),
     ):
         if value is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", value):
-            raise ConfigError(f"{flag} {value} is no Kubernetes name: lower-case letters, digits and hyphens")
+            raise ConfigError(f"{flag} {value} is not a Kubernetes name: lower-case letters, digits and hyphens")
     if not mount.is_absolute() or ".." in mount.parts:
         raise ConfigError(f"--mount {mount} must be an absolute path, such as /runs")
     if job.resume:

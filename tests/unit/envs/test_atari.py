@@ -215,7 +215,7 @@ def test_a_state_of_other_games_is_refused():
     wider.reset([1, 2, 3])
     with pytest.raises(RunError, match="of 2 environments per shard, here are 3"):
         wider.restore(state)
-    with pytest.raises(RunError, match="came out otherwise"):
+    with pytest.raises(RunError, match="came out differently"):
         make_vector_env("ALE/Breakout-v5", replace(config, kwargs={"frameskip": 3}), 2).restore(state)
 
 

@@ -39,7 +39,11 @@ def test_what_names_mean():
         ("ALE/Pong-v5", {"kwargs": {"frameskip": "four"}}, "Expected `int`, got `str`.*frameskip"),
         ("ALE/Pong-v5", {"kwargs": {"frameskip": 0}}, "frameskip=0 must be at least 1"),
         ("ALE/Pong-v5", {"kwargs": {"noop_max": -1}}, "noop_max=-1 must not be negative"),
-        ("ALE/Pong-v5", {"kwargs": {"repeat_action_probability": 25}}, "repeat_action_probability=25.* no probability"),
+        (
+            "ALE/Pong-v5",
+            {"kwargs": {"repeat_action_probability": 25}},
+            "repeat_action_probability=25.* must be a probability",
+        ),
         ("ALE/Pong-v5", {"kwargs": {"maxpool": False}, "vectorization": "sync"}, "only with env.vectorization=auto"),
         (
             "ALE/Pong-v5",

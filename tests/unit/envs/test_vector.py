@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
         ("nowhere.py:Env", {}, "no file .*nowhere.py"),
         ("own_envs:Countr", {}, "did you mean Counter"),
         ("own_envs:Half", {}, r"lacks reset, step, close, spec \(an EnvSpec\), num_envs == 1"),
-        ("own_envs:function", {}, "is no class"),
+        ("own_envs:function", {}, "is not a class"),
         ("own_envs:Counter", {"kwargs": {"lenght": 1}}, "did you mean length"),
         ("own_envs:Vector", {"max_episode_steps": 3}, "max_episode_steps=3 is unknown"),
         ("phys2d/CartPole-v1", {}, "pip install jax"),

@@ -248,8 +248,8 @@ def test_another_protocol_is_told_to_both(start, at):
     ("says", "why"),
     [
         (b"", "it said nothing for 0.5 s"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "it speaks another language"),
-        (b'{"hello": 1}\n', "it speaks another language"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "it does not speak Lockstep's protocol"),
+        (b'{"hello": 1}\n', "it does not speak Lockstep's protocol"),
         (None, "it closes connections at once"),
     ],
 )
@@ -260,7 +260,7 @@ def test_what_answers_and_is_no_main_node_is_named_on_both(start, monkeypatch, s
         thread = serve(server, says)
         port = server.getsockname()[1]
         other = start(node_rank=1, host="127.0.0.1", port=port)
-        assert f"what answers there is no main node of Lockstep ({why})" in other.refused()
+        assert f"what answers there is not the main node of a Lockstep run ({why})" in other.refused()
         for rank in (0, None):
             main = start(node_rank=rank, host="127.0.0.1", port=port)
             assert f"port {port} is in use by another program; end that one, or choose another port" in main.refused()

@@ -158,8 +158,8 @@ def test_a_damaged_checkpoint_is_left_out_for_the_one_before(tmp_path):
         path.write_bytes(data)
     assert keeper(tmp_path, warnings).load(None)[0]["step"] == 10
     assert [w.split(":")[0] for w in warnings] == [
-        "checkpoint step_30 is damaged and left out",
-        "checkpoint step_20 is damaged and left out",
+        "checkpoint step_30 is damaged and skipped",
+        "checkpoint step_20 is damaged and skipped",
     ]
     assert (tmp_path / "checkpoints" / "LATEST").read_text() == "step_10\n"
 

@@ -73,7 +73,7 @@ def test_what_is_damaged_for_one_rank_is_left_out_by_all(tmp_path, shard):
     expected = [(10, [10] * 3, {rank: {"at": 10}}) for rank in range(RANKS)]
     assert together(tmp_path, load, warnings) == expected, "the ranks went on from different checkpoints"
     assert len(warnings) == 1
-    assert f"step_20 is damaged and left out: {tmp_path}/checkpoints/step_20/shard_{shard}.safetensors" in warnings[0]
+    assert f"step_20 is damaged and skipped: {tmp_path}/checkpoints/step_20/shard_{shard}.safetensors" in warnings[0]
 
 
 def test_when_none_is_whole_every_rank_refuses(tmp_path):

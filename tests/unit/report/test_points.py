@@ -156,8 +156,8 @@ def test_points_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is no file of points"),
-        ("[]", "is no file of points"),
+        ("", "is not a file of points"),
+        ("[]", "is not a file of points"),
         ('{"points": [{"ranks": 1}]}', "a point has no"),
         (json.dumps({"points": [ENTRY | {"seconds": 0}]}), "point 0: seconds=0.0 must be greater than 0"),
         (json.dumps({"points": [ENTRY | {"hosts": 3}]}), "hosts=3 must be at least 1 and at most ranks=2"),

@@ -25,7 +25,7 @@ SSH = ("--on", "ssh", "--hosts", "alpha,beta")
         (["cartpole", *SLURM, "--set", "learning_rate=fast"], "learning_rate"),
         (["cartpole", *SLURM, "--init-from", "nowhere"], "--init-from nowhere does not exist"),
         (["cartpole", *SLURM, "--resume", "nowhere"], "leave out cartpole"),
-        ([*SLURM, "--resume", "nowhere"], "no run directory"),
+        ([*SLURM, "--resume", "nowhere"], "neither a run directory"),
         (["cartpole", *SLURM, "--nnodes", "0"], "--nnodes 0 must be"),
         (["cartpole", *SLURM, "--nnodes", "two"], "--nnodes two must be"),
         (["cartpole", *SLURM, "--nnodes", "4:2"], "use 2:4"),

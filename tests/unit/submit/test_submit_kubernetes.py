@@ -179,8 +179,8 @@ def test_a_later_attempt_goes_on_from_a_checkpoint(capsys, here, image):
     [
         (["--image", ""], "--image registry/name:tag"),
         (["--claim", ""], "--claim NAME"),
-        (["--claim", "Runs_1"], "no Kubernetes name"),
-        (["--namespace", "A"], "no Kubernetes name"),
+        (["--claim", "Runs_1"], "not a Kubernetes name"),
+        (["--namespace", "A"], "not a Kubernetes name"),
         (["--mount", "runs"], "absolute"),
         (["--run-dir", "runs/x"], "not on the claim"),
         (["--run-dir", "/runs"], "not on the claim"),

@@ -84,7 +84,7 @@ def test_the_newest_are_kept_and_a_damaged_one_is_left_out(comm, tmp_path, capfd
         (tmp_path / "checkpoints" / "step_10" / "learner.safetensors").write_bytes(b"torn")
         found = checkpoints.restore()
     assert found is not None and found.shared == {"step": 2}
-    assert "step_10 is damaged and left out" in capfd.readouterr().err
+    assert "step_10 is damaged and skipped" in capfd.readouterr().err
 
 
 def test_what_cannot_be_saved_is_named(comm, tmp_path):

@@ -44,7 +44,7 @@ class Gymnax:
         action, space = self._env.action_space(self._params), self._env.observation_space(self._params)
         shape = getattr(space, "shape", None)
         if shape is None:
-            raise ConfigError(f"gymnax/{name} observes {type(space).__name__}; arrays alone can be learned from")
+            raise ConfigError(f"gymnax/{name} observes {type(space).__name__}; only arrays are supported")
         self.spec = EnvSpec(
             observation_size=math.prod(shape),
             action=_action_spec(action, name),
@@ -81,4 +81,4 @@ def _action_spec(space: Any, name: str) -> ActionSpec:
         size = math.prod(space.shape)
         low, high = (np.broadcast_to(np.asarray(bound), space.shape).reshape(-1) for bound in (space.low, space.high))
         return ActionSpec("continuous", (size,), tuple(map(float, low)), tuple(map(float, high)))
-    raise ConfigError(f"gymnax/{name} takes actions of {type(space).__name__}, which no policy here gives")
+    raise ConfigError(f"gymnax/{name} takes actions of {type(space).__name__}, which no policy here can produce")

@@ -176,7 +176,7 @@ class Caller:
 
     def _other(self, reason: str) -> str:
         return (
-            f"{self._setting}: what answers there is no main node of Lockstep ({reason}); "
+            f"{self._setting}: what answers there is not the main node of a Lockstep run ({reason}); "
             "use another port on all nodes, or the right address"
         )
 

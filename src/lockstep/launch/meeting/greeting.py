@@ -139,7 +139,7 @@ class Call:
         """The first words of the main node: which file named it. Also checks that it is one."""
         first = self.receive(timeout_s)
         if _VERSION not in first:
-            raise Stranger("it speaks another language")
+            raise Stranger("it does not speak Lockstep's protocol")
         self._nonce, self._version = str(first.get("nonce")), first
         return str(first.get("place"))
 
@@ -174,7 +174,7 @@ class Call:
             except OSError as error:
                 raise Dropped from error
             except ValueError:
-                raise Stranger("it speaks another language") from None
+                raise Stranger("it does not speak Lockstep's protocol") from None
             if not data:
                 raise Dropped
         return self._messages.pop(0)
