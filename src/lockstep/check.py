@@ -129,10 +129,11 @@ def _said_if_slow(run: "Run", report: "Report") -> Generator[None]:
     done = threading.Event()
 
     def watch() -> None:
-        if done.wait(_SLOW_S):
+        patience_s = min(_SLOW_S, run.startup_timeout_s)
+        if done.wait(patience_s):
             return
-        print(f"lockstep: checking task={run.task}: {report.doing} takes more than {_SLOW_S:.0f} s", file=sys.stderr)
-        if not done.wait(max(run.startup_timeout_s - _SLOW_S, 0.0)):
+        print(f"lockstep: checking task={run.task}: {report.doing} takes more than {patience_s:g} s", file=sys.stderr)
+        if not done.wait(run.startup_timeout_s - patience_s):
             waited = f"startup_timeout_s={run.startup_timeout_s:g}"
             print(f"lockstep: error: task={run.task}: {report.doing} did not return within {waited}", file=sys.stderr)
             sys.stderr.flush()

@@ -1,5 +1,6 @@
 """Environments that a user might write, each with one fault; `Grid`, `Rows` and `Board` have none."""
 
+import os
 import random
 import time
 from collections import namedtuple
@@ -381,6 +382,18 @@ class NoBase:
 
 
 OldGym = type("OldGym", (namedtuple("Env", ()),), {"__module__": "gym.envs.mine"})
+
+
+class Hangs(Grid):
+    def reset(self, *, seed=None, options=None):
+        time.sleep(600)
+
+
+class Leaves(Grid):
+    """The process it is in."""
+
+    def step(self, action):
+        os._exit(4)
 
 
 class Slow(Grid):

@@ -1,6 +1,7 @@
 """What is said about environments with faults: one line each, that names the method and says what to return."""
 
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -238,3 +239,16 @@ def test_a_file_without_a_class_suggests_those_it_has(tmp_path, monkeypatch, cap
     Path("nothing.py").write_text("x = 1\n")
     assert cli.main(["train", "nothing.py"]) == 2
     assert "name one of its own: nothing.py:FUNCTION" in capsys.readouterr().err
+
+
+def test_an_environment_that_hangs_is_named_and_ends_the_command():
+    command = [sys.executable, "-m", "lockstep.cli", "check", f"{ENVS}:Hangs", "--set", "startup_timeout_s=0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "Hangs: reset takes more than 0.5 s" in done.stderr
+    assert done.stderr.endswith("Hangs: reset did not return within startup_timeout_s=0.5\n")
+
+
+def test_an_environment_that_ends_its_worker_is_refused():
+    with pytest.raises(ConfigError, match="Leaves ended its process with code 4"):
+        check_first(Run(task=f"{ENVS}:Leaves", env=EnvConfig(vectorization="async")))
