@@ -167,8 +167,7 @@ def _check(config: EnvConfig, num_envs: int) -> None:
         raise ConfigError(f"env.max_episode_steps={config.max_episode_steps} must be at least 1, or null")
     if "render_mode" in config.kwargs:
         raise ConfigError(
-            f"env.kwargs render_mode={config.kwargs['render_mode']} is set by Lockstep; remove it "
-            "(training draws nothing)"
+            f"env.kwargs render_mode={config.kwargs['render_mode']} is set by Lockstep; remove it from env.kwargs"
         )
 
 
