@@ -115,9 +115,8 @@ def test_updates_are_those_of_torch(case):
 
 def test_a_step_of_bfloat16_is_near():
     ours, theirs, found, _ = updated({"num_epochs": 1, "num_minibatches": 1}, updates=1, precision="bfloat16")
-    check(
-        ours, theirs, found, tolerance=2.1e-3, relative=0.1, absolute=1e-3
-    )  # a step of Adam's moves by 1e-3 in either direction
+    # Of a gradient near 0 the backends may round to other signs, and a first step of Adam's is `learning_rate` long.
+    check(ours, theirs, found, tolerance=2.05 * BASE["learning_rate"], relative=0.1, absolute=1e-3)
 
 
 @pytest.mark.parametrize("stopping", [0.0003, 0.0008])

@@ -133,7 +133,7 @@ class DeviceCollector:
         """A shard's rollout, what to learn from it, its sums for all shards, and its orders of rows [E, T * B]."""
         params = self._ppo.flat.split(values)
         shard, steps, sums = self._collect.rollout(params, normalizers, shard, update)
-        batch = batch_of(self._ppo.config, self._ppo.policy, params, steps)
+        batch = batch_of(self._ppo.config, self._ppo.policy, params, steps, self._run.precision)
         columns = jnp.stack([jnp.ones_like(batch.target), batch.advantage, batch.target])
         row = jnp.concatenate([columns.sum(1), jnp.square(columns[1:]).sum(1), sums])
         row = row + jnp.where(shard.fault.what > 0, jnp.nan, 0.0)  # the same on every rank, once it is summed

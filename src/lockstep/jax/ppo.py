@@ -55,7 +55,7 @@ class PPO:
         values = self.flat.join(policy.params)
         start = State.start(values, self.optimizer.init(values), config.learning_rate, self.metrics.zeros())
         self.state: State = comm.share(start)
-        self._host = Preparation(config, policy, comm, shard_envs)
+        self._host = Preparation(config, policy, comm, shard_envs, run.precision)
         self.normalizers = self._host.normalizers
         self.observations, self.returns = self.normalizers.observations, self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in world.shards]

@@ -24,8 +24,11 @@ from lockstep.rollout import Rollout
 _NUM_MOMENTS = 6  # weight, sums and sums of squares of advantages and targets, faults
 
 
-def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps) -> Batch:
-    """Values, log-probabilities and advantages of a shard's rollout, [T * B]; pure."""
+def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps, precision: str) -> Batch:
+    """Values, log-probabilities and advantages of a shard's rollout, [T * B]; pure.
+
+    What the loss compares with is computed in its `precision`, or their ratio would not begin with 1; advantages never.
+    """
     num_steps, size = steps.reward.shape
     seen = steps.observation.reshape(-1, *steps.observation.shape[2:])
     parameters, values = policy.apply(params, seen)
@@ -35,10 +38,12 @@ def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps) ->
     value, next_value = values[:-1], jnp.where(steps.is_final > 0, steps.final_value, values[1:])
     ends, constants = (steps.terminated, steps.ended), {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
     advantage = gae(steps.reward, value, next_value, *ends, **constants)
-    rows = num_steps * size
+    rows, old_value = num_steps * size, value
+    if precision != "float32":
+        parameters, old_value = policy.apply(params, seen[:rows], precision)
     action = steps.action.reshape(rows, *steps.action.shape[2:])
     log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
-    columns = (value, advantage, advantage + value, steps.weight)
+    columns = (old_value, advantage, advantage + value, steps.weight)
     return Batch(seen[:rows], action, log_prob, *(column.reshape(rows) for column in columns))
 
 
@@ -50,8 +55,9 @@ class Preparation:
         fault: which of them would not have been finite in the last update, where environments were not to blame.
     """
 
-    def __init__(self, config: PPOConfig, policy: Policy, comm: Comm, shard_envs: int) -> None:
-        self._config, self._policy, self._comm, self._shard_envs = config, policy, comm, shard_envs
+    def __init__(self, config: PPOConfig, policy: Policy, comm: Comm, shard_envs: int, precision: str) -> None:
+        self._config, self._policy, self._comm = config, policy, comm
+        self._shard_envs, self._precision = shard_envs, precision
         size = policy.spec.observation_size if config.normalize_observation else None
         gamma = config.gamma if config.normalize_return else None
         self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs)
@@ -101,7 +107,7 @@ class Preparation:
         found: list[Batch] = []
         for steps in slots(own, len(own.reward)):
             alone, steps = jax.lax.optimization_barrier((values, steps))  # as in `PPO._row`
-            batch = batch_of(self._config, self._policy, self._flat.split(alone), steps)
+            batch = batch_of(self._config, self._policy, self._flat.split(alone), steps, self._precision)
             found.append(jax.lax.optimization_barrier(batch))
         return (), jax.tree.map(lambda *columns: jnp.stack(columns), *found)
 

@@ -60,7 +60,8 @@ class PPO:
         self.metrics = Metrics(METRICS, comm.device)
         self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
         self._left_out = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
-        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
+        self._low = run.precision == "bfloat16"
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=self._low)
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -231,17 +232,15 @@ class PPO:
         reward = rollout.reward if self.returns is None else self.returns.scale(rollout.reward)
         on_device = [torch.from_numpy(x).to(device, torch.float32) for x in (reward, rollout.terminated, rollout.ended)]
         advantage = gae(on_device[0], value, next_value, *on_device[1:], gamma=c.gamma, gae_lambda=c.gae_lambda)
-        action = torch.from_numpy(rollout.action).to(device).flatten(0, 1)
-        log_prob, _ = self.policy.distribution.log_prob_and_entropy(parameters.float()[: steps * size], action)
-        return Batch(
-            observation[:-1].flatten(0, 1),
-            action,
-            log_prob,
-            value.flatten(),
-            advantage.flatten(),
-            (advantage + value).flatten(),
-            torch.from_numpy(rollout.weight).to(device).flatten(),
-        )
+        action, seen = torch.from_numpy(rollout.action).to(device).flatten(0, 1), observation[:-1].flatten(0, 1)
+        parameters, old_value = parameters.float()[: steps * size], value.flatten()
+        if self._low:  # what `loss` compares with: in its precision, as many rows at once, or their ratio is not 1
+            with self._precision:
+                parts = [self.policy(rows) for rows in torch.split(seen, self.rows)]
+            parameters, old_value = (torch.cat(column).float() for column in zip(*parts, strict=True))
+        log_prob, _ = self.policy.distribution.log_prob_and_entropy(parameters, action)
+        weight = torch.from_numpy(rollout.weight).to(device).flatten()
+        return Batch(seen, action, log_prob, old_value, advantage.flatten(), (advantage + value).flatten(), weight)
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """Everything that must be equal on all ranks, in place: written into, it continues another run."""
