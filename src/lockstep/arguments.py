@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import add_node_arguments, add_ranks
+from lockstep.policy_flags import add_choice
 
 _EXAMPLES = """\
 examples:
@@ -62,8 +63,10 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     _add_launch_arguments(launch)
     launch.set_defaults(call=commands["launch"])
     evaluate = chosen.add_parser("evaluate", help="evaluate the policy of a run", allow_abbrev=False)
-    evaluate.add_argument("run", metavar="RUN", help="run directory")
+    add_choice(evaluate)
     evaluate.add_argument("--episodes", type=int, default=100, help="number of episodes (default: 100)")
+    evaluate.add_argument("--seed", metavar="S", help="of the episodes (default: that of the run, plus 1)")
+    evaluate.add_argument("--ranks", metavar="N|auto", help="processes that share the episodes (default: 1)")
     evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
     evaluate.add_argument("--video", action="store_true", help="draw one more episode: RUN/videos/evaluate.gif")
     evaluate.add_argument(

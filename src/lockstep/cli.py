@@ -109,20 +109,32 @@ def launch_command(args: argparse.Namespace) -> int:
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
-    """`lockstep evaluate`: the trained policy of a run, on episodes of its own."""
-    path = Path(args.run)
-    if not path.exists():
-        raise ConfigError(f"run {path} does not exist; give a run directory, such as runs/NAME")
+    """`lockstep evaluate`: a trained policy, on episodes of its own."""
     if args.episodes < 1:
         raise ConfigError(f"--episodes {args.episodes} must be at least 1")
+    seed = None if args.seed is None else number(args.seed, "--seed", least=0)
+    ranks = requested_ranks(args.ranks, 1)
     from lockstep.play import evaluate_run
+    from lockstep.record.console import significant
 
     result = evaluate_run(
-        path, episodes=args.episodes, greedy=not args.sampled, video=args.video, ml_framework=args.ml_framework
+        Path(args.run),
+        episodes=args.episodes,
+        greedy=not args.sampled,
+        seed=seed,
+        video=args.video,
+        ml_framework=args.ml_framework,
+        ranks=ranks,
+        best=args.best,
+        last=args.last,
+        step=args.checkpoint,
     )
+    if result["rank"] != 0:
+        return 0
+    mean, deviation = significant(result["eval_return_mean"]), significant(result["eval_return_std"])
     print(
-        f"{result['task']}: return {result['eval_return_mean']:.2f} +- {result['eval_return_std']:.2f} "
-        f"over {result['eval_episodes']} episodes"
+        f"{result['task']}: return {mean} +- {deviation} over {result['eval_episodes']} episodes, "
+        f"played by {result['policy']}"
     )
     if result["video"] is not None:
         print(f"video: {result['video']}")

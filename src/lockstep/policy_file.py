@@ -14,10 +14,13 @@ from safetensors import SafetensorError, safe_open
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import env_spec
 from lockstep.errors import ConfigError
 from lockstep.normalize import RunningMoments
+from lockstep.record import checkpoint
 from lockstep.record.array_file import write_arrays
-from lockstep.run import NetworkConfig
+from lockstep.record.run_dir import RUN_FILE
+from lockstep.run import NetworkConfig, OfflineRun, from_dict, load
 from lockstep.settings import updated
 
 POLICY_FILE = "policy.safetensors"
@@ -95,9 +98,13 @@ def write(
 def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What a policy file says about its policy, and its arrays by name; of a run directory the final policy.
 
+    The folder of a checkpoint is read as if its policy had been written to a file.
+
     Raises:
         ConfigError: there is no such file, or it is damaged, or of a version to come.
     """
+    if (path / checkpoint.MANIFEST).is_file():
+        return _of_checkpoint(path)
     path = file_of(path)
     if not path.is_file():
         raise ConfigError(
@@ -116,9 +123,24 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return about, {name: np.array(tensor) for name, tensor in tensors.items()}
 
 
+def _of_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    manifest, run_dir = checkpoint.read_manifest(path), path.absolute().parent.parent
+    state = checkpoint.read_state(path / checkpoint.LEARNER, manifest["files"].get(checkpoint.LEARNER, {"size": -1}))
+    there = (run_dir / RUN_FILE).is_file()  # it says where files of the user's own are now
+    run, tensors = load(run_dir / RUN_FILE) if there else from_dict(manifest["run"]), state["tensors"]
+    arrays = {name.removeprefix("policy."): tensors[name] for name in tensors if name.startswith("policy.")}
+    if isinstance(run, OfflineRun):  # all but the parameters is the same as at the end
+        return read(run_dir)[0], arrays
+    moments = {name: tensors[name] for name in tensors if name.startswith("observations.")}
+    arrays |= {_NORMALIZER + name.removeprefix("observations."): array for name, array in moments.items()}
+    config = run.algorithm if isinstance(run.algorithm, DQNConfig) else None
+    about = About(task=run.task, spec=env_spec(run.task, run.env), network=run.network, algorithm=config)
+    return json.loads(json.dumps(about.to_dict())), arrays  # lists for tuples, as in a file
+
+
 def file_of(path: Path) -> Path:
     """The policy file of a run directory, or the file itself."""
-    return path / POLICY_FILE if path.is_dir() else path
+    return path / POLICY_FILE if path.is_dir() and not (path / checkpoint.MANIFEST).is_file() else path
 
 
 def from_log(about: Mapping[str, Any]) -> bool:

@@ -88,6 +88,8 @@ LAYERS = {
     "lockstep.workflows": 3,
     "lockstep.play": 3,
     "lockstep.check": 3,
+    "lockstep.policy_flags": 3,
+    "lockstep.which_policy": 3,
     "lockstep.cli": 3,
     "lockstep.arguments": 3,
     "lockstep.completion": 3,

@@ -347,19 +347,23 @@ def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
 
     def evaluate_run(path, **kwargs):
         calls.append((path, kwargs))
-        told = {"task": "a", "eval_return_mean": 1.0, "eval_return_std": 0.5, "eval_episodes": 7}
-        return told | {"video": "videos/evaluate.gif" if kwargs["video"] else None}
+        told = {"task": "a", "eval_return_mean": 1.0, "eval_return_std": 0.5, "eval_episodes": 7, "rank": 0}
+        return told | {"policy": "the best policy", "video": "videos/evaluate.gif" if kwargs["video"] else None}
 
     fake = types.SimpleNamespace(evaluate_run=evaluate_run)
     monkeypatch.setitem(sys.modules, "lockstep.play", fake)
     assert cli.main(["evaluate", str(here), "--episodes", "7", "--sampled"]) == 0
-    assert calls == [(here, {"episodes": 7, "greedy": False, "video": False, "ml_framework": None})]
-    assert capsys.readouterr().out == "a: return 1.00 +- 0.50 over 7 episodes\n"
-    assert cli.main(["evaluate", str(here), "--video", "--ml-framework", "jax"]) == 0
-    assert calls[-1][1]["ml_framework"] == "jax"
-    assert capsys.readouterr().out.endswith("episodes\nvideo: videos/evaluate.gif\n")
-    assert cli.main(["evaluate", "nowhere"]) == 2
-    assert cli.main(["evaluate", str(here), "--episodes", "0"]) == 2
+    asked = {"episodes": 7, "greedy": False, "seed": None, "video": False, "ml_framework": None, "ranks": 1}
+    assert calls == [(here, asked | {"best": False, "last": False, "step": None})]
+    assert capsys.readouterr().out == "a: return 1.000 +- 0.5000 over 7 episodes, played by the best policy\n"
+    assert cli.main(["evaluate", str(here), "--video", "--ml-framework", "jax", "--best", "--seed=3", "--ranks=2"]) == 0
+    told = calls[-1][1]
+    assert [told[name] for name in ("ml_framework", "best", "seed", "ranks")] == ["jax", True, 3, 2]
+    assert capsys.readouterr().out.endswith("the best policy\nvideo: videos/evaluate.gif\n")
+    assert cli.main(["evaluate", str(here), "--checkpoint", "4096"]) == 0
+    assert calls[-1][1]["step"] == "4096"
+    for bad in (["--episodes", "0"], ["--seed", "-1"], ["--seed=x"], ["--ranks", "0"]):
+        assert cli.main(["evaluate", str(here), *bad]) == 2
 
 
 def test_a_command_of_a_backend_that_is_not_installed_is_one_line(monkeypatch, here, capsys):

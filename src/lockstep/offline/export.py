@@ -5,49 +5,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import ConfigError
+from lockstep.policy_flags import add_choice
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
     from lockstep.torch.exported_file import Exported, Format
+    from lockstep.which_policy import Found
+
+_SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What can be typed after `lockstep export`."""
+    add_choice(parser)
     add = parser.add_argument
-    add("run", metavar="RUN", help="run directory, or a policy file")
     add("--format", choices=("onnx", "torch"), default="onnx", help="ONNX, or torch.export's .pt2 (default: onnx)")
-    add("--out", metavar="FILE", help="where to (default: RUN/policy.onnx or RUN/policy.pt2)")
+    add("--out", metavar="FILE", help="where to (default: policy.onnx, policy_best.onnx or policy_step_N.onnx in RUN)")
+    add("--force", action="store_true", help="replace a file that is there")
     add("--data", metavar="DIR", help="prepared data to compare on (default: what the run learned from)")
 
 
 def export_command(args: argparse.Namespace) -> int:
     """`lockstep export`; returns the exit code."""
-    run = Path(args.run)
-    if not run.exists():
-        raise ConfigError(f"run {run} does not exist; give a run directory, such as runs/NAME")
-    from lockstep.torch.exported_file import SUFFIXES
+    from lockstep.which_policy import find_policy
 
-    suffix = SUFFIXES[args.format]
-    folder = run if run.is_dir() else run.parent
-    out = Path(args.out) if args.out else folder / f"policy{suffix}"
+    found = find_policy(Path(args.run), best=args.best, last=args.last, step=args.checkpoint)
+    suffix = _SUFFIXES[args.format]
+    out = Path(args.out) if args.out else (found.run_dir or found.path.parent) / f"{found.name}{suffix}"
     if out.is_dir():
         raise ConfigError(f"--out {out} is a directory; name a file, such as {out / f'policy{suffix}'}")
-    print(_exported(run, out, args.format, args.data))
+    if out.exists() and not args.force:
+        raise ConfigError(f"{out} exists and may hold another policy; replace it with --force, or name a file by --out")
+    print(f"{found.words}: {_exported(found, out, args.format, args.data)}")
     return 0
 
 
-def _exported(run: Path, out: Path, to: "Format", data: str | None) -> "Exported":
+def _exported(found: "Found", out: Path, to: "Format", data: str | None) -> "Exported":
     """Write the file that suits the policy."""
     from lockstep.torch.acting_export import export_acting
     from lockstep.torch.export import load_policy
     from lockstep.torch.offline_export import export
     from lockstep.torch.scoring import ScoringPolicy
 
-    policy, observations = load_policy(run)
+    policy, observations = load_policy(found.path)
     if isinstance(policy, ScoringPolicy):
-        return export(policy, _data(run, data), out, to)
+        return export(policy, _data(found.run_dir or found.path, data), out, to)
     if data is not None:
-        raise ConfigError(f"--data {data}: {run} learned in environments, not from data; leave it out")
+        raise ConfigError(f"--data {data}: {found.path} learned in environments, not from data; leave it out")
     return export_acting(policy, observations, out, to)
 
 
