@@ -146,4 +146,4 @@ def _played(evaluation: Evaluation, drawn: Path | None, world: World) -> dict[st
             evaluation.record(drawn, -1, beat=lambda: None)
     finally:
         evaluation.close()
-    return {"returns": played.returns, "lengths": played.lengths}
+    return {"returns": played.returns, "lengths": played.lengths, "ranks": world.size}

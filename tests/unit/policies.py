@@ -74,6 +74,7 @@ def check_a_policy_is_said_and_chosen(trained, capsys):
 def check_ranks_share_the_episodes(framework, tmp_path):
     train(run_of(framework), run_dir=tmp_path / "run")
     one, two = (evaluate_run(tmp_path / "run", episodes=9, greedy=False, ranks=ranks) for ranks in (1, 2))
+    assert (one.pop("ranks"), two.pop("ranks")) == (1, 2)
     assert one == two, "num_shards is pinned"
     assert one["eval_episodes"] == 9
     with pytest.raises(ConfigError, match="--ranks 3 is more than num_shards=2"):
