@@ -63,18 +63,8 @@ def evaluate_run(  # noqa: PLR0913  # all that an evaluation can be told, by key
     run = replace(run, **cast(Any, changes), evaluate_greedy=greedy, device="cpu", backend="auto")
     run = replace(run, ml_framework=name, devices_per_process=1, compile=False, shard_threads=1)
     drawn = (found.run_dir or found.path.parent) / "videos" / "evaluate.gif" if video else None
-    job, world = _Job(run, found.path, drawn), World.from_environment()
-    if world.launcher != "none" and ranks > 1:
-        raise ConfigError(f"--ranks {ranks}: {world.launcher} started these ranks already; leave --ranks out")
-    size = max(ranks, world.size)
-    if run.num_shards is not None and size > run.num_shards:
-        raise ConfigError(f"--ranks {size} is more than num_shards={run.num_shards} of the run; use {run.num_shards}")
-    if world.launcher == "none" and ranks > 1:
-        from lockstep.launch.local import spawn
-
-        played = spawn(_play_as_rank, ranks, (job,))[0]
-    else:
-        played = _play(job, world)
+    world = World.from_environment()
+    played = _on_ranks(_Job(run, found.path, drawn), ranks, world)
     returns = np.array(played["returns"])
     return {
         "task": run.task,
@@ -86,6 +76,21 @@ def evaluate_run(  # noqa: PLR0913  # all that an evaluation can be told, by key
         **played,
         "video": drawn,
     }
+
+
+def _on_ranks(job: _Job, ranks: int, world: World) -> dict[str, Any]:
+    """Play on the ranks that a launcher started, else on as many as are asked for."""
+    started, shards = world.launcher != "none", job.run.num_shards
+    if started and ranks > 1:
+        raise ConfigError(f"--ranks {ranks}: {world.launcher} started these ranks already; leave --ranks out")
+    size = world.size if started else ranks
+    if shards is not None and size > shards:
+        raise ConfigError(f"--ranks {size} is more than num_shards={shards} of the run; use at most --ranks {shards}")
+    if started or ranks == 1:
+        return _play(job, world)
+    from lockstep.launch.local import spawn
+
+    return spawn(_play_as_rank, ranks, (job,))[0]
 
 
 def _run_of(found: Found) -> AnyRun:
