@@ -17,6 +17,7 @@ from running import small
 from lockstep import World
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.jax.comm import Comm
+from lockstep.jax.flat import Flat
 from lockstep.jax.networks import Policy
 from lockstep.jax.ppo import PPO
 from lockstep.rollout import Rollout
@@ -62,16 +63,23 @@ def test_every_program_rounds_alike():
     seen, noise = np.random.default_rng(0).standard_normal((2, 512, SIZE), dtype=np.float32)
     action = policy.apply(policy.params, seen)[0] + np.exp(-3.0) * noise
 
-    def log_prob(params, seen, action):
+    flat = Flat(policy.params)
+    values = flat.join(policy.params)
+
+    def log_prob(values, seen, action):
+        params = flat.split(values)
         parameters, value = policy.apply(params, seen, "bfloat16")
-        told, _ = policy.distribution.log_prob_and_entropy(params, parameters, action)
+        return policy.distribution.log_prob_and_entropy(params, parameters, action)[0], value
+
+    def loss(*given):
+        told, value = log_prob(*given)
         return told.sum() + value.sum(), told
 
-    whole = jax.jit(log_prob)(policy.params, seen, action)[1]
+    whole = jax.jit(log_prob)(values, seen, action)[0]
     parts = [slice(i, i + 128) for i in range(0, 512, 128)]
     others = {
-        "parts": jnp.concatenate([jax.jit(log_prob)(policy.params, seen[p], action[p])[1] for p in parts]),
-        "gradient": jax.jit(jax.grad(log_prob, has_aux=True))(policy.params, seen, action)[1],
+        "parts": jnp.concatenate([jax.jit(log_prob)(values, seen[p], action[p])[0] for p in parts]),
+        "gradient": jax.jit(jax.grad(loss, has_aux=True))(values, seen, action)[1],
     }
     for name, found in others.items():
         assert float(jnp.abs(found - whole).max()) < 1e-3, f"{name}: not the log-probabilities of other programs"
