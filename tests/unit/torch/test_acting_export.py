@@ -124,5 +124,5 @@ def test_the_command(tmp_path, capsys):
     about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
     assert EnvSpec.from_dict(about["spec"]) == policy.spec
     assert session.get_inputs()[0].shape == ["observations", 4]
-    assert main(["export", str(tmp_path), "--data", str(tmp_path)]) == 2
+    assert main(["export", str(tmp_path), "--data", str(tmp_path), "--out", str(tmp_path / "other.onnx")]) == 2
     assert "learned in environments, not from data" in capsys.readouterr().err

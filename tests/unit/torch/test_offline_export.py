@@ -1,6 +1,7 @@
 """Exported policies: one file, preprocessing inside, tried before it appears; by ONNX's runtime and by torch."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -278,15 +279,17 @@ class TestCommand:
         ("words", "said"),
         [
             (["{run}/nothing"], "nothing does not exist; give a run directory"),
-            (["{run}/policy.safetensors"], "does not say what it learned from; add --data DIR"),
+            (["{alone}/policy.safetensors"], "does not say what it learned from; add --data DIR"),
             (["{run}", "--data", "{run}"], "dataset.json"),
             (["{run}", "--out", "{run}"], "is a directory; name a file"),
             (["{run}", "--format", "caffe2"], "caffe2"),
         ],
     )
-    def test_mistakes(self, run_dir, words, said, capsys):
+    def test_mistakes(self, run_dir, words, said, capsys, tmp_path_factory):
+        alone = tmp_path_factory.mktemp("alone")  # a policy file without its run
+        shutil.copy(run_dir / "policy.safetensors", alone)
         before = sorted(run_dir.iterdir())
-        assert main(["export", *(word.format(run=run_dir) for word in words)]) == 2
+        assert main(["export", *(word.format(run=run_dir, alone=alone) for word in words)]) == 2
         assert said in capsys.readouterr().err
         assert sorted(run_dir.iterdir()) == before
 
