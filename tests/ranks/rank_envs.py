@@ -17,7 +17,8 @@ from lockstep.envs.toys import Corridor
 class Ticking:
     """Episodes of a length and a reward per step that depend on the rank; observations are noise.
 
-    `signal_at`: the last rank sends itself SIGUSR1 in this step. `slow_s`: every step of it takes this long.
+    `signal_at`: the last rank sends itself SIGUSR1 in this step, but not where the environment itself is checked.
+    `slow_s`: every step of it takes this long.
     """
 
     def __init__(self, num_envs, lengths=(4, 4), rewards=(1.0, 1.0), signal_at=None, slow_s=0.0):
@@ -39,7 +40,7 @@ class Ticking:
         self.steps += 1
         if self.rank == self.ranks - 1:
             time.sleep(self.slow_s)
-            if self.steps == self.signal_at:
+            if self.steps == self.signal_at and self.num_envs != NUM_ENVS:
                 os.kill(os.getpid(), signal.SIGUSR1)
         self.step_in_episode += 1
         ended = self.step_in_episode >= self.length
