@@ -104,9 +104,8 @@ def test_all_ranks_go_on_with_a_run(tmp_path):
     assert load(tmp_path / "out" / "run.yaml").total_steps == 512
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (ends, summary["env_steps"], summary["resumed_from"]) == ([256], 512, "checkpoints/step_256")
-    one_line(start_again(tmp_path, "--resume=out", "--max-restarts=3"), "torchrun restarts its own ranks")
-    one_line(start_again(tmp_path, "--resume=out", "--set=seed=5"), "seed=5")
-    one_line(
-        start_again(tmp_path, "--resume=out", per_rank=((), ("--set=log_every=9",))), "rank 1 differs", "log_every (9 "
-    )
+    longer = ("--resume=out", "--set=total_steps=1024")
+    one_line(start_again(tmp_path, *longer, "--max-restarts=3"), "torchrun restarts its own ranks")
+    one_line(start_again(tmp_path, *longer, "--set=seed=5"), "seed=5")
+    one_line(start_again(tmp_path, *longer, per_rank=((), ("--set=log_every=9",))), "rank 1 differs", "log_every (9 ")
     assert load(tmp_path / "out" / "run.yaml").log_every != 9

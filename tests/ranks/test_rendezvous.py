@@ -141,7 +141,7 @@ def test_who_does_not_come_is_named(slow):
 
 
 def test_an_address_of_another_machine_is_named_by_rank_0(slow):
-    all_say(slow("elsewhere"), "ConfigError", "MASTER_ADDR=192.0.2.77", "no address of host")
+    all_say(slow("elsewhere"), "ConfigError", "MASTER_ADDR=192.0.2.77", "not an address of host")
 
 
 def test_a_name_that_nobody_knows_is_named(slow):

@@ -90,7 +90,8 @@ def test_a_run_that_is_not_pinned_keeps_the_shards_it_began_with(tmp_path):
     train_all(2, {"cut": job(run, tmp_path, "cut", fails_at=9)})
     told = train_all(1, {"end": job(run, tmp_path, "unused", resume=str(tmp_path / "cut"))})["end"][0]
     assert (told.summary["num_shards"], told.summary["world_size"], told.summary["env_steps"]) == (2, 1, 2560)
-    more = train_all(3, {"more": job(run, tmp_path, "unused", resume=str(tmp_path / "cut"))})["more"]
+    longer = pinned("CartPole-v1", num_shards=None, total_steps=5120)
+    more = train_all(3, {"more": job(longer, tmp_path, "unused", resume=str(tmp_path / "cut"))})["more"]
     assert all("num_shards=2 is fewer than the 3 ranks" in outcome.error for outcome in more)
 
 
