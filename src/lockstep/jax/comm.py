@@ -23,6 +23,7 @@ from lockstep.jax import hardware, mesh
 from lockstep.jax.flat import divisor
 from lockstep.jax.mesh import AXIS, Places, Spread, Tree, places
 from lockstep.jax.processes import Processes
+from lockstep.jax.waker import Waker
 from lockstep.jax.ways import Alone, Function, OverMesh, ThroughProcesses, Way
 from lockstep.record.timers import Timers
 from lockstep.tree import Node, owned_nodes, tree_sum
@@ -71,8 +72,7 @@ class Comm:
         self._places: Places = places(self.world, devices_per_process)
         self.num_slots = self._places.num_slots
         self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
-        self._devices_per_process = devices_per_process
-        self._by_jax = backend == "gloo"
+        self._devices_per_process, self._by_jax = devices_per_process, backend == "gloo"
         self._processes = Processes(self.world, self.timers, timeout_s, startup_timeout_s)
 
     @property
@@ -95,9 +95,7 @@ class Comm:
         world, count = self.world, self._devices_per_process
         together = world.size > 1 and (self._kind == "gpu" or self._by_jax)
         if together:
-            first = world.local_rank * count
-            mine = list(range(first, first + count)) if self._kind == "gpu" else None
-            self._processes.start_jax(mine, self._startup_timeout_s)
+            self._processes.start_jax(hardware.own_gpus(world, self._kind, count), self._startup_timeout_s)
         self.devices = hardware.local_devices(world, self._kind, count)
         self.device = hardware.describe(self.devices)
         axis = hardware.all_devices(self.devices, count) if together else self.devices
@@ -109,11 +107,13 @@ class Comm:
             self._way = OverMesh(self._places, mesh, self._processes if together else None)
         else:
             self._way = Alone(self._places, self.devices[0])
+        self._waker = Waker(self.devices)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Let go of the others, also after an exception."""
+        self._waker.close()
         self._processes.close(error)
 
     # -- arrays on devices ---------------------------------------------------------------------------------------------

@@ -145,6 +145,12 @@ def local_devices(world: World, kind: str, count: int) -> list[Any]:
     return list(found[first : first + count])
 
 
+def own_gpus(world: World, kind: str, count: int) -> list[int] | None:
+    """Which GPUs of its host are this process', for `jax.distributed`; None on CPUs."""
+    first = world.local_rank * count
+    return list(range(first, first + count)) if kind == "gpu" else None
+
+
 def all_devices(own: list[Any], count: int) -> list[Any]:
     """The devices of all processes, `count` of each, in rank order."""
     by_rank: dict[int, list[Any]] = {}
