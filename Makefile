@@ -18,8 +18,7 @@ CLOCKED := $(wildcard $(addprefix tests/ranks/test_,faults.py rendezvous.py resu
 # What of JAX needs no torch: run where there is none, so that neither backend leans on the other. With both of them
 # installed it is their parity that is tested.
 JAX_CLOCKED := $(wildcard tests/ranks/test_jax_comm.py tests/ranks/test_jax_train.py tests/unit/launch/test_jax_*.py)
-JAX := $(filter-out $(JAX_CLOCKED),$(wildcard tests/ranks/test_jax_*.py tests/unit/jax tests/golden/test_jax_*.py \
-	tests/unit/test_jax_*.py tests/unit/envs/test_jax_*.py))
+JAX := $(filter-out $(JAX_CLOCKED),$(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py"))
 JAX_PARITY := $(wildcard tests/parity/test_jax_*.py)
 
 .PHONY: help setup train test test-jax test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
@@ -28,7 +27,7 @@ help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: .venv/.installed  ## Make .venv with everything pinned; quick when nothing changed. TORCH_INDEX=URL: where torch comes from.
-	@$(BIN)/python -c 'from lockstep.doctor import cpu_only_torch as ask; w = ask(); w and print("WARNING:", w)' >&2
+	@$(BIN)/python -c 'from lockstep.launch.gpus import cpu_only_torch as ask; w = ask(); w and print("WARNING:", w)' >&2
 
 train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 	@run=runs/cartpole-$$(date +%Y%m%d-%H%M%S); \

@@ -27,7 +27,8 @@ def synchronise(rank: int, num_parameters: int, way: str, calls: int) -> float:
     """Microseconds per call on one rank."""
     import jax
 
-    from lockstep.jax import hardware, native
+    from lockstep.jax import hardware
+    from lockstep.jax.collectives import native
     from lockstep.jax.comm import Comm
 
     if way == "Python":

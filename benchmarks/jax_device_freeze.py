@@ -4,7 +4,7 @@
     python benchmarks/jax_device_freeze.py --asleep    without what wakes XLA's threads: hangs, mostly within that time
 
 A thread in which a device computes is stopped for a moment whenever it ends its search for work, and the one that hands
-work over before it does, as if other processes had taken their cores just there. See src/lockstep/jax/waker.py. Needs
+work over before it does, as if other processes had taken their cores just there. See src/lockstep/jax/collectives/waker.py. Needs
 Linux on x86-64, cc, nm and the right to trace processes.
 """
 
@@ -24,7 +24,8 @@ import jaxlib
 import numpy as np
 from measure import machine
 
-from lockstep.jax import hardware, waker
+from lockstep.jax import hardware
+from lockstep.jax.collectives import waker
 from lockstep.jax.comm import Comm
 from lockstep.world import World
 
@@ -73,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--microseconds", type=int, default=2000, help="how long a thread is stopped, at most")
-    parser.add_argument("--asleep", action="store_true", help="without lockstep.jax.waker")
+    parser.add_argument("--asleep", action="store_true", help="without lockstep.jax.collectives.waker")
     args = parser.parse_args()
     print(machine(), flush=True)
     if args.asleep:

@@ -75,7 +75,7 @@ def ours(rank: int, ranks: int, port: int, updates: int) -> None:
     from lockstep.jax.networks import Policy
     from lockstep.jax.on_device import DeviceCollector
     from lockstep.jax.ppo import PPO
-    from lockstep.progress import Progress
+    from lockstep.record.progress import Progress
     from lockstep.run import Run
 
     run = Run(

@@ -32,7 +32,7 @@ from typing import Any
 import measure
 from delay_line import INTERFACE, DelayLine, missing
 
-from lockstep.report.load import seconds_per_update
+from lockstep.cli.report.load import seconds_per_update
 
 PROMISED = 1.5
 ROUND_TRIPS_S = (0.0, 0.1e-3, 1e-3, 5e-3)
@@ -77,9 +77,9 @@ def train_as_rank(run_dir: str, num_envs: int, updates: int, scheme: str) -> Non
     import torch.distributed as dist
 
     from lockstep.algorithms.ppo import PPOConfig
+    from lockstep.launch.train import exit_code, train
     from lockstep.run import Run
     from lockstep.torch.comm import Comm
-    from lockstep.train import exit_code, train
 
     if scheme == "plain":
 

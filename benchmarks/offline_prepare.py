@@ -164,7 +164,7 @@ def compare(ours: Path, theirs: Path, kind: str) -> None:
     import polars as pl
 
     from lockstep.data.dataset import Dataset
-    from lockstep.data.hashing import of_strings
+    from lockstep.data.preparation.hashing import of_strings
 
     data = Dataset.open(ours)
     trajectory = of_strings(pl.Series(np.load(theirs / "mdp_id.npy").tolist()))

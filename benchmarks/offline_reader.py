@@ -26,12 +26,12 @@ from lockstep.data.dataset_writer import DatasetWriter
 from lockstep.data.features import Feature, Features
 from lockstep.data.layout import alone
 from lockstep.data.reader import Reader
-from lockstep.progress import Progress
+from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
-from lockstep.torch.offline_dqn import OfflineDQN
-from lockstep.torch.parametric_dqn import ParametricDQN
-from lockstep.torch.scoring import About, ScoringPolicy
+from lockstep.torch.offline.dqn import OfflineDQN
+from lockstep.torch.offline.parametric_dqn import ParametricDQN
+from lockstep.torch.scoring.policy import About, ScoringPolicy
 from lockstep.world import stream
 
 BATCH, ACTIONS, ACTION_SIZE, EPISODE = 1024, 4, 2, 100

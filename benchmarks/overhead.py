@@ -73,11 +73,11 @@ class Clock:
 
 def train(rank: int, run: Run, run_dir: str, resume: bool = False) -> dict[str, Any]:
     """One rank of a run, with clocks in it."""
-    from lockstep.checkpoints import Checkpoints
-    from lockstep.segment import Segment
+    from lockstep.distributed.shared_memory import Segment
+    from lockstep.distributed.watch import Watch
+    from lockstep.session.checkpoints import Checkpoints
     from lockstep.torch import ppo
     from lockstep.torch.session import Session
-    from lockstep.watch import Watch
 
     clock, watched = Clock(), []
     clock.around(Session, "_prove", "proof of sync")

@@ -113,8 +113,8 @@ def timed(rank: int, run: Run, run_dir: str) -> dict[str, float]:
     """One rank of a run with clocks in it: milliseconds of each part of a gradient step, and of what lies between."""
     import torch
 
-    from lockstep.record.timers import Timers
-    from lockstep.replay import Replay
+    from lockstep.distributed.timers import Timers
+    from lockstep.experience.replay import Replay
     from lockstep.torch import dqn
     from lockstep.torch.adam import Adam
     from lockstep.torch.comm import Comm

@@ -15,10 +15,10 @@ import numpy as np
 from measure import machine, table
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.memory import in_words, replay_bytes
+from lockstep.experience.memory import in_words, replay_bytes
+from lockstep.experience.replay import Replay
 from lockstep.record import checkpoint
-from lockstep.record.keeper import Keeper
-from lockstep.replay import Replay
+from lockstep.record.checkpoint_writer import Keeper
 from lockstep.world import World, stream
 
 PONG = EnvSpec(

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lockstep import Run, World, spawn
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.progress import Progress
-from lockstep.record.timers import LEARN, OTHER
-from lockstep.rollout import Collector, Rollout
+from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.experience.rollout import Collector, Rollout
+from lockstep.record.progress import Progress
 from lockstep.torch.adam import Adam
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters

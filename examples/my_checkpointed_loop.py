@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lockstep import CheckpointManager, Comm, World, spawn, stream
-from lockstep.fingerprint import fingerprint
+from lockstep.distributed.fingerprint import fingerprint
 from lockstep.world import stream_seed
 
 SEED, EPISODES, GAMMA = 0, 8, 0.99  # EPISODES per update and rank

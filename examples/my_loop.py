@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep import World, spawn, stream
-from lockstep.fingerprint import fingerprint
+from lockstep.distributed.fingerprint import fingerprint
 from lockstep.record.run_dir import RunDir
 from lockstep.torch.comm import Comm
 from lockstep.world import stream_seed

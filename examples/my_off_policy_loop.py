@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from lockstep import World, spawn, stream
-from lockstep.envs.vector import VectorEnv, make_vector_env
-from lockstep.fingerprint import fingerprint
-from lockstep.replay import Replay, Transitions
+from lockstep.distributed.fingerprint import fingerprint
+from lockstep.envs.make import make_vector_env
+from lockstep.envs.vector import VectorEnv
+from lockstep.experience.replay import Replay, Transitions
 from lockstep.run import EnvConfig
 from lockstep.torch.comm import Comm
 from lockstep.world import stream_seed

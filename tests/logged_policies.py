@@ -7,7 +7,7 @@ import numpy as np
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.torch.scoring import About, ScoringPolicy
+from lockstep.torch.scoring.policy import About, ScoringPolicy
 
 SMALL = ScoreNetworkConfig(hidden=(8, 5))
 

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import zstandard
 
-from lockstep.data.format import Log, read_log
+from lockstep.data.logs.format import Log, read_log
 
 
 def row(number: int = 0, **changes: Any) -> dict[str, Any]:

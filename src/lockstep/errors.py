@@ -1,5 +1,10 @@
 """The two ways Lockstep says no, each with its exit code, and what a caller may want to know of them."""
 
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
 PEER_DELAY_S = 1.5
 """How long a rank that fails only because another one did waits before it leaves: the other must be seen first."""
 
@@ -44,3 +49,32 @@ class MismatchError(RunError):
         super().__init__(message)
         self.ranks, self.tensors = ranks, tensors
         self.rank = ranks[0] if len(ranks) == 1 else None
+
+
+_INTERRUPTED = 130
+
+
+def told(command: Callable[[], int], *, debug: bool = False) -> int:
+    """The exit code of a command; what goes wrong is told on stderr, in one line where it is no defect of ours."""
+    try:
+        return command()
+    except (ConfigError, RunError) as error:
+        if debug:
+            traceback.print_exc()
+        line, _, table = str(error).partition("\n\n")
+        print(f"lockstep: error: {' '.join(line.split())}", file=sys.stderr)
+        if table:
+            print(table, file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "jax") or debug:
+            raise
+        line = f"this command needs the package {package}: pip install 'lockstep-rl[{package}]'"
+        print(f"lockstep: error: {line}", file=sys.stderr)
+        return ConfigError.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # `lockstep recipe cartpole | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1

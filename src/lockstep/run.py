@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from lockstep import settings
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config import settings
+from lockstep.config.renamed import check_tree, check_words
+from lockstep.config.run_base import RunBase
 from lockstep.errors import ConfigError
-from lockstep.renamed import check_tree, check_words
-from lockstep.run_base import RunBase
 from lockstep.world import World
 
 ALGORITHMS: Mapping[str, type[PPOConfig] | type[DQNConfig]] = {"ppo": PPOConfig, "dqn": DQNConfig}

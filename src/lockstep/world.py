@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lockstep.errors import ConfigError
-from lockstep.launchers import rank_fields
+from lockstep.system.launchers import rank_fields
 
 SHARDS = "shards: equal parts of a run, one per rank unless num_shards is set"
 """What messages say of the word."""

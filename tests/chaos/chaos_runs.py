@@ -15,7 +15,7 @@ import pytest
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.faults import Fault
+from lockstep.cli.chaos.faults import Fault
 from lockstep.run import NetworkConfig, Run, dump, override
 
 START_S = 90.0  # to start four ranks on a machine that is busy with other things
@@ -81,7 +81,7 @@ class Start:
         self._dead_since: dict[int, float] = {}
         self.zombies: set[int] = set()
         self.out, self.err = folder / f"{self.mark[:4]}.out", folder / f"{self.mark[:4]}.err"
-        words = ["lockstep.cli"] if fault is None else ["lockstep.faults", fault.to_json()]
+        words = ["lockstep.cli.main"] if fault is None else ["lockstep.cli.chaos.faults", fault.to_json()]
         kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCKSTEP_RESTARTS")}
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(

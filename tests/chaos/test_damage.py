@@ -15,7 +15,7 @@ import time
 import pytest
 from chaos_runs import BATCH, Start, folder_for, resume, small, timeless, train
 
-from lockstep.faults import Fault
+from lockstep.cli.chaos.faults import Fault
 from lockstep.launch.variables import free_port
 from lockstep.record.checkpoint import find, read_manifest, read_state
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from chaos_runs import BATCH, TIMEOUT_S, folder_for, resume, small, timeless, train
 
-from lockstep.faults import NOTE, Fault
+from lockstep.cli.chaos.faults import NOTE, Fault
 
 pytestmark = pytest.mark.chaos
 

@@ -13,8 +13,8 @@ import made_data
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.run import ScoreNetworkConfig
-from lockstep.torch.offline_export import export
-from lockstep.torch.scoring import About, ScoringPolicy
+from lockstep.torch.deploy.offline_export import export
+from lockstep.torch.scoring.policy import About, ScoringPolicy
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

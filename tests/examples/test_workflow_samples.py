@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "unit" / "workflows"))
+sys.path.append(str(ROOT / "tests" / "unit" / "cli" / "workflow_files"))
 from workflow_logs import parametric, rows, write  # noqa: E402
 
 SAMPLES = ROOT / "examples" / "workflows"

@@ -39,7 +39,7 @@ def test_numpy():
 
 def test_torch():
     torch = pytest.importorskip("torch")
-    from lockstep.torch.preprocess import Preprocessor
+    from lockstep.torch.scoring.preprocess import Preprocessor
 
     raw, wanted = table()
     close(Preprocessor(FEATURES)(torch.from_numpy(raw)).numpy(), wanted)
@@ -50,9 +50,9 @@ def test_torch():
 
 def test_onnx(tmp_path):
     torch, _ = pytest.importorskip("torch"), pytest.importorskip("onnxruntime")
-    from lockstep.torch.onnx_model import run_onnx, to_onnx
-    from lockstep.torch.preprocess import Preprocessor
-    from lockstep.torch.program import trace
+    from lockstep.torch.deploy.onnx_model import run_onnx, to_onnx
+    from lockstep.torch.deploy.program import trace
+    from lockstep.torch.scoring.preprocess import Preprocessor
 
     class Seen(torch.nn.Module):
         def __init__(self):

@@ -5,7 +5,7 @@ import pytest
 import q_cases
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.replay import Replay
+from lockstep.experience.replay import Replay
 
 
 def filled(case, autoreset):

@@ -18,9 +18,9 @@ from lockstep.data.info import DatasetInfo  # noqa: E402
 from lockstep.data.rows import Rows  # noqa: E402
 from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.parametric_batch import ParametricBatch  # noqa: E402
-from lockstep.torch.parametric_dqn import ParametricDQN  # noqa: E402
-from lockstep.torch.scoring import About, ScoringPolicy  # noqa: E402
+from lockstep.torch.offline.parametric_batch import ParametricBatch  # noqa: E402
+from lockstep.torch.offline.parametric_dqn import ParametricDQN  # noqa: E402
+from lockstep.torch.scoring.policy import About, ScoringPolicy  # noqa: E402
 
 BASE = OfflineDQNConfig(gamma=0.5, estimate=False, double=True)
 INFO = DatasetInfo(

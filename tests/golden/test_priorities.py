@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.replay import Replay
+from lockstep.experience.replay import Replay
 from lockstep.world import stream
 
 SPEC = EnvSpec(1, ActionSpec("discrete", (2,)), "next_step", separately_seedable=True)

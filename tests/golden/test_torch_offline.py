@@ -14,8 +14,8 @@ from lockstep.algorithms.offline import OfflineDQNConfig  # noqa: E402
 from lockstep.data.dataset import Dataset  # noqa: E402
 from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.logged import LoggedBatch, imitation, outcomes  # noqa: E402
-from lockstep.torch.offline_dqn import OfflineDQN  # noqa: E402
+from lockstep.torch.offline.batch import LoggedBatch, imitation, outcomes  # noqa: E402
+from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402
 from lockstep.world import World  # noqa: E402
 from logged_policies import policy_for  # noqa: E402
 

@@ -6,8 +6,8 @@ import sys
 import time
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.meeting import meet
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rendezvous import meet
 from lockstep.launch.signals import caught_signals
 
 nodes = Nodes(**json.loads(sys.argv[1]))

@@ -5,7 +5,7 @@ import pytest
 DOCTOR = "lockstep doctor --nnodes 2 --nproc-per-node 2 --rdzv-endpoint alpha:5555"
 TORCHRUN = (
     "python -m torch.distributed.run --nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=alpha:5555 "
-    "--rdzv_id=7 -m lockstep.probe"
+    "--rdzv_id=7 -m lockstep.cli.probe"
 )
 
 

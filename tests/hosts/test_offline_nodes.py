@@ -12,7 +12,7 @@ from small_runs import ended_well, refused, summary
 
 from lockstep.data.prepare import PrepareOptions, prepared
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "workflows"))
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "cli" / "workflow_files"))
 from workflow_logs import rows, write
 
 DOOR = "python -m lockstep.workflows.dqn -p dqn.json --node_index={}"

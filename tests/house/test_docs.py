@@ -10,14 +10,14 @@ import pytest
 import yaml
 from pages import CHINESE, PAGES, ROOT, blocks, commands, name, prose, tables
 
-from lockstep import settings
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config import settings
+from lockstep.config.run_base import RunBase
 from lockstep.recipes import pong
 from lockstep.record.summary import empty_summary
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetworkConfig
-from lockstep.run_base import RunBase
 
 TRANSLATED = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/guides/*.md") if not p.name.endswith(CHINESE))]
 SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
@@ -136,7 +136,7 @@ def test_every_key_of_the_summary_is_documented():
 
 
 def test_every_entry_of_the_preflight_is_documented():
-    from lockstep.preflight import Host, Preflight
+    from lockstep.preflight.compare import Host, Preflight
 
     host = Host(host="alpha", ranks=[0], cores=1, device="cpu", processor="x", interface=None)
     written = Preflight(rank=0, world_size=1, hosts=[host], versions={}).to_dict()
@@ -204,6 +204,6 @@ def test_no_number_is_missing(page):
 
 @pytest.mark.parametrize("given", [["--help"], ["train", "--help"], ["recipe"], ["recipe", "cartpole"]], ids=" ".join)
 def test_cheap_commands_run(given):
-    done = subprocess.run([sys.executable, "-m", "lockstep.cli", *given], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "lockstep.cli.main", *given], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "cartpole" in done.stdout.lower() or "--ranks" in done.stdout

@@ -1,7 +1,7 @@
-"""The layers of docs/house.md, read from the imports: they go down only, and frameworks stay where they belong."""
+"""The layers of docs/house.md, read from the folders: imports go down only, without circles; frameworks stay in theirs."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,101 +10,15 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 FRAMEWORKS = ("torch", "jax")
 
-# The group itself, where its ranks meet, and which nodes take part. The doctor asks what there is.
-MAY_NAME_DISTRIBUTED = (
-    "lockstep.torch.group",
-    "lockstep.torch.rendezvous",
-    "lockstep.torch.stores",
-    "lockstep.launch.membership",
-)
+# Torch's collectives, and which nodes take part. The doctor asks what there is.
+MAY_NAME_DISTRIBUTED = ("lockstep.torch.collectives", "lockstep.launch.membership", "lockstep.cli.doctor")
 
-# The longest prefix counts. A new module must be given a layer here.
+# What lies directly under src/lockstep: the folders, and the few files beside them.
 LAYERS = {
-    "lockstep": 3,  # the names for users, imported on first use
-    "lockstep.world": 0,
-    "lockstep.launchers": 0,
-    "lockstep.progress": 0,
-    "lockstep.errors": 0,
-    "lockstep.settings": 0,
-    "lockstep.algorithms": 0,
-    "lockstep.synonyms": 0,
-    "lockstep.renamed": 0,
-    "lockstep.run": 1,
-    "lockstep.run_base": 1,
-    "lockstep.envs": 1,
-    "lockstep.record": 1,
-    "lockstep.watch": 1,
-    "lockstep.peers": 1,
-    "lockstep.evaluate": 1,
-    "lockstep.segment": 1,
-    "lockstep.network": 1,
-    "lockstep.signals": 1,
-    "lockstep.messages": 1,
-    "lockstep.fingerprint": 1,
-    "lockstep.tree": 1,
-    "lockstep.cores": 1,
-    "lockstep.memory": 1,
-    "lockstep.demands": 1,
-    "lockstep.bounded": 1,
-    "lockstep.processes": 1,
-    "lockstep.elastic": 1,
-    "lockstep.card": 1,
-    "lockstep.own_code": 1,
-    "lockstep.predict": 1,
-    "lockstep.normalize": 1,
-    "lockstep.normalizers": 1,
-    "lockstep.rollout": 1,
-    "lockstep.replay": 1,
-    "lockstep.blame": 1,
-    "lockstep.frames": 1,
-    "lockstep.sum_tree": 1,
-    "lockstep.exploration": 1,
-    "lockstep.data": 1,
-    "lockstep.estimators": 1,
-    "lockstep.episodes": 1,
-    "lockstep.resume": 1,
-    "lockstep.stacks": 1,
-    "lockstep.agreement": 1,
-    "lockstep.shard_replays": 1,
-    "lockstep.backend": 1,
-    "lockstep.checkpoint_manager": 1,
-    "lockstep.checkpoints": 1,
-    "lockstep.collectives": 1,
-    "lockstep.evaluation": 1,
-    "lockstep.evidence": 1,
-    "lockstep.latency": 1,
-    "lockstep.preflight": 1,
-    "lockstep.run_state": 1,
-    "lockstep.surroundings": 1,
-    "lockstep.numpy_actor": 1,
-    "lockstep.policy_file": 1,
-    "lockstep.sampling": 1,
-    "lockstep.torch": 2,
-    "lockstep.jax": 2,
-    "lockstep.train": 3,
-    "lockstep.launch": 3,
-    "lockstep.recipes": 3,
-    "lockstep.offline": 3,
-    "lockstep.workflows": 3,
-    "lockstep.play": 3,
-    "lockstep.check": 3,
-    "lockstep.policy_flags": 3,
-    "lockstep.which_policy": 3,
-    "lockstep.cli": 3,
-    "lockstep.arguments": 3,
-    "lockstep.completion": 3,
-    "lockstep.unknown_arguments": 3,
-    "lockstep.doctor": 3,
-    "lockstep.probe": 3,
-    "lockstep.request": 3,
-    "lockstep.start_training": 3,
-    "lockstep.faults": 3,
-    "lockstep.first_line": 3,
-    "lockstep.backend_faults": 3,
-    "lockstep.chaos": 3,
-    "lockstep.trial": 3,
-    "lockstep.report": 3,
-    "lockstep.submit": 3,
+    3: ("__init__", "train", "cli", "launch", "recipes", "workflows"),
+    2: ("torch", "jax"),
+    1: ("run", "session", "preflight", "record", "experience", "envs", "data", "estimators", "distributed"),
+    0: ("errors", "world", "config", "system", "algorithms"),
 }
 
 
@@ -160,10 +74,53 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
+def room(module: str) -> str:
+    """The folder or file under src/lockstep that a module lies in."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
 def layer(module: str) -> int:
-    prefixes = [prefix for prefix in LAYERS if within(module, prefix) and (prefix != "lockstep" or module == prefix)]
-    assert prefixes, f"{module} has no layer: give it one in {Path(__file__).name}"
-    return LAYERS[max(prefixes, key=len)]
+    found = [number for number, rooms in LAYERS.items() if room(module) in rooms]
+    assert found, f"src/lockstep/{room(module)} has no layer: give it one in {Path(__file__).name}"
+    return found[0]
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other, largest first (Tarjan, 1972)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for other in arrows.get(node, set()):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == order[node]:
+            at = stack.index(node)
+            group = sorted(stack[at:])
+            del stack[at:]
+            if len(group) > 1:
+                found.append(group)
+
+    for node in arrows:
+        if node not in order:
+            visit(node)
+    return sorted(found, key=len, reverse=True)
+
+
+def arrows_of(imports: list[Import], name: Callable[[str], str]) -> dict[str, set[str]]:
+    """Who imports whom, by `name`. The package itself is left out: it names what it offers, and loads it on demand."""
+    found: dict[str, set[str]] = {}
+    for one in imports:
+        if within(one.target, "lockstep") and "lockstep" not in (one.module, one.target):
+            if name(one.module) != name(one.target):
+                found.setdefault(name(one.module), set()).add(name(one.target))
+    return found
 
 
 def framework(target: str) -> str | None:
@@ -188,9 +145,8 @@ def violations(imports: list[Import]) -> list[str]:
                 broken.append(f"{found}; the backends know nothing of each other")
         if here == 3 and needs and not found.lazy and found.module != "lockstep.launch.membership":
             broken.append(f"{found} at its top; import it where a command needs it")
-        if within(found.target, "torch.distributed") and found.module not in (
-            *MAY_NAME_DISTRIBUTED,
-            "lockstep.doctor",
+        if within(found.target, "torch.distributed") and not any(
+            within(found.module, allowed) for allowed in MAY_NAME_DISTRIBUTED
         ):
             broken.append(f"{found}; only {', '.join(MAY_NAME_DISTRIBUTED)} talk to torch.distributed")
     return broken
@@ -200,7 +156,29 @@ def test_imports_go_down_only():
     assert not violations(read_imports())
 
 
-def test_only_the_files_under_jax_comm_name_an_axis_or_a_collective():
+def test_no_files_import_each_other_in_a_circle():
+    assert circles(arrows_of(read_imports(), lambda module: module)) == []
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    assert circles(arrows_of(read_imports(), room)) == []
+
+
+def test_a_circle_is_seen():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert circles({"a": {"b"}, "b": {"c", "d"}, "c": {"d"}}) == []
+
+
+def test_few_things_lie_at_the_top():
+    top = {
+        path.stem
+        for path in (SOURCE / "lockstep").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert top == {name for rooms in LAYERS.values() for name in rooms}
+
+
+def test_only_the_collectives_of_jax_name_an_axis_or_a_collective():
     names = {"distributed", "shard_map", "all_gather", "psum", "pmean", "pmax", "axis_index", "PartitionSpec", "Mesh"}
     naming = {
         module_name(path)
@@ -209,15 +187,11 @@ def test_only_the_files_under_jax_comm_name_an_axis_or_a_collective():
         if (isinstance(node, ast.Attribute) and node.attr in names)
         or (isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names})
     }
-    assert naming == {f"lockstep.jax.{name}" for name in ("comm", "mesh", "processes", "ways")}
+    assert all(module == "lockstep.jax.comm" or within(module, "lockstep.jax.collectives") for module in naming)
+    assert naming
 
 
-def test_everything_has_a_layer():
-    for path in SOURCE.glob("lockstep/**/*.py"):
-        layer(module_name(path))
-
-
-def test_only_group_names_torch_distributed():
+def test_only_the_collectives_of_torch_name_torch_distributed():
     """Also not as an attribute, `torch.distributed.all_reduce(...)`; strings and comments do not count."""
     named = {
         str(path.relative_to(SOURCE / "lockstep"))
@@ -225,37 +199,39 @@ def test_only_group_names_torch_distributed():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.distributed")
     }
-    assert named <= {"torch/group.py", "torch/rendezvous.py"}
+    assert all(path.startswith("torch/collectives/") for path in named)
 
 
 @pytest.mark.parametrize(
     ("module", "source", "word"),
     [
         ("lockstep.world", "import torch", "knows no framework"),
-        ("lockstep.rollout", "def f():\n    from torch import Tensor", "knows no framework"),
-        ("lockstep.evaluate", "import jax.numpy as jnp", "knows no framework"),
+        ("lockstep.experience.rollout", "def f():\n    from torch import Tensor", "knows no framework"),
+        ("lockstep.experience.evaluate", "import jax.numpy as jnp", "knows no framework"),
         ("lockstep.world", "from lockstep.run import Run", "above"),
         ("lockstep.run", "from lockstep.torch import comm", "above"),
-        ("lockstep.torch.ppo", "from lockstep.train import train", "above"),
+        ("lockstep.torch.ppo", "from lockstep.launch.train import train", "above"),
         ("lockstep.torch.ppo", "from lockstep.jax.returns import gae", "each other"),
         ("lockstep.jax.returns", "import torch", "each other"),
         ("lockstep.torch.ppo", "import torch.distributed as dist", "torch.distributed"),
         ("lockstep.torch.ppo", "from torch import distributed", "torch.distributed"),
-        ("lockstep.cli", "from lockstep.torch.ppo import PPO", "at its top"),
+        ("lockstep.cli.main", "from lockstep.torch.ppo import PPO", "at its top"),
         ("lockstep.train", "import torch", "at its top"),
     ],
 )
 def test_a_broken_rule_is_seen(module, source, word):
-    found = imports_of(ast.parse(source), module, "planted.py", {"lockstep.torch.comm", "lockstep.torch.group"})
+    found = imports_of(
+        ast.parse(source), module, "planted.py", {"lockstep.torch.comm", "lockstep.torch.collectives.group"}
+    )
     assert any(word in line for line in violations(list(found)))
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("lockstep.cli", "def f():\n    from lockstep.torch.ppo import PPO"),
+        ("lockstep.cli.main", "def f():\n    from lockstep.torch.ppo import PPO"),
         ("lockstep.torch.ppo", "from lockstep.world import World\nimport torch.nn.functional as F"),
-        ("lockstep.torch.group", "import torch.distributed as dist"),
+        ("lockstep.torch.collectives.group", "import torch.distributed as dist"),
         ("lockstep.world", "from lockstep.errors import ConfigError\nimport os"),
     ],
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.algorithms import dqn, offline, ppo
-from lockstep.estimators import told
-from lockstep.record.timers import PHASES
+from lockstep.distributed.timers import PHASES
+from lockstep.estimators import result as told
 
 ROOT = Path(__file__).parents[2]
 # A metric by its whole name between backticks, such as `loss/policy`; paths and commands have a dot, a space or more.

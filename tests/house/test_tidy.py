@@ -45,12 +45,6 @@ def test_loose_ends_name_their_issue():
     assert found == []
 
 
-def test_files_are_short():
-    """A longer file wants a reason, in LONG_FILES; one that became short again loses it."""
-    long = {name for name in tracked("src/*.py") if len((ROOT / name).read_text().splitlines()) > MAX_LINES}
-    assert long == set(LONG_FILES)
-
-
 def test_functions_are_short():
     long = {
         f"{name}:{node.name}"

@@ -19,7 +19,7 @@ def test_a_run_imports_its_own_framework_only(tmp_path, framework, algo):
     settings += ["algorithm.learning_starts=64", "algorithm.capacity=1024"] if algo == "dqn" else []
     words = ["train", "CartPole-v1", "--algo", algo, "--ml-framework", framework, "--run-dir", "run"]
     words += [word for setting in settings for word in ("--set", setting)]
-    program = "import sys\nfrom lockstep import cli\n"
+    program = "import sys\nfrom lockstep.cli import main as cli\n"
     program += f"assert cli.main({words!r}) == 0\n"
     program += "assert cli.main(['evaluate', 'run', '--episodes', '2']) == 0\n"
     program += f"found = set({OTHERS[framework]!r}) & set(sys.modules)\nassert not found, found\n"

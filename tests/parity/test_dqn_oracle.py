@@ -13,8 +13,8 @@ import torch
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.progress import Progress
-from lockstep.rollout import Rollout
+from lockstep.experience.rollout import Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.torch.comm import Comm
 from lockstep.torch.dqn import DQN

@@ -17,11 +17,11 @@ from test_dqn_oracle import BASE, ENVS, SEED, SHARDS, SPEC, STEPS, VARIANTS, rol
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.experience.rollout import Rollout
 from lockstep.jax.comm import Comm as JaxComm
 from lockstep.jax.dqn import DQN as JaxDQN  # noqa: N811
 from lockstep.jax.q_networks import QPolicy as JaxQPolicy
-from lockstep.progress import Progress
-from lockstep.rollout import Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.torch.comm import Comm
 from lockstep.torch.dqn import DQN

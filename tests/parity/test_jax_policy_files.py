@@ -10,17 +10,17 @@ jax = pytest.importorskip("jax")
 
 from networks_alike import observed, perturbed, spec_of  # noqa: E402
 
-from lockstep import cli  # noqa: E402
 from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
-from lockstep.envs.vector import env_spec  # noqa: E402
+from lockstep.cli import main as cli  # noqa: E402
+from lockstep.cli.evaluate import evaluate_run  # noqa: E402
+from lockstep.envs.make import env_spec  # noqa: E402
 from lockstep.errors import ConfigError  # noqa: E402
+from lockstep.experience.normalize import RunningMoments  # noqa: E402
 from lockstep.jax import export  # noqa: E402
 from lockstep.jax.networks import Policy  # noqa: E402
 from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.normalize import RunningMoments  # noqa: E402
-from lockstep.play import evaluate_run  # noqa: E402
-from lockstep.policy_file import POLICY_FILE  # noqa: E402
 from lockstep.run import EnvConfig, NetworkConfig, Run, dump  # noqa: E402
+from lockstep.session.policy_file import POLICY_FILE  # noqa: E402
 from lockstep.torch import export as torch_export  # noqa: E402
 from lockstep.torch.networks import Policy as TorchPolicy  # noqa: E402
 from lockstep.torch.q_networks import QPolicy as TorchQPolicy  # noqa: E402

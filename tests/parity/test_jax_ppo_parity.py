@@ -10,11 +10,11 @@ from networks_alike import ACTIONS, acted, observed, perturbed, spec_of  # noqa:
 
 from lockstep import World  # noqa: E402
 from lockstep.algorithms.ppo import METRICS, PPOConfig  # noqa: E402
+from lockstep.experience.rollout import Rollout  # noqa: E402
 from lockstep.jax.comm import Comm  # noqa: E402
 from lockstep.jax.networks import Policy  # noqa: E402
 from lockstep.jax.ppo import PPO  # noqa: E402
-from lockstep.progress import Progress  # noqa: E402
-from lockstep.rollout import Rollout  # noqa: E402
+from lockstep.record.progress import Progress  # noqa: E402
 from lockstep.run import NetworkConfig, Run  # noqa: E402
 from lockstep.torch import ppo as torch_ppo  # noqa: E402
 from lockstep.torch.comm import Comm as TorchComm  # noqa: E402

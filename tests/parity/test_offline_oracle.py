@@ -12,11 +12,11 @@ import torch
 import made_data
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.dataset import Dataset
-from lockstep.progress import Progress
+from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.torch.cloning import Cloning
 from lockstep.torch.comm import Comm
-from lockstep.torch.offline_dqn import OfflineDQN
+from lockstep.torch.offline.cloning import Cloning
+from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.world import World
 from logged_policies import SMALL, draws, part, policy_for
 

@@ -14,11 +14,11 @@ from torch import nn
 import made_data
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
-from lockstep.progress import Progress
+from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
 from lockstep.torch.comm import Comm
-from lockstep.torch.parametric_dqn import ParametricDQN
-from lockstep.torch.scoring import About, ScoringPolicy
+from lockstep.torch.offline.parametric_dqn import ParametricDQN
+from lockstep.torch.scoring.policy import About, ScoringPolicy
 from lockstep.world import World
 
 ROWS, BATCH, STEPS, SHARDS, PADDING = 300, 24, 50, 2, 3

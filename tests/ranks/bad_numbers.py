@@ -10,13 +10,13 @@ import numpy as np
 from running import small
 
 from lockstep import World
-from lockstep.blame import NonFiniteError, save
+from lockstep.distributed.timers import Timers
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.experience.rollout import Collector
 from lockstep.launch.variables import free_port
-from lockstep.progress import Progress
-from lockstep.record.timers import Timers
-from lockstep.rollout import Collector
+from lockstep.record.progress import Progress
 from lockstep.run import Run
+from lockstep.session.non_finite import NonFiniteError, save
 from lockstep.world import stream_seed
 
 SHARDS, ENVS, STEPS, UPDATES = 2, 16, 8, 7

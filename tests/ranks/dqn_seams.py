@@ -19,7 +19,7 @@ from running import Job, small_dqn, train_one
 from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
 
 from lockstep import World
-from lockstep.progress import Progress
+from lockstep.record.progress import Progress
 from lockstep.run import Run, override
 from lockstep.torch.comm import Comm
 from lockstep.torch.dqn import DQN

@@ -9,9 +9,9 @@ import torch
 from lockstep import World
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
-from lockstep.torch import counterfactual
 from lockstep.torch.comm import Comm
-from lockstep.torch.scoring import About, ScoringPolicy
+from lockstep.torch.offline import estimate as counterfactual
+from lockstep.torch.scoring.policy import About, ScoringPolicy
 
 
 def judged(rank: int, ports: dict[str, int], paths: dict[str, list[str]]) -> dict[str, Any]:

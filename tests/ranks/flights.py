@@ -9,11 +9,19 @@ from unittest import mock
 from host_blocks import on_hosts
 from running import small
 
-from lockstep import World, card, latency, preflight
+from lockstep import World
+from lockstep.envs.make import env_spec
 from lockstep.launch.variables import free_port
+from lockstep.preflight import compare as preflight
+from lockstep.preflight import identity as card
+from lockstep.preflight import latency
+from lockstep.preflight.compare import add_forecast
 from lockstep.run import Run
 from lockstep.torch import preflight as instruments
 from lockstep.torch.comm import Comm
+from lockstep.torch.forecast import forecast
+from lockstep.torch.networks import Policy
+from lockstep.torch.ppo import PPO
 
 RUN = small("lockstep/Match-v0")
 AHEAD_S = 100.0
@@ -39,6 +47,10 @@ def changed(name: str, folder: str) -> tuple[Run, Any]:
     return RUN, nothing
 
 
+def learner_of(run: Run) -> PPO:
+    return PPO(run, Policy(env_spec(run.task, run.env), run.network), Comm(World()))
+
+
 def flights(rank: int, ports: dict[str, int], sizes: tuple[int, ...], pinned: bool) -> dict[str, Any]:
     """For each way in which rank 1 may differ: what the preflight says on this rank."""
     told: dict[str, Any] = {}
@@ -50,6 +62,7 @@ def flights(rank: int, ports: dict[str, int], sizes: tuple[int, ...], pinned: bo
         with around, Comm(world, device="cpu", timeout_s=20) as comm:
             try:
                 found = instruments.preflight(comm, run)
+                add_forecast(found, lambda *asked, run=run, comm=comm: forecast(run, comm, learner_of(run), *asked))
             except Exception as error:
                 told[name] = f"{type(error).__name__}: {error}"
                 continue

@@ -10,9 +10,9 @@ import torch
 from collectives import leave_at_once
 
 from lockstep import RunError, World
-from lockstep.record.timers import ENV, Timers
+from lockstep.distributed.timers import ENV, Timers
+from lockstep.distributed.watch import Watch
 from lockstep.torch.comm import Comm
-from lockstep.watch import Watch
 
 
 def on_hosts(rank: int, port: int, sizes: tuple[int, ...], **kwargs: Any) -> World:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.distributed.timers import ENV, LEARN, Timers
 from lockstep.errors import ConfigError, PeerError
-from lockstep.record.timers import ENV, LEARN, Timers
 from lockstep.world import World
 
 COLUMNS = 300
@@ -30,13 +30,13 @@ def opened(rank: int, port: int, way: str = "memory", num_shards: int = 4, **kwa
     """The Comm of this rank, on CPUs."""
     import jax
 
-    import lockstep.jax.processes
-    from lockstep.jax import native
+    import lockstep.jax.collectives.processes
+    from lockstep.jax.collectives import native
     from lockstep.jax.comm import Comm
 
     jax.config.update("jax_numpy_rank_promotion", "raise")
     if way == "messages":
-        lockstep.jax.processes.ordered = lambda: False  # as on a processor that does not order memory
+        lockstep.jax.collectives.processes.ordered = lambda: False  # as on a processor that does not order memory
     if way == "python" or (way == "mixed" and rank == 1):
         native.library = lambda: None
     world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), port=port).with_shards(num_shards)
@@ -96,7 +96,7 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
 
 def sums_in_c() -> list[int]:
     """Sums that C code makes from now on are counted here."""
-    from lockstep.jax.native import Use
+    from lockstep.jax.collectives.native import Use
 
     made, taken = [], Use.taken
 
@@ -237,7 +237,7 @@ def first_is_missed(rank: int, ports: list[int]) -> dict[str, str]:
 
 def gets_stuck(rank: int, port: int, folder: str, way: str) -> None:
     """Rank 1 does not come to the second sum; whose watch sees it first writes down what it said."""
-    from lockstep.watch import Observed, Watch
+    from lockstep.distributed.watch import Observed, Watch
 
     def tell(culprit: Observed, text: str) -> None:
         with Path(folder, "told").open("a") as file:

@@ -20,7 +20,7 @@ from running import Job, small_dqn
 from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
 
 from lockstep import World
-from lockstep.progress import Progress
+from lockstep.record.progress import Progress
 from lockstep.run import Run, override
 
 ROWS = 2 * ENVS * STEPS  # environment steps of one hand-made rollout, both shards together

@@ -9,11 +9,12 @@ from unittest import mock
 import numpy as np
 from jax_compiled import keep_compiled
 
-from lockstep import World, card
+from lockstep import World
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.jax import preflight
 from lockstep.jax.comm import Comm
 from lockstep.jax.session import Session
+from lockstep.preflight import identity as card
 from lockstep.run import NetworkConfig, Run
 from lockstep.train import train
 

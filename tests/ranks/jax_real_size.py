@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lockstep.distributed.fingerprint import fingerprint
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.fingerprint import fingerprint
 from lockstep.jax import hardware
 from lockstep.jax.adam import norm_of
 from lockstep.jax.comm import Comm

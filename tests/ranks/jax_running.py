@@ -125,8 +125,8 @@ def train_one(rank: int, one: Job) -> Outcome:
     """Train, counting what happens in this process: steps of environments, rows acted on, rows learned from."""
     import jax
 
-    from lockstep import surroundings
     from lockstep.jax import session
+    from lockstep.session import session as surroundings
     from lockstep.train import train
 
     jax.config.update("jax_numpy_rank_promotion", "raise")

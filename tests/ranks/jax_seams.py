@@ -88,8 +88,8 @@ def start_equal(world: World, folder: str) -> dict[str, Any]:
 
 def initialized_from(world: World, folder: str) -> dict[str, Any]:
     """Every rank finds another policy file: the files of two hosts, say."""
+    from lockstep.experience.normalize import RunningMoments
     from lockstep.jax.export import save_policy
-    from lockstep.normalize import RunningMoments
 
     run = small("rank_envs:Ticking", normalize_observation=True, total_steps=128, **{"env.kwargs": {"lengths": [4, 4]}})
     moments = RunningMoments(3)

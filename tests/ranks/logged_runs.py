@@ -21,7 +21,7 @@ from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 
 ROWS, BATCH, EPOCHS = 310, 32, 20
 MODULES = {
-    "dqn": ("offline_dqn", "OfflineDQN"),
+    "dqn": ("dqn", "OfflineDQN"),
     "bc": ("cloning", "Cloning"),
     "parametric_dqn": ("parametric_dqn", "ParametricDQN"),
 }
@@ -111,7 +111,7 @@ def train_one(world: World, job: LoggedJob) -> LoggedOutcome:
 @contextmanager
 def _watched(job: LoggedJob, found: LoggedOutcome) -> Iterator[dict[str, Any]]:
     module_name, class_name = MODULES[job.run.algo]
-    module = import_module(f"lockstep.torch.{module_name}")
+    module = import_module(f"lockstep.torch.offline.{module_name}")
     real, kept = getattr(module, class_name), {}
 
     class Watched(real):

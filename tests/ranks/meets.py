@@ -12,9 +12,9 @@ import time
 import torch
 import torch.distributed as dist
 
+from lockstep.distributed.network.join import joined
 from lockstep.errors import ConfigError, RunError
-from lockstep.network.join import joined
-from lockstep.torch.rendezvous import connect
+from lockstep.torch.collectives.rendezvous import connect
 from lockstep.world import World
 
 

@@ -19,12 +19,12 @@ from seam_world import BOUND_S, run_listed
 from lockstep import World
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.dataset import Dataset
-from lockstep.progress import Progress
+from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.torch.cloning import Cloning
 from lockstep.torch.comm import Comm
-from lockstep.torch.offline_dqn import OfflineDQN
-from lockstep.torch.scoring import save_scoring
+from lockstep.torch.offline.cloning import Cloning
+from lockstep.torch.offline.dqn import OfflineDQN
+from lockstep.torch.scoring.policy import save_scoring
 from logged_policies import SMALL, part, policy_for
 
 ROWS = 16

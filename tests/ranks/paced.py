@@ -5,8 +5,8 @@ import runpy
 import time
 from pathlib import Path
 
+from lockstep.experience.rollout import Collector
 from lockstep.launch.child import die_with_launcher
-from lockstep.rollout import Collector
 
 SLOW_S = 0.5
 

@@ -19,11 +19,11 @@ from seam_world import BOUND_S, run_listed
 from lockstep import World
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
-from lockstep.progress import Progress
+from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
-from lockstep.torch.parametric_dqn import ParametricDQN
-from lockstep.torch.scoring import save_scoring
+from lockstep.torch.offline.parametric_dqn import ParametricDQN
+from lockstep.torch.scoring.policy import save_scoring
 from logged_policies import SMALL, part, policy_for
 
 DQN = OfflineDQNConfig(batch_size=32, target_rate=0.5, gamma=0.9)

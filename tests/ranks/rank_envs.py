@@ -9,9 +9,9 @@ import time
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from lockstep.envs.checks.batch import NUM_ENVS
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.envs.toys import Corridor
+from lockstep.session.env_checks.batch import NUM_ENVS
 
 
 class Ticking:

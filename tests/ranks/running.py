@@ -116,9 +116,9 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
 
     from host_blocks import on_hosts
 
-    from lockstep import surroundings
     from lockstep.errors import RunError
-    from lockstep.rollout import Rollout
+    from lockstep.experience.rollout import Rollout
+    from lockstep.session import session as surroundings
     from lockstep.torch import session
     from lockstep.torch.comm import Comm
     from lockstep.train import train

@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep import World, stream
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.rollout import Rollout
+from lockstep.experience.rollout import Rollout
 
 STEPS, ENVS, SIZE = 16, 4, 3  # of one shard; SIZE numbers in an observation
 SPEC = EnvSpec(SIZE, ActionSpec("discrete", (3,)), "next_step", True)

@@ -89,7 +89,7 @@ def start_equal(world: World, folder: str) -> dict[str, Any]:
 
 def initialized_from(world: World, folder: str) -> dict[str, Any]:
     """Every rank finds another policy file: the files of two hosts, say."""
-    from lockstep.normalize import RunningMoments
+    from lockstep.experience.normalize import RunningMoments
     from lockstep.torch.export import save_policy
 
     run = small("rank_envs:Ticking", normalize_observation=True, total_steps=128, **{"env.kwargs": {"lengths": [4, 4]}})

@@ -15,8 +15,8 @@ from torch import nn
 
 from lockstep import World
 from lockstep.errors import MismatchError
-from lockstep.progress import Progress
-from lockstep.run_state import RunState
+from lockstep.record.progress import Progress
+from lockstep.session.run_state import RunState
 from lockstep.torch.comm import Comm
 from lockstep.torch.ppo import PPO
 from lockstep.torch.state import InTensors

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from collectives import here
 
-from lockstep import stacks
-from lockstep.network.slots import Slots
-from lockstep.record.timers import ENV, LEARN, Timers
+from lockstep.distributed import stacks
+from lockstep.distributed.network.slots import Slots
+from lockstep.distributed.timers import ENV, LEARN, Timers
+from lockstep.distributed.watch import Observed, Watch
 from lockstep.torch.comm import Comm
-from lockstep.watch import Observed, Watch
 
 
 def gets_stuck(rank: int, port: int, folder: str, how: str, way: str) -> None:

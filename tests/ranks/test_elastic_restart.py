@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from running import lines, small, timeless
 
-from lockstep.faults import Fault
+from lockstep.cli.chaos.faults import Fault
 from lockstep.launch.variables import free_port
 from lockstep.run import dump
 from lockstep.train import train
@@ -83,7 +83,7 @@ def until(condition, what, *logs):
 
 def killed(**when):
     """The program of a rank that a fault kills, in the first start."""
-    return ["-m", "lockstep.faults", Fault("kill", rank=1, **when).to_json(), "train", "run.yaml"]
+    return ["-m", "lockstep.cli.chaos.faults", Fault("kill", rank=1, **when).to_json(), "train", "run.yaml"]
 
 
 def equal_to(undisturbed, run_dir):
@@ -115,7 +115,7 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on_exactly(undisturbed,
     assert "restart 1 of out, on 2 ranks" in said
 
 
-@pytest.mark.slow  # quick for the memo alone, in tests/unit/test_elastic.py
+@pytest.mark.slow  # quick for the memo alone, in tests/unit/launch/test_elastic.py
 def test_before_its_first_checkpoint_a_run_begins_again_where_it_was(undisturbed, tmp_path):
     run = pinned(checkpoint_every=None)
     said = finished(tmp_path, "--standalone", "--nproc_per_node=2", "--max-restarts=2", *killed(update=6), run=run)
@@ -125,12 +125,12 @@ def test_before_its_first_checkpoint_a_run_begins_again_where_it_was(undisturbed
     assert "begins from its start" in said
 
 
-@pytest.mark.slow  # quick for the memo alone, in tests/unit/test_elastic.py
+@pytest.mark.slow  # quick for the memo alone, in tests/unit/launch/test_elastic.py
 def test_a_policy_to_start_from_counts_until_there_is_a_checkpoint(undisturbed, tmp_path):
     train(pinned(), run_dir=tmp_path / "whole", init_from=undisturbed)
     run, source = pinned(checkpoint_every=None), f"--init-from={undisturbed}"
-    code = "from lockstep.checkpoints import Checkpoints as C; C._take = lambda *_: None; "  # none at the start
-    code += "from lockstep.faults import main; main()"
+    code = "from lockstep.session.checkpoints import Checkpoints as C; C._take = lambda *_: None; "  # none at the start
+    code += "from lockstep.cli.chaos.faults import main; main()"
     program = ["--no-python", sys.executable, "-c", code, *killed(update=6)[2:], source, "--run-dir=out"]
     finished(tmp_path, "--standalone", "--nproc_per_node=2", "--max-restarts=1", *program, run=run)
     assert equal_to(tmp_path / "whole", tmp_path / "out")["restarts"] == 1
@@ -198,7 +198,7 @@ def test_ranks_end_when_their_torchrun_is_killed(wrapped, tmp_path):
 # torchrun's wait for more nodes is 2 s instead of 30 s here, and ours is as it is.
 ELASTIC = {
     "torchrun": ["torch.distributed.run", "--rdzv_backend=c10d", "--rdzv_id=123", "--rdzv-conf=last_call_timeout=2"],
-    "lockstep": ["lockstep.cli", "launch", "--rdzv_id=123"],
+    "lockstep": ["lockstep.cli.main", "launch", "--rdzv_id=123"],
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from running import small, timeless
 
-from lockstep.faults import Fault
+from lockstep.cli.chaos.faults import Fault
 from lockstep.launch.variables import free_port
 from lockstep.run import dump
 
@@ -37,7 +37,9 @@ class Run:
         task = "CartPole-v1" if planted else f"{ENVS}:Faulty"
         (tmp_path / "fault.yaml").write_text(dump(small(task, **changes, **kwargs)))
         self.run_dir = Path(tmp_path, run_dir)
-        command = ["lockstep.faults", planted.to_json(), "train"] if planted else ["lockstep.cli", "train"]
+        command = (
+            ["lockstep.cli.chaos.faults", planted.to_json(), "train"] if planted else ["lockstep.cli.main", "train"]
+        )
         if launcher == "torchrun":
             command = [
                 "torch.distributed.run",

@@ -12,8 +12,8 @@ import pytest
 from running import job, small, train_all
 
 from lockstep import spawn
+from lockstep.distributed.watch import MARGIN_S
 from lockstep.launch.variables import free_port
-from lockstep.watch import MARGIN_S
 
 # Name: ranks of each host, num_shards, whether hosts use their memory.
 LAYOUTS = {

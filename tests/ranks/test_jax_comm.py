@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lockstep import RunError, spawn
+from lockstep.distributed.tree import tree_sum
+from lockstep.distributed.watch import MARGIN_S
 from lockstep.launch.variables import free_port
-from lockstep.tree import tree_sum
-from lockstep.watch import MARGIN_S
 
 pytest.importorskip("jax")
 

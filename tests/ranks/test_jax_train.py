@@ -6,7 +6,7 @@ import time
 import pytest
 from jax_runs import START_S, Command, by_hand, end_all, jax_alone, new_port, slurm, small, train
 
-from lockstep.faults import Fault
+from lockstep.cli.chaos.faults import Fault
 
 pytest.importorskip("jax")
 
@@ -58,7 +58,17 @@ def test_variables_of_other_launchers_start_jax_ranks(tmp_path, alone, variables
 
 def struck(tmp_path, fault, *words, **changes):
     """A training of two ranks with a fault in one of them, and how long it went on after that."""
-    told = ["lockstep.faults", fault.to_json(), "train", "CartPole-v1", "--run-dir", "run", "--ranks", "2", *words]
+    told = [
+        "lockstep.cli.chaos.faults",
+        fault.to_json(),
+        "train",
+        "CartPole-v1",
+        "--run-dir",
+        "run",
+        "--ranks",
+        "2",
+        *words,
+    ]
     command = Command(tmp_path, [*told, *small(**{"total_steps": 10**8, "timeout_s": 4, **changes})])
     note = tmp_path / "run" / "logs" / "struck.json"
     command.until(note.exists)
@@ -105,7 +115,7 @@ def test_sigterm_ends_all_at_one_step_and_the_run_goes_on_to_the_same_bits(tmp_p
     assert command.gone()
     assert command.summary["status"] == "interrupted"
     assert command.summary["env_steps"] < 200 * 128, "too late: nothing to go on with"
-    again = Command(tmp_path, ["lockstep.cli", "train", "--resume", "run", "--ranks", "1"])
+    again = Command(tmp_path, ["lockstep.cli.main", "train", "--resume", "run", "--ranks", "1"])
     assert (again.wait(), other.wait()) == (0, 0), again.said + other.said
     assert again.summary["params_fingerprint"] == other.summary["params_fingerprint"]
     assert again.summary["resumed_from"]

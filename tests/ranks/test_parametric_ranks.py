@@ -16,7 +16,7 @@ from running import timeless
 
 from lockstep import World, spawn
 from lockstep.launch.variables import free_port
-from lockstep.progress import Progress
+from lockstep.record.progress import Progress
 from logged_policies import part
 
 WORLDS = (1, 2, 4)

@@ -141,7 +141,7 @@ def shadowing(path, name, version):
 
 
 def test_the_probe_tells_a_table_on_rank_0_alone(tmp_path):
-    (code, told, errors), (other, nothing, _) = start(["-m", "lockstep.probe"], (2,), tmp_path)
+    (code, told, errors), (other, nothing, _) = start(["-m", "lockstep.cli.probe"], (2,), tmp_path)
     assert (code, other, nothing) == (0, 0, ""), errors
     assert told.splitlines()[0] == "2 ranks on 1 host"
     for word in ("cpu", "a sum over all ranks", "4,194,304 bytes", f"python {sys.version.split()[0]}"):
@@ -150,7 +150,7 @@ def test_the_probe_tells_a_table_on_rank_0_alone(tmp_path):
 
 def test_an_installed_version_that_differs_ends_all_ranks_with_2(tmp_path):
     other = shadowing(tmp_path / "other", "numpy", "0.9.9")
-    said = start(["-m", "lockstep.probe"], (2,), tmp_path, per_rank=({}, other))
+    said = start(["-m", "lockstep.cli.probe"], (2,), tmp_path, per_rank=({}, other))
     for code, told, errors in said:
         assert (code, told) == (2, ""), errors
         (line,) = [line for line in errors.splitlines() if line.startswith("lockstep: error:")]

@@ -188,7 +188,7 @@ def test_a_process_too_many_is_told_when_the_others_have_gone_on():
 def test_ranks_meet_through_a_file(tmp_path, before):
     path = tmp_path / "run7"
     if before == "stale":
-        from lockstep.network import init_file
+        from lockstep.distributed.network import init_file
 
         init_file.publish(path, ["127.0.0.1"], free_port(), "gone", alive=lambda _: False)
     elif before is not None:
@@ -199,7 +199,7 @@ def test_ranks_meet_through_a_file(tmp_path, before):
 
 def test_a_stale_file_does_not_lead_into_another_run(tmp_path):
     """The port in it may be of a living run by now, one that waits for the very same rank."""
-    from lockstep.network import init_file
+    from lockstep.distributed.network import init_file
 
     path, port = tmp_path / "run7", free_port()
     other = start([*MEETS, json.dumps({"rank": 0, "size": 2, "port": port}), "15"])

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from lockstep.faults import Fault, plant
+from lockstep.cli.chaos.faults import Fault, plant
 from lockstep.run import load
 from lockstep.train import train
 

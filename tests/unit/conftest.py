@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from lockstep import doctor
-from lockstep.launch import training
+from lockstep.launch import gpus
+from lockstep.launch import train_ranks as training
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -16,7 +16,7 @@ def here(tmp_path, monkeypatch):
     """An empty working directory, no launcher, no GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(doctor, "nvidia_gpu_present", lambda: False)
+    monkeypatch.setattr(gpus, "nvidia_gpu_present", lambda: False)
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -31,7 +31,7 @@ def trained(monkeypatch):
         calls.append(types.SimpleNamespace(run=run, **kwargs))
         return {"status": "finished"}
 
-    monkeypatch.setattr("lockstep.train.train", train)
+    monkeypatch.setattr("lockstep.launch.train.train", train)
     return calls
 
 

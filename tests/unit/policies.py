@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from lockstep import cli, policy_file
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.cli import main as cli
+from lockstep.cli.evaluate import evaluate_run
 from lockstep.errors import ConfigError
-from lockstep.play import evaluate_run
-from lockstep.resume import prepare
 from lockstep.run import Run
+from lockstep.session import policy_file
+from lockstep.session.resume import prepare
 from lockstep.train import train
 
 PPO = PPOConfig(num_steps=16, num_minibatches=2, normalize_observation=True)

@@ -176,7 +176,7 @@ def test_bad_changes_are_one_line_that_names_the_setting(changes, words):
 def test_a_name_with_two_meanings_asks_for_the_full_one(monkeypatch):
     from dataclasses import dataclass, field
 
-    from lockstep import settings
+    from lockstep.config import settings
 
     @dataclass(frozen=True)
     class Part:

@@ -1,1 +1,1 @@
-"""Configs and metric names of the algorithms, shared by both backends."""
+"""Settings and metric names of each algorithm, for every backend."""

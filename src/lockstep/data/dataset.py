@@ -21,7 +21,7 @@ from lockstep.data.dataset_files import (
     described,
     mapped,
 )
-from lockstep.data.features import Features
+from lockstep.data.feature_file import load_features
 from lockstep.data.info import DatasetInfo
 from lockstep.data.rows import Float, Rows
 from lockstep.errors import ConfigError
@@ -45,9 +45,9 @@ class Dataset:
         self.info = _info(path, description)
         self._files: dict[str, dict[str, Any]] = description["files"]
         self._part_rows, self._parts = int(description["part_rows"]), list[int](description["parts"])
-        self.state_features = Features.load(path / STATE_FEATURES)
+        self.state_features = load_features(path / STATE_FEATURES)
         parametric = self.info.kind == "parametric"
-        self.action_features = Features.load(path / ACTION_FEATURES) if parametric else None
+        self.action_features = load_features(path / ACTION_FEATURES) if parametric else None
         self.features_digest = self.state_features.digest + (
             self.action_features.digest if self.action_features else ""
         )

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from lockstep.cores import usable_cores
 from lockstep.data.columns import columns, offsets_of, ragged_names
 from lockstep.data.dataset_files import (
     ACTION_FEATURES,
@@ -26,9 +25,11 @@ from lockstep.data.dataset_files import (
     checksum,
     column_file,
 )
+from lockstep.data.feature_file import save_features
 from lockstep.data.features import Features
 from lockstep.data.info import DatasetInfo
 from lockstep.errors import ConfigError
+from lockstep.system.cores import usable_cores
 
 _HEADER = 128
 """Bytes before the numbers of a file; numpy leaves room there for any number of rows."""
@@ -137,9 +138,9 @@ class DatasetWriter:
         said = (info.kind, info.sizes, info.num_rows)
         if said != (self._kind, self._sizes, sum(self._parts)):
             raise ValueError(f"the info says {said} of {(self._kind, self._sizes, sum(self._parts))}")
-        state_features.save(self._folder / STATE_FEATURES)
+        save_features(state_features, self._folder / STATE_FEATURES)
         if action_features is not None:
-            action_features.save(self._folder / ACTION_FEATURES)
+            save_features(action_features, self._folder / ACTION_FEATURES)
         with (self._folder / CHECK).open("wb") as file:
             np.savez(file, **cast(dict[str, Any], dict(check)))
         for name in (STATE_FEATURES, ACTION_FEATURES, CHECK):

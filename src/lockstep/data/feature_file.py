@@ -20,12 +20,12 @@ _LISTS = ("possible_values", "quantiles")
 _CLASSIC = tuple(name for name in _KEYS if name not in ("type", "note"))
 
 
-def to_dict(features: Features) -> dict[str, Any]:
+def features_to_dict(features: Features) -> dict[str, Any]:
     """As plain values, for JSON; only what a feature says."""
     return {"format": _FORMAT, "features": {key: _plain(feature) for key, feature in features.items()}}
 
 
-def from_dict(data: object, where: str) -> Features:
+def features_from_dict(data: object, where: str = "features") -> Features:
     """The same from plain values, or from ReAgent's `{id: JSON text}`; `where` names the source in errors."""
     tree = _mapping(data, where)
     texts = {key: text for key, text in tree.items() if isinstance(text, str)}
@@ -40,22 +40,22 @@ def from_dict(data: object, where: str) -> Features:
     return Features({key: _feature(value, f"{where}: feature {key}") for key, value in found.items()})
 
 
-def load(path: Path) -> Features:
+def load_features(path: Path) -> Features:
     """Read a file. Raises `ConfigError` where there is none, or it is not one."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return from_dict(_parsed(text, str(path)), str(path))
+    return features_from_dict(_parsed(text, str(path)), str(path))
 
 
-def save(features: Features, path: Path) -> None:
+def save_features(features: Features, path: Path) -> None:
     """Write a file beside, then rename it; a line for each key, a list within its line."""
     lines = [
         f"    {json.dumps(key)}: {{\n"
         + ",\n".join(f"      {json.dumps(n)}: {json.dumps(value, ensure_ascii=False)}" for n, value in item.items())
         + "\n    }"
-        for key, item in to_dict(features)["features"].items()
+        for key, item in features_to_dict(features)["features"].items()
     ]
     inner = "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
     beside = path.with_name(f".{path.name}")

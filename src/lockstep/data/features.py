@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -146,32 +145,6 @@ class Features:
     def items(self) -> Iterable[tuple[str, Feature]]:
         """Ids and features, in order."""
         return self._features.items()
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        from lockstep.data.feature_file import to_dict
-
-        return to_dict(self)
-
-    @staticmethod
-    def from_dict(data: object, where: str = "features") -> "Features":
-        """The same from plain values, or from ReAgent's `{id: JSON text}`. `ConfigError` names feature and key."""
-        from lockstep.data.feature_file import from_dict
-
-        return from_dict(data, where)
-
-    @staticmethod
-    def load(path: Path) -> "Features":
-        """Read a file that `save` wrote, that was edited since, or that ReAgent wrote."""
-        from lockstep.data.feature_file import load
-
-        return load(path)
-
-    def save(self, path: Path) -> None:
-        """Write a file to read and to edit, whole or not at all. Raises `RunError` where that cannot be."""
-        from lockstep.data.feature_file import save
-
-        save(self, path)
 
     def _group(self, kind: FeatureType) -> Group:
         columns, outputs, chosen, begin = list[int](), list[int](), list[Feature](), 0

@@ -2,7 +2,7 @@
 
 The log is read once. Its rows go to the disk, sorted roughly by trajectory, while their names, the kind of their marks
 and a sample of their features are noted. Then a range of trajectories at a time is read again, ordered, completed by
-what follows each row (`lockstep.data.timeline`), normalized and written. Rows come out ordered by the hash of their
+what follows each row (`lockstep.data.preparation.next_rows`), normalized and written. Rows come out ordered by the hash of their
 trajectory and then by sequence number, whatever the order of files and rows was and however much memory there is.
 
 A trajectory has to fit into memory, and so do the names of features and of discrete actions.
@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep import settings
+from lockstep.config import settings
 from lockstep.data.dataset_files import DESCRIPTION, described
 from lockstep.data.dataset_writer import DatasetWriter, check_place
+from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
-from lockstep.data.identify import NormParams, identify
-from lockstep.data.place import alone_in, check_space, leftovers_removed, scratch
-from lockstep.data.preparation import Preparation, scanned
-from lockstep.data.scan import FeatureSample, merged
+from lockstep.data.preparation.identify import NormParams, identify
+from lockstep.data.preparation.passes import Preparation, scanned
+from lockstep.data.preparation.scan import FeatureSample, merged
+from lockstep.data.preparation.scratch import alone_in, check_space, leftovers_removed, scratch
 from lockstep.errors import ConfigError
 
 __all__ = ["FeatureSample", "PrepareOptions", "feature_sample", "identified", "prepared"]
@@ -52,7 +53,7 @@ class PrepareOptions:
     metrics: tuple[str, ...] | None = None
     """Names of the metrics that the log has to have; `None`: any."""
     norm: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Settings of `lockstep.data.identify.NormParams`."""
+    """Settings of `lockstep.data.preparation.identify.NormParams`."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -67,7 +68,7 @@ class PrepareOptions:
     def plain(self) -> dict[str, Any]:
         """For `dataset.json`: equal where the same log gives the same rows."""
         files = {"state_features": self.state_features, "action_features": self.action_features}
-        digests = {name: None if file is None else Features.load(file).digest for name, file in files.items()}
+        digests = {name: None if file is None else load_features(file).digest for name, file in files.items()}
         same = {"kind": self.kind, "actions": self.actions, "columns": self.columns}
         return settings.plain(
             same | {"max_episode_steps": self.max_episode_steps} | digests | {"norm": self.norm_params()}
@@ -102,7 +103,7 @@ def prepared(
         ConfigError: the log is not as it must be, or `out` is in use.
         RunError: the disk is too full.
     """
-    from lockstep.data.format import read_log
+    from lockstep.data.logs.format import read_log
 
     log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
     out = out if out.name not in ("", "..") else out.resolve()
@@ -131,7 +132,7 @@ def prepared(
 
 def feature_sample(paths: Sequence[Path], options: PrepareOptions, progress: Say | None = None) -> FeatureSample:
     """The rows that features are identified from, of logs that one machine has."""
-    from lockstep.data.format import read_log
+    from lockstep.data.logs.format import read_log
 
     log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
     return scanned(log, None, options.norm_params().num_samples, 0, progress).features()
@@ -160,7 +161,7 @@ def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -
                 )
             found.append(None)
         elif file is not None:
-            features = Features.load(file)
+            features = load_features(file)
             _compare(features.ids, ids, name, file, say)
             found.append(features)
         else:
@@ -197,7 +198,7 @@ def _compare(known: tuple[str, ...], logged: tuple[str, ...], name: str, file: P
 
 def _source(path: Path) -> dict[str, Any]:
     """What tells a source from a changed one."""
-    from lockstep.data.minari_log import size_of
+    from lockstep.data.logs.minari import size_of
 
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     changed = max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)

@@ -17,8 +17,8 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.layout import Layout
 from lockstep.data.permutation import ROUNDS, Permutation
 from lockstep.data.rows import Rows
+from lockstep.distributed.fingerprint import combine, digest
 from lockstep.errors import ConfigError
-from lockstep.fingerprint import combine, digest
 from lockstep.world import World, stream
 
 _BYTES_AHEAD = 1 << 23

@@ -6,7 +6,7 @@ import ale_py
 import numpy as np
 from ale_py import roms
 
-from lockstep.envs.atari import AtariOptions
+from lockstep.envs.atari_options import AtariOptions
 from lockstep.errors import RunError
 
 

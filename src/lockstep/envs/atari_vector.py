@@ -10,11 +10,11 @@ import ale_py
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 
-from lockstep.cores import usable_cores
-from lockstep.envs.atari import AtariOptions
+from lockstep.envs.atari_options import AtariOptions
 from lockstep.envs.atari_screen import Screen
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import RunError
+from lockstep.system.cores import usable_cores
 from lockstep.world import World, stream_seed
 
 _SEED_EVERY = 4096

@@ -10,7 +10,7 @@ from ale_py.env import AtariEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, ReshapeObservation, TransformObservation
 
 from lockstep.envs.adapters import Env, clear_errors
-from lockstep.envs.atari import AtariOptions
+from lockstep.envs.atari_options import AtariOptions
 from lockstep.errors import ConfigError
 
 

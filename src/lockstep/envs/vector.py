@@ -1,18 +1,14 @@
 """The protocol all environments follow, and the way from a task's name to a vector environment."""
 
-import importlib
 import inspect
-import os
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
-from lockstep.envs import isaac
-from lockstep.envs.load import load_module, near
+from lockstep.envs.load import near
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.run import EnvConfig
 
 Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 """Observation, reward, terminated, truncated, final observation; see `VectorEnv.step`."""
@@ -24,9 +20,6 @@ BUILT_IN = {
     "lockstep/Reach-v0": ("lockstep.envs.toys", "Reach"),
 }
 """Tasks that need nothing but numpy, and the classes behind them."""
-
-ON_DEVICE = ("jax", "gymnax", "brax", "playground")
-"""Families of tasks whose environments are written in JAX: `FAMILY/NAME`."""
 
 
 class VectorEnv(Protocol):
@@ -72,153 +65,6 @@ class VectorEnv(Protocol):
     def close(self) -> None:
         """Free what is held; may be called twice."""
         ...
-
-
-def make_vector_env(
-    task: str, config: EnvConfig, num_envs: int, *, render: bool = False, training: bool = True
-) -> VectorEnv:
-    """The environments of a shard.
-
-    Call it on the main thread: worker processes live as long as the thread that made them.
-
-    Args:
-        task: a Gymnasium id (also `module:Id-v0`), a built-in `lockstep/...` id, or your own `module:Class` or
-            `file.py:Class`: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a class that follows `VectorEnv`.
-            Tasks `on_device` are made for the host, too.
-        config: how environments are made.
-        num_envs: how many.
-        render: let environments draw (`rgb_array`); nothing is drawn otherwise.
-        training: `False`: environments that are easier to learn from than to be judged by (Atari: episodes that end
-            with a life, rewards of which only the sign is left) are what they are judged by.
-    """
-    _check(config, num_envs)
-    if render:  # SDL, which Gymnasium's tasks draw with, would look for a display and complain on the terminal
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    if isaac.is_isaac(task):
-        raise isaac.refusal(task)
-    if on_device(task):
-        if render:
-            raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
-        return _in_jax("lockstep.jax.envs.host", task).make(task, config, num_envs)
-    if task in BUILT_IN:
-        module, name = BUILT_IN[task]
-        return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)
-    # Imported here: a fifth of a second that built-in tasks do not owe.
-    from lockstep.envs import gymnasium
-
-    if ":" not in task:
-        return gymnasium.make(task, config, num_envs, render=render, training=training)
-    location, _, name = task.rpartition(":")
-    module = load_module(location, f"task={task}")
-    found = getattr(module, name, None)
-    if found is None:
-        if name in gymnasium.known_tasks():
-            return gymnasium.make(name, config, num_envs, render=render, training=training)
-        own = [key for key, value in vars(module).items() if inspect.isclass(value)]
-        raise ConfigError(f"task={task}: {location} has no {name}{near(name, [*own, *gymnasium.known_tasks()])}")
-    if not inspect.isclass(found):
-        raise ConfigError(
-            f"task={task} is not a class; name a gymnasium.Env or a class that follows lockstep's VectorEnv"
-        )
-    adapted = gymnasium.adapt_class(found, task, config, num_envs, render=render)
-    return _build(found, task, config, num_envs, render) if adapted is None else adapted
-
-
-def env_spec(task: str, config: EnvConfig) -> EnvSpec:
-    """What one environment of `task` looks like.
-
-    Makes one and closes it, so that what cannot be made is refused before a run starts.
-    """
-    if on_device(task):
-        _check(config, 1)
-        return _in_jax("lockstep.jax.envs.look", task).look(task, config)
-    env = make_vector_env(task, config, 1)
-    try:
-        return env.spec
-    finally:
-        env.close()
-
-
-def on_device(task: str) -> bool:
-    """Whether environments of `task` are written in JAX: those of `ON_DEVICE`, and classes with `on_device = True`."""
-    if ":" not in task:
-        return task.partition("/")[0] in ON_DEVICE
-    location, _, name = task.rpartition(":")
-    return bool(getattr(getattr(load_module(location, f"task={task}"), name, None), "on_device", False))
-
-
-def _in_jax(module: str, task: str) -> Any:
-    """A module of `lockstep.jax.envs`, by name: nothing else here needs JAX."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("jax", "jaxlib"):
-            raise
-        raise ConfigError(
-            f"task={task} is written in JAX, which is not installed: pip install 'lockstep-rl[jax]'"
-        ) from error
-
-
-def _check(config: EnvConfig, num_envs: int) -> None:
-    """Refuse what no task can be made with."""
-    if num_envs < 1:
-        raise ConfigError(f"num_envs={num_envs} must be at least 1")
-    if config.max_episode_steps is not None and config.max_episode_steps < 1:
-        raise ConfigError(f"env.max_episode_steps={config.max_episode_steps} must be at least 1, or null")
-    if "render_mode" in config.kwargs:
-        raise ConfigError(
-            f"env.kwargs render_mode={config.kwargs['render_mode']} is set by Lockstep; remove it from env.kwargs"
-        )
-
-
-def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool) -> VectorEnv:
-    """An environment that is a vector environment already."""
-    if render:
-        raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
-    if config.wrappers or config.vectorization not in ("auto", "entry_point"):
-        setting = (
-            f"env.wrappers={list(config.wrappers)}" if config.wrappers else f"env.vectorization={config.vectorization}"
-        )
-        raise ConfigError(f"{setting} is for single Gymnasium environments; {task} is vectorized itself: remove it")
-    kwargs: dict[str, Any] = dict(config.kwargs)
-    if config.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = config.max_episode_steps
-    _refuse_single(cls, task)
-    refuse_unknown_kwargs(cls, kwargs, task)
-    try:
-        env = cls(num_envs=num_envs, **kwargs)
-    except ConfigError as error:
-        raise ConfigError(f"task={task}: {error}") from error
-    except Exception as error:
-        raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
-    lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
-    if not isinstance(getattr(env, "spec", None), EnvSpec):
-        lacking.append("spec (an EnvSpec)")
-    if getattr(env, "num_envs", None) != num_envs:
-        lacking.append(f"num_envs == {num_envs}")
-    if lacking:
-        raise ConfigError(
-            f"task={task} is neither a gymnasium.Env nor follows lockstep's VectorEnv: it lacks {', '.join(lacking)}"
-        )
-    return cast(VectorEnv, env)
-
-
-def _refuse_single(cls: type, task: str) -> None:
-    """Refuse a class of single environments that does not say what it is."""
-    name = cls.__name__
-    if any(base.__module__.partition(".")[0] == "gym" for base in cls.__mro__):
-        raise ConfigError(
-            f"task={task} is of the old package gym; derive it from gymnasium.Env (step then returns 5 values, reset 2)"
-        )
-    try:
-        parameters = inspect.signature(cls).parameters
-    except (TypeError, ValueError):  # no signature to be had; then the call decides
-        return
-    if "num_envs" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
-        raise ConfigError(
-            f"task={task} is no gymnasium.Env, and __init__ takes no num_envs; write class {name}(gymnasium.Env), or "
-            "follow lockstep's VectorEnv (examples/my_env.py has both)"
-        )
 
 
 def refuse_unknown_kwargs(creator: Any, kwargs: dict[str, Any], task: str) -> None:

@@ -1,1 +1,1 @@
-"""What a policy would earn, estimated from a log of another one. Knows no framework."""
+"""What a policy would earn, from sums over groups of logged trajectories, with intervals and a verdict."""

@@ -1,1 +1,4 @@
-"""Lockstep on JAX: the same words as `lockstep.torch`, and none of its code."""
+"""The algorithms in JAX.
+
+`ppo.py` and `dqn.py`, `on_device.py` for environments written in JAX (`envs/`); `comm.py` what crosses ranks.
+"""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax  # pyright: ignore[reportMissingTypeStubs]
 from jax import Array
 
-from lockstep.tree import tree_sum
+from lockstep.distributed.tree import tree_sum
 
 _WAYS = 16
 

@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from lockstep import checkpoint_manager
+from lockstep.session import checkpoint_manager
 
 
 class CheckpointManager(checkpoint_manager.CheckpointManager):
-    """As `lockstep.checkpoint_manager.CheckpointManager`; arrays come back as numpy's, for `comm.share`.
+    """As `lockstep.session.checkpoint_manager.CheckpointManager`; arrays come back as numpy's, for `comm.share`.
 
     Save the leaves of trees with classes of their own, such as optax's states: `jax.tree.leaves(state)`, and
     `jax.tree.unflatten(jax.tree.structure(state), leaves)` to restore them.

@@ -145,7 +145,7 @@ def _columns_first(params: Params) -> Params:
 
 
 def _clipper(spec: Any) -> Any:
-    """As `lockstep.rollout.clipper`."""
+    """As `lockstep.experience.rollout.clipper`."""
     if spec.action.kind != "continuous":
         return lambda action: action
     low, high = np.array(spec.action.low, np.float32), np.array(spec.action.high, np.float32)

@@ -2,7 +2,7 @@
 
 Two worlds meet here. *Outside* compiled code, processes exchange numpy arrays and small objects. *Inside* a function
 compiled by `spread`, devices exchange arrays; every device is a rank of the one axis that data is spread over. Every
-sum over shards is taken along the tree of `lockstep.tree`. In a world of one device every collective is the identity,
+sum over shards is taken along the tree of `lockstep.distributed.tree`. In a world of one device every collective is the identity,
 and no server, connection or thread exists.
 """
 
@@ -18,16 +18,17 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh
 
-from lockstep import agreement
-from lockstep.jax import hardware, mesh
+from lockstep.distributed import agreement
+from lockstep.distributed.timers import Timers
+from lockstep.distributed.tree import Node, owned_nodes, tree_sum
+from lockstep.distributed.watch import Observed
+from lockstep.jax import hardware
+from lockstep.jax.collectives import mesh
+from lockstep.jax.collectives.mesh import AXIS, Places, Spread, Tree, places
+from lockstep.jax.collectives.processes import Processes
+from lockstep.jax.collectives.transports import Alone, Function, OverMesh, ThroughProcesses, Way
+from lockstep.jax.collectives.waker import Waker
 from lockstep.jax.flat import divisor
-from lockstep.jax.mesh import AXIS, Places, Spread, Tree, places
-from lockstep.jax.processes import Processes
-from lockstep.jax.waker import Waker
-from lockstep.jax.ways import Alone, Function, OverMesh, ThroughProcesses, Way
-from lockstep.record.timers import Timers
-from lockstep.tree import Node, owned_nodes, tree_sum
-from lockstep.watch import Observed
 from lockstep.world import World
 
 

@@ -55,7 +55,7 @@ class Shard(NamedTuple):
     length: Array
     """Steps of the episode so far."""
     discounted: Array
-    """As `lockstep.normalize.DiscountedReturns`."""
+    """As `lockstep.experience.normalize.DiscountedReturns`."""
     keys: Array
     """[B, 2] of each environment, by its global index."""
     action_key: Array

@@ -1,6 +1,6 @@
 """What a network's output says about actions: learning, and drawing where environments are compiled, too.
 
-Environments of the host draw by numpy: `lockstep.sampling`, here as `sampler`. Shapes: N rows, P parameters of the
+Environments of the host draw by numpy: `lockstep.experience.sampling`, here as `sampler`. Shapes: N rows, P parameters of the
 distribution, A choices, D dimensions of a continuous action.
 """
 
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep import sampling
 from lockstep.envs.spec import ActionSpec
+from lockstep.experience import sampling
 from lockstep.jax.flat import Params
 
 LOG_STD = "distribution.log_std"

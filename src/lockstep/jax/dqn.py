@@ -14,8 +14,10 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
-from lockstep.blame import NonFiniteError
-from lockstep.exploration import EpsilonGreedy, epsilon
+from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.experience.exploration import EpsilonGreedy, epsilon
+from lockstep.experience.replay import Transitions
+from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax import value_losses as losses
 from lockstep.jax.adam import Adam, norm_of
 from lockstep.jax.comm import Comm
@@ -26,13 +28,11 @@ from lockstep.jax.non_finite import blame_replayed
 from lockstep.jax.q_networks import NoisyActor, QPolicy
 from lockstep.jax.session import Session
 from lockstep.jax.transitions import Part, TransitionBatch, weighing
-from lockstep.progress import Progress
 from lockstep.record.means import Means
-from lockstep.record.timers import LEARN, OTHER
-from lockstep.replay import Transitions
-from lockstep.rollout import Collector, Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.shard_replays import announce, make_replays
+from lockstep.session.non_finite import NonFiniteError
+from lockstep.session.shard_replays import announce, make_replays
 from lockstep.world import block, stream, stream_seed
 
 _SUMS = ("loss/value", "value/q", "value/target", "value/td_error")

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lockstep.demands import check_encoder
 from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.jax.flat import Params
 from lockstep.run import NetworkConfig
+from lockstep.session.checks import check_encoder
 from lockstep.world import stream
 
 Draws = Callable[[str], np.random.Generator]

@@ -1,4 +1,4 @@
-"""Policies of JAX as files, and from files: `lockstep.policy_file`, which says what stands in one."""
+"""Policies of JAX as files, and from files: `lockstep.session.policy_file`, which says what stands in one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,17 +7,17 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from lockstep import policy_file
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.evaluation import Player
+from lockstep.experience.normalize import RunningMoments
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Params
 from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.q_networks import QPolicy
-from lockstep.normalize import RunningMoments
-from lockstep.policy_file import About
 from lockstep.run import AnyRun, NetworkConfig, Run
+from lockstep.session import policy_file
+from lockstep.session.evaluation import Player
+from lockstep.session.policy_file import About
 
 AnyPolicy = Policy | QPolicy
 

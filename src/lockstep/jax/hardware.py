@@ -10,10 +10,10 @@ import jax
 from jax._src import xla_bridge
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
-from lockstep.cores import WORTH_A_SECOND_THREAD, threads_are_chosen
+from lockstep.distributed.watch import MARGIN_S
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
-from lockstep.watch import MARGIN_S
+from lockstep.system.cores import WORTH_A_SECOND_THREAD, threads_are_chosen
 from lockstep.world import World
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")

@@ -13,12 +13,12 @@ from jax import Array
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
+from lockstep.experience.numpy_actor import Layer, NumpyActor
+from lockstep.experience.sampling import Sampler
 from lockstep.jax.distributions import LOG_STD, DiagonalGaussian, distribution_of
 from lockstep.jax.encoders import Draws, Encoder, Mlp, OwnNetwork, draws_of, make_encoder, precise, shapes_of
 from lockstep.jax.flat import Params, below, part
-from lockstep.numpy_actor import Layer, NumpyActor
 from lockstep.run import NetworkConfig
-from lockstep.sampling import Sampler
 
 
 class ActorCritic:

@@ -1,4 +1,4 @@
-"""Which rows give a loss or gradient that is not finite, in JAX; what is said about them: `lockstep.blame`."""
+"""Which rows give a loss or gradient that is not finite, in JAX; what is said about them: `lockstep.session.non_finite`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep import blame as common
-from lockstep.blame import NonFiniteError
+from lockstep.experience.rollout import Rollout
 from lockstep.jax.batch import Batch
 from lockstep.jax.comm import Comm
 from lockstep.jax.transitions import Part
-from lockstep.progress import Progress
-from lockstep.rollout import Rollout
+from lockstep.record.progress import Progress
+from lockstep.session import non_finite as common
+from lockstep.session.non_finite import NonFiniteError
 
 
 def blame(

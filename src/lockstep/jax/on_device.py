@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.blame import NonFiniteError
-from lockstep.episodes import EpisodeStats
-from lockstep.fingerprint import combine
+from lockstep.distributed.fingerprint import combine
+from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.experience.episodes import EpisodeStats
 from lockstep.jax import moments
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.collect import Collect
@@ -29,11 +29,11 @@ from lockstep.jax.ppo import PPO
 from lockstep.jax.ppo_state import State
 from lockstep.jax.prepare import batch_of
 from lockstep.jax.session import Session
-from lockstep.normalizers import NormalizerError, begin
-from lockstep.progress import Progress
 from lockstep.record.episodes import KEPT, RecentEpisodes
-from lockstep.record.timers import LEARN, OTHER
+from lockstep.record.progress import Progress
 from lockstep.run import Run
+from lockstep.session.non_finite import NonFiniteError
+from lockstep.session.normalizers import NormalizerError, begin
 from lockstep.world import stream_seed
 
 _LOW_BITS = 14

@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.ppo import METRICS, PPOConfig
-from lockstep.blame import NonFiniteError
-from lockstep.demands import check_task
+from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax.adam import Adam, adapted, norm_of
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.comm import Comm
@@ -26,11 +26,11 @@ from lockstep.jax.ppo_state import State
 from lockstep.jax.prepare import Preparation
 from lockstep.jax.repeat import may_scan, repeat
 from lockstep.jax.session import Session
-from lockstep.normalizers import NormalizerError
-from lockstep.progress import Progress
-from lockstep.record.timers import LEARN, OTHER
-from lockstep.rollout import Collector, Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import Run
+from lockstep.session.checks import check_task
+from lockstep.session.non_finite import NonFiniteError
+from lockstep.session.normalizers import NormalizerError
 from lockstep.world import stream, stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lockstep import preflight as shared
 from lockstep.jax.comm import Comm
-from lockstep.preflight import Instruments, Preflight
+from lockstep.preflight import compare as shared
+from lockstep.preflight.compare import Instruments, Preflight
 from lockstep.run import AnyRun
 
 
 def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Preflight:
-    """Compare all ranks, and measure what lies between their hosts (`lockstep.preflight`); *collective*."""
+    """Compare all ranks, and measure what lies between their hosts (`lockstep.preflight.compare`); *collective*."""
 
     def summing(size: int) -> Callable[[], object]:
         rows = np.ones((len(comm.world.shards), size // 2))  # float64: as many bytes
@@ -20,6 +20,5 @@ def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Prefli
     instruments = Instruments(
         device=comm.devices[0].device_kind if comm.devices[0].platform != "cpu" else "cpu",
         summing=summing,
-        outlook=lambda run, layout, message_s: "no prediction: only the work of torch's learners is measured ahead",
     )
     return shared.preflight(comm, run, instruments, measure=measure)

@@ -13,13 +13,13 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.experience.rollout import Rollout
 from lockstep.jax.batch import Batch, Steps, slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Flat, Params
 from lockstep.jax.networks import Policy
 from lockstep.jax.returns import gae
-from lockstep.normalizers import Normalizers
-from lockstep.rollout import Rollout
+from lockstep.session.normalizers import Normalizers
 
 _NUM_MOMENTS = 6  # weight, sums and sums of squares of advantages and targets, faults
 

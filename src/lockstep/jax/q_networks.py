@@ -17,7 +17,7 @@ from jax import Array, lax
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.exploration import EpsilonGreedy
+from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.jax.encoders import (
     ACTIVATIONS,
     Draws,

@@ -1,4 +1,4 @@
-"""What surrounds an algorithm's loop in JAX: `lockstep.surroundings`, with what JAX does in its own way."""
+"""What surrounds an algorithm's loop in JAX: `lockstep.session.session`, with what JAX does in its own way."""
 
 import math
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from lockstep.envs.vector import env_spec
+from lockstep.distributed.timers import Timers
+from lockstep.envs.make import env_spec
 from lockstep.errors import MismatchError
-from lockstep.evaluation import Player
-from lockstep.evidence import save_evidence
+from lockstep.experience.normalize import RunningMoments
 from lockstep.jax import hardware
 from lockstep.jax.comm import Comm
 from lockstep.jax.encoders import make_encoder
@@ -19,11 +19,12 @@ from lockstep.jax.export import AnyPolicy, save_policy, start_from
 from lockstep.jax.networks import actor_of
 from lockstep.jax.preflight import preflight
 from lockstep.jax.state import InArrays, Learner
-from lockstep.normalize import RunningMoments
-from lockstep.preflight import Preflight
-from lockstep.record.timers import Timers
+from lockstep.preflight.compare import Forecast, Preflight
+from lockstep.preflight.cost_model import Layout
 from lockstep.run import AnyRun, Run
-from lockstep.surroundings import Surroundings
+from lockstep.session.debug_dump import save_evidence
+from lockstep.session.evaluation import Player
+from lockstep.session.session import Surroundings
 from lockstep.world import World
 
 _STRIDES = 64
@@ -48,6 +49,10 @@ class Jax:
     def preflight(self, comm: Comm, run: AnyRun) -> Preflight:
         """Compare all ranks before the first step; *collective*."""
         return preflight(comm, run)
+
+    def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
+        """There is none: the work of JAX's learners is not measured ahead."""
+        return "no prediction: only the work of torch's learners is measured ahead"
 
     def devices(self, comm: Comm) -> list[str]:
         """Where each rank of this process computes, in words."""

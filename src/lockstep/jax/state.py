@@ -1,4 +1,4 @@
-"""What outlives an update of a learner, as `lockstep.run_state` knows it: arrays of the host."""
+"""What outlives an update of a learner, as `lockstep.session.run_state` knows it: arrays of the host."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ class Learner(Protocol):
 
 
 class InArrays:
-    """A learner as `lockstep.run_state` knows it."""
+    """A learner as `lockstep.session.run_state` knows it."""
 
     def __init__(self, learner: Learner, comm: Comm) -> None:
         self._learner, self._comm = learner, comm

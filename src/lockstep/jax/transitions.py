@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
-from lockstep.replay import Transitions
+from lockstep.experience.replay import Transitions
 
 
 class TransitionBatch(NamedTuple):

@@ -33,7 +33,7 @@ def _die_with_torchrun() -> None:
 
     The kernel's signal follows the thread that forked: the agent's main one, but of a wrapper only the wrapper's.
     """
-    from lockstep.processes import torchrun_agent
+    from lockstep.system.processes import torchrun_agent
 
     agent = torchrun_agent()
     if agent is None:

@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.card import card, user_code
-from lockstep.elastic import new_memo
+from lockstep.envs.own_code import without_folders
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.training import PROGRAM, search_path
-from lockstep.own_code import without_folders
+from lockstep.launch.restarts import new_memo
+from lockstep.launch.train_ranks import PROGRAM, search_path
+from lockstep.preflight.identity import card, user_code
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
-PROBE = (sys.executable, "-m", "lockstep.probe")
+PROBE = (sys.executable, "-m", "lockstep.cli.probe")
 
 
 def launch_command(args: argparse.Namespace) -> int:
@@ -92,7 +92,7 @@ def train_on_nodes(
         words: the arguments after `train`, as typed.
         start: what takes them.
     """
-    from lockstep.resume import leaves
+    from lockstep.config.settings import leaves
     from lockstep.run import dump, to_dict
 
     code, everywhere = user_code([*run.user_code, args.target or ""]), without_folders(run)

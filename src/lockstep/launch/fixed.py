@@ -1,7 +1,7 @@
 """A fixed number of nodes: the main one keeps what they tell each other, in memory, and a round begins when all ask.
 
 Standard library only. Messages are JSON lines, and whoever connects proves first that it was admitted; see
-`lockstep.launch.meeting`.
+`lockstep.launch.rendezvous`.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from dataclasses import asdict, replace
 from typing import Any, Self
 
 from lockstep.errors import ConfigError
-from lockstep.launch.meeting import Cancelled, Met
-from lockstep.launch.meeting.calling import connect
-from lockstep.launch.meeting.greeting import Dropped, Lines, keep_alive, proof, same, send
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rendezvous import Cancelled, Met
+from lockstep.launch.rendezvous.client import connect
+from lockstep.launch.rendezvous.handshake import Dropped, Lines, keep_alive, proof, same, send
 from lockstep.launch.round import Member, Round, asking, members, place_of
 from lockstep.launch.variables import free_port
 

@@ -5,11 +5,16 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lockstep.cores import usable_cores
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
-from lockstep.request import number
+from lockstep.system.cores import usable_cores
+
+if TYPE_CHECKING:
+    from lockstep.launch.nodes import Nodes
+if TYPE_CHECKING:
+    from lockstep.launch.nodes import Nodes
 
 _PORT = 29400  # torchrun's, where an endpoint names none
 _MASTER_PORT = 29500  # torchrun's, for --master-addr
@@ -191,7 +196,7 @@ def _framework(args: argparse.Namespace) -> str:
 def nproc_of(text: str | None, framework: str = "torch") -> int:
     """The ranks of this machine: as many as typed, or one per device that the framework can use."""
     if text in (None, "auto", "gpu"):
-        from lockstep.doctor import visible_gpus
+        from lockstep.launch.gpus import visible_gpus
 
         gpus = visible_gpus(framework)
         if text == "gpu" and gpus == 0:
@@ -233,3 +238,19 @@ def port_of(text: str, what: str) -> int:
     if port > _LARGEST_PORT:
         raise ConfigError(f"{what} {port} must be a port, at most {_LARGEST_PORT}")
     return port
+
+
+def number(text: str, flag: str, expected: str = "a number", least: int = 1) -> int:
+    """The number behind a flag; `ConfigError` for what is none."""
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{flag} {text} must be {expected}, at least {least}")
+    return int(text)
+
+
+def policy_source(given: str | None) -> Path | None:
+    """Where `--init-from` points; `ConfigError` if nothing is there."""
+    if given is None:
+        return None
+    if not Path(given).exists():
+        raise ConfigError(f"--init-from {given} does not exist; give a run directory or a policy file")
+    return Path(given)

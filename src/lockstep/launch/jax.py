@@ -15,13 +15,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from lockstep.cli import told
-from lockstep.errors import ConfigError
+from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
+from lockstep.errors import ConfigError, told
 from lockstep.launch.commands import check_no_rank, program, run_program
 from lockstep.launch.flags import (
     add_flag,
     add_ranks,
     nproc_of,
+    number,
     port_of,
     seconds_of,
     split_address,
@@ -29,8 +30,6 @@ from lockstep.launch.flags import (
     token_of,
 )
 from lockstep.launch.nodes import Nodes
-from lockstep.network.interfaces import is_local, listening_socket, resolve
-from lockstep.request import number
 
 _FLAG = "--coordinator_address"
 _LOOPBACK = "127.0.0.1"

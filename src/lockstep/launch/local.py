@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.cores import usable_cores
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.call import pack, unpack
 from lockstep.launch.signals import caught_signals
@@ -19,6 +18,7 @@ from lockstep.launch.supervise import Bounds, RankGroup, interruption
 from lockstep.launch.variables import variables
 from lockstep.launch.verdict import mark, report, say
 from lockstep.record.leftovers import written_at
+from lockstep.system.cores import usable_cores
 
 _T = TypeVar("_T")
 _BOUNDS = Bounds()

@@ -33,12 +33,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     Token,
 )
 
-from lockstep.bounded import bounded
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.meeting import Cancelled, Met
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rendezvous import Cancelled, Met
 from lockstep.launch.round import Member, Round, address_of, members, order_of, place_of
 from lockstep.launch.variables import free_port
+from lockstep.system.bounded import bounded
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them
 _ANSWER_S = 60.0  # bound on one question to the main node's store: a link that is cut for a moment is no end

@@ -8,11 +8,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, Self
 
-from lockstep.bounded import bounded
+from lockstep.distributed.network.interfaces import interface_of
 from lockstep.errors import RunError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.place import Place
-from lockstep.network.interfaces import interface_of
+from lockstep.launch.rank_placement import Place
+from lockstep.system.bounded import bounded
 
 _TELL_S = 5.0  # bound on telling how a round ended: where the link is cut, each node ends alone
 _END = "end"

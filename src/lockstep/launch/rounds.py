@@ -10,16 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from lockstep.cores import usable_cores
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.fixed import FixedMembership
-from lockstep.launch.meeting import Cancelled, Met, meet
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rendezvous import Cancelled, Met, meet
 from lockstep.launch.round import End, Membership, Round
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, Failure, interruption
 from lockstep.launch.verdict import report, say
+from lockstep.system.cores import usable_cores
 
 _LOOK_S = 0.5  # how often the main node is asked how it goes elsewhere
 _LEAVE_S = 5.0  # how long the main node waits for the others to hear how it ended

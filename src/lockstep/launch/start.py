@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.launch.place import Place
+from lockstep.launch.rank_placement import Place
 from lockstep.launch.supervise import Bounds, Failure, RankGroup
 from lockstep.launch.variables import variables
 from lockstep.launch.verdict import MARK, agree, log_path

@@ -5,10 +5,16 @@ import json
 import os
 import shlex
 
+from lockstep.distributed.network.routes import several_hosts
+from lockstep.distributed.network.torchrun import (
+    address_of_this_node,
+    around,
+    is_main_node,
+    loopback_cure,
+    means_this_host,
+)
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import check_shards
-from lockstep.network.routes import several_hosts
-from lockstep.network.torchrun import address_of_this_node, around, is_main_node, loopback_cure, means_this_host
 from lockstep.world import World
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -25,8 +31,8 @@ def check_torchrun(world: World) -> None:
     command = around()
     if command is None or command.endpoint is None or is_main_node(command):
         return
-    from lockstep.network.rank_zero import leave_note
-    from lockstep.torch.stores import TorchKind
+    from lockstep.distributed.network.rank_zero import leave_note
+    from lockstep.torch.collectives.stores import TorchKind
 
     with contextlib.suppress(OSError, RuntimeError):  # by all ranks: torchrun ends them when the first has failed
         node = command.flags.get("--node-rank", str(world.node_rank))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.place import Place
+from lockstep.launch.rank_placement import Place
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 

@@ -1,1 +1,4 @@
-"""What a run leaves behind: its directory, metrics, summary and the line on the terminal."""
+"""The run directory.
+
+`run_dir.py` its files, `journal.py` what is written when, `checkpoint.py` and `checkpoint_writer.py` checkpoints.
+"""

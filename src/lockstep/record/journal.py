@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.distributed.timers import PHASES
+from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
-from lockstep.evaluate import Episodes
-from lockstep.progress import Progress
+from lockstep.experience.evaluate import Episodes
 from lockstep.record.console import Console, significant
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
 from lockstep.record.failure import keep_failure, read_failure, record_failure
 from lockstep.record.leftovers import remove_half_written
 from lockstep.record.opening import Opening
+from lockstep.record.progress import Progress
 from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RunDir, hold, mark_failed, write_config
 from lockstep.record.summary import empty_summary
-from lockstep.record.timers import PHASES
 from lockstep.run import AnyRun, OfflineRun
-from lockstep.watch import Observed
 from lockstep.world import World
 
 _EVALUATED = ("eval_return_mean", "eval_return_std", "eval_episodes", "solved_at_step", "solved_at_s")

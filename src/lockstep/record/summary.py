@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from lockstep.record.timers import PHASES
+from lockstep.distributed.timers import PHASES
 from lockstep.run import AnyRun, to_dict
 
 SCHEMA = 1

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep import checkpoint_manager
+from lockstep.session import checkpoint_manager
 
 
 class CheckpointManager(checkpoint_manager.CheckpointManager):
-    """As `lockstep.checkpoint_manager.CheckpointManager`; tensors come back as tensors, on the CPU.
+    """As `lockstep.session.checkpoint_manager.CheckpointManager`; tensors come back as tensors, on the CPU.
 
     `load_state_dict` of modules and optimizers brings them to their devices.
     """

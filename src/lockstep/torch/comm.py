@@ -1,7 +1,7 @@
 """What crosses ranks in PyTorch.
 
-Every sum over shards is taken along the tree of `lockstep.tree`. CPU ranks of one host reduce through shared memory,
-and hosts send each other one message (`lockstep.network.hosts`); otherwise each rank sends the sums it can take alone
+Every sum over shards is taken along the tree of `lockstep.distributed.tree`. CPU ranks of one host reduce through shared memory,
+and hosts send each other one message (`lockstep.distributed.network.hosts`); otherwise each rank sends the sums it can take alone
 and everyone finishes the tree. In a world of one every collective is the identity, and no process group, server or
 thread exists.
 """
@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep import messages, peers
-from lockstep.agreement import check_different
-from lockstep.network.places import settle
-from lockstep.record.timers import SYNC, Timers
-from lockstep.segment import ordered
-from lockstep.torch import agreement
+from lockstep.distributed import messages, peers
+from lockstep.distributed.agreement import check_different
+from lockstep.distributed.network.host_layout import settle
+from lockstep.distributed.shared_memory import ordered
+from lockstep.distributed.timers import SYNC, Timers
+from lockstep.distributed.tree import Node, owned_nodes, tree_sum
+from lockstep.distributed.watch import Observed
+from lockstep.torch.collectives import agreement
+from lockstep.torch.collectives.group import Group
+from lockstep.torch.collectives.host_tensors import Add, HostTensors
 from lockstep.torch.flat import FlatParameters, divisor, named_tensors
-from lockstep.torch.group import Group
 from lockstep.torch.hardware import backend_of, device_of
-from lockstep.torch.host_tensors import Add, HostTensors
-from lockstep.tree import Node, owned_nodes, tree_sum
-from lockstep.watch import Observed
 from lockstep.world import World
 
 

@@ -1,4 +1,4 @@
-"""What a network's output says about actions. Drawing is numpy's (`lockstep.sampling`), learning is torch's.
+"""What a network's output says about actions. Drawing is numpy's (`lockstep.experience.sampling`), learning is torch's.
 
 Shapes: N rows, P parameters of the distribution, A choices, D dimensions of a continuous action.
 """
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lockstep import sampling
 from lockstep.envs.spec import ActionSpec
+from lockstep.experience import sampling
 
 
 class Categorical(nn.Module, sampling.Categorical):

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
-from lockstep.exploration import EpsilonGreedy, epsilon
-from lockstep.progress import Progress
-from lockstep.record.timers import LEARN, OTHER
-from lockstep.replay import Transitions
-from lockstep.rollout import Collector, Rollout
+from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.experience.exploration import EpsilonGreedy, epsilon
+from lockstep.experience.replay import Transitions
+from lockstep.experience.rollout import Collector, Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.shard_replays import announce, make_replays
+from lockstep.session.shard_replays import announce, make_replays
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
 from lockstep.torch.comm import Comm
@@ -30,9 +30,9 @@ from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import blame_replayed
 from lockstep.torch.q_networks import NoisyActor, QPolicy
-from lockstep.torch.rehearsal import rehearsal
 from lockstep.torch.session import Session
 from lockstep.torch.transitions import TransitionBatch, weighing
+from lockstep.torch.warmup import rehearsal
 from lockstep.world import block, stream, stream_seed
 
 _SUMS = ("loss/value", "value/q", "value/target", "value/td_error")

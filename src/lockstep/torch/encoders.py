@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lockstep.demands import check_encoder
 from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
+from lockstep.session.checks import check_encoder
 from lockstep.torch.layers import conv2d, linear
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu}

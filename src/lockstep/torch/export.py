@@ -1,4 +1,4 @@
-"""Policies of torch as files, and from files: `lockstep.policy_file`, which says what stands in one."""
+"""Policies of torch as files, and from files: `lockstep.session.policy_file`, which says what stands in one."""
 
 import shlex
 from collections.abc import Mapping
@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep import policy_file
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.evaluation import Player
-from lockstep.normalize import RunningMoments
-from lockstep.policy_file import FROM_LOG, About, Kind
+from lockstep.experience.normalize import RunningMoments
 from lockstep.run import AnyRun, NetworkConfig, Run
+from lockstep.session import policy_file
+from lockstep.session.evaluation import Player
+from lockstep.session.policy_file import FROM_LOG, About, Kind
 from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring import ScoringPolicy, made_scoring, save_scoring
+from lockstep.torch.scoring.policy import ScoringPolicy, made_scoring, save_scoring
 
 
 def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:

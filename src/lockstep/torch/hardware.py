@@ -5,9 +5,9 @@ import os
 import torch
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
-from lockstep.cores import WORTH_A_SECOND_THREAD, threads_are_chosen, usable_cores
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
+from lockstep.system.cores import WORTH_A_SECOND_THREAD, threads_are_chosen, usable_cores
 from lockstep.world import World
 
 

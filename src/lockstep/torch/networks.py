@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.envs.spec import EnvSpec
-from lockstep.numpy_actor import NumpyActor
+from lockstep.experience.numpy_actor import NumpyActor
 from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import distribution_of
 from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
-from lockstep.torch.scoring import ScoringPolicy
+from lockstep.torch.scoring.policy import ScoringPolicy
 
 
 class ActorCritic(nn.Module):

@@ -1,4 +1,4 @@
-"""Which rows give a loss or gradient that is not finite, in PyTorch; what is said about them: `lockstep.blame`."""
+"""Which rows give a loss or gradient that is not finite, in PyTorch; what is said about them: `lockstep.session.non_finite`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep import blame as common
-from lockstep.blame import NonFiniteError
-from lockstep.progress import Progress
-from lockstep.rollout import Rollout
+from lockstep.experience.rollout import Rollout
+from lockstep.record.progress import Progress
+from lockstep.session import non_finite as common
+from lockstep.session.non_finite import NonFiniteError
 from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.ppo import METRICS, PPOConfig
-from lockstep.demands import check_task
-from lockstep.normalizers import NormalizerError, Normalizers
-from lockstep.progress import Progress
-from lockstep.record.timers import LEARN, OTHER
-from lockstep.rollout import Collector, Rollout
+from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.experience.rollout import Collector, Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import Run
+from lockstep.session.checks import check_task
+from lockstep.session.normalizers import NormalizerError, Normalizers
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
@@ -25,9 +25,9 @@ from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.non_finite import blame
-from lockstep.torch.rehearsal import rehearsal
 from lockstep.torch.returns import gae
 from lockstep.torch.session import Session
+from lockstep.torch.warmup import rehearsal
 from lockstep.world import stream, stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")

@@ -4,16 +4,15 @@ from collections.abc import Callable
 
 import torch
 
-from lockstep import preflight as shared
-from lockstep.preflight import Instruments, Preflight
+from lockstep.preflight import compare as shared
+from lockstep.preflight.compare import Instruments, Preflight
 from lockstep.run import AnyRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.hardware import kind_of
-from lockstep.torch.outlook import outlook
 
 
 def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Preflight:
-    """Compare all ranks, and measure what lies between their hosts (`lockstep.preflight`); *collective*."""
+    """Compare all ranks, and measure what lies between their hosts (`lockstep.preflight.compare`); *collective*."""
 
     def summing(size: int) -> Callable[[], object]:
         value = torch.ones(size, device=comm.device)
@@ -22,6 +21,5 @@ def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Prefli
     instruments = Instruments(
         device=kind_of(comm.device),
         summing=summing,
-        outlook=lambda run, layout, message_s: outlook(run, comm, layout, message_s),
     )
     return shared.preflight(comm, run, instruments, measure=measure)

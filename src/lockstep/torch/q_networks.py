@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.exploration import EpsilonGreedy
+from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.run import NetworkConfig
 from lockstep.torch.encoders import ACTIVATIONS, Mlp, make_encoder, own_network
 from lockstep.torch.layers import linear

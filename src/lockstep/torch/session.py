@@ -1,21 +1,24 @@
-"""What surrounds an algorithm's loop in PyTorch: `lockstep.surroundings`, with what torch does in its own way."""
+"""What surrounds an algorithm's loop in PyTorch: `lockstep.session.session`, with what torch does in its own way."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from lockstep.evaluation import Player
-from lockstep.evidence import save_evidence
-from lockstep.normalize import RunningMoments
-from lockstep.preflight import Preflight
-from lockstep.record.timers import Timers
-from lockstep.run import AnyRun, SomeRun
-from lockstep.surroundings import Surroundings
+from lockstep.distributed.timers import Timers
+from lockstep.experience.normalize import RunningMoments
+from lockstep.preflight.compare import Forecast, Preflight
+from lockstep.preflight.cost_model import Layout
+from lockstep.run import AnyRun, Run, SomeRun
+from lockstep.session.debug_dump import save_evidence
+from lockstep.session.evaluation import Player
+from lockstep.session.session import Surroundings
 from lockstep.torch.comm import Comm
 from lockstep.torch.export import save_policy, start_from
+from lockstep.torch.forecast import Learner as Forecastable
+from lockstep.torch.forecast import forecast
 from lockstep.torch.hardware import describe, pin, share_cores
 from lockstep.torch.networks import AnyPolicy, actor_of, multiplications
 from lockstep.torch.preflight import preflight
@@ -37,6 +40,10 @@ class Torch:
     def preflight(self, comm: Comm, run: AnyRun) -> Preflight:
         """Compare all ranks before the first step; *collective*."""
         return preflight(comm, run)
+
+    def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
+        """What this world and one of its hosts alone will do, or why that is not predicted; not collective."""
+        return forecast(run, comm, cast(Forecastable, learner), layout, message_s)  # in environments: PPO or DQN
 
     def devices(self, comm: Comm) -> list[str]:
         """Where this rank computes, in words."""

@@ -28,7 +28,7 @@ class Learner(Protocol):
 
 
 class InTensors:
-    """A learner as `lockstep.run_state` knows it."""
+    """A learner as `lockstep.session.run_state` knows it."""
 
     def __init__(self, learner: Learner) -> None:
         self.proof = learner.shared_tensors

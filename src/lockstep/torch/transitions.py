@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
-from lockstep.replay import Transitions
+from lockstep.experience.replay import Transitions
 from lockstep.torch.value_losses import importance_weight
 
 _KINDS = {"uint8": torch.uint8, "float32": torch.float32}

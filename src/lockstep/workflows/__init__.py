@@ -1,1 +1,1 @@
-"""Workflow files in the classic form, and the commands that took them."""
+"""Doors for people who come from other libraries: `python -m lockstep.workflows.NAME`."""

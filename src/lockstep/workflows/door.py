@@ -14,7 +14,7 @@ def main(algo: str, arguments: list[str] | None = None) -> int:
         algo: `dqn` or `parametric_dqn`: which files this door takes.
         arguments: default: the command line.
     """
-    from lockstep import cli
+    from lockstep.cli import main as cli
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -26,7 +26,7 @@ def main(algo: str, arguments: list[str] | None = None) -> int:
 
 
 def _words(algo: str, given: list[str]) -> list[str]:
-    from lockstep.workflows.files import read
+    from lockstep.cli.workflow_files.files import read
 
     parser = argparse.ArgumentParser(
         prog=f"python -m lockstep.workflows.{algo}",

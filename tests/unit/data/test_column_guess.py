@@ -5,9 +5,9 @@ import json
 import pytest
 import yaml
 
-from lockstep.data.column_guess import suggested, usual
-from lockstep.data.format import read_log
-from lockstep.data.log_schema import read_columns
+from lockstep.data.logs.column_guess import suggested, usual
+from lockstep.data.logs.format import read_log
+from lockstep.data.logs.schema import read_columns
 from lockstep.errors import ConfigError
 from made_logs import whole
 

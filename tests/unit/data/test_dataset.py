@@ -10,6 +10,7 @@ import made_data
 from lockstep import ConfigError
 from lockstep.data.columns import Ragged, aligned, offsets_of
 from lockstep.data.dataset import Dataset, DatasetInfo
+from lockstep.data.feature_file import save_features
 from lockstep.data.features import Feature
 
 INDEX = np.array([5, 199, 0, 5, 63, 64, 10, 127, 128, 15, 131, 70, 1])
@@ -267,7 +268,7 @@ def test_edited_normalization(path):
     file = path / "state_features.json"
     features = made_data.as_it_is("0123")
     edited = {**dict(features.items()), "2": Feature(type="continuous", mean=1.0, stddev=2.0)}
-    type(features)(edited).save(file)
+    save_features(type(features)(edited), file)
     said = refused(path, r"state_features\.json was changed after the data was normalized by it")
     assert f"--state-features {file}" in said
     file.unlink()

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from lockstep.data.feature_file import features_from_dict, features_to_dict, load_features, save_features
 from lockstep.data.features import Feature, Features, ordered
 from lockstep.errors import ConfigError, RunError
 
@@ -29,34 +30,34 @@ def test_ids_are_ordered_as_numbers_then_as_names():
 
 def test_a_file_is_read_back_equal(tmp_path):
     path = tmp_path / "deep" / "features.json"
-    SOME.save(path)
-    assert Features.load(path) == SOME
+    save_features(SOME, path)
+    assert load_features(path) == SOME
     assert [item.name for item in path.parent.iterdir()] == ["features.json"]
     assert '"possible_values": [1.0, 2.5],\n' in path.read_text()
-    assert Features.from_dict(json.loads(path.read_text())) == SOME
+    assert features_from_dict(json.loads(path.read_text())) == SOME
     empty = Features({})
-    empty.save(path)
-    assert Features.load(path) == empty
+    save_features(empty, path)
+    assert load_features(path) == empty
     assert empty.normalize(np.zeros((3, 0))).shape == (3, 0)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "features.json"
-    SOME.save(path)
+    save_features(SOME, path)
     before = path.read_text()
     monkeypatch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(RunError, match=r"features.json could not be written.*No space"):
-        Features({}).save(path)
+        save_features(Features({}), path)
     assert (path.read_text(), len(list(tmp_path.iterdir()))) == (before, 1)
 
 
 def test_the_digest_is_of_what_is_computed():
-    tree = SOME.to_dict()
+    tree = features_to_dict(SOME)
     tree["features"]["9"] |= {"note": "mine", "min_value": -7.0}
-    assert Features.from_dict(tree).digest == SOME.digest
-    assert Features.from_dict(tree) != SOME
+    assert features_from_dict(tree).digest == SOME.digest
+    assert features_from_dict(tree) != SOME
     tree["features"]["9"]["mean"] = 0.2
-    assert Features.from_dict(tree).digest != SOME.digest
+    assert features_from_dict(tree).digest != SOME.digest
 
 
 CONTINUOUS = {"type": "continuous", "mean": 0.0, "stddev": 1.0}
@@ -91,7 +92,7 @@ def test_what_was_edited_is_checked(tmp_path, feature, said):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"format": 1, "features": {"1": {"type": "binary"}, "42": feature}}))
     with pytest.raises(ConfigError, match=rf"mine.json: feature 42: {said}"):
-        Features.load(path)
+        load_features(path)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,9 @@ def test_what_is_no_features_file_is_refused(tmp_path, text, said):
     path = tmp_path / "mine.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=said):
-        Features.load(path)
+        load_features(path)
     with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
-        Features.load(tmp_path / "none.json")
+        load_features(tmp_path / "none.json")
 
 
 def classic(**given):
@@ -132,7 +133,7 @@ def test_reagents_files_are_read(tmp_path):
         "4": classic(feature_type="BINARY"),
     }
     path.write_text(json.dumps(texts))
-    found = Features.load(path)
+    found = load_features(path)
     bounds = {"min_value": -1.0, "max_value": 2.0}
     assert found.ids == ("0", "2", "3", "4", "10")
     assert found["0"] == Feature(type="continuous", mean=3.5, stddev=2.0, **bounds)
@@ -148,7 +149,7 @@ def test_reagents_files_are_read(tmp_path):
     ):
         path.write_text(json.dumps({"0": text}))
         with pytest.raises(ConfigError, match=f"state_features_norm.json: {said}"):
-            Features.load(path)
+            load_features(path)
 
 
 def test_absent_features_are_zero_and_nothing_is_ever_not_finite():

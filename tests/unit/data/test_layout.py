@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import made_data
-from lockstep import ConfigError, World, messages
+from lockstep import ConfigError, World
 from lockstep.data import layout as layout_module
 from lockstep.data.dataset import Dataset
 from lockstep.data.layout import Layout, agree, alone
+from lockstep.distributed import messages
 
 
 def together(datasets, node_of_rank=None, wanted="auto"):

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.data import preparation
 from lockstep.data.dataset import Dataset
+from lockstep.data.feature_file import save_features
+from lockstep.data.preparation import passes as preparation
 from lockstep.data.prepare import PrepareOptions, feature_sample, identified, prepared
 from lockstep.errors import ConfigError, RunError
 from made_data import as_it_is
@@ -41,7 +42,7 @@ def row(name, number, state, action, reward=0.0, **more):
 
 def features(path, *ids):
     """A file by which features are their own normalization."""
-    as_it_is(ids).save(path)
+    save_features(as_it_is(ids), path)
     return path
 
 
@@ -197,9 +198,9 @@ def test_order_files_and_memory_change_no_byte(tmp_path, monkeypatch, kind):
     for i in range(5):
         write_log(tmp_path / "logs" / f"{i}.jsonl", rows[i::5])
     groups = []
-    timeline = preparation.timeline
+    next_rows = preparation.next_rows
     monkeypatch.setattr(
-        preparation, "timeline", lambda block, *rest: groups.append(len(block)) or timeline(block, *rest)
+        preparation, "next_rows", lambda block, *rest: groups.append(len(block)) or next_rows(block, *rest)
     )
     prepared([tmp_path / "logs"], tmp_path / "other", PrepareOptions(), memory=20_000, say=silent)
     assert len(groups) > 5
@@ -320,7 +321,9 @@ def test_what_killed_processes_left_is_cleared_away(tmp_path):
 
 def test_a_disk_that_is_too_small_is_told_before_it_is_full(tmp_path, monkeypatch):
     log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
-    monkeypatch.setattr("lockstep.data.place.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr(
+        "lockstep.data.preparation.scratch.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})()
+    )
     with pytest.raises(RunError, match=r"preparing takes about .* more of the disk of .*, which has 1e-06 GB"):
         prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]

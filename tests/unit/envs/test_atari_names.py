@@ -7,8 +7,8 @@ import gymnasium
 import pytest
 
 from lockstep.envs import atari
-from lockstep.envs.atari import AtariOptions
-from lockstep.envs.vector import env_spec
+from lockstep.envs.atari_options import AtariOptions
+from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig
 
@@ -67,8 +67,8 @@ def test_without_the_console_the_command_is_named(monkeypatch):
 
 def test_the_console_is_imported_when_asked_for():
     code = (
-        "import sys, lockstep.train, lockstep.cli\n"
-        "from lockstep.envs.vector import env_spec, EnvConfig\n"
+        "import sys, lockstep.train, lockstep.cli.main\n"
+        "from lockstep.run import EnvConfig\nfrom lockstep.envs.make import env_spec\n"
         "env_spec('CartPole-v1', EnvConfig())\n"
         "assert 'ale_py' not in sys.modules\n"
         "env_spec('ALE/Pong-v5', EnvConfig())\n"

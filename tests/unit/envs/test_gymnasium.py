@@ -7,7 +7,7 @@ from gymnasium import spaces
 from own_envs import Counter
 
 from lockstep.envs.gymnasium import SingleEnvs, VectorizedTask
-from lockstep.envs.vector import env_spec, make_vector_env
+from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.errors import ConfigError, RunError
 from lockstep.run import EnvConfig
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from lockstep.distributed.timers import Timers
 from lockstep.envs.spaces import flatten_observation, image_shape
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.record.timers import Timers
-from lockstep.rollout import Collector
+from lockstep.experience.rollout import Collector
 from lockstep.world import World
 
 

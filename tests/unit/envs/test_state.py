@@ -7,11 +7,12 @@ import gymnasium
 import numpy as np
 import pytest
 
+from lockstep.distributed.messages import decode, encode
 from lockstep.envs import layers
+from lockstep.envs.make import make_vector_env
 from lockstep.envs.state import can_save
-from lockstep.envs.vector import BUILT_IN, make_vector_env
+from lockstep.envs.vector import BUILT_IN
 from lockstep.errors import RunError
-from lockstep.messages import decode, encode
 from lockstep.run import EnvConfig
 
 CLASSIC = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]

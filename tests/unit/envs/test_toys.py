@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from lockstep.envs.cartpole import Cartpole
+from lockstep.envs.make import make_vector_env
 from lockstep.envs.toys import Corridor, Match, Reach
-from lockstep.envs.vector import BUILT_IN, make_vector_env
+from lockstep.envs.vector import BUILT_IN
 from lockstep.run import EnvConfig
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.envs.vector import BUILT_IN, env_spec, make_vector_env
+from lockstep.envs.vector import BUILT_IN
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig
 
@@ -121,7 +122,7 @@ def test_action_sizes():
 
 def test_built_in_tasks_do_without_gymnasium():
     code = (
-        "import sys\nfrom lockstep.envs.vector import env_spec\nfrom lockstep.run import EnvConfig\n"
+        "import sys\nfrom lockstep.envs.make import env_spec\nfrom lockstep.run import EnvConfig\n"
         "env_spec('lockstep/Cartpole-v0', EnvConfig())\nassert not {'gymnasium', 'torch', 'jax'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

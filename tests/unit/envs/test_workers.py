@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.envs.vector import make_vector_env
+from lockstep.envs.make import make_vector_env
 from lockstep.errors import RunError
 from lockstep.run import EnvConfig
 
@@ -84,7 +84,7 @@ def test_workers_that_do_not_come_up_are_an_error_and_leave_nothing(tmp_path):
 RANK = """
     import sys
     import numpy as np
-    from lockstep.envs.vector import make_vector_env
+    from lockstep.envs.make import make_vector_env
     from lockstep.run import EnvConfig
     config = EnvConfig(kwargs={{"order": {order!r}}}, vectorization="async")
     env = make_vector_env({task!r}, config, 2)

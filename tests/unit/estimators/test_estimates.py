@@ -12,7 +12,7 @@ from lockstep.estimators.diagnose import Facts
 from lockstep.estimators.estimates import MOST_GROUPS, estimates, group_sizes, largest_weights
 from lockstep.estimators.importance import DECISION as OF_DECISIONS
 from lockstep.estimators.importance import TRAJECTORY as OF_TRAJECTORIES
-from lockstep.estimators.told import METRICS, Estimates
+from lockstep.estimators.result import METRICS, Estimates
 from lockstep.estimators.trajectories import Decisions, Predicted, discounts, summed
 
 BY_WEIGHTS = {*OF_DECISIONS, *OF_TRAJECTORIES} - {"decision_direct", "fitted_q"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_estimates import found_of, large
 
-from lockstep.estimators.told import Estimates
+from lockstep.estimators.result import Estimates
 from lockstep.estimators.trajectories import Predicted
 from lockstep.estimators.verdict import apart
 

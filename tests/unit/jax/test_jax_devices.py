@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from lockstep.distributed.tree import tree_sum
 from lockstep.errors import ConfigError, MismatchError, RunError
-from lockstep.tree import tree_sum
 from lockstep.world import World
 
 jax = pytest.importorskip("jax")
@@ -12,9 +12,9 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from lockstep.jax import hardware  # noqa: E402
-from lockstep.jax.callback import Callback  # noqa: E402
+from lockstep.jax.collectives.callback import Callback  # noqa: E402
+from lockstep.jax.collectives.mesh import places  # noqa: E402
 from lockstep.jax.comm import Comm  # noqa: E402
-from lockstep.jax.mesh import places  # noqa: E402
 
 COLUMNS = 500
 SCALE = np.linspace(0.1, 3.0, COLUMNS, dtype=np.float32)

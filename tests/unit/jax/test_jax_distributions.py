@@ -5,8 +5,8 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from lockstep import sampling  # noqa: E402
 from lockstep.envs.spec import ActionSpec  # noqa: E402
+from lockstep.experience import sampling  # noqa: E402
 from lockstep.jax.distributions import (  # noqa: E402
     LOG_STD,
     Categorical,

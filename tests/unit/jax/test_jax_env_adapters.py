@@ -8,7 +8,7 @@ pytest.importorskip("jax")
 import jax
 import jax.numpy as jnp
 
-from lockstep.envs.vector import env_spec, make_vector_env
+from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.errors import ConfigError
 from lockstep.jax.envs.cartpole import CartPole, CartPoleState
 from lockstep.jax.envs.make import make_device_env

@@ -9,7 +9,7 @@ pytest.importorskip("jax")
 import jax
 import jax.numpy as jnp
 
-from lockstep.envs.vector import env_spec, make_vector_env
+from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.jax.envs.cartpole import CartPole, CartPoleState
 from lockstep.run import EnvConfig
 

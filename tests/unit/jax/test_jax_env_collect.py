@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.experience.normalize import DiscountedReturns, RunningMoments
 from lockstep.jax import moments
 from lockstep.jax.collect import Collect
 from lockstep.jax.device_shard import OBSERVATION, REWARD, keys_of
@@ -19,7 +20,6 @@ from lockstep.jax.envs.packed import PackedEnv, unpacked
 from lockstep.jax.networks import Policy
 from lockstep.jax.on_device import permutations
 from lockstep.jax.prepare import batch_of
-from lockstep.normalize import DiscountedReturns, RunningMoments
 from lockstep.record.episodes import KEPT
 from lockstep.run import NetworkConfig
 

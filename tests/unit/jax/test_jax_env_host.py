@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("jax")
 
+from lockstep.envs.make import env_spec, make_vector_env, on_device
 from lockstep.envs.state import can_save
-from lockstep.envs.vector import env_spec, make_vector_env, on_device
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig
 
@@ -160,7 +160,7 @@ def test_without_jax_the_task_says_what_is_missing(monkeypatch):
 def test_looking_at_an_environment_does_not_start_jax():
     words = (
         "import sys; from jax._src import xla_bridge; from lockstep.run import EnvConfig;"
-        "from lockstep.envs.vector import env_spec;"
+        "from lockstep.envs.make import env_spec;"
         f"env_spec('jax/CartPole-v1', EnvConfig()); env_spec({DRIFT!r}, EnvConfig());"
         "sys.exit(len(xla_bridge._backends))"
     )

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.experience.normalize import RunningMoments
 from lockstep.jax import moments
-from lockstep.normalize import RunningMoments
 
 STEPS, ENVS = 40, 8
 add = jax.jit(lambda held, rows: moments.merged({"x": held}, held.sums(rows), jnp.ones((), bool)))

@@ -8,11 +8,11 @@ from safetensors import safe_open
 
 from lockstep import World
 from lockstep.algorithms.ppo import METRICS, PPOConfig
-from lockstep.blame import NonFiniteError, save
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.progress import Progress
-from lockstep.rollout import Fault, Rollout
+from lockstep.experience.rollout import Fault, Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
+from lockstep.session.non_finite import NonFiniteError, save
 
 jax = pytest.importorskip("jax")
 

@@ -16,11 +16,11 @@ from running import small
 
 from lockstep import World
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.experience.rollout import Rollout
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Flat
 from lockstep.jax.networks import Policy
 from lockstep.jax.ppo import PPO
-from lockstep.rollout import Rollout
 from lockstep.run import override
 
 STEPS, ENVS, SIZE = 64, 8, 17  # SIZE numbers are observed, and as many chosen

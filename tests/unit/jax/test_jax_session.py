@@ -18,11 +18,11 @@ from lockstep.jax.networks import Policy  # noqa: E402
 from lockstep.jax.ppo import PPO  # noqa: E402
 from lockstep.jax.session import Session  # noqa: E402
 from lockstep.jax.state import InArrays  # noqa: E402
-from lockstep.progress import Progress  # noqa: E402
-from lockstep.resume import prepare  # noqa: E402
+from lockstep.record.progress import Progress  # noqa: E402
 from lockstep.run import NetworkConfig, Run, override  # noqa: E402
-from lockstep.run_state import RunState  # noqa: E402
-from lockstep.signals import WATCHED  # noqa: E402
+from lockstep.session.resume import prepare  # noqa: E402
+from lockstep.session.run_state import RunState  # noqa: E402
+from lockstep.session.signals import WATCHED  # noqa: E402
 from lockstep.train import train  # noqa: E402
 from lockstep.world import World  # noqa: E402
 
@@ -183,7 +183,7 @@ def test_devices_that_collected_the_same_are_named(tmp_path):
 @pytest.mark.parametrize(("updates", "proofs"), [([1] * 6, 2), ([3, 3], 2), ([2, 4], 1), ([5, 1], 2), ([7], 1)])
 def test_proofs_are_due_also_when_many_updates_are_one_call(tmp_path, monkeypatch, updates, proofs):
     proved = []
-    monkeypatch.setattr(Session, "_prove", lambda self: proved.append(self.progress.updates))
+    monkeypatch.setattr(Session, "_check_in_sync", lambda self: proved.append(self.progress.updates))
     with Session(override(RUN, {"check_every": 3, "checkpoint_every": None}), run_dir=tmp_path / "run") as session:
         ppo = PPO(session.run, Policy(session.spec, RUN.network), session.comm)
         session.begin(ppo.policy, ppo.observations, ppo)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from meeting_nodes import Node
 
-from lockstep.launch.meeting import calling, reception
+from lockstep.launch.rendezvous import client as calling
+from lockstep.launch.rendezvous import server as reception
 from lockstep.launch.variables import free_port
 
 

@@ -6,8 +6,8 @@ import threading
 import time
 
 from lockstep.errors import ConfigError
-from lockstep.launch.meeting import meet
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rendezvous import meet
 
 OUTER_S = 60.0  # no test waits longer
 CARD = {"config": "one"}

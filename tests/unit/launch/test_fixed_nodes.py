@@ -9,8 +9,8 @@ import pytest
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.fixed import FixedMembership
-from lockstep.launch.meeting import Cancelled, Met
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rendezvous import Cancelled, Met
 from lockstep.launch.round import End
 
 KEY = bytes(range(32))

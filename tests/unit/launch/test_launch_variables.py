@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import local
-from lockstep.launch.place import Place
+from lockstep.launch.rank_placement import Place
 from lockstep.launch.variables import free_port, variables
 from lockstep.record.failure import keep_failure, read_failure, record_failure
 from lockstep.world import World

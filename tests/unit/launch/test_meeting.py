@@ -9,12 +9,15 @@ import threading
 import pytest
 from meeting_nodes import CARD, OUTER_S, listens, serve, until
 
+from lockstep.distributed.network import interfaces
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch import meeting
-from lockstep.launch.meeting import Cancelled, calling, greeting, reception, waiting
+from lockstep.launch import rendezvous as meeting
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rendezvous import Cancelled, waiting
+from lockstep.launch.rendezvous import client as calling
+from lockstep.launch.rendezvous import handshake as greeting
+from lockstep.launch.rendezvous import server as reception
 from lockstep.launch.variables import free_port
-from lockstep.network import interfaces
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -63,12 +66,12 @@ CONTRADICTIONS = {
     ),
     "other config": (
         {"node_rank": 0},
-        {"node_rank": 1, "card": {"config": "two"}},
+        {"node_rank": 1, "identity": {"config": "two"}},
         r"node 1 \(.*\) differs from node 0 \(.*\) in config",
     ),
     "other version": (
-        {"node_rank": 0, "card": {"lockstep": "1.0"}},
-        {"node_rank": 1, "card": {"lockstep": "1.1"}},
+        {"node_rank": 0, "identity": {"lockstep": "1.0"}},
+        {"node_rank": 1, "identity": {"lockstep": "1.1"}},
         r"node 1 \(.*\) differs from node 0 \(.*\) in lockstep \(1\.1 instead of 1\.0\)",
     ),
 }

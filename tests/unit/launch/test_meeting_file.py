@@ -7,10 +7,11 @@ import time
 import pytest
 from meeting_nodes import OUTER_S, listens, serve, until
 
-from lockstep.launch import meeting
-from lockstep.launch.meeting import calling, reception
-from lockstep.network import init_file
-from lockstep.network.init_file import Place, read
+from lockstep.distributed.network import init_file
+from lockstep.distributed.network.init_file import Place, read
+from lockstep.launch import rendezvous as meeting
+from lockstep.launch.rendezvous import client as calling
+from lockstep.launch.rendezvous import server as reception
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from lockstep.evaluate import Episodes
-from lockstep.progress import Progress
+from lockstep.distributed.timers import PHASES
+from lockstep.experience.evaluate import Episodes
 from lockstep.record.checkpoint import read_state, write_state
 from lockstep.record.journal import Journal
+from lockstep.record.progress import Progress
 from lockstep.record.run_dir import RunDir
-from lockstep.record.timers import PHASES
 from lockstep.run import Run
 from lockstep.world import World
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lockstep import World
-from lockstep.agreement import mismatch
+from lockstep.distributed.agreement import mismatch
 from lockstep.errors import ConfigError, PeerError
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
@@ -149,7 +149,7 @@ def test_tags_of_the_library_have_different_marks():
     """Two tags with one mark would pass for the same collective."""
     import zlib
 
-    from lockstep.torch.group import _MARKS
+    from lockstep.torch.collectives.group import _MARKS
 
     tags = [
         "sum_shards", "sum", "mean", "max", "any", "broadcast", "moments", "average_gradients",

@@ -7,7 +7,7 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal
 
 from lockstep.envs.spec import ActionSpec
-from lockstep.sampling import gumbel
+from lockstep.experience.sampling import gumbel
 from lockstep.torch.distributions import Categorical, DiagonalGaussian, MultiCategorical, distribution_of
 
 DISCRETE, MULTI = ActionSpec("discrete", (5,)), ActionSpec("multi_discrete", (2, 4, 3))

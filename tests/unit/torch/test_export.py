@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.normalize import RunningMoments
+from lockstep.experience.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
 from lockstep.torch.export import load_policy, save_policy, start_from
 from lockstep.torch.flat import FlatParameters

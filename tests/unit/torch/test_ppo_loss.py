@@ -10,8 +10,8 @@ from torch.distributions import Categorical
 from lockstep import World
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.progress import Progress
-from lockstep.rollout import Rollout
+from lockstep.experience.rollout import Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.torch.comm import Comm
 from lockstep.torch.networks import Policy

@@ -11,7 +11,7 @@ from seam_world import make_rollout
 from seams import config, learner
 
 from lockstep import World
-from lockstep.normalizers import NormalizerError
+from lockstep.session.normalizers import NormalizerError
 
 
 @pytest.mark.parametrize(("name", "words"), [("observations", "number 1 of the observation"), ("returns", "return")])
@@ -44,8 +44,8 @@ def test_an_update_whose_moments_are_not_finite_is_skipped_alone():
 
 def test_an_environment_is_blamed_for_its_own_numbers():
     run, rollout = config(num_envs=4, normalize_observation=True), make_rollout(0)
-    from lockstep.blame import NonFiniteError
-    from lockstep.rollout import Fault
+    from lockstep.experience.rollout import Fault
+    from lockstep.session.non_finite import NonFiniteError
 
     rollout.observation[3, 1, 1] = np.nan
     rollout.fault = Fault(2, 1, "an observation", float("nan"))

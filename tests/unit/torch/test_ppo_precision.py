@@ -12,7 +12,7 @@ from running import small
 
 from lockstep import World
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.rollout import Rollout
+from lockstep.experience.rollout import Rollout
 from lockstep.run import Run, override
 from lockstep.torch.comm import Comm
 from lockstep.torch.networks import Policy

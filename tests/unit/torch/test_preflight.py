@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep import World, probe
+from lockstep import World
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.cores import processor
+from lockstep.cli import probe
+from lockstep.envs.make import env_spec
 from lockstep.errors import RunError
-from lockstep.latency import Network, Timing
-from lockstep.predict import Layout
-from lockstep.preflight import FILE, Host, Outlook, Preflight, doubts, labelled
+from lockstep.preflight.compare import FILE, Forecast, Host, Preflight, doubts, labelled
+from lockstep.preflight.cost_model import Layout
+from lockstep.preflight.latency import Network, Timing
 from lockstep.run import EnvConfig, NetworkConfig, Run, override
+from lockstep.system.cores import processor
 from lockstep.torch.comm import Comm
+from lockstep.torch.dqn import DQN
+from lockstep.torch.forecast import forecast
 from lockstep.torch.hardware import kind_of
-from lockstep.torch.outlook import outlook
+from lockstep.torch.networks import Policy
+from lockstep.torch.ppo import PPO
 from lockstep.torch.preflight import preflight
+from lockstep.torch.q_networks import QPolicy
 
 ALPHA = Host(host="alpha", ranks=[0, 1], cores=4, device="cpu", processor="A", interface="eth0")
 BETA = Host(host="beta", ranks=[2, 3], cores=8, device="cpu", processor="A", interface="eth0", clock_skew_s=-0.002)
@@ -98,7 +104,7 @@ def test_one_host_says_nothing_and_writes_its_file(tmp_path):
 
 
 def test_several_hosts_are_told_with_their_network_and_the_prediction(tmp_path):
-    ahead = Outlook(
+    ahead = Forecast(
         num_parameters=100,
         messages_per_update=5,
         steps_per_second=2.0,
@@ -107,7 +113,7 @@ def test_several_hosts_are_told_with_their_network_and_the_prediction(tmp_path):
         advice=None,
     )
     to = Told(tmp_path)
-    found(ALPHA, BETA, network=NETWORK, outlook=ahead, warnings=["W"], notes=["N"]).tell(to)
+    found(ALPHA, BETA, network=NETWORK, forecast=ahead, warnings=["W"], notes=["N"]).tell(to)
     line, note = to.said
     assert line.startswith(
         "4 ranks on 2 hosts (ranks 0-1 on alpha, ranks 2-3 on beta); a small sum over all takes 0.5 ms"
@@ -148,16 +154,32 @@ def test_a_world_of_one_is_compared_with_itself():
     assert alone.hosts[0].device == kind_of(torch.device("cpu")) == "cpu"
 
 
-def look(run, hosts=2):
+def learner_of(run):
+    spec, alone = env_spec(run.task, run.env), Comm(World())
+    if isinstance(run.algorithm, DQNConfig):
+        return DQN(run, QPolicy(spec, run.network, run.algorithm), alone)
+    return PPO(run, Policy(spec, run.network), alone)
+
+
+def look(run, hosts=2, learner=None):
     layout = Layout(ranks=4, hosts=hosts, cores=2, bandwidth=1e9)
-    return outlook(run, Comm(World(rank=0, size=4, local_rank=0, local_size=2)), layout, 0.002)
+    comm = Comm(World(rank=0, size=4, local_rank=0, local_size=2))
+    return forecast(run, comm, learner or learner_of(run), layout, 0.002)
 
 
-def test_the_outlook_measures_predicts_and_leaves_random_streams_alone():
+def learner_bits(learner):
+    """Parameters and the optimizer's state."""
+    return [learner.flat.values, *learner.optimizer.state().values()]
+
+
+def test_the_forecast_measures_predicts_and_leaves_learner_and_random_streams_alone():
+    learner = learner_of(RUN)
+    held = [tensor.clone() for tensor in learner_bits(learner)]
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    ahead = look(RUN)
+    ahead = look(RUN, learner=learner)
+    assert all(torch.equal(a, b) for a, b in zip(held, learner_bits(learner), strict=True))
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    assert isinstance(ahead, Outlook), ahead
+    assert isinstance(ahead, Forecast), ahead
     assert before == after
     assert ahead.messages_per_update == 3
     assert ahead.num_parameters > 0
@@ -167,25 +189,24 @@ def test_the_outlook_measures_predicts_and_leaves_random_streams_alone():
 
 
 @pytest.mark.parametrize("changes", [{}, {"noisy": True, "value_distribution": "categorical"}], ids=["plain", "noisy"])
-def test_the_outlook_of_a_replay_counts_its_gradient_steps(changes, tmp_path):
+def test_the_forecast_of_a_replay_counts_its_gradient_steps(changes, tmp_path):
     config = DQNConfig(batch_size=64, num_steps=4, updates_per_step=0.25, replay_path=str(tmp_path / "replay"))
     run = override(Run(task="CartPole-v1", algo="dqn", num_envs=16, algorithm=config), changes)
     ahead = look(run)
-    assert isinstance(ahead, Outlook), ahead
+    assert isinstance(ahead, Forecast), ahead
     assert ahead.messages_per_update == 17, "16 gradient steps per 64 steps, and the facts"
     assert 0 < ahead.steps_per_second < 64 / (17 * 0.0015), "faster than its messages allow"
-    assert list(tmp_path.iterdir()) == [], "the replay of a measurement lies in memory"
     seldom = look(override(run, {"num_envs": 4, "num_steps": 1, "updates_per_step": 0.125}))
-    assert isinstance(seldom, Outlook), seldom
+    assert isinstance(seldom, Forecast), seldom
     assert seldom.messages_per_update == 1.5
 
 
 def test_a_slow_network_is_advised_against():
     layout = Layout(ranks=4, hosts=2, cores=2)
     comm = Comm(World(rank=0, size=4, local_rank=0, local_size=2))
-    slow, fast = outlook(RUN, comm, layout, 0.5), outlook(RUN, comm, layout, 1e-9)
-    assert isinstance(slow, Outlook)
-    assert isinstance(fast, Outlook)
+    slow, fast = (forecast(RUN, comm, learner_of(RUN), layout, seconds) for seconds in (0.5, 1e-9))
+    assert isinstance(slow, Forecast)
+    assert isinstance(fast, Forecast)
     assert "more nodes are slower here: 3 messages per update" in (slow.advice or "")
     assert slow.steps_per_second < fast.steps_per_second
 
@@ -196,16 +217,18 @@ class Broken:
 
 
 def test_what_cannot_be_measured_ahead_is_no_reason_to_stop():
-    said = look(replace(RUN, task=f"{__file__}:Broken"))
+    said = look(replace(RUN, task=f"{__file__}:Broken"), learner=learner_of(RUN))
     assert isinstance(said, str)
     assert said.startswith("no prediction: ConfigError: ")
     assert "no licence" in said
     said = look(replace(RUN, task="CartPole-v1", env=EnvConfig(vectorization="async")))
     assert said == "no prediction: a process per environment (env.vectorization=async) is not measured ahead"
+    said = look(replace(RUN, compile=True), learner=learner_of(RUN))
+    assert said == "no prediction: compiled gradient steps (compile=true) are not measured ahead"
 
 
 def test_the_probe_prints_a_table():
-    ahead = Outlook(
+    ahead = Forecast(
         num_parameters=1,
         messages_per_update=81,
         steps_per_second=2.0,
@@ -214,7 +237,7 @@ def test_the_probe_prints_a_table():
         advice=None,
     )
     gpu = replace(BETA, ranks=[2], device="NVIDIA H100", interface=None)
-    said = list(probe.lines(found(ALPHA, gpu, network=NETWORK, outlook=ahead, warnings=["W"])))
+    said = list(probe.lines(found(ALPHA, gpu, network=NETWORK, forecast=ahead, warnings=["W"])))
     assert said == [
         "3 ranks on 2 hosts",
         "  host   ranks  cores  device       processor  interface  clock",

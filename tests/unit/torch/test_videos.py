@@ -4,9 +4,9 @@ import pytest
 from PIL import Image
 
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.cli import main
+from lockstep.cli.evaluate import evaluate_run
+from lockstep.cli.main import main
 from lockstep.errors import ConfigError
-from lockstep.play import evaluate_run
 from lockstep.record import video
 from lockstep.run import EnvConfig, Run
 from lockstep.train import train
@@ -74,7 +74,7 @@ def test_a_full_disk_costs_a_warning_and_not_the_run(tmp_path, capsys, monkeypat
 
 @pytest.mark.parametrize(("task", "words"), [("lockstep/Reach-v0", "cannot be drawn"), ("no_pictures:Env", "draws no")])
 def test_what_cannot_be_drawn_is_refused_before_anything_starts(task, words, tmp_path, monkeypatch):
-    from lockstep.demands import check_drawing
+    from lockstep.session.checks import check_drawing
 
     (tmp_path / "no_pictures.py").write_text(
         "import gymnasium, numpy as np\n"
@@ -91,7 +91,7 @@ def test_what_cannot_be_drawn_is_refused_before_anything_starts(task, words, tmp
 
 
 def test_evaluations_and_videos_play_what_counts(tmp_path, monkeypatch):
-    from lockstep import evaluation
+    from lockstep.session import evaluation
 
     made, make = [], evaluation.make_vector_env
 

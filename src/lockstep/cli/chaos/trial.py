@@ -1,0 +1,253 @@
+"""Runs that a fault strikes, one after another: started as a user would, judged by what they leave."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from lockstep.cli.chaos.faults import NOTE, Fault
+from lockstep.errors import RunError
+from lockstep.run import Run
+
+_MAX_RESTARTS = 2
+_MARK = "LOCKSTEP_CHAOS"  # children and theirs inherit it: whoever has it when a run ended was left behind
+_GONE_S = 5.0
+_SAID_WIDTH = 160
+_COLUMNS = ("fault", 11), ("rank", 5), ("update", 7), ("step", 10), ("noticed", 8), ("restarts", 9), ("lost", 8)
+HEAD = "".join(f"{name:{width}}" for name, width in _COLUMNS) + f"{'code':5}{'same':13}{'verdict':14}said"
+"""The first line of the table."""
+
+
+class Interrupted(Exception):  # noqa: N818  # no error: the user asked for it
+    """A signal, the argument, ended the trials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What one fault did to a run."""
+
+    fault: str
+    """One of `lockstep.cli.chaos.faults.KINDS`."""
+    rank: int
+    """Whom it struck."""
+    update: int
+    """After how many updates."""
+    step: int
+    """The same in environment steps, all ranks."""
+    noticed_s: float | None
+    """Seconds until the run knew; None where nothing had to be noticed."""
+    restarts: int
+    """How often all ranks started anew, a resume by hand included."""
+    steps_lost: int
+    """Environment steps that were taken twice."""
+    exit_code: int | None
+    """Of the command; None when it did not end in time."""
+    same_parameters: bool
+    """Whether it ended with the parameters of the undisturbed run."""
+    said: str
+    """How the run explained it."""
+    problems: list[str] = field(default_factory=list[str])
+    """Why it did not survive; empty when it did."""
+
+    @property
+    def survived(self) -> bool:
+        """Whether nothing was lost."""
+        return not self.problems
+
+    def row(self, exact: bool) -> str:
+        """One line of the table."""
+        noticed = "-" if self.noticed_s is None else f"{self.noticed_s:.1f} s"
+        cells = (self.fault, self.rank, self.update, self.step, noticed, self.restarts, self.steps_lost)
+        text = "".join(f"{cell!s:{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+        same = ("yes" if self.same_parameters else "no") if exact or self.same_parameters else "not promised"
+        code = "-" if self.exit_code is None else self.exit_code
+        verdict = "survived" if self.survived else "NOT survived"
+        return f"{text}{code!s:5}{same:13}{verdict:14}{_shortened('; '.join(self.problems) or self.said)}"
+
+
+class Trials:
+    """All runs of one `lockstep chaos`, each in a directory of its own.
+
+    Args:
+        run: the run, `prepared`.
+        ranks: how many ranks it takes.
+        folder: where the runs lie; holds `run.yaml`.
+        caught: signals that this process received.
+    """
+
+    def __init__(self, run: Run, ranks: int, folder: Path, caught: Sequence[int]) -> None:
+        self._run, self._ranks, self._folder, self._caught = run, ranks, folder, caught
+        self._rollout = run.num_envs * run.algorithm.num_steps
+        self._mark = uuid4().hex
+        search = dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry)])
+        self._environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(search),
+            "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),  # the runs end with this process, however it ends
+            _MARK: self._mark,
+        }
+        self.exact = _can_save(run)
+        """Whether the environments can be saved, so that a restarted run has to end with the same bits."""
+        self.fingerprint = ""
+        """Of the parameters of the undisturbed run, once it ended."""
+        self._took = 0.0
+
+    def undisturbed(self) -> None:
+        """The run that all others are compared with."""
+        start = time.monotonic()
+        code = self._start(["lockstep.train", *self._train("undisturbed")], "undisturbed", 3600.0)
+        self._took = time.monotonic() - start
+        summary = _json(self._folder / "undisturbed" / "summary.json")
+        if code != 0:
+            why = summary.get("error") or ("it did not end within an hour" if code is None else f"exit code {code}")
+            raise RunError(
+                f"the undisturbed run failed: {why}; "
+                f"see {self._folder / 'undisturbed.txt'}. Its timeout_s is {self._run.timeout_s:g}"
+            )
+        self.fingerprint = str(summary["params_fingerprint"])
+
+    def try_fault(self, fault: Fault) -> Trial:
+        """One run with one fault."""
+        name, problems = fault.fault, list[str]()
+        limit = 60.0 + 3 * (self._took + self._run.timeout_s)
+        command = ["lockstep.cli.chaos.faults", fault.to_json(), "train", *self._train(name)]
+        code = self._start([*command, "--max-restarts", str(_MAX_RESTARTS)], name, limit)
+        resumed = 0
+        if name == "launcher":
+            problems += self._cleared(name)
+            if code == -signal.SIGKILL:
+                resumed = 1
+                again = ["lockstep.train", "--resume", str(self._folder / name), "--ranks", str(self._ranks)]
+                code = self._start(again, name, limit)
+        problems += self._cleared(name)
+        return self._judge(fault, code, resumed, problems, limit)
+
+    def _judge(self, fault: Fault, code: int | None, resumed: int, problems: list[str], limit: float) -> Trial:
+        run_dir = self._folder / fault.fault
+        summary, note = _json(run_dir / "summary.json"), _json(run_dir / NOTE)
+        restarts = int(summary.get("restarts") or 0) + resumed
+        same = code == 0 and summary.get("params_fingerprint") == self.fingerprint
+        if not note:
+            problems.append("the fault did not strike")
+        if code is None:
+            problems.append(f"it did not end within {limit:.0f} s")
+        elif code != 0:
+            problems.append(f"{summary.get('error') or 'it failed'}; see {run_dir}.txt")
+        elif not same and self.exact:
+            problems.append("it ended with other parameters")
+        elif note and not restarts and fault.fault not in ("diskfull",):
+            problems.append("nobody noticed")
+        said, noticed = _explanation(run_dir, float(note.get("time_s", 0)))
+        said = "; ".join(filter(None, (said, _warnings(run_dir.with_suffix(".txt")))))
+        at = int(note.get("at", fault.update))
+        lost = max(0, at * self._rollout - _step(summary.get("resumed_from"))) if restarts else 0
+        return Trial(
+            fault=fault.fault,
+            rank=fault.rank,
+            update=at,
+            step=at * self._rollout,
+            noticed_s=noticed,
+            restarts=restarts,
+            steps_lost=lost,
+            exit_code=code,
+            same_parameters=same,
+            said=said,
+            problems=problems,
+        )
+
+    def _train(self, name: str) -> list[str]:
+        config = str(self._folder / "run.yaml")
+        return [config, "--ranks", str(self._ranks), "--run-dir", str(self._folder / name)]
+
+    def _start(self, module: list[str], name: str, limit_s: float) -> int | None:
+        """Run a command to its end; None when it took too long. What it prints goes to `NAME.txt`."""
+        command = [sys.executable, "-m", *module]
+        with (self._folder / f"{name}.txt").open("ab") as said:
+            process = subprocess.Popen(
+                command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # a Ctrl-C is passed on by us, once
+            )
+        deadline, told = time.monotonic() + limit_s, 0
+        while process.poll() is None:
+            if len(self._caught) > told:
+                process.send_signal(self._caught[told])
+                told += 1
+            if time.monotonic() > deadline:
+                process.kill()  # its guardian ends its ranks
+                process.wait()
+                return None
+            time.sleep(0.02)
+        if self._caught:
+            raise Interrupted(self._caught[0])
+        return process.returncode
+
+    def _cleared(self, name: str) -> list[str]:
+        """What a run left that it should not have; processes are given a moment, then ended."""
+        deadline = time.monotonic() + _GONE_S
+        while (left := list(self._left())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        problems = [f"{len(left)} processes were left behind"] if left else []
+        half = sorted(str(path.relative_to(self._folder)) for path in (self._folder / name).rglob(".*"))
+        return problems + ([f"half-written: {', '.join(half)}"] if half else [])
+
+    def _left(self) -> Iterator[int]:
+        mark = f"{_MARK}={self._mark}".encode()
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if name.isdecimal() and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    yield int(name)
+
+
+def _can_save(run: Run) -> bool:
+    from lockstep.envs.make import make_vector_env
+    from lockstep.envs.state import can_save
+
+    env = make_vector_env(run.task, run.env, 1)
+    try:
+        return can_save(env)
+    finally:
+        env.close()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return {}
+
+
+def _step(resumed_from: object) -> int:
+    """The environment step of a checkpoint's name, `step_N`; 0 without one."""
+    name = Path(str(resumed_from)).name.removeprefix("step_")
+    return int(name) if name.isdecimal() else 0
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SAID_WIDTH else f"{text[: _SAID_WIDTH - 4]} ..."
+
+
+def _warnings(printed: Path) -> str:
+    """What the run warned of, about its checkpoints."""
+    lines = printed.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "; ".join(dict.fromkeys(line for line in lines if line.startswith("warning: ") and "checkpoint" in line))
+
+
+def _explanation(run_dir: Path, struck_s: float) -> tuple[str, float | None]:
+    """What the run wrote down about its first failure, and how long after the fault."""
+    path = run_dir / "logs" / "failure_1.json"
+    if not path.exists():
+        return "", None
+    return str(_json(path).get("message", "")).splitlines()[0], max(0.0, path.stat().st_mtime - struck_s)

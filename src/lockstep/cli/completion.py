@@ -1,0 +1,120 @@
+"""Tab completion of the `lockstep` command in bash, zsh and fish, by argcomplete: imported only when a shell asks.
+
+What costs an import of the settings (0.2 s) is asked only where a setting is being typed.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, cast, get_args, get_origin
+
+import argcomplete
+from argcomplete.completers import DirectoriesCompleter, FilesCompleter
+from argcomplete.shell_integration import shellcode
+
+_CHOICES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+")
+"""A metavar that lists what can be typed: `torch|jax`."""
+
+
+def completion_command(args: argparse.Namespace) -> int:
+    """`lockstep completion`: print what a shell has to run."""
+    print(shellcode(["lockstep"], shell=args.shell))
+    return 0
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell that asks through argcomplete's variables, and end this process."""
+    for action in _actions(parser):
+        completer = _completer(action)
+        if completer is not None:
+            cast(Any, action).completer = completer
+    argcomplete.autocomplete(parser, always_complete_options=False, validator=_starts)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """All arguments of a parser and of its commands."""
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        yield action
+        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+            for command in cast("dict[str, argparse.ArgumentParser]", action.choices).values():
+                yield from _actions(command)
+
+
+def _completer(action: argparse.Action) -> Callable[..., Iterable[str]] | None:
+    """What lists the values of an argument; None: argcomplete's own choice, which is files."""
+    metavar = str(action.metavar or "")
+    if action.dest == "set":
+        return _settings
+    if "TASK" in metavar:
+        return _tasks
+    if action.dest == "name" and not action.option_strings:
+        return _one_of(_recipes())
+    if "RUN" in metavar or action.dest == "resume":
+        return _runs
+    if metavar == "DIR":
+        return DirectoriesCompleter()
+    return _one_of(metavar.split("|")) if _CHOICES.fullmatch(metavar) and action.choices is None else None
+
+
+def _one_of(words: list[str]) -> Callable[..., list[str]]:
+    def words_whatever_else_is_typed(**_: Any) -> list[str]:
+        return words
+
+    return words_whatever_else_is_typed
+
+
+def _starts(word: str, prefix: str) -> bool:
+    return word.startswith(prefix)
+
+
+def _recipes() -> list[str]:
+    """As `lockstep.recipes.names`, without importing what runs need."""
+    found = (path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.py"))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def _tasks(prefix: str, **_: Any) -> list[str]:
+    """Recipes, and files that describe runs."""
+    return [*_recipes(), *FilesCompleter(("yaml", "yml", "json", "py"))(prefix)]
+
+
+def _runs(prefix: str, **_: Any) -> list[str]:
+    """Run directories below `runs/`, newest first, and directories elsewhere."""
+    found = sorted(Path("runs").glob("*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
+    runs = [str(path.parent) for path in found]
+    return [*runs, *(name for name in DirectoriesCompleter()(prefix) if name.rstrip("/") not in runs)]
+
+
+def _settings(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """`NAME=` of each setting of the run that is being described; behind it, the values that a choice has."""
+    from lockstep.config.settings import hints_of
+
+    hints = {path.rpartition(".")[2]: hint for path, hint in hints_of(_run(parsed_args)).items()}
+    name, equals, _value = prefix.partition("=")
+    if not equals:
+        return [f"{key}=" for key in hints]
+    return [f"{name}={value}" for value in _values(hints.get(name.rpartition(".")[2]))]
+
+
+def _values(hint: Any) -> list[str]:
+    """What a setting of this type can be, where that is a list."""
+    if hint is bool:
+        return ["true", "false"]
+    if get_origin(hint) is Literal:
+        return [str(value) for value in get_args(hint)]
+    return ["null", *(value for part in get_args(hint) for value in _values(part))] if _may_be_none(hint) else []
+
+
+def _may_be_none(hint: Any) -> bool:
+    return type(None) in get_args(hint)
+
+
+def _run(args: argparse.Namespace) -> Any:
+    """The run that is being described, as far as it can be told without running code of the user's."""
+    from lockstep.cli.unknown_arguments import run_of
+    from lockstep.run import Run
+
+    if ".py" in (getattr(args, "target", None) or ""):
+        return Run(task="any", algo="dqn" if args.algo == "dqn" else "ppo")
+    return run_of(args)

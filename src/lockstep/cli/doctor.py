@@ -1,0 +1,220 @@
+"""What this machine can do, what is missing and how to get it. `lockstep doctor` prints it."""
+
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from lockstep.distributed.network.interfaces import addresses
+from lockstep.launch import gpus
+from lockstep.system.cores import usable_cores
+from lockstep.system.memory import usable_memory
+
+_SIZES = (1_000, 100_000, 1_000_000)  # float32 numbers: a small policy, a large one, a convolutional network
+_CUDA_JAX = "pip install 'jax[cuda13]' or 'jax[cuda12]', whichever your driver has"
+_OPTIONAL = {  # import name: (distribution, what it brings, how to get it)
+    "torch": ("torch", "the PyTorch backend", "pip install 'lockstep-rl[torch]'"),
+    "jax": ("jax", "the JAX backend", "pip install 'lockstep-rl[jax]'"),
+    "optax": ("optax", "the JAX backend's optimizers", "pip install 'lockstep-rl[jax]'"),
+    "gymnasium": ("gymnasium", "Gymnasium tasks", "pip install gymnasium"),
+    "pygame": ("pygame", "pictures of Gymnasium's classic tasks", "pip install 'gymnasium[classic-control]'"),
+    "mujoco": ("mujoco", "MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
+    "Box2D": ("box2d", "LunarLander and other Box2D tasks", "pip install 'gymnasium[box2d]'"),
+    "ale_py": ("ale-py", "Atari tasks", "pip install 'lockstep-rl[atari]'"),
+    "tensorboard": ("tensorboard", "TensorBoard files in run directories", "pip install tensorboard"),
+    "isaaclab": ("isaaclab", "Isaac Lab tasks", "https://isaac-sim.github.io/IsaacLab (needs an NVIDIA GPU)"),
+}
+
+
+def examine(ranks: int = 2) -> int:
+    """Print everything; return 1 if ranks cannot talk to each other here, else 0."""
+    for title, lines in (("machine", _machine()), ("devices", _devices()), ("packages", _packages())):
+        _show(title, lines)
+    _show("interfaces", _interfaces())
+    codes: list[bool] = []
+    for framework in ("torch", "jax"):
+        if find_spec(framework) is not None:
+            lines, failed = _all_reduce(ranks, framework)
+            codes.append(failed)
+            where = "(CPU ranks: through shared memory)"
+            _show(f"all-reduce between {ranks} ranks of this machine, {framework} {where}", iter(lines))
+    _show("missing", _missing())
+    return int(any(codes))
+
+
+def measure_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
+    """Called on every rank: median seconds of a sum over ranks, by number of float32 values."""
+    import torch
+
+    from lockstep.torch.comm import Comm
+    from lockstep.world import World
+
+    with Comm(World.from_environment(), device=device, timeout_s=60.0, startup_timeout_s=60.0) as comm:
+        seconds: dict[int, float] = {}
+        for size in sizes:
+            value, took = torch.ones(size, device=comm.device), list[float]()
+            for _ in range(repeats):
+                start = time.perf_counter()
+                total = comm.sum(value)
+                float(total[0])  # on a GPU: wait until it is there
+                took.append(time.perf_counter() - start)
+            seconds[size] = sorted(took)[repeats // 2]
+        return {"rank": rank, "backend": comm.backend, "device": str(comm.device), "seconds": seconds}
+
+
+def measure_jax_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
+    """The same in JAX, inside a compiled function, as training does it: one shard on each rank."""
+    _leave_gpu_memory()
+    import jax
+    import numpy as np
+
+    from lockstep.jax.comm import Comm
+    from lockstep.world import World
+
+    with Comm(World.from_environment(), device=device, timeout_s=60.0, startup_timeout_s=60.0) as comm:
+
+        def add(shared: Any, own: Any) -> tuple[Any, Any]:
+            return comm.sum_shards(own), own
+
+        seconds: dict[int, float] = {}
+        for size in sizes:
+            compiled, took = comm.spread(add), list[float]()
+            given: tuple[Any, Any] = comm.share(np.zeros(size, np.float32)), comm.deal([np.ones(size, np.float32)])
+            for _ in range(repeats + 1):
+                start = time.perf_counter()
+                given = cast(Any, jax).block_until_ready(compiled(*given))
+                took.append(time.perf_counter() - start)
+            seconds[size] = sorted(took[1:])[repeats // 2]  # the first compiles
+        return {"rank": rank, "backend": comm.backend, "device": comm.device, "seconds": seconds}
+
+
+def _leave_gpu_memory() -> None:
+    """JAX would take most of the memory of a GPU for itself; for looking and measuring it need not."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def _show(title: str, lines: Iterator[str]) -> None:
+    print(title)
+    for line in lines:
+        print(f"  {line}", flush=True)
+
+
+def _machine() -> Iterator[str]:
+    yield f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+    yield f"{usable_cores()} usable cores of {os.cpu_count()}"
+    with_memory = Path("/proc/meminfo")
+    if with_memory.exists():
+        kilobytes = int(with_memory.read_text().split()[1])
+        free = usable_memory()
+        usable = f", {free / 2**30:.1f} GiB of it usable now (replays need some)" if free is not None else ""
+        yield f"{kilobytes / 2**20:.1f} GiB memory{usable}"
+    if Path("/dev/shm").is_dir():
+        usage = shutil.disk_usage("/dev/shm")
+        yield f"/dev/shm: {usage.free / 2**20:.0f} MiB free (shared memory between CPU ranks)"
+
+
+def _devices() -> Iterator[str]:
+    if not gpus.nvidia_gpu_present():
+        yield "no NVIDIA GPU: ranks compute on the CPU"
+    for framework, lines in (("torch", _torch_devices), ("jax", _jax_devices)):
+        if find_spec(framework) is not None:
+            yield from lines()
+        else:
+            though = ", though this machine has an NVIDIA GPU" if gpus.nvidia_gpu_present() else ""
+            yield f"{framework} is not installed{though}"
+
+
+def _jax_devices() -> Iterator[str]:
+    _leave_gpu_memory()
+    import jax
+
+    yield f"jax {jax.__version__}, jaxlib {version('jaxlib')} ({', '.join(gpus.jax_plugins()) or 'CPU build'})"
+    try:
+        found: list[Any] = cast(Any, jax).local_devices()
+        for device in found:
+            if device.platform != "cpu":
+                yield f"jax {device.platform}:{device.local_hardware_id}: {device.device_kind}"
+    except RuntimeError as error:  # JAX_PLATFORMS names what it does not have, or a driver does not fit
+        yield f"WARNING: JAX cannot start: {str(error).splitlines()[0]}"
+        return
+    if gpus.nvidia_gpu_present() and jax.default_backend() == "cpu":
+        chosen = os.environ.get("JAX_PLATFORMS")
+        why = f"JAX_PLATFORMS={chosen} is set" if chosen else "see nvidia-smi" if gpus.jax_plugins() else _CUDA_JAX
+        yield f"WARNING: this machine has an NVIDIA GPU, but JAX computes on the CPU: {why}"
+    from lockstep.jax.collectives.native import library
+
+    how = "sums in C" if library() else "sums in Python, 2 to 3 times the delay: no C compiler is found (cc, or CC)"
+    yield f"jax between CPU processes of a host: shared memory, {how}"
+    yield "jax backends between processes: gloo" + (", nccl" if gpus.jax_plugins() else " (nccl needs a CUDA plugin)")
+
+
+def _torch_devices() -> Iterator[str]:
+    import torch
+    import torch.distributed as dist
+
+    cuda: Any = torch.version.cuda  # pyright: ignore[reportUnknownMemberType]
+    yield f"torch {torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
+    cards: Any = torch.cuda
+    for index in range(cards.device_count() if cards.is_available() else 0):
+        properties = cards.get_device_properties(index)
+        yield f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if warning := gpus.cpu_only_torch():
+        yield f"WARNING: {warning}"
+    available = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
+    yield "torch backends: " + ", ".join(
+        name if have else f"{name} (not in this torch)" for name, have in available.items()
+    )
+
+
+def _packages() -> Iterator[str]:
+    for name, (distribution, brings, _) in _OPTIONAL.items():
+        if find_spec(name) is not None:
+            try:
+                yield f"{distribution} {version(distribution)}: {brings}"
+            except PackageNotFoundError:
+                yield f"{distribution}: {brings}"
+
+
+def _missing() -> Iterator[str]:
+    absent = [entry for name, entry in _OPTIONAL.items() if find_spec(name) is None]
+    for distribution, brings, how in absent:
+        yield f"{distribution} ({brings}): {how}"
+    if not absent:
+        yield "nothing"
+
+
+def _interfaces() -> Iterator[str]:
+    held = addresses()
+    for _, name in socket.if_nameindex():
+        state = Path(f"/sys/class/net/{name}/operstate")
+        up = state.read_text().strip() if state.exists() else "unknown"
+        yield f"{name}: {', '.join(held.get(name, [])) or 'no address'}" + (f" ({up})" if up != "unknown" else "")
+    fabric = Path("/sys/class/infiniband")
+    if fabric.is_dir():
+        yield "InfiniBand: " + ", ".join(sorted(device.name for device in fabric.iterdir()))
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name in os.environ:
+            yield f"{name}={os.environ[name]} (set by you)"
+
+
+def _all_reduce(ranks: int, framework: str) -> tuple[list[str], bool]:
+    from lockstep.errors import ConfigError, RunError
+    from lockstep.launch.local import spawn
+
+    device = "cuda" if gpus.visible_gpus(framework) >= ranks else "cpu"
+    measure = measure_jax_all_reduce if framework == "jax" else measure_all_reduce
+    try:
+        results = spawn(measure, ranks, (device, _SIZES, 50), timeout_s=120.0)
+    except (ConfigError, RunError, OSError) as error:
+        return [f"FAILED: {error}"], True
+    first = results[0]
+    return [
+        f"{size:>9,} floats: {took * 1e6:8,.0f} us  ({first['backend']}, {first['device']})"
+        for size, took in first["seconds"].items()
+    ], False

@@ -1,0 +1,154 @@
+"""`lockstep evaluate`: a trained policy on episodes of its own, on one rank or several, by either backend."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from lockstep.errors import ConfigError
+from lockstep.run import AnyRun, Run, load
+from lockstep.session import policy_file
+from lockstep.session.checks import check_drawing, check_package
+from lockstep.session.evaluation import Evaluation
+from lockstep.session.which_policy import Found, find_policy
+from lockstep.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every rank does."""
+
+    run: AnyRun
+    policy: Path
+    drawn: Path | None
+    """Where one more episode is drawn."""
+
+
+def evaluate_run(  # noqa: PLR0913  # all that an evaluation can be told, by keyword
+    path: Path,
+    *,
+    episodes: int,
+    greedy: bool = True,
+    seed: int | None = None,
+    video: bool = False,
+    ml_framework: Literal["torch", "jax"] | None = None,
+    ranks: int = 1,
+    best: bool = False,
+    last: bool = False,
+    step: str | int | None = None,
+) -> dict[str, Any]:
+    """Play a policy. Returns `task`, `eval_return_mean`, `..._std`, `eval_episodes`, and which `policy` it was.
+
+    With `num_shards` pinned in the run, the result is the same on any number of ranks; otherwise each has a shard.
+
+    Args:
+        path: a run directory, one of its checkpoints, or a policy file.
+        episodes: how many, all ranks together.
+        greedy: take the most likely actions; otherwise they are drawn.
+        seed: of the episodes; default: one more than the run's.
+        video: one more episode is drawn, into `videos/evaluate.gif` beside the policy; `video` says where it is.
+        ml_framework: what computes the actions; default: what the run was trained by.
+        ranks: how many processes, started here unless a launcher started this one.
+        best: of a run, the policy of its best evaluation.
+        last: of a run, the final policy, or that of its newest checkpoint; the default.
+        step: of a run, the policy of the checkpoint of this step.
+    """
+    found = find_policy(path, best=best, last=last, step=step)
+    run = _run_of(found)
+    name = ml_framework or run.ml_framework
+    check_package(name)
+    # Another stream than any evaluation during training: those chose when to stop and which policy is the best.
+    changes = {"evaluate_episodes": episodes, "seed": run.seed + 1 if seed is None else seed}
+    run = replace(run, **cast(Any, changes), evaluate_greedy=greedy, device="cpu", backend="auto")
+    run = replace(run, ml_framework=name, devices_per_process=1, compile=False, shard_threads=1)
+    drawn = (found.run_dir or found.path.parent) / "videos" / "evaluate.gif" if video else None
+    world = World.from_environment()
+    played = _on_ranks(_Job(run, found.path, drawn), ranks, world)
+    returns = np.array(played["returns"])
+    return {
+        "task": run.task,
+        "policy": found.words,
+        "rank": world.rank,
+        "eval_return_mean": float(returns.mean()),
+        "eval_return_std": float(returns.std()),
+        "eval_episodes": len(returns),
+        **played,
+        "video": drawn,
+    }
+
+
+def _on_ranks(job: _Job, ranks: int, world: World) -> dict[str, Any]:
+    """Play on the ranks that a launcher started, else on as many as are asked for."""
+    started, shards = world.launcher != "none", job.run.num_shards
+    if started and ranks > 1:
+        raise ConfigError(f"--ranks {ranks}: {world.launcher} started these ranks already; leave --ranks out")
+    size = world.size if started else ranks
+    if shards is not None and size > shards:
+        raise ConfigError(f"--ranks {size} is more than num_shards={shards} of the run; use at most --ranks {shards}")
+    if started or ranks == 1:
+        return _play(job, world)
+    from lockstep.launch.local import spawn
+
+    return spawn(_play_as_rank, ranks, (job,))[0]
+
+
+def _run_of(found: Found) -> AnyRun:
+    """The config of the policy's run; of a file by itself, the task with the defaults."""
+    if found.run_dir is not None:
+        return load(found.run_dir / "run.yaml")
+    if found.path.is_dir() or not found.path.is_file():
+        raise ConfigError(f"{found.path} is not below a run directory: there is no run.yaml; give a policy file")
+    told, _ = policy_file.read(found.path)
+    if policy_file.from_log(told):
+        raise ConfigError(f"{found.path} learned from a log; evaluate the run directory that it comes from")
+    return Run(task=told["task"], algo=told.get("algo", "ppo"))
+
+
+def _play_as_rank(rank: int, job: _Job) -> dict[str, Any]:
+    """As `_play`, in a process that `spawn` started."""
+    return _play(job, World.from_environment())
+
+
+def _play(job: _Job, world: World) -> dict[str, Any]:
+    return (_by_jax if job.run.ml_framework == "jax" else _by_torch)(job, job.run.cut(world))
+
+
+def _by_torch(job: _Job, world: World) -> dict[str, Any]:
+    from lockstep.torch.comm import Comm
+    from lockstep.torch.export import load_player
+    from lockstep.torch.hardware import pin
+
+    pin(job.run, world)
+    spec, player = load_player(job.policy)
+    if job.drawn is not None:
+        check_drawing(job.run)
+    bound, at_first = job.run.timeout_s, job.run.startup_timeout_s
+    with Comm(world, device="cpu", timeout_s=bound, startup_timeout_s=at_first) as comm:
+        return _played(Evaluation(job.run, comm, spec, player), job.drawn, world)
+
+
+def _by_jax(job: _Job, world: World) -> dict[str, Any]:
+    from lockstep.jax.comm import Comm
+    from lockstep.jax.export import load_player
+    from lockstep.jax.hardware import pin
+
+    pin(job.run, world)
+    bound, at_first = job.run.timeout_s, job.run.startup_timeout_s
+    with Comm(
+        world, device="cpu", timeout_s=bound, startup_timeout_s=at_first
+    ) as comm:  # first: it decides where JAX computes
+        spec, player = load_player(job.policy, comm)
+        if job.drawn is not None:
+            check_drawing(job.run)
+        return _played(Evaluation(job.run, comm, spec, player), job.drawn, world)
+
+
+def _played(evaluation: Evaluation, drawn: Path | None, world: World) -> dict[str, Any]:
+    try:
+        played = evaluation.play(-1, beat=lambda: None)
+        if drawn is not None and world.rank == 0:
+            evaluation.record(drawn, -1, beat=lambda: None)
+    finally:
+        evaluation.close()
+    return {"returns": played.returns, "lengths": played.lengths, "ranks": world.size}

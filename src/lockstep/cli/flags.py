@@ -1,0 +1,62 @@
+"""The flags of `lockstep train`, in groups that other commands take, too."""
+
+import argparse
+
+from lockstep.launch.flags import add_node_arguments
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to train in environments, and where."""
+    add = parser.add_argument
+    add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
+    add("--task", metavar="ID", help="the task to train, if not named first")
+    add("--algo", metavar="ppo|dqn", help="algorithm (default: ppo for a task; a recipe has its own)")
+    add("--num-envs", metavar="N", help="environments, all ranks together")
+    add("--max-iterations", metavar="N", help="train for N rollouts")
+    add("--headless", action="store_true", help="do not render; nothing renders unless asked to")
+    add_learning_arguments(parser)
+
+
+def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
+    """What holds for environments and logs alike."""
+    add = parser.add_argument
+    add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
+    add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
+    add("--seed", metavar="S", help="same seed, same parameters")
+    add("--run-dir", metavar="DIR", help="where results go (default: runs/TASK-ALGO-TIME)")
+    _add_set_argument(parser)
+    add("--device", metavar="auto|cpu|cuda", help="where to compute")
+    add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
+    add("--debug", action="store_true", help="show tracebacks")
+
+
+def _add_set_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="change any setting; values are YAML; repeatable",
+    )
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """All that `lockstep train` understands."""
+    add_run_arguments(parser)
+    add_start_arguments(parser)
+
+
+def add_start_arguments(parser: argparse.ArgumentParser) -> None:
+    """How training starts: anew or going on, by whom, on which machines."""
+    add = parser.add_argument
+    add("--resume", metavar="DIR", help="go on with a run, or from its checkpoints/step_N; --ranks: as before")
+    add(
+        "--max-restarts",
+        metavar="N",
+        help="start all ranks anew, from the newest checkpoint, up to N times after one failed (default: 0)",
+    )
+    add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
+    add("--distributed", action="store_true", help="fail unless a launcher started this process or --ranks is given")
+    add("--local-rank", help=argparse.SUPPRESS)  # torch.distributed.launch puts it first; the environment says the same
+    add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher made the run directory
+    add_node_arguments(parser.add_argument_group("several machines"), restarts=False)

@@ -1,0 +1,182 @@
+"""Arguments to calls. Imports what a command needs only when that command runs: `lockstep --help` answers at once."""
+
+import argparse
+import difflib
+import os
+import sys
+from pathlib import Path
+
+from lockstep.cli.parser import did_you_mean, hyphenated, parser
+from lockstep.cli.request import checked, from_environments, requested_ranks, requested_run, says_how_long
+from lockstep.errors import ConfigError, told
+from lockstep.launch.flags import number
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The `lockstep` command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
+    return told(lambda: _run(given), debug="--debug" in given)
+
+
+def _run(given: list[str]) -> int:
+    commands = {
+        "train": train_command,
+        "launch": launch_command,
+        "evaluate": evaluate_command,
+        "check": check_command,
+        "recipe": recipe_command,
+        "chaos": chaos_command,
+        "doctor": doctor_command,
+        "report": report_command,
+        "submit": submit_command,
+        "completion": completion_command,
+    }
+    top = parser(commands)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed
+        from lockstep.cli.completion import complete
+
+        complete(top)
+    args, unknown = top.parse_known_args(given)
+    if unknown:
+        from lockstep.cli.unknown_arguments import unknown_argument
+
+        raise ConfigError(unknown_argument(unknown[0], given, top))
+    if args.version:
+        from importlib.metadata import version
+
+        print(f"lockstep {version('lockstep-rl')}")
+        return 0
+    if args.command is None:
+        top.print_help(sys.stderr)
+        return 2
+    if sys.platform != "linux" and args.command != "recipe":
+        raise ConfigError(f"Lockstep runs on Linux, and this is {sys.platform}; use a Linux machine, container or WSL")
+    args.words = given[1:]
+    return args.call(args)
+
+
+def train_command(args: argparse.Namespace) -> int:
+    """`lockstep train`: arguments to a run, checked before a process starts or a byte is written."""
+    from lockstep.cli.start import go_on, start
+
+    if args.resume is not None:
+        return go_on(args)
+    return start(args, checked(args, requested_run(args)))
+
+
+def launch_command(args: argparse.Namespace) -> int:
+    """`lockstep launch`: any script, once per rank on every node."""
+    from lockstep.launch import commands
+
+    return commands.launch_command(args)
+
+
+def evaluate_command(args: argparse.Namespace) -> int:
+    """`lockstep evaluate`: a trained policy, on episodes of its own."""
+    if args.episodes < 1:
+        raise ConfigError(f"--episodes {args.episodes} must be at least 1")
+    seed = None if args.seed is None else number(args.seed, "--seed", least=0)
+    ranks = requested_ranks(args.ranks, 1)
+    from lockstep.cli.evaluate import evaluate_run
+    from lockstep.record.console import significant
+
+    result = evaluate_run(
+        Path(args.run),
+        episodes=args.episodes,
+        greedy=not args.sampled,
+        seed=seed,
+        video=args.video,
+        ml_framework=args.ml_framework,
+        ranks=ranks,
+        best=args.best,
+        last=args.last,
+        step=args.checkpoint,
+    )
+    if result["rank"] != 0:
+        return 0
+    mean, deviation = significant(result["eval_return_mean"]), significant(result["eval_return_std"])
+    print(
+        f"{result['task']}: return {mean} +- {deviation} over {result['eval_episodes']} episodes, "
+        f"played by {result['policy']}"
+    )
+    if result["video"] is not None:
+        print(f"video: {result['video']}")
+    return 0
+
+
+def check_command(args: argparse.Namespace) -> int:
+    """`lockstep check`: whether a task's environments do what training expects."""
+    from lockstep.cli import check
+
+    return check.check_command(args)
+
+
+def recipe_command(args: argparse.Namespace) -> int:
+    """`lockstep recipe`: the recipes, or one as a Python file to edit."""
+    from lockstep import recipes
+
+    if args.name is None:
+        for name in recipes.names():
+            print(f"{name:16} {recipes.description(name)}")
+        return 0
+    name = args.name.replace("-", "_")
+    if name not in recipes.names():
+        near = did_you_mean(difflib.get_close_matches(str(name), recipes.names(), n=3))
+        raise ConfigError(f"unknown recipe {args.name}; {near or 'there are ' + ', '.join(recipes.names())}")
+    print(recipes.source(name), end="")
+    return 0
+
+
+def chaos_command(args: argparse.Namespace) -> int:
+    """`lockstep chaos`: faults put into a run of the user's, and a table of what survived."""
+    from lockstep.cli.chaos.command import chaos, chosen_faults
+    from lockstep.launch.world_checks import check_world
+    from lockstep.world import World
+
+    faults = chosen_faults(args.faults)
+    launcher = World.from_environment().launcher
+    if launcher != "none":
+        raise ConfigError(f"lockstep chaos starts its own ranks, and {launcher} started this process; run it by itself")
+    run = from_environments(checked(args, requested_run(args)), "lockstep chaos")
+    ranks = requested_ranks(args.ranks, 2)
+    check_world(run, World(size=ranks))
+    run_dir = Path(args.run_dir) if args.run_dir else None
+    return chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=says_how_long(args))
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    """`lockstep doctor`: what this machine can do."""
+    from lockstep.cli import doctor
+    from lockstep.launch.flags import asks_for_nodes
+
+    if asks_for_nodes(args):
+        from lockstep.launch.commands import doctor_on_nodes
+
+        return doctor_on_nodes(args)
+    return doctor.examine(number(args.ranks, "--ranks"))
+
+
+def report_command(args: argparse.Namespace) -> int:
+    """`lockstep report`: what several runs tell."""
+    from lockstep.cli import report
+
+    return report.report_command(args)
+
+
+def submit_command(args: argparse.Namespace) -> int:
+    """`lockstep submit`: what a cluster starts a training with."""
+    from lockstep.cli import submit
+
+    return submit.submit_command(args)
+
+
+def completion_command(args: argparse.Namespace) -> int:
+    """`lockstep completion`: what switches tab completion on."""
+    from lockstep.cli import completion
+
+    return completion.completion_command(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""`lockstep offline`: logged data, from a raw log to a policy that was learned from it and judged by it."""
+
+import argparse
+
+from lockstep.cli.offline import evaluate, prepare, record, train
+from lockstep.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be typed after `lockstep offline`."""
+    parser.set_defaults(call=_nothing_chosen)
+    chosen = parser.add_subparsers(dest="part", metavar="COMMAND", parser_class=type(parser))
+    for name, what, add, call in (
+        ("prepare", "make a log ready to learn from", prepare.add_arguments, prepare.prepare_command),
+        ("train", "learn from prepared data, or by a workflow file", train.add_arguments, train.train_command),
+        ("evaluate", "judge a policy by a log", evaluate.add_arguments, evaluate.evaluate_command),
+        ("record", "play a policy and log its decisions", record.add_arguments, record.record_command),
+    ):
+        part = chosen.add_parser(name, help=what, allow_abbrev=False)
+        add(part)
+        part.set_defaults(call=call)
+
+
+def _nothing_chosen(args: argparse.Namespace) -> int:
+    raise ConfigError("lockstep offline needs a command: prepare, train, evaluate or record")

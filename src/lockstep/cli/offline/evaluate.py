@@ -1,0 +1,56 @@
+"""`lockstep offline evaluate`: what the policy of a run would earn, estimated from a log."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+from lockstep.errors import ConfigError, RunError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be typed after `lockstep offline evaluate`."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="directory of a run that learned from a log")
+    add("--data", metavar="DIR", help="prepared data to judge by (default: the run's eval_data, else its data)")
+    add("--ranks", metavar="N|auto", help="processes, one device each (default: 1)")
+    add("--json", action="store_true", help="print everything as JSON instead of tables")
+    add("--debug", action="store_true", help="show tracebacks")
+
+
+def evaluate_command(args: argparse.Namespace) -> int:
+    """`lockstep offline evaluate`: prints, and writes `estimates.json` into the run; returns the exit code."""
+    import json
+
+    from lockstep.cli.request import requested_ranks
+    from lockstep.estimators.result import ESTIMATES_FILE
+    from lockstep.launch.local import spawn
+    from lockstep.record.run_dir import write_atomically
+    from lockstep.run import OfflineRun, load
+    from lockstep.torch.offline.evaluate import judge_run, judge_run_as_rank
+    from lockstep.world import World
+
+    path = Path(args.run)
+    if not (path / "run.yaml").is_file():
+        raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
+    run = load(path / "run.yaml")
+    if not isinstance(run, OfflineRun):
+        raise ConfigError(
+            f"{path} learned from environments, not from a log; lockstep evaluate {shlex.quote(str(path))} "
+            "plays its policy"
+        )
+    data, world = args.data or run.eval_data or run.data, World.from_environment()
+    ranks = requested_ranks(args.ranks, 1)
+    if world.launcher != "none" and args.ranks is not None:
+        raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")
+    if world.launcher == "none" and ranks > 1:
+        found = spawn(judge_run_as_rank, ranks, (str(path), data))[0]
+    else:
+        found = judge_run(path, data, world)
+    if world.rank == 0:
+        told = json.dumps(found.to_dict(), indent=2)
+        print(told if args.json else found.text())
+        try:
+            write_atomically(path / ESTIMATES_FILE, told + "\n")
+        except OSError as error:
+            raise RunError(f"{path / ESTIMATES_FILE} could not be written: {error.strerror}") from error
+    return 0

@@ -1,0 +1,73 @@
+"""`lockstep export`: the policy of a run as one file that runs without Lockstep."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli.policy_flags import add_choice
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.data.dataset import Dataset
+    from lockstep.session.which_policy import Found
+    from lockstep.torch.deploy.exported_file import Exported, Format
+
+_SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be typed after `lockstep export`."""
+    add_choice(parser)
+    add = parser.add_argument
+    add("--format", choices=("onnx", "torch"), default="onnx", help="ONNX, or torch.export's .pt2 (default: onnx)")
+    add("--out", metavar="FILE", help="where to (default: policy.onnx, policy_best.onnx or policy_step_N.onnx in RUN)")
+    add("--force", action="store_true", help="replace a file that is there")
+    add("--data", metavar="DIR", help="prepared data to compare on (default: what the run learned from)")
+
+
+def export_command(args: argparse.Namespace) -> int:
+    """`lockstep export`; returns the exit code."""
+    from lockstep.session.which_policy import find_policy
+
+    found = find_policy(Path(args.run), best=args.best, last=args.last, step=args.checkpoint)
+    suffix = _SUFFIXES[args.format]
+    out = Path(args.out) if args.out else (found.run_dir or found.path.parent) / f"{found.name}{suffix}"
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a directory; name a file, such as {out / f'policy{suffix}'}")
+    if out.exists() and not args.force:
+        raise ConfigError(f"{out} exists and may hold another policy; replace it with --force, or name a file by --out")
+    print(f"{found.words}: {_exported(found, out, args.format, args.data)}")
+    return 0
+
+
+def _exported(found: "Found", out: Path, to: "Format", data: str | None) -> "Exported":
+    """Write the file that suits the policy."""
+    from lockstep.torch.deploy.acting_export import export_acting
+    from lockstep.torch.deploy.offline_export import export
+    from lockstep.torch.export import load_policy
+    from lockstep.torch.scoring.policy import ScoringPolicy
+
+    policy, observations = load_policy(found.path)
+    if isinstance(policy, ScoringPolicy):
+        return export(policy, _data(found.run_dir or found.path, data), out, to)
+    if data is not None:
+        raise ConfigError(f"--data {data}: {found.path} learned in environments, not from data; leave it out")
+    return export_acting(policy, observations, out, to)
+
+
+def _data(run: Path, given: str | None) -> "Dataset":
+    """The prepared data to compare on: what was given, or what the run learned from."""
+    from lockstep.data.dataset import Dataset
+    from lockstep.record.run_dir import RUN_FILE
+    from lockstep.run import OfflineRun, load
+
+    if given is not None:
+        return Dataset.open(Path(given))
+    config = load(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
+    if not isinstance(config, OfflineRun):
+        raise ConfigError(f"{run} does not say what it learned from; add --data DIR, the prepared data to compare on")
+    if not Path(config.data).exists():
+        raise ConfigError(
+            f"data={config.data}, which {run} learned from, is not there; add --data DIR, prepared data to compare on"
+        )
+    return Dataset.open(Path(config.data))

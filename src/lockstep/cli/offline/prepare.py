@@ -1,0 +1,137 @@
+"""`lockstep offline prepare`: from logs to data to learn from."""
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.data.prepare import PrepareOptions
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_LEAST_MEMORY = 1 << 24
+_LINE_EVERY_S = 5.0
+"""Between two lines of progress where there is no terminal."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be typed after `lockstep offline prepare`."""
+    add = parser.add_argument
+    add("logs", metavar="LOG", nargs="+", help="JSON lines, Parquet, CSV, a folder of them, or a Minari dataset")
+    add("--out", metavar="DIR", required=True, help="directory for the prepared data")
+    add("--kind", choices=("discrete", "parametric"), help="kind of actions (default: found from the log)")
+    add("--actions", metavar="A,B", help="names of discrete actions, in the order of their indices; others are refused")
+    add("--columns", metavar="FILE", help="YAML or JSON: what columns are called in the log")
+    add("--max-episode-steps", metavar="N", help="limit of steps: an episode of N decisions was cut off, not over")
+    add(
+        "--like",
+        metavar="DIR",
+        help="take over columns, kind, actions, features, metrics and step limit of other prepared data",
+    )
+    add("--state-features", metavar="FILE", help="normalize states by this file, which an earlier preparation wrote")
+    add("--action-features", metavar="FILE", help="the same for features of actions")
+    add(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="settings for finding types of features: num_samples, ...",
+    )
+    add("--memory", metavar="BYTES", default="1G", help="memory for rows, such as 512M (default: 1G)")
+    add("--force", action="store_true", help="replace other prepared data in DIR")
+    add("--debug", action="store_true", help="show tracebacks")
+
+
+def prepare_command(args: argparse.Namespace) -> int:
+    """`lockstep offline prepare`; returns the exit code."""
+    import time
+
+    from lockstep.data.packages import needed
+
+    needed("polars", "offline")
+    from lockstep.data.prepare import prepared
+    from lockstep.record.console import Console
+
+    options, memory, out = _options(args), _bytes(args.memory), Path(args.out)
+    console, shown = Console(), [time.monotonic()]
+
+    def show(text: str) -> None:
+        if console.is_terminal or time.monotonic() - shown[0] >= _LINE_EVERY_S:
+            shown[0] = time.monotonic()
+            console.show(text)
+
+    try:
+        paths = [Path(name) for name in args.logs]
+        prepared(paths, out, options, memory=memory, replace=args.force, say=console.line, progress=show)
+        console.line(f"learn from it: lockstep offline train {shlex.quote(str(out))}")
+    finally:
+        console.close()
+    return 0
+
+
+def _options(args: argparse.Namespace) -> "PrepareOptions":
+    from lockstep.data.logs.schema import read_columns
+    from lockstep.data.prepare import PrepareOptions
+    from lockstep.launch.flags import number
+
+    norm = dict[str, str]()
+    for pair in args.set:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair} has no value; write --set {name}=VALUE")
+        norm[name.strip().replace("-", "_")] = value
+    actions = None if args.actions is None else tuple(name.strip() for name in args.actions.split(","))
+    if actions is not None and not all(actions):
+        raise ConfigError(f"--actions {args.actions} has an empty name; write --actions left,right")
+    limit = args.max_episode_steps
+    options = PrepareOptions(
+        kind=args.kind,
+        actions=actions,
+        columns=None if args.columns is None else read_columns(Path(args.columns)),
+        max_episode_steps=None if limit is None else number(limit, "--max-episode-steps"),
+        state_features=None if args.state_features is None else Path(args.state_features),
+        action_features=None if args.action_features is None else Path(args.action_features),
+        norm=norm,
+    )
+    return options if args.like is None else _like(Path(args.like), options, args)
+
+
+def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "PrepareOptions":
+    """What was typed, and the rest as of other prepared data: a policy learned from one can be judged by the other."""
+    from dataclasses import replace
+
+    from lockstep.data.dataset import Dataset
+    from lockstep.data.dataset_files import ACTION_FEATURES, STATE_FEATURES
+
+    for name in ("kind", "actions", "state_features", "action_features", "set"):
+        if getattr(args, name):
+            raise ConfigError(f"--like {other} already sets --{name.replace('_', '-')}; leave one of them out")
+    dataset = Dataset.open(other)
+    info, parametric = dataset.info, dataset.info.kind == "parametric"
+    before: dict[str, Any] = dataset.info.rules.get("options", {})
+    return replace(
+        options,
+        kind=info.kind,
+        actions=None if parametric else info.actions,
+        columns=before.get("columns") if options.columns is None else options.columns,
+        max_episode_steps=(
+            before.get("max_episode_steps") if options.max_episode_steps is None else options.max_episode_steps
+        ),
+        state_features=other / STATE_FEATURES,
+        action_features=other / ACTION_FEATURES if parametric else None,
+        metrics=info.metrics,
+    )
+
+
+def _bytes(text: str) -> int:
+    """`512M` and the like."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if found is None:
+        raise ConfigError(f"--memory {text} is not a size; write a number of bytes, or 512M, or 2G")
+    size = int(float(found[1]) * 1024 ** _UNITS[found[2]])
+    if size < _LEAST_MEMORY:
+        raise ConfigError(f"--memory {text} is too little; give at least {_LEAST_MEMORY >> 20}M")
+    return size

@@ -1,0 +1,59 @@
+"""`lockstep offline record`: a policy's decisions as a log."""
+
+import argparse
+
+from lockstep.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lockstep offline record`."""
+    add = parser.add_argument
+    add("source", metavar="RUN|TASK", help="run directory, whose policy is played; or a task, played at random")
+    add("--out", metavar="FILE", required=True, help="log to write: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, ...")
+    add("--episodes", metavar="N", help="how many (default: 100)")
+    add("--steps", metavar="N", help="how many rows instead; the last episodes are cut off")
+    add("--sampled", action="store_true", help="draw actions as the algorithm does instead of taking the best")
+    add("--epsilon", metavar="P", help="take a random action with this probability (default: 0)")
+    add("--seed", metavar="S", default="0", help="same seed, same log (default: 0)")
+    add("--debug", action="store_true", help="show tracebacks")
+
+
+def record_command(args: argparse.Namespace) -> int:
+    """`lockstep offline record`: plays, writes, prints; returns the exit code."""
+    from pathlib import Path
+
+    from lockstep.launch.flags import number
+
+    if args.episodes is not None and args.steps is not None:
+        raise ConfigError(f"--episodes {args.episodes} and --steps {args.steps} both say how many; leave one out")
+    if args.sampled and args.epsilon is not None:
+        raise ConfigError(f"--sampled draws as the algorithm does, --epsilon {args.epsilon} otherwise; leave one out")
+    epsilon, steps = _probability(args.epsilon or "0"), args.steps and number(args.steps, "--steps")
+    episodes = None if steps else number(args.episodes or "100", "--episodes")
+    seed = number(args.seed, "--seed", least=0)
+    from lockstep.torch.offline.record import Recording, record
+
+    told = record(
+        Recording(
+            source=args.source,
+            out=Path(args.out),
+            episodes=episodes,
+            steps=steps,
+            how="sampled" if args.sampled else "greedy",
+            epsilon=epsilon,
+            seed=seed,
+        )
+    )
+    mean = "" if told["return_mean"] is None else f", mean return {told['return_mean']:.2f}"
+    print(f"{args.out}: {told['rows']} rows of {told['task']}, {told['episodes']} whole episodes{mean}")
+    return 0
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ConfigError(f"--epsilon {text} must be a probability, from 0 to 1")
+    return value

@@ -1,0 +1,127 @@
+"""`lockstep offline train`: from prepared data, a run's YAML or a classic workflow file to ranks that learn."""
+
+import argparse
+import difflib
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli.flags import add_learning_arguments, add_start_arguments
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.cli.workflow_files.files import Workflow
+    from lockstep.run import OfflineRun
+
+PROGRAM = (sys.executable, "-m", "lockstep.cli.offline", "train")
+_ALGORITHMS = ("dqn", "parametric_dqn", "cql", "bc")
+_CQL_ALPHA = "1.0"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be typed after `lockstep offline train`."""
+    add = parser.add_argument
+    add("target", metavar="DATA|WORKFLOW.json|RUN.yaml", nargs="?", help="what to learn from")
+    add("--task", metavar="ID", help="a simulator to evaluate the policy in, where there is one")
+    add("--algo", metavar="|".join(_ALGORITHMS), help="algorithm (default: Q-learning for the kind of actions)")
+    add_learning_arguments(parser)
+    add_start_arguments(parser)
+    parser.set_defaults(num_envs=None, max_iterations=None)
+
+
+def train_command(args: argparse.Namespace) -> int:
+    """`lockstep offline train`; returns the exit code."""
+    from lockstep.cli.request import checked, requested_nodes, requested_world
+    from lockstep.cli.start import go_on, several, start, start_on_nodes
+
+    if args.resume is not None:
+        return go_on(args)
+    run, workflow = _requested(args)
+    if workflow is None:
+        return start(args, checked(args, run))
+    from lockstep.cli.workflow_files import preparing
+    from lockstep.cli.workflow_files.nodes import node_arguments
+
+    node_arguments(args, workflow)
+    nodes = requested_nodes(args, run.num_shards)
+    if several(nodes):
+        args.words = args.words[1:]  # what follows `train`
+        return start_on_nodes(args, run, nodes, PROGRAM)
+    world = requested_world(args, default_ranks=1, nodes=nodes)
+    if world.rank == 0:
+        for note in workflow.notes:
+            print(f"lockstep: {note}")
+    prepared = preparing.prepare(workflow) if world.launcher == "none" else preparing.together(workflow, world)
+    return start(args, checked(args, prepared))
+
+
+def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]":
+    """The run that the arguments describe, and the workflow file that it is from."""
+    from lockstep.cli.request import changes_of
+    from lockstep.cli.workflow_files import files
+    from lockstep.run import override
+
+    if args.target is None:
+        raise ConfigError("nothing to learn from; name prepared data or a workflow file: lockstep offline train data/")
+    path, workflow = Path(args.target), None
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; give prepared data, a workflow file or a run's YAML")
+    if files.is_workflow(path):
+        workflow = files.read(path)
+        run, args.init_from = workflow.run, args.init_from or workflow.init_from
+    else:
+        run = _from_path(path)
+    changes = changes_of(args, task=args.task)
+    renamed = {files.CLASSIC_NAMES.get(name, name): value for name, value in changes.items()}
+    _check_algo(renamed.get("algo"))
+    if renamed.get("algo") == "cql":
+        renamed["algo"] = "parametric_dqn" if run.algo == "parametric_dqn" else "dqn"
+        renamed.setdefault("cql_alpha", _CQL_ALPHA)
+    run = override(run, renamed)
+    return run, None if workflow is None else replace(workflow, run=run)
+
+
+def _check_algo(algo: object) -> None:
+    """Refuse an algorithm that there is not, with all that there are."""
+    if algo is None or algo in _ALGORITHMS:
+        return
+    near = difflib.get_close_matches(str(algo), _ALGORITHMS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    bcq = " (discrete BCQ is dqn with --set bcq_threshold=0.1)" if "bcq" in str(algo).lower() else ""
+    raise ConfigError(f"--algo {algo} does not exist; there are {', '.join(_ALGORITHMS)}{bcq}{hint}")
+
+
+def _from_path(path: Path) -> "OfflineRun":
+    """Prepared data with the default settings of their kind, or a run from its file."""
+    from lockstep.data.dataset import Dataset
+    from lockstep.run import OfflineRun, load
+
+    pasted = shlex.quote(str(path))
+    if path.is_dir() and not (path / "run.yaml").exists():
+        if not (path / "dataset.json").exists():
+            raise ConfigError(
+                f"{path} does not hold prepared data; prepare a log: lockstep offline prepare LOG --out DIR"
+            )
+        kind = Dataset.open(path).info.kind
+        return OfflineRun(data=str(path), algo="parametric_dqn" if kind == "parametric" else "dqn")
+    if path.name == "dataset.json":
+        raise ConfigError(
+            f"{path} describes prepared data; name their directory: "
+            f"lockstep offline train {shlex.quote(str(path.parent))}"
+        )
+    if path.suffix not in (".yaml", ".yml", ".json") and not path.is_dir():
+        raise ConfigError(f"{path} is not prepared data; prepare it: lockstep offline prepare {pasted} --out DIR")
+    try:
+        run = load(path / "run.yaml" if path.is_dir() else path)
+    except ConfigError as error:
+        if "task is missing" not in str(error):
+            raise
+        raise ConfigError(
+            f"{path} is neither a workflow file (it has no training_data_path) nor a run that learns from logged data "
+            "(it has no data)"
+        ) from None
+    if not isinstance(run, OfflineRun):
+        raise ConfigError(f"{path} describes a run that learns from environments; lockstep train {pasted} starts it")
+    return run

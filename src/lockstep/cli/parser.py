@@ -1,0 +1,197 @@
+"""What can be typed after `lockstep`: flags, help, and what to say about a word that is none of them."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, cast
+
+from lockstep.cli.flags import _add_set_argument, add_run_arguments, add_train_arguments
+from lockstep.cli.policy_flags import add_choice
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import add_node_arguments, add_ranks
+
+_EXAMPLES = """\
+examples:
+  lockstep train cartpole --ranks 2
+  lockstep train CartPole-v1 --algo ppo --ranks 4 --seed 3 --set num_envs=64 --set learning_rate=1e-3
+  lockstep train ALE/Breakout-v5 --algo dqn --ranks 2 --set double=false
+  lockstep train --resume runs/NAME
+  lockstep recipe cartpole > my_cartpole.py && lockstep train my_cartpole.py:recipe
+  python -m torch.distributed.run --nproc_per_node=2 -m lockstep.train --task=CartPole-v1 --distributed
+"""
+_CHANGED_MOST = """\
+settings that are changed most, with --set NAME=VALUE (all counts are over all ranks):
+  how long     total_steps=500000  environment steps       stop_return=null        stop at this evaluated return
+               evaluate_every=50000  steps between them    checkpoint_every=100000
+  what learns  num_envs=8  environments in parallel        hidden=[64, 64]  layers of the network
+               gamma=0.99  discount                        num_shards=null  pin it: same bits on any number of ranks
+  ppo          learning_rate=2.5e-4                        num_steps=128  of each environment in a rollout
+               num_epochs=4  passes over a rollout         num_minibatches=4  gradient steps of a pass
+               entropy_coef=0.01                           clip_range=0.2
+  dqn          learning_rate=1e-4                          batch_size=32  transitions of a gradient step
+               capacity=100000  of the replay              learning_starts=10000  steps before learning
+               updates_per_step=0.25  gradient steps       epsilon_steps=100000  until exploration has fallen
+a recipe has values of its own: `lockstep recipe NAME` shows all settings, docs/settings.md explains them
+"""
+_OTHER_COMMANDS = {
+    **dict.fromkeys(("eval", "play", "enjoy", "test", "watch"), "evaluate"),
+    **dict.fromkeys(("run", "learn", "fit", "start"), "train"),
+    "resume": "train --resume",
+    **dict.fromkeys(("compare", "plot", "show"), "report"),
+}
+"""What other programs call our commands."""
+
+
+def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.ArgumentParser:
+    """The parser of `lockstep`; `args.call(args)` then runs the command."""
+    from lockstep.cli.report import add_arguments as add_report_arguments
+    from lockstep.cli.submit.arguments import add_arguments as add_submit_arguments  # which takes ours over
+
+    top = _Parser(
+        prog="lockstep",
+        description="Data-parallel reinforcement learning that takes the same step on every rank.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="store_true", help="print the version")
+    chosen = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    _add_train(chosen).set_defaults(call=commands["train"])
+    launch = chosen.add_parser(
+        "launch", help="start any script once per rank, on one or many machines", allow_abbrev=False
+    )
+    _add_launch_arguments(launch)
+    launch.set_defaults(call=commands["launch"])
+    evaluate = chosen.add_parser("evaluate", help="evaluate the policy of a run", allow_abbrev=False)
+    add_choice(evaluate)
+    evaluate.add_argument("--episodes", type=int, default=100, help="number of episodes (default: 100)")
+    evaluate.add_argument("--seed", metavar="S", help="of the episodes (default: that of the run, plus 1)")
+    evaluate.add_argument("--ranks", metavar="N|auto", help="processes that share the episodes (default: 1)")
+    evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
+    evaluate.add_argument("--video", action="store_true", help="draw one more episode: RUN/videos/evaluate.gif")
+    evaluate.add_argument(
+        "--ml-framework", choices=("torch", "jax"), help="backend that acts (default: that of the run)"
+    )
+    evaluate.set_defaults(call=commands["evaluate"])
+    check = _add_check(chosen, commands["check"])
+    chaos = chosen.add_parser("chaos", help="inject faults into a run, and see what survives", allow_abbrev=False)
+    add_run_arguments(chaos)
+    chaos.add_argument(
+        "--faults", metavar="KIND,KIND...", help="kinds of faults, such as kill,stall,raise (default: all)"
+    )
+    chaos.set_defaults(call=commands["chaos"])
+    report = chosen.add_parser(
+        "report", help="runs beside each other; how fast more ranks would be", allow_abbrev=False
+    )
+    add_report_arguments(report)
+    report.set_defaults(call=commands["report"])
+    submit = chosen.add_parser("submit", help="write or submit the job that trains on a cluster", allow_abbrev=False)
+    add_submit_arguments(submit)
+    submit.set_defaults(call=commands["submit"])
+    recipe = chosen.add_parser("recipe", help="list the recipes, or print one to edit", allow_abbrev=False)
+    recipe.add_argument("name", metavar="NAME", nargs="?", help="recipe to print; without one, all are listed")
+    recipe.set_defaults(call=commands["recipe"])
+    _add_logged_data(chosen)
+    doctor = chosen.add_parser("doctor", help="what this machine can do, and what is missing", allow_abbrev=False)
+    doctor.add_argument("--ranks", default="2", help="ranks of the measured all-reduce (default: 2)")
+    add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
+    doctor.set_defaults(call=commands["doctor"])
+    completion = chosen.add_parser("completion", help="tab completion for your shell", allow_abbrev=False)
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="prints what switches it on there")
+    completion.set_defaults(call=commands["completion"])
+    for command in (launch, evaluate, check, recipe, doctor):
+        command.add_argument("--debug", action="store_true", help="show tracebacks")
+    return top
+
+
+def _add_train(chosen: Any) -> argparse.ArgumentParser:
+    train = chosen.add_parser(
+        "train",
+        help="train a task, a recipe or a config",
+        epilog=_CHANGED_MOST,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_train_arguments(train)
+    return train
+
+
+def _add_check(chosen: Any, call: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    check = chosen.add_parser("check", help="look for faults in an environment, before training", allow_abbrev=False)
+    check.add_argument("target", metavar="TASK|RECIPE|CONFIG.yaml", help="what to check, such as my_env.py:MyEnv")
+    _add_set_argument(check)
+    no_flags = dict.fromkeys(("task", "algo", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
+    check.set_defaults(call=call, video=False, **no_flags)
+    return check
+
+
+def _add_logged_data(chosen: Any) -> None:
+    from lockstep.cli.offline import add_arguments
+    from lockstep.cli.offline.export import add_arguments as add_export_arguments
+    from lockstep.cli.offline.export import export_command
+
+    offline = chosen.add_parser(
+        "offline", help="logged data: prepare it, learn from it, judge policies by it", allow_abbrev=False
+    )
+    add_arguments(offline)
+    export = chosen.add_parser("export", help="a policy as a file that runs without Lockstep", allow_abbrev=False)
+    add_export_arguments(export)
+    export.set_defaults(call=export_command)
+    export.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def hyphenated(word: str) -> str:
+    """`--num_envs=a_b` is `--num-envs=a_b`."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def did_you_mean(near: Iterable[str]) -> str:
+    """A question, if there is anything to ask."""
+    names = " or ".join(near)
+    return f"did you mean {names}?" if names else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong like everything else here: in one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a command or a value that is none of the choices, and say which may be meant."""
+        choices = [str(choice) for choice in cast(Iterable[object], action.choices or ())]
+        if not choices or value in choices:
+            return
+        near: list[str] = difflib.get_close_matches(str(value), choices, n=2)
+        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+            near = [_OTHER_COMMANDS[value]] if value in _OTHER_COMMANDS else near or _trained(value)
+            hint = did_you_mean(f"{self.prog} {name}" for name in near) or f"commands are {', '.join(choices)}"
+            raise ConfigError(f"{self.prog} has no command {value}; {hint}")
+        name = action.option_strings[0] if action.option_strings else action.metavar or action.dest
+        raise ConfigError(f"{name} {value} must be one of {', '.join(choices)}")
+
+
+def _trained(word: str) -> list[str]:
+    """The command that trains a recipe or a task, where the word is one."""
+    from lockstep.recipes import names
+
+    is_task = word in names() or re.search(r"-v\d+$|\.yaml$|\.py$|\.py:\w+$", word)
+    return [f"train {word}"] if is_task else []
+
+
+def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_ranks(parser)
+    add_node_arguments(parser)
+    add("-m", "--module", action="store_true", help="SCRIPT is a Python module")
+    add("--no-python", "--no_python", action="store_true", help="SCRIPT is a program of any kind")
+    add(
+        "--log-dir",
+        "--log_dir",
+        metavar="DIR",
+        help="keep what rank R prints in DIR/logs/rank_R.log (default: print it)",
+    )
+    add("script", metavar="SCRIPT", help="what each rank runs")
+    add("script_args", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="for the script")

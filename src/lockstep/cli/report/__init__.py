@@ -1,0 +1,89 @@
+"""What runs tell together: a table of them, and predictions of larger worlds. Knows no framework."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import number
+
+_ANY_WIDTH = 10_000
+"""For a file or a pipe, which have none of their own."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lockstep report`."""
+    add = parser.add_argument
+    add(
+        "paths",
+        metavar="RUN",
+        nargs="*",
+        help="run directories, or directories of them (default: runs); --predict: also a file of benchmarks/network.py",
+    )
+    add("--json", action="store_true", help="the table for scripts")
+    add("--predict", action="store_true", help="predict steps/s on more ranks and hosts from these measurements")
+    add = parser.add_argument_group("with --predict").add_argument
+    add("--ranks-per-host", metavar="N", default="8", help="of the predicted worlds (default: 8)")
+    add("--envs-per-rank", metavar="N", help="for weak scaling (default: as many as the first measurement has)")
+    add("--num-envs", metavar="N", help="for strong scaling (default: 4 for each of the most ranks)")
+    add("--cores-per-host", metavar="N", help="of the predicted worlds (default: one for each rank)")
+    add("--round-trip-ms", metavar="MS", help="between hosts (default: the median of what was measured)")
+    add("--bandwidth-gbit", metavar="GBIT", help="that a host can send per second (default: the least measured)")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def report_command(args: argparse.Namespace) -> int:
+    """`lockstep report`: prints; returns the exit code."""
+    if args.predict:
+        return _predict(args)
+    from lockstep.cli.report.runs import find_runs, read_run
+
+    if not args.paths and not Path("runs").is_dir():
+        raise ConfigError("there is no runs/ here; name run directories: lockstep report RUN RUN...")
+    runs = [read_run(path) for path in find_runs([Path(path) for path in args.paths or ["runs"]])]
+    from lockstep.cli.report.table import as_json, print_tables
+
+    if args.json:
+        print(as_json(runs))
+    else:
+        from rich.console import Console
+
+        print_tables(runs, Console() if sys.stdout.isatty() else Console(width=_ANY_WIDTH))
+    return 0
+
+
+def _predict(args: argparse.Namespace) -> int:
+    if not args.paths:
+        raise ConfigError("--predict needs run directories, or a file of benchmarks/network.py, to learn from")
+    if args.json:
+        raise ConfigError("--json is for the table of runs; leave it or --predict out")
+    from lockstep.cli.report.load import load_points
+    from lockstep.cli.report.scaling import Target, predicted
+
+    target = Target(
+        ranks_per_host=number(args.ranks_per_host, "--ranks-per-host"),
+        envs_per_rank=_count(args.envs_per_rank, "--envs-per-rank"),
+        num_envs=_count(args.num_envs, "--num-envs"),
+        cores=_count(args.cores_per_host, "--cores-per-host"),
+        round_trip_s=_positive(args.round_trip_ms, "--round-trip-ms", 1e-3),
+        bandwidth=_positive(args.bandwidth_gbit, "--bandwidth-gbit", 1e9 / 8),
+    )
+    points, notes = load_points([Path(path) for path in args.paths])
+    print(predicted(points, notes, target))
+    return 0
+
+
+def _count(text: str | None, name: str) -> int | None:
+    return None if text is None else number(text, name)
+
+
+def _positive(text: str | None, name: str, unit: float) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{name} {text} must be a number greater than 0")
+    return value * unit

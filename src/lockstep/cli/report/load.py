@@ -1,0 +1,179 @@
+"""Measurements for the cost model: from run directories, and from the points of `benchmarks/network.py`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.cli.report.fit import Point
+from lockstep.config import settings
+from lockstep.errors import ConfigError
+from lockstep.preflight.cost_model import Layout, Work
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.run import Run, load, to_dict
+
+FEWEST_UPDATES = 10
+"""A run that logged fewer after its first line says little."""
+
+_PREFLIGHT_FILE, _POLICY_FILE = "preflight.json", "policy.safetensors"
+_PARTS = (("env", "act"), ("learn", "other"), ("sync", "wait"))
+_APART = ("evaluate", "checkpoint")
+# What may differ between runs whose costs are the same.
+_FREE = ("seed", "num_envs", "total_steps", "num_shards", "stop_return", "stop_when_solved", "non_finite")
+_FREE_ENDINGS = ("_every", "_episodes", "_greedy", "_s", "num_checkpoints")
+_FREE_OF_ALGORITHM = (
+    *("num_steps", "num_epochs", "num_minibatches"),
+    *("updates_per_step", "batch_size", "learning_starts", "epsilon_start", "epsilon_end", "epsilon_steps"),
+)
+
+
+def load_points(paths: Sequence[Path]) -> tuple[list[Point], list[str]]:
+    """The measurements in run directories and JSON files, and notes on what was not used or not known.
+
+    Raises:
+        ConfigError: a path holds no measurement, or runs train different things.
+    """
+    points, notes = list[Point](), list[str]()
+    for path in paths:
+        if path.is_dir():
+            point, note = _of_run(path)
+            points += [point] if point else []
+            notes += [note] if note else []
+        elif path.is_file():
+            points += _of_file(path)
+        else:
+            raise ConfigError(f"{path} does not exist; give run directories, or a file of benchmarks/network.py")
+    subjects = {point.subject: point for point in points}
+    if len(subjects) > 1:
+        one, other = [(p.name, s) for s, p in subjects.items()][:2]
+        raise ConfigError(
+            f"{one[0]} and {other[0]} do not cost the same ({_difference(one[1], other[1])}); give runs of one task, "
+            "network and algorithm, which may differ in ranks, hosts and num_envs"
+        )
+    return points, notes
+
+
+def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, tuple[float, float, float], float]:
+    """Seconds of an update, those of its parts, and how many updates were measured.
+
+    From the first line of `metrics.jsonl` to the last, evaluations and checkpoints left out: what is slow only once is
+    no part of it.
+
+    Args:
+        run_dir: where the run was written.
+        learning_starts: environment steps that a replay was filled with before anything was learned: they do not count.
+    """
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if line["step"] >= learning_starts]
+    if len(lines) < 2:
+        return 0.0, (0.0, 0.0, 0.0), 0.0
+    first, last = lines[0], lines[-1]
+    updates: float = last["progress/updates"] - first["progress/updates"]
+
+    def seconds(phases: Sequence[str]) -> float:
+        return sum(last[f"time/{phase}_s"] - first[f"time/{phase}_s"] for phase in phases)
+
+    whole = last["time_s"] - first["time_s"] - seconds(_APART)
+    rollout, learning, messages = (seconds(phases) / max(updates, 1.0) for phases in _PARTS)
+    return whole / max(updates, 1.0), (rollout, learning, messages), updates
+
+
+def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:
+    """The measurement in a run directory, or why there is none; and what had to be assumed."""
+    run = load(run_dir / RUN_FILE)
+    if not isinstance(run, Run):
+        return None, f"{run_dir}: not used: it learned from a log, and the model knows the costs of environments"
+    try:
+        summary: dict[str, Any] = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
+        starts = run.algorithm.learning_starts if isinstance(run.algorithm, DQNConfig) else 0
+        seconds, parts, updates = seconds_per_update(run_dir, starts)
+    except (OSError, ValueError, KeyError):
+        return None, f"{run_dir}: not used: it has no {SUMMARY_FILE} or no metrics.jsonl that can be read"
+    if summary["status"] == "failed" or summary["resumed_from"]:
+        return None, f"{run_dir}: not used: it {'failed' if summary['status'] == 'failed' else 'was resumed'}"
+    if updates < FEWEST_UPDATES:
+        return None, f"{run_dir}: not used: {updates:.0f} updates between its log lines; {FEWEST_UPDATES} say something"
+    preflight: dict[str, Any] = {}
+    if (run_dir / _PREFLIGHT_FILE).exists():
+        preflight = json.loads((run_dir / _PREFLIGHT_FILE).read_text(encoding="utf-8"))
+    layout = _layout(summary, preflight)
+    note = f"{run_dir}: the cores of its hosts are not known: taken as enough" if layout.cores is None else None
+    if layout.hosts > 1 and not layout.round_trip_s:
+        return None, f"{run_dir}: not used: {_PREFLIGHT_FILE} does not say how far apart its {layout.hosts} hosts are"
+    parameters = preflight.get("num_parameters")
+    policy = run_dir / _POLICY_FILE
+    num_bytes = 4 * parameters if parameters else policy.stat().st_size if policy.exists() else 0
+    work = Work.of(run, num_bytes, summary["num_shards"] if run.num_shards else None)
+    point = Point(str(run_dir), work, layout, seconds, parts, subject=_subject(run))
+    return point, note
+
+
+def _layout(summary: Mapping[str, Any], preflight: Mapping[str, Any]) -> Layout:
+    """Who took part, and what lay between: a small sum over all ranks goes through the network once."""
+    hosts: list[dict[str, Any]] = preflight.get("hosts") or []
+    names = {rank["host"] for rank in summary["ranks"]}
+    cores = [host["cores"] for host in hosts if host.get("cores")]
+    small: dict[str, float] = preflight.get("small") or {}
+    large: dict[str, float] = preflight.get("large") or {}
+    layout = Layout(ranks=summary["world_size"], hosts=len(hosts) or len(names), cores=min(cores, default=None))
+    if layout.hosts == 1:
+        return layout
+    return replace(layout, round_trip_s=2 * small.get("seconds", 0.0), bandwidth=large.get("bytes_per_s"))
+
+
+def _subject(run: Run) -> str:
+    """What decides the costs: everything in a config but the counts that the model knows, seeds and periods."""
+    tree = to_dict(run)
+    kept = {k: v for k, v in tree.items() if k not in _FREE and not k.endswith(_FREE_ENDINGS)}
+    kept["algorithm"] = {k: v for k, v in tree["algorithm"].items() if k not in _FREE_OF_ALGORITHM}
+    return settings.to_yaml(kept)
+
+
+def _difference(one: str, other: str) -> str:
+    """The first line in which two subjects differ, of each."""
+    pairs = zip(one.splitlines(), other.splitlines(), strict=False)
+    mine, theirs = next(((a, b) for a, b in pairs if a != b), (one, other))
+    return f"{mine.strip()} and {theirs.strip()}"
+
+
+def _of_file(path: Path) -> list[Point]:
+    """The points of a JSON file: `{"points": [...]}`, each with the fields below."""
+    try:
+        listed: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["points"]
+        return [_of_entry(entry, f"{path}, point {number}") for number, entry in enumerate(listed)]
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not a file of points ({error}); benchmarks/network.py --points writes one"
+        ) from None
+    except KeyError as error:
+        raise ConfigError(f"{path}: a point has no {error}; benchmarks/network.py --points writes them") from None
+
+
+def _of_entry(entry: Mapping[str, Any], where: str) -> Point:
+    parts = tuple(float(entry[name]) for name in ("rollout_s", "learning_s", "messages_s") if name in entry)
+    epochs, seconds = int(entry["num_epochs"]), float(entry["seconds"])
+    if not seconds > 0:
+        raise ConfigError(f"{where}: seconds={seconds} must be greater than 0")
+    return Point(
+        str(entry.get("name", where)),
+        Work(
+            num_envs=int(entry["num_envs"]),
+            num_steps=int(entry["num_steps"]),
+            replay_ratio=epochs,
+            gradient_steps=epochs * int(entry["num_minibatches"]),
+            num_bytes=int(entry["num_bytes"]),
+            num_shards=entry.get("num_shards"),
+        ),
+        Layout(
+            ranks=int(entry["ranks"]),
+            hosts=int(entry["hosts"]),
+            cores=entry.get("cores"),
+            round_trip_s=float(entry.get("round_trip_s", 0.0)),
+            bandwidth=entry.get("bandwidth"),
+        ),
+        seconds,
+        (parts[0], parts[1], parts[2]) if len(parts) == 3 else None,
+        subject=str(entry.get("subject", "")),
+    )

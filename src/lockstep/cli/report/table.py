@@ -1,0 +1,172 @@
+"""Runs beside each other: in what their settings differ, and what came of it."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.cli.report.runs import FoundRun
+from lockstep.record.checkpoint import FOLDER
+from lockstep.record.console import significant
+
+_MISSING = "-"
+_TRAINING = "*"
+_GAP = 2
+"""Between two columns."""
+_COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
+
+
+def print_tables(runs: Sequence[FoundRun], console: Console) -> None:
+    """A table of the runs in environments, and one of those that learned from logged data.
+
+    Each has a row for a run, or some lines where the terminal is too narrow. A file or a pipe gets the whole width.
+    """
+    logged = [run for run in runs if "data" in run.settings]
+    for some in ([run for run in runs if run not in logged], logged):
+        if some:
+            _print_table(some, console)
+    for note in _notes(runs):
+        console.print(note, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+
+
+def _print_table(runs: Sequence[FoundRun], console: Console) -> None:
+    heads, rows = _columns(runs), [_cells(run, runs) for run in runs]
+    kept = [i for i in range(len(heads)) if i < 2 or any(row[i] != _MISSING for row in rows)]
+    heads, rows = [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    wide = sum(max(cell_len(row[i]) for row in [heads, *rows]) + _GAP for i in range(len(heads)))
+    console.print(_subject(runs), style="bold", highlight=False, markup=False, soft_wrap=True)
+    if console.is_terminal and wide > console.width:
+        _print_lines(heads, rows, console)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for i, head in enumerate(heads):
+        table.add_column(head, no_wrap=True, justify="left" if i < 2 else "right")
+    for row in rows:
+        table.add_row(*(_colored(cell) for cell in row))
+    console.print(table)
+
+
+def as_json(runs: Sequence[FoundRun]) -> str:
+    """The same for scripts."""
+    differ = differing(runs)
+    listed = [
+        {
+            "run": str(run.path),
+            "status": run.status,
+            "error": run.error,
+            "task": run.settings.get("task"),
+            "algo": run.settings.get("algo"),
+            "seed": run.settings.get("seed"),
+            "ranks": run.ranks,
+            "settings": {name: run.settings.get(name) for name in differ},
+            "last_return": run.last_return,
+            "best_return": run.best_return,
+            "return_from": run.return_from,
+            "estimate": None
+            if run.estimate is None
+            else dict(zip(("value", "low", "high"), run.estimate, strict=True)),
+            "steps": run.steps,
+            "total_steps": run.total_steps,
+            "steps_per_second": run.steps_per_second,
+        }
+        for run in runs
+    ]
+    return json.dumps({"runs": listed}, indent=2, default=str)
+
+
+def differing(runs: Sequence[FoundRun]) -> list[str]:
+    """The settings, but for the seed, that are not the same in all runs; of those that only one algorithm has, none."""
+    algos = {run.settings.get("algo") for run in runs if run.settings}
+    names = dict.fromkeys(name for run in runs for name in run.settings if name != "seed")
+    found: list[str] = []
+    for name in names:
+        values = [_shown(run.settings[name]) for run in runs if name in run.settings]
+        missing = len(algos) == 1 and any(name not in run.settings for run in runs if run.settings)
+        if missing or len(set(values)) > 1:
+            found.append(name)
+    return found
+
+
+def _columns(runs: Sequence[FoundRun]) -> list[str]:
+    differ = differing(runs)
+    last = [name.rpartition(".")[2] for name in differ]
+    short = [word if last.count(word) == 1 else name for word, name in zip(last, differ, strict=True)]
+    results = ["last return", "best return", "estimate", "logged", "steps", "steps/s"]
+    return ["run", "status", *short, *(["ranks"] if len({run.ranks for run in runs}) > 1 else []), "seed", *results]
+
+
+def _cells(run: FoundRun, runs: Sequence[FoundRun]) -> list[str]:
+    settings = [_shown(run.settings[name]) if name in run.settings else _MISSING for name in differing(runs)]
+    ranks = [_MISSING if run.ranks is None else str(run.ranks)] if len({run.ranks for run in runs}) > 1 else []
+    mark = _TRAINING if run.return_from == "training" else ""
+    returns = [_MISSING if value is None else significant(value) + mark for value in (run.last_return, run.best_return)]
+    steps = f"{run.steps:,}".replace(",", " ")
+    if run.total_steps and run.status not in ("finished", "solved"):
+        steps += f" ({min(run.steps / run.total_steps, 1):.0%})"
+    speed = _MISSING if run.steps_per_second is None else f"{run.steps_per_second:.0f}"
+    seed = _shown(run.settings["seed"]) if "seed" in run.settings else _MISSING
+    logged = _MISSING if run.logged is None else significant(run.logged)
+    return [str(run.path), run.status, *settings, *ranks, seed, *returns, _estimated(run), logged, steps, speed]
+
+
+def _estimated(run: FoundRun) -> str:
+    if run.estimate is None:
+        return _MISSING
+    value, low, high = run.estimate
+    return significant(value) + ("" if low is None or high is None else f" [{significant(low)}, {significant(high)}]")
+
+
+def _print_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Each run in lines of its own, as many words of `name value` to a line as fit."""
+    for row in rows:
+        console.print(Text.assemble((row[0], "bold"), "  ", _colored(row[1])), soft_wrap=True)
+        line = ""
+        for head, cell in zip(heads[2:], row[2:], strict=True):
+            if cell == _MISSING:
+                continue
+            word = f"{head} {cell}"
+            if line and len(line) + len(word) + 4 > console.width:
+                console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+                line = ""
+            line += f", {word}" if line else word
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _subject(runs: Sequence[FoundRun]) -> str:
+    """What all runs have in common, in a line."""
+    line = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    for word, name in (("of", "task"), ("from", "data"), ("with", "algo")):
+        values = {str(run.settings.get(name)) for run in runs}
+        if len(values) == 1 and (value := values.pop()) != "None":
+            line += f" {word} {value}"
+    return line
+
+
+def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
+    if any(run.return_from == "training" for run in runs):
+        yield f"{_TRAINING} mean return of the last 100 training episodes: nothing was evaluated yet"
+    if any(run.estimate for run in runs):
+        yield (
+            "estimate: what the log says of the policy's discounted return (weighted_sequential_dr), with interval; "
+            "lockstep offline evaluate RUN says what to think of it"
+        )
+    for run in runs:
+        if run.error and run.status == "failed":
+            yield f"{run.path} failed: {' '.join(str(run.error).split())}"
+        elif run.status == "cut short":
+            going_on = f"lockstep train --resume {shlex.quote(str(run.path))} goes on with it"
+            has_checkpoint = any((run.path / FOLDER).glob("step_*"))
+            yield f"{run.path} ended without a result; {going_on if has_checkpoint else 'it left no checkpoint'}"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _colored(cell: str) -> Text:
+    return Text(cell, style=_COLORS.get(cell, ""))

@@ -1,0 +1,202 @@
+"""What the arguments of `lockstep train` ask for: a new run or one to go on with, and on which ranks."""
+
+import argparse
+import difflib
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import number
+
+if TYPE_CHECKING:
+    from lockstep.launch.nodes import Nodes
+    from lockstep.run import AnyRun, Run, SomeRun
+    from lockstep.session.resume import Resumption
+    from lockstep.world import World
+
+
+def requested_run(args: argparse.Namespace) -> "AnyRun":
+    """The run that target and flags describe."""
+    from lockstep.run import override
+
+    target = args.target or args.task
+    if target is None:
+        raise ConfigError("nothing to train; name a task, a recipe or a config: lockstep train cartpole")
+    run = _from_target(target)
+    if args.task not in (None, run.task) and run.task == target:
+        raise ConfigError(f"two tasks, {target} and --task={args.task}; give one")
+    changes = changes_of(args, task=args.task if args.target else None)
+    run = override(run, changes)
+    return override(run, {"total_steps": _steps_of(args, run)}) if args.max_iterations is not None else run
+
+
+def resumption(args: argparse.Namespace) -> "Resumption":
+    """What `--resume` and the flags beside it describe."""
+    from lockstep.session.resume import prepare
+
+    contradicting = ((args.target, args.target), ("--run-dir", args.run_dir), ("--init-from", args.init_from))
+    for name, given in contradicting:
+        if given is not None:
+            raise ConfigError(
+                f"--resume {args.resume} goes on with that run, its task and its directory; leave out {name}, "
+                "or leave out --resume to start a new run"
+            )
+    changes = changes_of(args, task=args.task)
+    found = prepare(Path(args.resume), changes)
+    if args.max_iterations is None:
+        return found
+    return prepare(Path(args.resume), {**changes, "total_steps": _steps_of(args, found.run)})
+
+
+def says_how_long(args: argparse.Namespace) -> bool:
+    """Whether the arguments themselves say how long to train."""
+    return args.max_iterations is not None or "total_steps" in changes_of(args, task=None)
+
+
+def changes_of(args: argparse.Namespace, task: str | None) -> dict[str, str]:
+    """The settings that flags and `--set` name."""
+    flags: dict[str, str | None] = {
+        "algo": args.algo,
+        "ml_framework": args.ml_framework,
+        "seed": args.seed,
+        "num_envs": args.num_envs,
+        "device": args.device,
+        "task": task,
+        "evaluate_video": "true" if args.video else None,
+    }
+    changes = {name: value for name, value in flags.items() if value is not None}
+    for pair in args.set:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair} has no value; write --set {name}=VALUE")
+        changes[name.strip().replace("-", "_")] = value
+    if "total_steps" in changes and args.max_iterations is not None:
+        raise ConfigError("--max-iterations and --set total_steps both say how long to train; give one")
+    return changes
+
+
+def _steps_of(args: argparse.Namespace, run: "AnyRun") -> int:
+    """Environment steps of `--max-iterations` rollouts."""
+    run = from_environments(run, f"--max-iterations {args.max_iterations}")
+    return number(args.max_iterations, "--max-iterations") * run.num_envs * run.algorithm.num_steps
+
+
+def _from_target(target: str) -> "AnyRun":
+    """A recipe's name wins over a config file, a file's function, and a task, in this order."""
+    from lockstep import recipes
+    from lockstep.run import Run, load
+
+    if target.replace("-", "_") in recipes.names():
+        return recipes.load(target.replace("-", "_"))
+    if Path(target).suffix in (".yaml", ".yml", ".json"):
+        return load(Path(target))
+    if Path(target).is_dir() and (Path(target) / "run.yaml").exists():
+        return load(Path(target) / "run.yaml")
+    if (Path(target) / "dataset.json").exists():
+        raise ConfigError(f"{target} is prepared data; lockstep offline train {shlex.quote(target)} learns from it")
+    if target.endswith(".py") or ".py:" in target:
+        return recipes.load_file(target)
+    return Run(task=target)
+
+
+def from_environments(run: "AnyRun", what: str) -> "Run":
+    """The same run; `ConfigError`, which says what was asked for, where it learns from a log instead."""
+    from lockstep.run import Run
+
+    if not isinstance(run, Run):
+        raise ConfigError(f"{what} is for runs that learn from environments, and this one learns from {run.data}")
+    return run
+
+
+def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
+    """Refuse a framework that is not installed, a task that cannot be made or learned, and data that do not fit."""
+    from lockstep import recipes
+    from lockstep.envs.make import env_spec
+    from lockstep.envs.own_code import with_whole_paths
+    from lockstep.run import OfflineRun
+    from lockstep.session.checks import check_data, check_framework, check_task
+
+    check_framework(run)
+    if isinstance(run, OfflineRun):
+        check_data(run)
+        return run
+    try:
+        spec = env_spec(run.task, run.env)
+    except ConfigError as error:
+        near: list[str] = difflib.get_close_matches(run.task.lower().replace("-", "_"), recipes.names(), 2, 0.7)
+        if run.task != (args.target or args.task) or not near:
+            raise
+        raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
+    check_task(run, spec)
+    return with_whole_paths(run)
+
+
+def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":
+    """The machines whose ranks this process is to start, if the flags ask for that."""
+    from lockstep.launch.flags import asks_for_nodes, nodes_of
+    from lockstep.launch.nodes import check_shards
+
+    if not asks_for_nodes(args):
+        return None
+    nodes = nodes_of(args)
+    if args.ranks is not None:
+        raise ConfigError(
+            f"--ranks {args.ranks} counts the ranks of one machine's run; with --nnodes say --nproc-per-node K"
+        )
+    if nodes.elastic:
+        check_shards(f"--nnodes {args.nnodes}", nodes.maximum * nodes.nproc, num_shards)
+    return nodes
+
+
+def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes | None" = None) -> "World":
+    """Who takes part: the ranks that a launcher started, else as many as asked for."""
+    from lockstep.world import World
+
+    if nodes is not None:
+        return World(size=nodes.maximum * nodes.nproc, local_size=nodes.nproc)
+    world = World.from_environment()
+    if world.launcher == "none":
+        if args.distributed and args.ranks is None and args.nproc_per_node is None:
+            launcher = "lockstep.launch.jax" if args.ml_framework == "jax" else "torch.distributed.run"
+            raise ConfigError(
+                f"--distributed, but no launcher started this process; start it with `python -m {launcher} "
+                "--nproc_per_node=2 -m lockstep.train ...`, or let Lockstep start its own ranks with --ranks 2"
+            )
+        return World(size=_local_ranks(args, default_ranks))
+    if args.ranks not in (None, "auto", str(world.size)):
+        raise ConfigError(
+            f"--ranks {args.ranks}, but {world.launcher} started {world.size} processes; leave --ranks out"
+        )
+    if args.nproc_per_node is not None:
+        raise ConfigError(
+            f"--nproc-per-node {args.nproc_per_node}, but {world.launcher} started this process as a rank; leave it out"
+        )
+    if (args.master_addr, args.master_port, args.init_file) == (None, None, None):
+        return world
+    from lockstep.distributed.network.join import joined
+
+    return joined(world, master_addr=args.master_addr, master_port=args.master_port, init_file=args.init_file)
+
+
+def requested_ranks(text: str | None, default: int) -> int:
+    """What `--ranks` asks for."""
+    if text == "auto":
+        from lockstep.launch.gpus import visible_gpus
+
+        return max(visible_gpus(), 1)
+    return default if text is None else number(text, "--ranks", "a number or auto")
+
+
+def _local_ranks(args: argparse.Namespace, default: int) -> int:
+    """Ranks of this machine, to be started by this process."""
+    if args.ranks is not None and args.nproc_per_node is not None:
+        raise ConfigError("--ranks and --nproc-per-node both count the ranks of this machine; give one")
+    for flag, given in (("--master-addr", args.master_addr), ("--init-file", args.init_file)):
+        if given is not None:
+            raise ConfigError(f"{flag} {given} is where the ranks of several machines meet; add --nnodes N")
+    if args.nproc_per_node is None:
+        return requested_ranks(args.ranks, default)
+    from lockstep.launch.flags import nodes_of
+
+    return nodes_of(args).nproc

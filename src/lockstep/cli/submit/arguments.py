@@ -1,0 +1,106 @@
+"""What can be typed after `lockstep submit`."""
+
+import argparse
+import re
+from pathlib import Path
+
+from lockstep.cli.flags import add_run_arguments
+from lockstep.errors import ConfigError
+
+DEFAULT_PORT = 29500
+GRACE_S = "120"
+JOB_RESTARTS = "10"
+
+ONLY_FOR = {
+    "slurm": ("slurm",),
+    "kubernetes": ("image", "kind", "namespace", "claim", "mount", "resource", "token_secret"),
+    "ssh": ("hosts", "hostfile", "rdzv_endpoint"),
+}
+"""Flags that only one kind of cluster has an answer to."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags of `lockstep submit`: what to train as `lockstep train` takes it, and where."""
+    add_run_arguments(parser)
+    _add_places(parser)
+    _add_slurm(parser)
+    _add_kubernetes(parser)
+    _add_ssh(parser)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--on", choices=("slurm", "kubernetes", "ssh"), required=True, help="which kind of cluster")
+    add("--dry-run", action="store_true", help="print what would be submitted")
+    add("--nnodes", metavar="N|MIN:MAX", help="machines; MIN:MAX: they may come and go (default: 1; ssh: all hosts)")
+    add("--nproc-per-node", metavar="K|auto", help="ranks of each (default: one per GPU, else 1)")
+    add("--gpus-per-node", metavar="N", default="0", help="GPUs to ask for on each (default: 0; not for ssh)")
+    add("--name", metavar="NAME", help="of the job (default: the task and the time)")
+    add("--port", metavar="P", help=f"where the launchers meet (default: {DEFAULT_PORT}; slurm: by the job's number)")
+    add("--chdir", metavar="DIR", help="where to run on every node (default: here; kubernetes: the image's place)")
+    add("--setup", metavar="COMMAND", action="append", default=[], help="a shell command to run first; repeatable")
+    add(
+        "--lockstep",
+        metavar="COMMAND",
+        help="what starts Lockstep on the nodes (default: this one; in images lockstep)",
+    )
+    add("--grace-s", metavar="S", default=GRACE_S, help=f"time for a last checkpoint, seconds (default: {GRACE_S})")
+    add("--job-restarts", metavar="N", default=JOB_RESTARTS, help="how often the cluster may start the job again")
+    add("--resume", metavar="DIR", help="go on with a run (kubernetes: same --run-dir again)")
+    add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
+    add("--max-restarts", metavar="N", help="how often the launchers start all ranks anew (default: 0; MIN:MAX: 3)")
+    add("--join-timeout", metavar="S", help="how long launchers wait for each other, seconds")
+    add("--token-file", metavar="FILE", help="secret of the run, a file on every node")
+
+
+def _add_slurm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument_group("slurm").add_argument(
+        "--slurm", metavar="KEY[=VALUE]", action="append", default=[], help="any flag of sbatch, such as partition=gpu"
+    )
+
+
+def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("kubernetes").add_argument
+    add("--image", help="the container image, with lockstep in it")
+    add("--claim", metavar="NAME", help="PersistentVolumeClaim (ReadWriteMany) that holds the run directory")
+    add("--mount", metavar="DIR", help="where the claim appears in the containers (default: /runs)")
+    add("--kind", choices=("jobset", "pytorchjob"), help="what to ask for (default: jobset)")
+    add("--namespace", help="Kubernetes namespace")
+    add(
+        "--resource",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="per node, such as cpu=8 or memory=32Gi; repeatable",
+    )
+    add("--token-secret", metavar="NAME", help="Secret whose key `token` is the secret of the run")
+
+
+def _add_ssh(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("ssh").add_argument
+    add("--hosts", metavar="A,B,...", help="the machines; the first is the main one")
+    add("--hostfile", metavar="FILE", help="the same, one per line")
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="where the others reach the first host, if not by its name")
+
+
+def hosts(args: argparse.Namespace) -> list[str]:
+    """The machines that the arguments name."""
+    if bool(args.hosts) == bool(args.hostfile):
+        raise ConfigError("name the machines with --hosts alpha,beta or with --hostfile FILE, one of the two")
+    if args.hosts:
+        found = [host.strip() for host in args.hosts.split(",")]
+    else:
+        try:
+            lines = Path(args.hostfile).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--hostfile {args.hostfile} cannot be read: {error}") from None
+        found = [name for line in lines if (name := line.partition("#")[0].strip())]
+    for host in found:
+        # No leading hyphen: ssh would take it for a flag.
+        if not re.fullmatch(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:%-]*", host):
+            raise ConfigError(
+                f"host {host!r} is not HOST or USER@HOST; one per line or comma, ranks by --nproc-per-node"
+            )
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"hosts {', '.join(found) or '(none)'}: name each machine once, and at least one")
+    return found

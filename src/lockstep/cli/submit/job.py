@@ -1,0 +1,255 @@
+"""What is to be submitted, checked before a word of it is printed."""
+
+import argparse
+import re
+import shlex
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.cli.request import checked, requested_run, resumption
+from lockstep.cli.submit.arguments import ONLY_FOR
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import number, policy_source
+from lockstep.launch.nodes import check_shards
+
+if TYPE_CHECKING:
+    from lockstep.run import AnyRun
+
+_LEFT_OUT = ("ranks", "run_dir")  # asked for in other words: --nnodes and --nproc-per-node, and `Job.run_dir`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training on several machines, whoever starts it."""
+
+    name: str
+    train: list[str]
+    """Words of a new run: target and settings."""
+    changes: list[str]
+    """Words that also go with `--resume`: the settings without the target."""
+    run_dir: str
+    """Where results go; empty: where the main node chooses."""
+    resume: str
+    """The run directory to go on with; empty: a new run."""
+    minimum: int
+    maximum: int
+    nproc: str
+    """Ranks of each node, a number or `auto`."""
+    gpus: int
+    port: int | None
+    grace_s: int
+    job_restarts: int
+    setup: list[str]
+    """Shell commands that go first; the node gives up with code 2 where one fails."""
+    lockstep: list[str]
+    """The command on the nodes, as words."""
+    chdir: str
+    flags: list[str]
+    """Of the launcher: restarts, timeouts, token."""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether nodes may come and go."""
+        return self.minimum != self.maximum
+
+    @property
+    def nnodes(self) -> str:
+        """As `--nnodes` takes it."""
+        return f"{self.minimum}:{self.maximum}" if self.elastic else str(self.maximum)
+
+    @property
+    def node_flags(self) -> list[str]:
+        """What every launcher is told about the nodes, but for where they meet."""
+        return ["--nnodes", self.nnodes, "--nproc-per-node", self.nproc, *self.flags]
+
+
+def requested_job(args: argparse.Namespace) -> Job:
+    """The job that the arguments describe; `ConfigError` for what could not run."""
+    _check_flags(args)
+    minimum, maximum = _nodes(args)
+    gpus = number(args.gpus_per_node, "--gpus-per-node", least=0)
+    nproc = args.nproc_per_node or ("auto" if args.on == "ssh" else str(gpus or 1))
+    if nproc != "auto":
+        number(nproc, "--nproc-per-node", "a number or auto")
+    run, num_shards = _checked_run(args)
+    _check_world(run, [minimum, maximum], nproc, num_shards)
+    _check_devices(run, nproc, gpus, args.on)
+    grace_s = number(args.grace_s, "--grace-s", "a number of seconds", least=45)
+    return Job(
+        name=_name(args, run),
+        train=_words(args, target=True),
+        changes=_words(args, target=False),
+        run_dir=args.run_dir or "",
+        resume=args.resume or "",
+        minimum=minimum,
+        maximum=maximum,
+        nproc=nproc,
+        gpus=gpus,
+        port=_port(args.port),
+        grace_s=grace_s,
+        job_restarts=number(args.job_restarts, "--job-restarts", least=0),
+        setup=[f"{{ {_one_line(command, '--setup')}; }} || exit 2" for command in args.setup],
+        lockstep=_lockstep(args),
+        chdir=args.chdir or "",
+        flags=_launcher_flags(args),
+    )
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Refuse flags of another kind of cluster, and of another command."""
+    for kind, names in ONLY_FOR.items():
+        given = [name for name in names if getattr(args, name)]
+        if kind != args.on and given:
+            raise ConfigError(f"--{given[0].replace('_', '-')} is for --on {kind}, and this is --on {args.on}")
+    if args.ranks is not None:
+        raise ConfigError(
+            f"--ranks {args.ranks}: say how many machines (--nnodes) and ranks of each (--nproc-per-node)"
+        )
+    for flag, value in (("--run-dir", args.run_dir), ("--resume", args.resume), ("--chdir", args.chdir)):
+        if value is not None:
+            _one_line(value, flag)
+
+
+def _nodes(args: argparse.Namespace) -> tuple[int, int]:
+    """The least and the most machines."""
+    if args.nnodes is None and args.on == "ssh":
+        from lockstep.cli.submit.arguments import hosts
+
+        count = len(hosts(args))
+        return count, count
+    low, colon, high = (args.nnodes or "1").partition(":")
+    minimum = number(low, "--nnodes", "a number, or MIN:MAX")
+    maximum = number(high, "--nnodes", "a number, or MIN:MAX") if colon else minimum
+    if maximum < minimum:
+        raise ConfigError(f"--nnodes {args.nnodes}: the maximum is less than the minimum; use {maximum}:{minimum}")
+    return minimum, maximum
+
+
+def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None]:
+    """The run, and the shards of the checkpoint it goes on from."""
+    if args.resume is not None:
+        going_on = resumption(args)
+        if going_on.exact is not None:
+            raise ConfigError(
+                f"--resume {args.resume} names one checkpoint, and a job that starts again goes on from the newest; "
+                f"use --resume {shlex.quote(str(going_on.run_dir))}"
+            )
+        return checked(args, going_on.run), going_on.num_shards
+    run = checked(args, requested_run(args))
+    if not (args.on == "kubernetes" and args.init_from):  # that path is one of the containers
+        policy_source(args.init_from)
+    return run, None
+
+
+def _check_world(run: "AnyRun", nodes: list[int], nproc: str, num_shards: int | None) -> None:
+    """Refuse counts that do not divide among the shards, for the smallest world and the largest."""
+    from lockstep.world import World
+
+    shards = run.num_shards or num_shards
+    if nodes[0] != nodes[1] and shards is None:
+        check_shards(f"--nnodes {nodes[0]}:{nodes[1]}", nodes[1] * (1 if nproc == "auto" else int(nproc)), None)
+    for count in dict.fromkeys(nodes):
+        size = count * (1 if nproc == "auto" else int(nproc))
+        if shards is not None and size > shards:
+            raise ConfigError(
+                f"--nnodes {count} with --nproc-per-node {nproc} are {size} ranks, more than num_shards={shards}; "
+                f"use fewer, or --set num_shards={size} for a new run"
+            )
+        if nproc != "auto" or shards is not None:
+            world = World(size=size).with_shards(shards)
+            run.minibatch_rows(world)
+
+
+def _check_devices(run: "AnyRun", nproc: str, gpus: int, on: str) -> None:
+    if on == "ssh":
+        if gpus:
+            raise ConfigError(f"--gpus-per-node {gpus}: ssh hosts have the GPUs they have; use --nproc-per-node {gpus}")
+        return
+    if gpus == 0 and (run.device == "cuda" or run.backend == "nccl"):
+        wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
+        raise ConfigError(f"{wanted}, but no GPU is asked for; add --gpus-per-node N")
+    if gpus and run.device != "cpu" and nproc != "auto" and int(nproc) > gpus:
+        raise ConfigError(
+            f"--nproc-per-node {nproc} is more than --gpus-per-node {gpus}; a rank takes one GPU: "
+            f"use --nproc-per-node {gpus}"
+        )
+
+
+def _name(args: argparse.Namespace, run: "AnyRun") -> str:
+    """Also a host name, in Kubernetes: letters, digits and hyphens."""
+    if args.name is None:
+        task = re.sub(r"[^a-z0-9]+", "-", run.subject.rpartition(":")[2].lower()).strip("-")
+        return f"{task if task[:1].isalpha() else 'run-' + task}"[:32].rstrip("-") + time.strftime("-%m%d-%H%M%S")
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", args.name):
+        raise ConfigError(
+            f"--name {args.name} must be lower-case letters, digits and hyphens, beginning with a letter, at most 63"
+        )
+    return args.name
+
+
+def _words(args: argparse.Namespace, *, target: bool) -> list[str]:
+    """The arguments of `lockstep train` that gave this namespace, in the order of its help."""
+    from lockstep.cli.flags import add_run_arguments
+
+    flags = argparse.ArgumentParser(add_help=False)
+    add_run_arguments(flags)
+    words = [args.target] if target and args.target else []
+    for action in flags._actions:  # pyright: ignore[reportPrivateUsage]
+        value = getattr(args, action.dest)
+        if not action.option_strings or action.dest in _LEFT_OUT or value == action.default:
+            continue
+        flag = action.option_strings[0]
+        if action.nargs == 0:
+            words.append(flag)
+        else:
+            values: list[str] = args.set if action.dest == "set" else [value]
+            words += [word for one in values for word in (flag, _one_line(one, flag))]
+    return words
+
+
+def _launcher_flags(args: argparse.Namespace) -> list[str]:
+    flags: list[str] = []
+    if args.max_restarts is not None:
+        flags += ["--max-restarts", str(number(args.max_restarts, "--max-restarts", least=0))]
+    if args.join_timeout is not None:
+        flags += ["--join-timeout", str(number(args.join_timeout, "--join-timeout", "a number of seconds"))]
+    if args.token_file is not None:
+        if args.on == "slurm" and not Path(args.token_file).is_file():
+            raise ConfigError(f"--token-file {args.token_file} does not exist; write the secret of the run into it")
+        flags += ["--token-file", _one_line(args.token_file, "--token-file")]
+    return flags
+
+
+def _lockstep(args: argparse.Namespace) -> list[str]:
+    """What starts Lockstep there: the very file that runs here, as non-interactive shells have other paths."""
+    if args.lockstep is not None:
+        words = shlex.split(_one_line(args.lockstep, "--lockstep"))
+        if not words:
+            raise ConfigError("--lockstep is empty; give a command, such as --lockstep /opt/venv/bin/lockstep")
+        return words
+    if args.on == "kubernetes":
+        return ["lockstep"]
+    beside = Path(sys.executable).with_name("lockstep")
+    if beside.exists():
+        return [str(beside)]
+    found = shutil.which("lockstep")
+    return [found] if found else [sys.executable, "-m", "lockstep.cli.main"]
+
+
+def _port(text: str | None) -> int | None:
+    if text is None:
+        return None
+    port = number(text, "--port")
+    if not 1024 <= port <= 65535:
+        raise ConfigError(f"--port {port} must be from 1024 to 65535")
+    return port
+
+
+def _one_line(text: str, flag: str) -> str:
+    if not text.isprintable():
+        raise ConfigError(f"{flag} {text!r} holds a line break or a control character; put it into a config file")
+    return text

@@ -1,0 +1,140 @@
+"""A batch script for SLURM.
+
+One task per node, which is a launcher of ours, and not one task per rank: the launcher names the rank that failed and
+shows its log, can start all ranks anew within the allocation, and deals GPUs out by local rank whatever the cluster's
+binding defaults are. One task per rank works, too (`srun lockstep train`): docs/launchers/slurm.md.
+"""
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+
+from lockstep.cli.submit.job import Job
+from lockstep.errors import ConfigError
+
+_OURS = {
+    "nodes": "--nnodes",
+    "ntasks-per-node": "--nproc-per-node",
+    "ntasks": "--nnodes and --nproc-per-node",
+    "gpus-per-node": "--gpus-per-node",
+    "signal": "--grace-s",
+    "job-name": "--name",
+    "chdir": "--chdir",
+}
+"""Flags of sbatch that follow from ours."""
+_TIME_IS_UP = 128 + 10  # how a launcher ends that took its checkpoint after SIGUSR1
+
+
+def submit(job: Job, args: argparse.Namespace) -> int:
+    """Print the script, or hand it to `sbatch`."""
+    text = script(job, args.slurm)
+    if args.dry_run:
+        print(text, end="")
+        return 0
+    if shutil.which("sbatch") is None:
+        raise ConfigError(
+            "there is no sbatch here; run this where SLURM jobs are submitted from, or add --dry-run to see the script"
+        )
+    return subprocess.run(["sbatch"], input=text.encode(), check=False).returncode
+
+
+def script(job: Job, extra: list[str]) -> str:
+    """The whole script."""
+    options = _options(job, extra)
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH --{key}" + (f"={value}" if value else "") for key, value in options.items()),
+        "",
+        "# Written by `lockstep submit --on slurm`. Each node runs one launcher, which starts that node's ranks.",
+        *job.setup,
+        "set -u",
+        "trap : TERM USR1  # launchers get these, too; this shell waits for their checkpoint",
+        "",
+        *_meeting(job),
+        "",
+        *_what(job),
+        "",
+        *_start(job),
+    ]
+    if "no-requeue" not in options and job.job_restarts:
+        lines += [
+            f'if [ "$code" -eq {_TIME_IS_UP} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.job_restarts} ]; then',
+            '  scontrol requeue "$SLURM_JOB_ID"  # time is nearly up, a checkpoint is written: go on from it later',
+            "fi",
+        ]
+    return "\n".join([*lines, 'exit "$code"', ""])
+
+
+def _options(job: Job, extra: list[str]) -> dict[str, str]:
+    options = {
+        "job-name": job.name,
+        "nodes": f"{job.minimum}-{job.maximum}" if job.elastic else str(job.maximum),
+        "ntasks-per-node": "1",
+        "cpus-per-task": "" if job.nproc == "auto" else job.nproc,
+        "gpus-per-node": str(job.gpus or ""),
+        "output": "%x-%j.out",
+        "open-mode": "append",
+        "signal": f"USR1@{job.grace_s}",
+    }
+    options = {key: value for key, value in options.items() if value}
+    if job.chdir:
+        options["chdir"] = job.chdir
+    if job.elastic:
+        options["no-kill"] = ""
+    options["requeue"] = ""
+    for pair in extra:
+        key, equals, value = pair.partition("=")
+        if not re.fullmatch(r"[a-z][a-z-]*", key) or (equals and not value) or not value.isprintable():
+            raise ConfigError(f"--slurm {pair} is not KEY or KEY=VALUE; write, for example, --slurm partition=gpu")
+        if key in _OURS:
+            raise ConfigError(f"--slurm {pair}: that follows from {_OURS[key]}; use that")
+        if any(mark in value for mark in " \t\"'\\#"):
+            value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+        options[key] = value
+    if "no-requeue" in options:
+        del options["requeue"]
+    return options
+
+
+def _meeting(job: Job) -> list[str]:
+    """Where the launchers meet, and the secret that keeps others out."""
+    port = str(job.port) if job.port is not None else "$((20000 + SLURM_JOB_ID % 10000))"
+    secret = "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')"
+    return [
+        'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        f'meet=(--rdzv-endpoint "${{hosts[0]}}:{port}" --rdzv-id "$SLURM_JOB_ID")',
+        *([] if "--token-file" in job.flags else [f'export LOCKSTEP_TOKEN="${{LOCKSTEP_TOKEN:-{secret}}}"']),
+    ]
+
+
+def _what(job: Job) -> list[str]:
+    if job.resume:
+        return [f"what=({shlex.join(['--resume', job.resume, *job.changes])})"]
+    default = f"runs/{job.name}-$SLURM_JOB_ID"
+    return [
+        f"run_dir={shlex.quote(job.run_dir) if job.run_dir else default}",
+        'if [ -e "$run_dir/run.yaml" ]; then  # this job was here before',
+        '  what=(--resume "$run_dir")',
+        "else",
+        f'  what=({shlex.join(job.train)} --run-dir "$run_dir")',
+        "fi",
+    ]
+
+
+def _start(job: Job) -> list[str]:
+    launcher = f'{shlex.join(job.lockstep)} train "${{what[@]}}" {shlex.join(job.node_flags)} "${{meet[@]}}"'
+    srun = ["srun", *(["--no-kill"] if job.elastic else []), "--kill-on-bad-exit=0", "--wait=0"]
+    task = (
+        '"${launcher[@]}"'  # who is who is settled anew at each change
+        if job.elastic
+        else """bash -c 'exec "$@" --node-rank "$SLURM_NODEID"' launcher "${launcher[@]}\""""
+    )
+    return [
+        f"launcher=({launcher})",
+        "# A launcher that ends early must not take the others with it: they may still write a checkpoint.",
+        f'{" ".join(srun)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\',
+        f"  {task}",
+        "code=$?",
+    ]

@@ -1,0 +1,76 @@
+"""One launcher per host, started through ssh; the first host is the main one.
+
+Without a terminal on the far side (`ssh -T`): output stays clean and its two streams apart. What a terminal would be
+there for, that the far side ends with its connection and hears signals, goes through standard input: a small shell
+beside the launcher passes on the names of signals that it reads there, and TERM when it reads the end.
+"""
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+from lockstep.cli.submit.arguments import DEFAULT_PORT, hosts
+from lockstep.cli.submit.job import Job
+from lockstep.cli.submit.ssh_group import HostCommand
+from lockstep.errors import ConfigError
+
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+_HEAD = """\
+# Written by `lockstep submit --on ssh`: one command per host, in a terminal of its own; the first is the main one.
+# A launcher ends, after a checkpoint, when its command's standard input ends.
+"""
+
+
+def submit(job: Job, args: argparse.Namespace) -> int:
+    """Print the commands, or run them and stay until all are gone."""
+    found = commands(job, args)
+    if args.dry_run:
+        print(_HEAD + "".join(f"\n{shlex.join(command.words)}\n" for command in found), end="")
+        return 0
+    from lockstep.cli.submit.ssh_group import run
+
+    return run(found, grace_s=job.grace_s, elastic=job.elastic)
+
+
+def commands(job: Job, args: argparse.Namespace) -> list[HostCommand]:
+    """One command per host, the main one first."""
+    machines = hosts(args)
+    if len(machines) != job.maximum:
+        raise ConfigError(
+            f"--nnodes {job.nnodes}, but {len(machines)} hosts are named; name as many, or leave --nnodes out"
+        )
+    endpoint = args.rdzv_endpoint or f"{machines[0].rpartition('@')[2]}:{job.port or DEFAULT_PORT}"
+    if args.rdzv_endpoint and job.port is not None:
+        raise ConfigError(f"--rdzv-endpoint {endpoint} and --port {job.port} both say the port; give one")
+    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\s]+):[0-9]{1,5}", endpoint):
+        raise ConfigError(f"--rdzv-endpoint {endpoint} is not HOST:PORT, such as 10.0.0.1:{DEFAULT_PORT}")
+    what = ["--resume", job.resume, *job.changes] if job.resume else job.train
+    if job.run_dir:
+        what = [*what, "--run-dir", job.run_dir]
+    meet = ["--rdzv-endpoint", endpoint, "--rdzv-id", job.name]
+    found: list[HostCommand] = []
+    for rank, host in enumerate(machines):
+        node_rank = [] if job.elastic else ["--node-rank", str(rank)]
+        launcher = [*job.lockstep, "train", *what, *job.node_flags, *node_rank, *meet]
+        remote = shlex.join(["exec", "sh", "-c", _beside(job, launcher)])
+        found.append(HostCommand(host, ["ssh", *_OPTIONS, host, remote]))
+    return found
+
+
+def _beside(job: Job, launcher: list[str]) -> str:
+    """The launcher, and the shell that listens for it, in POSIX sh."""
+    directory = shlex.quote(job.chdir or str(Path.cwd()))
+    return "; ".join(
+        [
+            "exec 3<&0 </dev/null",  # what standard input says is for the ear alone
+            f"cd {directory} || exit 2",
+            *job.setup,
+            f"{shlex.join(launcher)} 3<&- & launcher=$!",
+            '{ while read -r name; do kill -s "$name" $launcher; done; kill $launcher; } <&3 2>/dev/null & ear=$!',
+            "exec 3<&-",
+            "wait $launcher; code=$?",
+            "kill $ear 2>/dev/null",
+            "exit $code",
+        ]
+    )

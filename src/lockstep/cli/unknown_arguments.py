@@ -1,0 +1,91 @@
+"""What to say about an argument that a command does not have: a setting, a word of another library, a slip."""
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from lockstep.cli.parser import did_you_mean
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.run import AnyRun
+
+
+def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentParser) -> str:
+    """What to say about `word`.
+
+    Args:
+        word: the first argument that the parser did not take.
+        given: all arguments, as the parser was given them.
+        top: the parser of `lockstep`.
+    """
+    args, _ = top.parse_known_args(given)
+    command = " ".join(name for name in (args.command, getattr(args, "part", None)) if name)
+    see = f"see lockstep {command} --help"
+    takes_settings = hasattr(args, "set") and command != "offline prepare"
+    if not word.startswith("-"):
+        hint = f"did you mean --set {word}?" if takes_settings and "=" in word else see
+        return f"unexpected argument {word}; {hint}"
+    name = word.partition("=")[0]
+    flags = [flag for flag in _flags(top, command) if flag.startswith("--") and "_" not in flag]
+    settings: Mapping[str, Any] = {}
+    if takes_settings:
+        from lockstep.config.renamed import answer_to, known_settings
+
+        value, others = _taken_out(word, given)
+        settings = known_settings(run_of(top.parse_known_args(others)[0]))
+        answer = answer_to(name, value, settings, "flag", flags)
+        if answer is not None:
+            return answer
+    names = {f"--{setting.replace('_', '-')}": setting for setting in settings}
+    near = difflib.get_close_matches(name, flags, n=3, cutoff=0.7)
+    near = near or [f"--set {names[flag]}=VALUE" for flag in difflib.get_close_matches(name, names, n=2, cutoff=0.7)]
+    return f"unknown argument {word}; {did_you_mean(near) or see}"
+
+
+def _taken_out(word: str, given: Sequence[str]) -> tuple[str, list[str]]:
+    """The value that was typed with a flag, empty where there is none, and all other arguments."""
+    name, equals, value = word.partition("=")
+    before, after = list(given[: given.index(word)]), list(given[given.index(word) + 1 :])
+    if equals or not after or (after[0].startswith("-") and not after[0][1:2].isdigit()):
+        return value, before + after
+    if _is_switch(name) and after[0].lower() not in ("true", "false"):
+        return "", before + after
+    return after[0], before + after[1:]
+
+
+def _is_switch(flag: str) -> bool:
+    from lockstep.config.renamed import known_settings, stands_alone
+    from lockstep.run import Run
+
+    known = known_settings(Run(task="any", algo="ppo")) | known_settings(Run(task="any", algo="dqn"))
+    return stands_alone(flag, known)
+
+
+def run_of(args: argparse.Namespace) -> "AnyRun":
+    """The run that the arguments describe, or one with the defaults where they describe none."""
+    from lockstep.cli.request import requested_run
+    from lockstep.run import OfflineRun, Run
+
+    if getattr(args, "part", None) is not None:
+        return OfflineRun(data="any", algo="bc" if args.algo == "bc" else "dqn")
+    with suppress(ConfigError):
+        return requested_run(args)
+    return Run(task="any", algo="dqn" if args.algo == "dqn" else "ppo")
+
+
+def _flags(top: argparse.ArgumentParser, command: str) -> list[str]:
+    """All flags of a command."""
+    parser = top
+    for name in command.split():
+        parser = _commands(parser)[name]
+    return [flag for action in parser._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+
+
+def _commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+            return cast(Mapping[str, argparse.ArgumentParser], action.choices)
+    return {}

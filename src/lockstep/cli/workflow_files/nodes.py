@@ -1,0 +1,59 @@
+"""Where a workflow file wants to run, as the flags of the launcher."""
+
+import argparse
+from collections.abc import Callable
+
+from lockstep.cli.workflow_files.files import Workflow
+from lockstep.errors import ConfigError
+from lockstep.launch.gpus import visible_gpus
+from lockstep.world import World
+
+
+def node_arguments(
+    args: argparse.Namespace, workflow: Workflow, world: World | None = None, say: Callable[[str], None] = print
+) -> None:
+    """Fill in what the command line leaves out about machines and ranks; it wins where both say something.
+
+    Args:
+        args: of `lockstep offline train`.
+        workflow: the file.
+        world: who this process is, as a launcher has it; then the launcher decides, and nothing is filled in.
+        say: told what was found.
+    """
+    world = world or World.from_environment()
+    if world.launcher != "none":
+        return
+    index = args.node_rank if args.node_rank is not None else workflow.node_index
+    if args.nnodes is None and not args.standalone and workflow.num_nodes > 1:
+        args.nnodes = str(workflow.num_nodes)
+    if args.nnodes in (None, "1"):
+        if index not in (None, 0, "0"):
+            raise ConfigError(f"--node-index {index}, but {workflow.path} has num_nodes=1; there is only node 0")
+        args.node_rank = None if args.nnodes is None else args.node_rank
+    else:
+        args.node_rank = None if index is None else str(index)
+        if (args.rdzv_endpoint, args.master_addr, args.init_file) == (None, None, None):
+            args.init_file = None if workflow.init_file is None else str(workflow.init_file)
+            args.rdzv_endpoint = workflow.endpoint
+        if args.node_rank is None and args.init_file is not None and args.nnodes.isdecimal():
+            raise ConfigError(
+                f"{args.nnodes} nodes, and nothing says which of them this is; start each with its own --node-index, "
+                f"from 0 to {int(args.nnodes) - 1}"
+            )
+    _ranks(args, workflow, say)
+
+
+def _ranks(args: argparse.Namespace, workflow: Workflow, say: Callable[[str], None]) -> None:
+    """One rank, or one per GPU."""
+    if args.ranks is not None or args.nproc_per_node is not None:
+        return
+    ranks = 1
+    if workflow.all_gpus:
+        ranks = max(1, found := visible_gpus())
+        gpus = {0: "no GPU", 1: "1 GPU"}.get(found, f"{found} GPUs")
+        where = "" if found else " on the CPU (--ranks N, or --nproc-per-node N, starts more)"
+        say(f"use_all_avail_gpus: this machine has {gpus}: {ranks} rank{'s' * (ranks > 1)}{where}")
+    if args.nnodes is None:
+        args.ranks = str(ranks)
+    else:
+        args.nproc_per_node = str(ranks)

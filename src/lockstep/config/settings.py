@@ -1,0 +1,201 @@
+"""Trees of frozen dataclasses to and from plain values, YAML and `name=value`; every error names the setting.
+
+Knows no algorithm and no field: the types say what may be set.
+"""
+
+import difflib
+import math
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from operator import attrgetter
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+
+from lockstep.errors import ConfigError
+
+Tree = TypeVar("Tree")
+
+
+def parse(text: str, where: str) -> Any:
+    """Read YAML 1.1, with `1e-3` a number as everybody means it; `where` names the source in errors."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark: Any = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}," if mark and "\n" in text else ""
+        raise ConfigError(f"{where}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def to_yaml(data: object) -> str:
+    """Plain values as YAML that `parse` reads back equal."""
+    try:
+        return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"settings must be plain values to be written as YAML ({error.args[0]})") from None
+
+
+def plain(value: Any) -> Any:
+    """A tree as mappings, lists and scalars."""
+    if is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in cast(list[Any], value)]
+    return value
+
+
+def value_of(data: object, key: str) -> Any:
+    """The entry of a mapping; `None` where there is none, or no mapping."""
+    return cast(Mapping[object, Any], data).get(key) if isinstance(data, Mapping) else None
+
+
+def flatten(data: object, node: object, prefix: str = "", root: object = None) -> dict[str, Any]:
+    """The leaves of a mapping by dotted name; refuses what is not a field of `node`, a part of the tree `root`."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{prefix.rstrip('.') or 'a run'}={_shown(data)} must be a mapping of settings")
+    hints, leaves = get_type_hints(type(node)), dict[str, Any]()
+    for key, value in cast(Mapping[object, Any], data).items():
+        if key not in hints:
+            raise _unknown(f"{prefix}{key}", hints_of(root or node))
+        if is_dataclass(inner := getattr(node, cast(str, key))):
+            leaves |= flatten(value, inner, f"{prefix}{key}.", root or node)
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
+    """A copy with new leaves, by dotted name; each node is made once, so that it is checked with all its changes."""
+    changed: dict[str, Any] = {}
+    tree: Any = node
+    for name, hint in get_type_hints(cast(type, type(node))).items():
+        current, path = getattr(tree, name), prefix + name
+        if is_dataclass(current):
+            changed[name] = updated(current, leaves, path + ".")
+        elif path in leaves:
+            changed[name] = converted(name, leaves[path], hint)
+    return replace(tree, **changed)
+
+
+def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
+    """`updated`, with names as people type them and strings read as YAML; see `lockstep.run.override`."""
+    hints, leaves = hints_of(tree), dict[str, Any]()
+    for name, given in changes.items():
+        path, keys = _find(name, hints)
+        value = parse(given, f"{name}={given}") if isinstance(given, str) else given
+        if hints[path] in (str, str | None) and not (value is None or isinstance(value, str)):
+            value = given  # text is text, also where YAML would read a number or a date
+        if keys:
+            path_value: Any = leaves.get(path, attrgetter(path)(tree))
+            value = _nested(path_value, keys, value)
+        if is_dataclass(inner := attrgetter(path)(tree)):
+            leaves |= flatten(plain(value), inner, path + ".", tree)
+        else:
+            leaves[path] = value
+    return updated(tree, leaves)
+
+
+class _Loader(yaml.SafeLoader):
+    """No code, and numbers as `parse` promises."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` would read as a number, and never abbreviates repeated values."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _class in (_Loader, _Dumper):
+    cast(Any, _class).add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+
+
+def hints_of(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The type of every field of the tree, inner nodes included, by dotted name."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(node.__class__).items():
+        found[prefix + name] = hint
+        if is_dataclass(inner := getattr(node, name)):
+            found |= hints_of(inner, f"{prefix}{name}.")
+    return found
+
+
+def _find(name: str, hints: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The dotted name that is meant, and the keys below it if it leads into a mapping."""
+    head, keys = name, list[str]()
+    while head:
+        found = [head] if head in hints else [path for path in hints if path.rpartition(".")[2] == head]
+        if len(found) > 1:
+            raise ConfigError(f"{name} could be {' or '.join(found)}; write it in full")
+        if found and (not keys or get_origin(hints[found[0]]) is dict):
+            return found[0], keys
+        head, _, key = head.rpartition(".")
+        keys.insert(0, key)
+    raise _unknown(name, hints)
+
+
+def _unknown(name: str, hints: Mapping[str, Any]) -> ConfigError:
+    by_name = {path.rpartition(".")[2]: path for path in hints}
+    last = name.rpartition(".")[2]
+    near = [last] if last in by_name else difflib.get_close_matches(name, [*by_name, *hints], n=3)
+    near = near or difflib.get_close_matches(last, by_name, n=3)
+    meant = list(dict.fromkeys(by_name.get(item, item) for item in near))
+    hint = f"did you mean {' or '.join(meant)}?" if meant else "`lockstep recipe NAME` shows every setting"
+    return ConfigError(f"unknown setting {name}; {hint}")
+
+
+def _nested(mapping: Mapping[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
+    inner: Any = mapping.get(keys[0], {})
+    if len(keys) > 1:
+        value = _nested(cast(Mapping[str, Any], inner) if isinstance(inner, Mapping) else {}, keys[1:], value)
+    return {**mapping, keys[0]: value}
+
+
+def converted(name: str, value: Any, hint: Any) -> Any:
+    """A value as the type that a setting has; `ConfigError`, which names the setting, for one of another type."""
+    if isinstance(value, float) and value.is_integer() and hint in (int, int | None):
+        value = int(value)  # 3e6 steps
+    try:
+        converted = msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        raise ConfigError(f"{name}={_shown(value)} must be {_expected(hint)}") from None
+    if isinstance(converted, float) and math.isnan(converted):
+        raise ConfigError(f"{name}={_shown(value)} must be {_expected(hint)}")
+    return converted
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _expected(hint: Any) -> str:
+    """A type in the user's words."""
+    simple = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_expected(part) for part in parts)
+    if origin is Literal:
+        return ("one of " if len(parts) > 1 else "") + ", ".join(str(part) for part in parts)
+    if origin in (tuple, list):
+        return f"a list, each item {_expected(parts[0])}"
+    return "a mapping" if origin is dict else simple.get(hint, str(hint))
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a tree of mappings by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= leaves(value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]
+    return found

@@ -1,0 +1,169 @@
+"""The schema of logs, and how they are read: one row for each decision that somebody's system took.
+
+| column | what it is |
+|---|---|
+| `mdp_id` | trajectory: an episode, a user's session; text or a whole number |
+| `sequence_number` | place in the trajectory, a whole number; need not count by one |
+| `state_features` | `{id: number}`; an id that is not there, or is null, is not known |
+| `action` | discrete: a name, an index or a one-hot list; parametric (continuous too): `{id: number}` |
+| `reward` | what followed |
+| `possible_actions` | names, a list of 0 and 1 for all actions, or a list of maps; `[]` after the end |
+| `propensity` or `action_probability` | with which the logged policy took the action, in (0, 1]; null: not known |
+| `metrics` | `{name: number}`, more to judge policies by |
+| `next_state_features`, `next_action`, `possible_next_actions`, `time_diff` | what a timeline would add; optional |
+| `terminated`, `truncated` | whether nothing follows the row, or the trajectory was merely cut here; optional |
+| `ds` | may be there |
+
+Files are JSON lines or a JSON list, CSV (each plain or with .gz, .bz2, .zst) and Parquet; folders of them; Minari data
+sets. In tables, maps may also be spread: a column `state:ID` for each id, likewise `next_state:`, `action:`,
+`next_action:` and `metric:`.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.data.packages import needed
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from lockstep.data.logs.frame import Found
+    from lockstep.data.logs.schema import Schema
+
+KINDS = ("discrete", "parametric")
+
+
+def read_log(
+    paths: Sequence[Path | str],
+    *,
+    columns: Mapping[str, Any] | None = None,
+    kind: str | None = None,
+    actions: Sequence[str] | None = None,
+) -> "Log":
+    """A log, to be read in parts.
+
+    Args:
+        paths: files, folders (all logs in them, by name), and Minari data sets: their folders, or `minari:NAME`.
+        columns: what columns are called in these files, by name of the schema; of maps also a list of columns, or the
+            column of each id.
+        kind: `discrete` or `parametric`; `None`: as the first actions are.
+        actions: names of discrete actions, in the order that indices mean; others are then refused.
+
+    Raises:
+        ConfigError: a file is not there, is empty, or its first rows are not as the schema has it.
+    """
+    needed("polars", "offline")
+    from lockstep.data.logs.files import listed
+    from lockstep.data.logs.schema import Schema
+
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"kind={kind} is not known; there are {' and '.join(KINDS)}")
+    if kind == "parametric" and actions is not None:
+        raise ConfigError(f"actions={','.join(actions)} are names, and kind=parametric has none; leave one out")
+    files, inside = listed([Path(path) for path in paths])
+    return Log(files, inside, Schema.of(columns, actions), kind or ("discrete" if actions is not None else None))
+
+
+class Log:
+    """Rows of a log, in tables of bounded size.
+
+    Columns of a table (only those that these rows have):
+
+    - `mdp_id` String, `sequence_number` Int64, `reward`, `propensity`, `time_diff` Float64, `terminated`, `truncated`
+      Boolean; `state:ID`, `next_state:ID`, `metric:NAME` Float64, null where not known; `has_next_state` Boolean
+    - discrete: `action`, `next_action` String; `possible_actions`, `possible_next_actions` List(String)
+    - parametric: `action:ID`, `next_action:ID` Float64; the lists List(Struct) with a Float64 field for each id
+    - `_file` UInt32, index into `paths`, and `_row` Int64, the line or row number from 1
+
+    Attributes:
+        paths: its files, in the order in which they are read.
+        kind: `discrete` or `parametric`.
+        total_bytes: of all files.
+        done_bytes: of them, read so far by `frames`.
+        notes: what the user should be told, one line each; grows while rows are read.
+    """
+
+    def __init__(self, files: list[Path], inside: set[Path], schema: "Schema", kind: str | None) -> None:
+        from lockstep.data.logs.minari import size_of
+
+        self.paths, self._inside, self._schema = files, inside, schema
+        self._sizes = [size_of(path) for path in files]
+        self.total_bytes, self.done_bytes = sum(self._sizes), 0
+        first = next((found for found in self._read() if kind is None or found.kind), None)
+        if first is None and kind is None:
+            raise ConfigError(f"{files[0]} names no action in any row; say which kind of actions the log has")
+        self.kind: str = kind or str(first.kind if first else None)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should be told."""
+        return self._schema.notes
+
+    def frames(self) -> "Iterator[pl.DataFrame]":
+        """All rows, once; may be called again. Tables have at most 100 000 rows, fewer where rows are wide.
+
+        Raises:
+            ConfigError: a row is not as the schema has it, or a file is damaged. The message names file and row.
+        """
+        from lockstep.data.logs.frame import frame
+
+        states, actions = set[str](), set[str]()
+        for found in self._read():
+            table = frame(found, self.kind)
+            self._check_ids(found, states, actions)
+            yield table
+
+    def _read(self) -> "Generator[Found]":
+        """All rows as the readers give them."""
+        from lockstep.data.logs.files import kind_of
+        from lockstep.data.logs.json_lines import JsonLines
+        from lockstep.data.logs.minari import read_minari
+        from lockstep.data.logs.tables import Tables
+
+        json_lines, tables = JsonLines(self._schema), Tables(self._schema)
+        done, any_rows = 0, False
+        self.done_bytes = 0
+        for i, path in enumerate(self.paths):
+
+            def advance(read: int, before: int = done) -> None:
+                self.done_bytes = before + read
+
+            kind = kind_of(path)
+            if kind == "minari":
+                reading = read_minari(path, i, self._schema, advance)
+            elif kind == "json":
+                reading = json_lines.read(path, i, advance)
+            else:
+                reading = tables.read(path, i, advance)
+            here = False
+            for found in reading:
+                here = any_rows = True
+                yield found
+            if not here and path not in self._inside:
+                raise ConfigError(f"{path} is empty; a log has a row for each decision")
+            if not here:
+                self._schema.note(f"{path} is empty, and was left out")
+            done += self._sizes[i]
+            self.done_bytes = done
+        if not any_rows:
+            raise ConfigError(f"{self.paths[0].parent} holds only empty files; a log has a row for each decision")
+
+    def _check_ids(self, found: "Found", states: set[str], actions: set[str]) -> None:
+        """Refuse an id that is a feature of states and of actions: it would not be clear which one is meant."""
+        from lockstep.data.logs.maps import Maps
+
+        state, action = found.maps["state"], found.actions["action"]
+        states.update(state.ids)
+        if not isinstance(action, Maps):
+            return
+        actions.update(action.ids)
+        if both := next((name for name in states if name in actions), None):
+            known = [~np.isnan(m.values[:, m.ids.index(both)]) for m in (state, action) if both in m.ids]
+            row = max((int(one.argmax()) for one in known if one.any()), default=0)
+            found.where.refuse(
+                row, f"feature {both} is one of state_features and one of action; give features of actions other ids"
+            )

@@ -1,0 +1,140 @@
+"""What a reader found in some rows of a log, checked, as one table."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+
+from lockstep.data.logs.actions import Actions
+from lockstep.data.logs.maps import Maps, Where
+
+_WANTED = {"discrete": "names", "parametric": "maps of features"}
+
+
+@dataclass(slots=True)
+class Found:
+    """Some rows as a reader gives them; columns that a log does not have are left out."""
+
+    where: Where
+    file: int
+    """Index of the file among those of the log."""
+    scalars: dict[str, pl.Series] = field(default_factory=dict[str, pl.Series])
+    """`mdp_id` String, `sequence_number` Int64, `reward`, `propensity` and `time_diff` Float64, flags Boolean."""
+    maps: dict[str, Maps] = field(default_factory=dict[str, Maps])
+    """By prefix: `state`, `next_state`, `metric`."""
+    actions: dict[str, Actions] = field(default_factory=dict[str, Actions])
+    """`action` and `next_action`."""
+    lists: dict[str, pl.Series] = field(default_factory=dict[str, pl.Series])
+    """`possible_actions` and `possible_next_actions`."""
+
+    @property
+    def kind(self) -> str | None:
+        """`discrete` or `parametric`; `None` if there are no actions in these rows."""
+        for actions in self.actions.values():
+            if isinstance(actions, Maps):
+                if actions.given.any():
+                    return "parametric"
+            elif actions.null_count() < len(actions):
+                return "discrete"
+        for series in self.lists.values():
+            if series.list.len().sum():
+                return _kind_of(series)
+        return None
+
+
+def frame(found: Found, kind: str) -> pl.DataFrame:
+    """The table of these rows; `read_log` says which columns it has.
+
+    Raises:
+        ConfigError: a row is not as the schema has it. The message names file and row.
+    """
+    where = found.where
+    _check_kind(found, kind)
+    _check_scalars(found)
+    state = found.maps["state"]
+    if not state.given.all():
+        where.refuse(int(np.argmin(state.given)), "state_features is missing; a row with no feature known has {}")
+    _check_decisions(found)
+    columns = {name: s for name, s in found.scalars.items() if name == "reward" or s.null_count() < len(s)}
+    for prefix, maps in found.maps.items():
+        if maps.given.any():
+            columns |= maps.columns(f"{prefix}:")
+            if prefix == "next_state":
+                columns["has_next_state"] = pl.Series(maps.filled)
+    for name, actions in found.actions.items():
+        if isinstance(actions, Maps):
+            columns |= actions.columns(f"{name}:")
+        elif kind == "discrete" and (name == "action" or actions.null_count() < len(actions)):
+            columns[name] = actions
+    for name, series in found.lists.items():
+        if series.null_count() < len(series) and _kind_of(series) in (kind, None):
+            columns[name] = series if kind == "discrete" or _kind_of(series) else series.cast(pl.List(pl.Struct({})))
+    columns["_file"] = pl.Series(np.full(len(where.row), found.file, np.uint32))
+    columns["_row"] = pl.Series(where.row)
+    return pl.DataFrame([series.alias(name) for name, series in columns.items()])
+
+
+def _kind_of(lists: pl.Series) -> str | None:
+    """Of lists; `None`: nothing is in any of them."""
+    if isinstance(cast(pl.List, lists.dtype).inner, pl.Struct):
+        return "parametric"
+    return "discrete" if lists.list.len().sum() else None
+
+
+def _check_kind(found: Found, kind: str) -> None:
+    """Refuse actions of the other kind than the log's."""
+    for name, actions in found.actions.items():
+        here = isinstance(actions, Maps)
+        some: Any = actions.given if here else actions.is_not_null().to_numpy()
+        if some.any() and here != (kind == "parametric"):
+            _refuse_kind(found.where, int(np.argmax(some)), name, kind)
+    for name, series in found.lists.items():
+        if _kind_of(series) not in (kind, None):
+            some = (series.list.len() > 0).fill_null(value=False).to_numpy()
+            if some.any():
+                _refuse_kind(found.where, int(np.argmax(some)), name, kind)
+
+
+def _refuse_kind(where: Where, row: int, name: str, kind: str) -> None:
+    other = "parametric" if kind == "discrete" else "discrete"
+    where.refuse(row, f"{name} holds {_WANTED[other]}, but actions of this log are {_WANTED[kind]} ({kind})")
+
+
+def _check_scalars(found: Found) -> None:
+    where = found.where
+    mdp_id = found.scalars["mdp_id"]
+    for name, bad, way in (
+        ("mdp_id", mdp_id.is_null() | (mdp_id == ""), "every row needs the name of its trajectory"),
+        ("sequence_number", found.scalars["sequence_number"].is_null(), "every row needs its place in the trajectory"),
+    ):
+        if bad.any():
+            where.refuse(int(cast(int, bad.arg_max())), f"{name} is missing; {way}")
+    if (propensity := found.scalars.get("propensity")) is not None:
+        bad = ((propensity <= 0) | (propensity > 1)).fill_null(value=False)
+        if bad.any():
+            row = int(cast(int, bad.arg_max()))
+            where.refuse(row, f"propensity {propensity[row]} is not a probability in (0, 1]; leave out what is unknown")
+    if (time_diff := found.scalars.get("time_diff")) is not None:
+        bad = (time_diff < 0).fill_null(value=False)
+        if bad.any():
+            row = int(cast(int, bad.arg_max()))
+            where.refuse(row, f"time_diff {time_diff[row]} is negative; it must be 0 or more")
+
+
+def _check_decisions(found: Found) -> None:
+    """Every row needs an action and a reward, but for the state after the last decision, where nothing is possible."""
+    action, reward = found.actions["action"], found.scalars["reward"]
+    acted = action.given if isinstance(action, Maps) else action.is_not_null().to_numpy()
+    rewarded = reward.is_not_null().to_numpy()
+    over = ~acted & ~rewarded
+    if (possible := found.lists.get("possible_actions")) is not None:
+        none, unknown = (possible.list.len() == 0).fill_null(value=False), possible.is_null()
+        over = none.to_numpy() | (over & unknown.to_numpy())
+    for name, known in (("action", acted), ("reward", rewarded)):
+        if (bad := ~known & ~over).any():
+            found.where.refuse(
+                int(np.argmax(bad)),
+                f"{name} is missing; only the state after the end of a trajectory, where possible_actions is [], has "
+                "no action and no reward",
+            )

@@ -1,0 +1,223 @@
+"""Logs of JSON: a row in each line, or one list of rows.
+
+Only what stands once in a row is decoded by row; maps and lists are collected as text and decoded by column.
+"""
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import msgspec
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from lockstep.data.logs.actions import ActionDecoder
+from lockstep.data.logs.files import LineBlocks
+from lockstep.data.logs.frame import Found
+from lockstep.data.logs.lists import lists_of_json
+from lockstep.data.logs.maps import MapDecoder, Maps, Where, in_words
+from lockstep.data.logs.schema import ACTIONS, ALIASES, FLAGS, LISTS, MAPS, NUMBERS, Schema
+from lockstep.errors import ConfigError
+
+_FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 16, 1 << 24
+_CELLS = 1 << 23  # numbers of one table, above which it gets fewer rows
+_MOST_ROWS = 100_000
+_LARGEST_LIST = 1 << 30
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_NULL = msgspec.Raw(b"null")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LOOKED_AT = 100  # first rows of a file, for columns that the schema does not have
+
+
+class JsonLines:
+    """Reads JSON logs of one schema; what it learns of their features serves all files."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._maps = {name: MapDecoder() for name in MAPS}
+        self._actions = {name: ActionDecoder(schema.names) for name in ACTIONS}
+
+    def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[Found]:
+        """All rows of a file. `advance` is told how many bytes of it were read so far."""
+        blocks = LineBlocks(path, _FIRST_BYTES)
+        decoder: Any = None
+        own: dict[str, dict[str, str]] = {}
+        line = 1
+        for block in _blocks_of(blocks, path):
+            if decoder is None:
+                block = block.removeprefix(_BYTE_ORDER_MARK)
+                decoder, own = self._decoder(block, path)
+            lines = block.count(b"\n") + (not block.endswith(b"\n"))
+            rows = _decoded(decoder, block, path, line)
+            number = np.arange(line, line + lines)
+            if len(rows) != lines:
+                number = number[[bool(text.strip()) for text in block.split(b"\n")[:lines]]]
+            line += lines
+            advance(blocks.done)
+            if not rows:
+                continue
+            found = self._found(rows, Where(path, number), file, own)
+            yield found
+            width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
+            wanted = min(_MOST_ROWS, _CELLS // width) * len(block) // len(rows)
+            blocks.size = min(max(wanted, _LEAST_BYTES), _MOST_BYTES)
+
+    def _decoder(self, block: bytes, path: Path) -> tuple[Any, dict[str, dict[str, str]]]:
+        """What decodes a row of this file, and which fields of it are ids of a map, by map."""
+        there, schema = _keys(block, path), self._schema
+        if there:
+            schema.check([*there], path, lambda: _kinds(block), by_prefix=False)
+            schema.note_others([*there], path)
+        kinds: dict[str, Any] = {"mdp_id": str | int, "sequence_number": _Int64}
+        kinds |= dict.fromkeys(NUMBERS, float | None) | dict.fromkeys(FLAGS, bool | None)
+        fields: list[Any] = []
+        own: dict[str, dict[str, str]] = {}
+        for name in ("mdp_id", "sequence_number", *NUMBERS, *FLAGS, *MAPS, *ACTIONS, *LISTS):
+            if columns := schema.spread(name) if name in (*MAPS, *ACTIONS) else {}:
+                own[name] = {}
+                for key, column in columns.items():
+                    own[name][key] = inside = f"{name}_{len(own[name])}"
+                    fields.append((inside, float | None, msgspec.field(default=None, name=column)))
+                continue
+            called = schema.called(name, there) or cast(str, schema.own.get(name, name))
+            required = name in ("mdp_id", "sequence_number")
+            default = None if name in (*NUMBERS, *FLAGS) else _NULL
+            given = msgspec.field(name=called) if required else msgspec.field(name=called, default=default)
+            fields.append((name, kinds.get(name, msgspec.Raw), given))
+            if name in ALIASES and called == name and name not in schema.own:
+                fields.append((f"{name}_", float | None, msgspec.field(name=ALIASES[name], default=None)))
+        made = msgspec.defstruct("Row", fields, gc=False, eq=False, kw_only=True)
+        return msgspec.json.Decoder(made), own
+
+    def _found(self, rows: list[Any], where: Where, file: int, own: dict[str, dict[str, str]]) -> Found:
+        def column(name: str) -> list[Any]:
+            return list(map(attrgetter(name), rows))
+
+        found = Found(where, file, _scalars(column, second=hasattr(rows[0], "propensity_")))
+        for name, prefix in MAPS.items():
+            maps = _spread(column, own[name]) if name in own else self._map(column(name), where, name)
+            if name == "state_features" or maps.given.any():
+                found.maps[prefix] = maps
+        for name in ACTIONS:
+            if name in own:
+                found.actions[name] = _spread(column, own[name])
+            elif not _all_null(texts := column(name)) or name == "action":
+                found.actions[name] = self._actions[name](texts, where, name)
+        for name in LISTS:
+            if not _all_null(texts := column(name)):
+                found.lists[name] = lists_of_json(texts, self._schema.names, where, name)
+        return found
+
+    def _map(self, texts: list[Any], where: Where, name: str) -> Maps:
+        if _all_null(texts):
+            return Maps((), np.empty((len(texts), 0)), np.zeros(len(texts), np.bool_))
+        return self._maps[name](texts, where, name)
+
+
+def _blocks_of(blocks: LineBlocks, path: Path) -> Iterator[bytes]:
+    """Blocks of lines, one row in each; a file that is one list is read whole, and put into lines."""
+    reading = iter(blocks)
+    for block in reading:
+        if not block.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"["):
+            yield block
+            yield from reading
+            return
+        text = [block]
+        for more in reading:
+            text.append(more)
+            if sum(map(len, text)) > _LARGEST_LIST:
+                raise ConfigError(f"{path} is one list of more than 1 GiB; write its rows as lines (jq -c '.[]')")
+        try:
+            rows = msgspec.json.decode(b"".join(text).removeprefix(_BYTE_ORDER_MARK), type=list[msgspec.Raw])
+        except ValueError as error:
+            raise ConfigError(f"{path} begins as a list of rows, and is not JSON ({in_words(error)})") from None
+        for start in range(0, len(rows), _MOST_ROWS // 10):
+            part = [msgspec.json.format(row, indent=-1) for row in rows[start : start + _MOST_ROWS // 10]]
+            yield b"\n".join(part) + b"\n"
+
+
+def _keys(block: bytes, path: Path) -> dict[str, None]:
+    """The columns that the first rows have, in order; none where they cannot be read, which is told later."""
+    found: dict[str, None] = {}
+    for text in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
+        try:
+            row = msgspec.json.decode(text, type=dict[str, msgspec.Raw]) if text.strip() else {}
+        except ValueError:
+            return {}
+        found |= dict.fromkeys(row)
+    return found
+
+
+def _kinds(block: bytes) -> dict[str, str]:
+    """Which columns of the first rows hold numbers, and which maps."""
+    found: dict[str, str] = {}
+    for text in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
+        row: dict[str, Any] = msgspec.json.decode(text) if text.strip() else {}
+        for name, value in row.items():
+            if value is not None:
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                found.setdefault(name, "number" if is_number else "map" if isinstance(value, dict) else "other")
+    return found
+
+
+def _decoded(decoder: Any, block: bytes, path: Path, line: int) -> list[Any]:
+    """The rows of a block that begins with line `line`."""
+    try:
+        return decoder.decode_lines(block)
+    except ValueError:
+        for i, text in enumerate(block.split(b"\n")):
+            if text.strip():
+                _decode_one(decoder, text, Where(path, np.array([line + i])))
+        raise
+
+
+def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
+    """Decode a row alone, to tell what is wrong with it."""
+    try:
+        decoder.decode(text)
+    except msgspec.ValidationError as error:
+        column = str(error).rpartition(" - at `$.")[2].rstrip("`") if " - at `$." in str(error) else ""
+        said = in_words(error)
+        if "missing required field" in said:
+            said += "; every row needs it"
+        where.refuse(0, f"{column}: {said}" if column else said)
+    except ValueError as error:
+        where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({in_words(error)})")
+
+
+def _not_json(text: bytes) -> str | None:
+    """Which of NaN and its like makes a row no JSON, if that is all that is wrong with it."""
+    import json
+
+    found: list[str] = []
+    try:
+        json.loads(text, parse_constant=lambda constant: found.append(constant))
+    except ValueError:
+        return None
+    return f"{found[0]} is not a number that a log may hold; leave out what is not known" if found else None
+
+
+def _all_null(texts: list[Any]) -> bool:
+    return texts.count(_NULL) == len(texts)
+
+
+def _scalars(column: Callable[[str], list[Any]], *, second: bool) -> dict[str, pl.Series]:
+    """What stands once in a row. `second`: propensities may have their second name."""
+    ids = column("mdp_id")
+    ids = ids if all(type(one) is str for one in ids) else [str(one) for one in ids]
+    found = {"mdp_id": pl.Series(ids, dtype=pl.String)}
+    found["sequence_number"] = pl.Series(column("sequence_number"), dtype=pl.Int64)
+    for name in (*NUMBERS, *FLAGS):
+        values = column(name)
+        if name == "propensity" and second:
+            values = [b if a is None else a for a, b in zip(values, column("propensity_"), strict=True)]
+        if name == "reward" or values.count(None) < len(values):
+            found[name] = pl.Series(values, dtype=pl.Boolean if name in FLAGS else pl.Float64)
+    return found
+
+
+def _spread(column: Callable[[str], list[Any]], fields: dict[str, str]) -> Maps:
+    values: NDArray[np.float64] = np.column_stack([np.array(column(name), np.float64) for name in fields.values()])
+    return Maps(tuple(fields), values, np.ones(len(values), np.bool_))

@@ -1,0 +1,150 @@
+"""The possible actions of every row of a log: lists of names, of marks, or of maps.
+
+Shapes: n rows, m listed actions of all of them.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from lockstep.data.logs.actions import ActionNames, factorized
+from lockstep.data.logs.maps import Maps, Where, as_entries, in_words, inside, is_text, maps_of_dicts, maps_of_series
+from lockstep.errors import ConfigError
+
+_FIRST = re.compile(rb"\s*\[\s*([^\s\]])")
+_Lists = list[list[dict[str, float | None]] | None]
+_LISTS = msgspec.json.Decoder(_Lists)
+_LIST = msgspec.json.Decoder(list[dict[str, float | None]] | None)
+
+
+def lists_of_json(texts: Sequence[Any], names: ActionNames, where: Where, column: str) -> pl.Series:
+    """Read the JSON of n lists; `null` is none. List(String), or List(Struct) with a field for each feature."""
+    codes, different, first = factorized(texts)
+    some = next((found[1] for text in different if (found := _FIRST.match(text))), b"")
+    if some == b"{":
+        return _maps_of_json(different, where.take(first), column).gather(codes)
+    found = [_names(text, names, where, int(first[i]), column) for i, text in enumerate(different)]
+    made = pl.Series(column, found, dtype=pl.List(pl.String))
+    _check_names(made, names, where.take(first), column)
+    return made.gather(codes)
+
+
+def lists_of_series(series: pl.Series, names: ActionNames, where: Where, column: str) -> pl.Series:
+    """Lists from a column of a table: lists of text, of numbers (marks) or of maps, or JSON text."""
+    dtype = series.dtype
+    if dtype == pl.Null:
+        return pl.Series(column, [None] * len(series), dtype=pl.List(pl.String))
+    if dtype == pl.String:
+        texts = [cell.encode() if cell else b"null" for cell in series]
+        return lists_of_json(texts, names, where, column)
+    if isinstance(dtype, pl.Array):
+        series = series.arr.to_list()
+    inner = series.dtype.inner if isinstance(series.dtype, pl.List) else None
+    if inner is None or as_entries(series) is not None:
+        raise ConfigError(f"{where.path}: column {column} is {dtype}; it must be a list of names, marks or maps")
+    null = series.is_null().to_numpy()
+    counts = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+    children, row = inside(series)
+    if is_text(inner):
+        made = series.cast(pl.List(pl.String)).alias(column)
+        _check_names(made, names, where, column)
+        return made
+    if inner == pl.Null:
+        return lists(pl.Series(column, [], dtype=pl.String), counts, null)
+    if inner.is_numeric() or inner == pl.Boolean:
+        return _marked(children.cast(pl.Float64).to_numpy(), counts, null, (names, where, column))
+    maps = maps_of_series(children, where.take(row), column)
+    return lists(_struct(maps, column), counts, null)
+
+
+def lists(children: pl.Series, counts: NDArray[np.int64], null: NDArray[np.bool_]) -> pl.Series:
+    """Lists, from what is in them [m], how many each has [n] and which are no lists at all [n]."""
+    name, some = children.name, np.flatnonzero(counts)
+    width = int(counts[some[0]]) if len(some) else 0
+    if not len(some):
+        filled = pl.Series(name, [], dtype=pl.List(children.dtype))
+    elif (counts[some] == width).all():
+        filled = children.reshape((len(some), width)).arr.to_list()
+    else:
+        row = pl.Series("row", np.repeat(np.arange(len(some)), counts[some]))
+        filled = pl.DataFrame([row, children]).group_by("row", maintain_order=True).agg(name)[name]
+    if len(some) == len(counts):
+        return filled
+    whole = filled.append(pl.Series(name, [[]], dtype=filled.dtype))
+    index = np.full(len(counts), len(some))
+    index[some] = np.arange(len(some))
+    return whole.gather(pl.select(pl.when(~pl.Series(null)).then(pl.Series(index))).to_series())
+
+
+def _check_names(series: pl.Series, names: ActionNames, where: Where, column: str) -> None:
+    if names.names is not None:
+        children, row = inside(series)
+        names.check(children, where.take(row), column)
+
+
+def _names(text: bytes, names: ActionNames, where: Where, row: int, column: str) -> list[str] | None:
+    try:
+        found = msgspec.json.decode(text)
+    except ValueError as error:
+        where.refuse(row, f"{column}: {in_words(error)}")
+    if found is None:
+        return None
+    listed = cast("list[Any]", found)
+    if not isinstance(found, list) or any(isinstance(one, (dict, list)) for one in listed):
+        where.refuse(row, f"{column} is {text.decode()[:80]}; it must be a list of names, of marks or of maps")
+    if all(isinstance(one, str) for one in listed):
+        return cast("list[str]", listed)
+    return names.masked(listed, where, row, column)
+
+
+def _maps_of_json(texts: Sequence[bytes], where: Where, column: str) -> pl.Series:
+    try:
+        found = _LISTS.decode(b"[" + b",".join(texts) + b"]")
+    except ValueError:
+        for i, text in enumerate(texts):
+            try:
+                _LIST.decode(text)
+            except ValueError as error:
+                where.refuse(i, f"{column}: {in_words(error)}; it must be a list of maps of ids to numbers")
+        raise
+    counts = np.fromiter((len(one or ()) for one in found), np.int64, len(found))
+    maps = maps_of_dicts([one for listed in found if listed for one in listed])
+    maps.check(where.take(np.repeat(np.arange(len(found)), counts)), column)
+    return lists(_struct(maps, column), counts, np.array([one is None for one in found]))
+
+
+def _struct(maps: Maps, name: str) -> pl.Series:
+    if not maps.ids:
+        return pl.Series(name, [{} for _ in maps.given], dtype=pl.Struct({}))
+    return pl.DataFrame(maps.columns("")).to_struct(name)
+
+
+def _marked(
+    marks: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    null: NDArray[np.bool_],
+    told: tuple[ActionNames, Where, str],
+) -> pl.Series:
+    """Lists of the names that marks [m] mark."""
+    names, where, column = told
+    row = np.repeat(np.arange(len(counts)), counts)
+    wrong = np.flatnonzero(~np.isin(marks, (0.0, 1.0)))
+    lengths = counts[counts > 0]
+    odd = np.flatnonzero(
+        (counts > 0) & (counts != (len(names.names) if names.names is not None else lengths[:1].sum()))
+    )
+    for bad in (*row[wrong[:1]], *odd[:1]):
+        mask = [float(value) for value in marks[row == bad]]
+        names.masked(mask, where, int(bad), column)
+        where.refuse(int(bad), f"{column} marks {len(mask)} actions, and rows before mark {lengths[0]}")
+    place = np.arange(len(marks)) - np.repeat(np.cumsum(counts) - counts, counts)
+    taken = marks == 1
+    width = int(counts.max(initial=0))
+    called = np.array(names.names if names.names is not None else [str(i) for i in range(width)], dtype=object)
+    children = pl.Series(column, called[place[taken]].tolist(), dtype=pl.String)
+    return lists(children, np.bincount(row[taken], minlength=len(counts)), null)

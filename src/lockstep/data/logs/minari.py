@@ -1,0 +1,135 @@
+"""Minari data sets as logs."""
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from lockstep.data.logs.files import is_minari
+from lockstep.data.logs.frame import Found
+from lockstep.data.logs.maps import Maps, Where
+from lockstep.data.logs.schema import Schema
+from lockstep.errors import ConfigError
+
+_MOST_ROWS, _CELLS = 100_000, 1 << 23
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files of a Minari data set."""
+    if not is_minari(path):
+        return path.stat().st_size
+    folder = path if path.is_dir() else _root(path)
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], None]) -> Iterator[Found]:
+    """All steps of a data set; `mdp_id` is the number of the episode.
+
+    Numbers of an observation, flattened, have the ids 0, 1, ...; those of a continuous action count on from there.
+
+    Raises:
+        ConfigError: it cannot be read, or its spaces are neither numbers nor one choice.
+    """
+    if schema.own:
+        raise ConfigError(f"--columns says what columns are called, and {path} is a Minari dataset, which has none")
+    data, size = _opened(path), size_of(path)
+    observation, action = data.observation_space, data.action_space
+    width = _numbers_of(observation, "observations", path)
+    if type(action).__name__ not in ("Discrete", "Box"):
+        raise ConfigError(f"{path}: actions are {action}; a log takes one choice (Discrete) or numbers (Box)")
+    rows = max(1, min(_MOST_ROWS, _CELLS // (2 * width + 1)))
+    total = max(int(data.total_steps), 1)
+    held, steps, done = list[Any](), 0, 0
+    for episode in data.iterate_episodes():
+        held.append(episode)
+        steps += len(episode.rewards)
+        if steps >= rows:
+            yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, (action, schema))
+            held, steps, done = [], 0, done + steps
+            advance(size * done // total)
+    if steps:
+        yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, (action, schema))
+
+
+def _found(episodes: list[Any], where: Where, file: int, told: tuple[Any, Schema]) -> Found:
+    action, schema = told
+    lengths = [len(episode.rewards) for episode in episodes]
+    found = Found(where, file)
+    observations = [np.asarray(episode.observations, np.float64) for episode in episodes]
+    observations = [one.reshape(len(one), -1) for one in observations]
+    reward = np.concatenate([np.asarray(episode.rewards, np.float64) for episode in episodes])
+    found.scalars = {
+        "mdp_id": pl.Series(np.repeat([str(episode.id) for episode in episodes], lengths)),
+        "sequence_number": pl.Series(np.concatenate([np.arange(n) for n in lengths])),
+        "reward": pl.Series(_finite(reward[:, None], where, "reward")[:, 0]),
+        "terminated": pl.Series(np.concatenate([np.asarray(e.terminations, np.bool_) for e in episodes])),
+        "truncated": pl.Series(np.concatenate([np.asarray(e.truncations, np.bool_) for e in episodes])),
+    }
+    for prefix, part in (("state", slice(None, -1)), ("next_state", slice(1, None))):
+        found.maps[prefix] = _maps(np.concatenate([one[part] for one in observations]), 0, where, prefix)
+    taken = np.concatenate([np.asarray(episode.actions) for episode in episodes])
+    if type(action).__name__ == "Box":
+        numbers = taken.reshape(len(reward), -1).astype(np.float64)
+        found.actions["action"] = _maps(numbers, len(found.maps["state"].ids), where, "action")
+    else:
+        index = taken.reshape(-1).astype(np.int64) - int(action.start)
+        wrong = np.flatnonzero((index < 0) | (index >= action.n))
+        names = schema.names.names or tuple(str(i) for i in range(int(action.n)))
+        if len(names) != action.n:
+            raise ConfigError(f"{where.path} has {action.n} actions, and actions={','.join(names)} are {len(names)}")
+        if len(wrong):
+            where.refuse(int(wrong[0]), f"action {taken.reshape(-1)[wrong[0]]} is not in {action}")
+        found.actions["action"] = pl.Series(np.array(names, dtype=object)[index].tolist(), dtype=pl.String)
+    return found
+
+
+def _maps(values: NDArray[np.float64], first: int, where: Where, name: str) -> Maps:
+    ids = tuple(str(first + k) for k in range(values.shape[1]))
+    return Maps(ids, _finite(values, where, name), np.ones(len(values), np.bool_))
+
+
+def _finite(values: NDArray[np.float64], where: Where, name: str) -> NDArray[np.float64]:
+    if (bad := ~np.isfinite(values)).any():
+        row, k = (int(i) for i in np.argwhere(bad)[0])
+        where.refuse(row, f"{name}, number {k}, is {values[row, k]}")
+    return values
+
+
+def _numbers_of(space: Any, what: str, path: Path) -> int:
+    """How many numbers a value of a space is."""
+    if type(space).__name__ not in ("Box", "MultiBinary", "Discrete"):
+        raise ConfigError(f"{path}: {what} are {space}; a log takes numbers (Box)")
+    shape: tuple[int, ...] = space.shape or ()
+    return math.prod(shape)
+
+
+def _opened(path: Path) -> Any:
+    minari = _minari(path, "minari")
+    try:
+        return minari.MinariDataset(path / "data") if path.is_dir() else minari.load_dataset(_name(path))
+    except ImportError as error:
+        raise ConfigError(f"{path} needs another package: {error}") from error
+    except (OSError, ValueError, KeyError) as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not a Minari dataset that can be read here ({said})") from error
+
+
+def _minari(path: Path, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{path} is a Minari dataset ({error}); pip install 'lockstep-rl[minari]'") from error
+
+
+def _name(path: Path) -> str:
+    return str(path).removeprefix("minari:")
+
+
+def _root(path: Path) -> Path:
+    """Where Minari keeps a data set of this machine."""
+    return Path(_minari(path, "minari.storage").get_dataset_path(_name(path)))

@@ -1,0 +1,173 @@
+"""What the columns of a log are called, by the schema and in the user's own tables."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from lockstep.config import settings
+from lockstep.data.logs.actions import ActionNames
+from lockstep.data.logs.column_guess import Own, suggested, usual
+from lockstep.errors import ConfigError
+
+MAPS = {"state_features": "state", "next_state_features": "next_state", "metrics": "metric"}
+"""Columns that are maps, and what comes before an id where each id has a column of its own, `state:0`."""
+ACTIONS = ("action", "next_action")
+LISTS = ("possible_actions", "possible_next_actions")
+NUMBERS = ("reward", "propensity", "time_diff")
+FLAGS = ("terminated", "truncated")
+REQUIRED = ("mdp_id", "sequence_number")
+SCHEMA = (*REQUIRED, *MAPS, *ACTIONS, *LISTS, *NUMBERS, *FLAGS)
+"""All columns."""
+ALIASES = {"propensity": "action_probability"}
+"""Columns with a second name."""
+IGNORED = ("ds", "_file", "_row", "has_next_state")
+"""What a log may have and nothing is said about."""
+_SPREAD = (*MAPS, *ACTIONS)
+_MOST_NAMES = 20
+"""Columns of a log that a message names."""
+
+
+@dataclass(slots=True)
+class Schema:
+    """How to find the columns of the schema in a log, and what was noted on the way.
+
+    Attributes:
+        own: by schema name, what the user calls a column; others have their own names.
+        names: of discrete actions.
+        notes: what the user should be told once, one line each.
+    """
+
+    own: dict[str, Own] = field(default_factory=dict[str, Own])
+    names: ActionNames = field(default_factory=ActionNames)
+    notes: list[str] = field(default_factory=list[str])
+    _noted: set[str] = field(default_factory=set[str])
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any] | None, actions: Sequence[str] | None) -> "Schema":
+        """From what the user says. Raises `ConfigError` for what is not a mapping of the schema's names."""
+        if actions is not None and len(set(actions)) != len(actions):
+            raise ConfigError(f"actions={','.join(actions)} names one twice; each needs a name of its own")
+        own = {name: _own(name, value) for name, value in (columns or {}).items()}
+        return cls(own, ActionNames(None if actions is None else tuple(actions)))
+
+    def called(self, name: str, there: Iterable[str]) -> str | None:
+        """What a column of the schema is called among those that are `there`; `None`: it is not, or it is spread."""
+        mine = self.own.get(name, name)
+        if not isinstance(mine, str):
+            return None
+        other = ALIASES.get(name) if name not in self.own else None
+        there = set(there)
+        if other in there and mine in there:
+            raise ConfigError(f"the log has both {mine} and {other}, which mean the same; say which in --columns")
+        return mine if mine in there else other if other in there else None
+
+    def spread(self, name: str, there: Iterable[str] = ()) -> dict[str, str]:
+        """The columns that hold one id each of a map, by id: as the user says, or those named `state:ID` and so on."""
+        mine = self.own.get(name)
+        if isinstance(mine, dict):
+            return mine
+        prefix = MAPS.get(name, name) + ":"
+        return {} if mine else {column.removeprefix(prefix): column for column in there if column.startswith(prefix)}
+
+    def taken(self, there: Sequence[str]) -> set[str]:
+        """Those columns that mean something."""
+        found = {column for name in SCHEMA if (column := self.called(name, there)) is not None}
+        return found | {column for name in _SPREAD for column in self.spread(name, there).values()}
+
+    def note_others(self, there: Sequence[str], path: Path) -> None:
+        """Note columns that are left out; each once."""
+        new = [c for c in there if c not in self.taken(there) and c not in IGNORED and c not in self._noted]
+        if new:
+            self._noted.update(new)
+            meant = {
+                name: column
+                for name in SCHEMA
+                if name not in self.own
+                and self.called(name, there) is None
+                and not self.spread(name, there)
+                and (column := usual(name, new)) is not None
+            }
+            hint = "".join(
+                f"; if {column} is the {name}, --columns says so: {name}: {column}" for name, column in meant.items()
+            )
+            self.notes.append(
+                f"{path}: columns left out, since no column of a log has such a name: {_listed(new)}{hint}"
+            )
+
+    def note(self, line: str) -> None:
+        """Keep a line for the user; the same one once."""
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def check(
+        self, there: Sequence[str], path: Path, kinds: Callable[[], Mapping[str, str]], *, by_prefix: bool = True
+    ) -> None:
+        """Raise `ConfigError` where columns are missing that every log has, or that the user named.
+
+        Args:
+            there: the columns of a file.
+            path: the file, for messages.
+            kinds: of its columns, `number` or `map`, where that is known; asked only where one is missing.
+            by_prefix: maps may be spread over columns such as `state:ID`, which a table has from its first row on.
+        """
+        for name, mine in self.own.items():
+            for column in [mine] if isinstance(mine, str) else mine.values():
+                if column not in there:
+                    raise ConfigError(
+                        f"{path} has no column {column}, which --columns (or the data of --like) names for {name}; "
+                        f"it has {_listed(there)}"
+                    )
+        missing = [
+            name
+            for name in (*REQUIRED, "state_features", "action", "reward")
+            if self.called(name, there) is None
+            and not (name in _SPREAD and self.spread(name, there if by_prefix else ()))
+        ]
+        if missing:
+            taken = self.taken(there) if by_prefix else {self.called(name, there) for name in SCHEMA}
+            left = [column for column in there if column not in taken and column not in IGNORED]
+            some = "columns" if len(missing) > 1 else "column"
+            raise ConfigError(
+                f"{path} has no {some} {', '.join(missing)}; it has {_listed(there)}. If they are called otherwise, "
+                "save these lines as columns.yaml, correct them, and add --columns columns.yaml:\n\n"
+                f"{suggested(self.own, missing, left, kinds())}\n"
+            )
+
+
+def read_columns(path: Path) -> dict[str, Any]:
+    """The mapping of a YAML or JSON file: for each name of the schema what the column is called.
+
+    For maps it may be a list of columns, whose names are then the ids, or a map of ids to columns.
+    """
+    try:
+        found = settings.parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--columns {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--columns {path} does not hold a mapping; write lines such as mdp_id: episode")
+    return cast("dict[str, Any]", found)
+
+
+def _own(name: str, value: Any) -> Own:
+    if name in ALIASES.values():
+        name = next(key for key, other in ALIASES.items() if other == name)
+    if name not in SCHEMA:
+        near = difflib.get_close_matches(name, SCHEMA, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(SCHEMA)}"
+        raise ConfigError(f"--columns: no column of a log is called {name}{hint}")
+    if isinstance(value, str):
+        return value
+    if name in _SPREAD and isinstance(value, list) and value:
+        return {str(column): str(column) for column in cast("list[Any]", value)}
+    if name in _SPREAD and isinstance(value, dict) and value:
+        return {str(key): str(column) for key, column in cast("dict[Any, Any]", value).items()}
+    kinds = "the name of a column" + (", a list of columns, or a map of ids to columns" if name in _SPREAD else "")
+    raise ConfigError(f"--columns: {name} is {value!r}; it must be {kinds}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (
+        f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    )

@@ -1,0 +1,231 @@
+"""Logs that are tables: Parquet and CSV."""
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TypeVar, cast
+
+import numpy as np
+import polars as pl
+from polars.exceptions import PolarsError
+
+from lockstep.data.logs.actions import Actions, actions_of_series
+from lockstep.data.logs.files import COMPRESSIONS, kind_of, read_bytes
+from lockstep.data.logs.frame import Found
+from lockstep.data.logs.lists import lists_of_series
+from lockstep.data.logs.maps import Maps, Where, is_text, maps_of_series, numbers
+from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, REQUIRED, SCHEMA, Schema
+from lockstep.errors import ConfigError
+
+_MOST_ROWS, _CELLS = 100_000, 1 << 23
+_LOOKED_AT = 1000  # rows, to see how wide rows are
+_LARGEST = 4 << 30
+_SEPARATORS = (",", ";", "\t")
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+_T = TypeVar("_T")
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+class Tables:
+    """Reads Parquet and CSV logs of one schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[Found]:
+        """All rows of a file. `advance` is told how many bytes of it were read so far, about."""
+        text, size = kind_of(path) == "csv", path.stat().st_size
+        if not size:
+            return
+        try:
+            table = _csv(path) if text else pl.scan_parquet(path)
+            there = table.collect_schema().names()
+        except (PolarsError, OSError) as error:
+            raise _unreadable(path, error) from error
+        self._schema.check(there, path, lambda: _kinds(table, path, text=text))
+        self._schema.note_others(there, path)
+        table = table.select([name for name in there if name in self._schema.taken(there)])
+        total = None if text else _run(path, lambda: table.select(pl.len()).collect().item())
+        # The first rows say how wide rows are. They come alone: whoever wants no more starts nothing in the background.
+        first = _run(path, lambda: table.head(min(_LOOKED_AT, _MOST_ROWS)).collect())
+        if not len(first):
+            return
+        found = self._found(first, _where(path, 0, len(first), text), file, text)
+        yield found
+        width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
+        done, held = len(first), int(first.estimated_size()) if total is None else 0
+        for rows in _batches(path, table.slice(done), max(1, min(_MOST_ROWS, _CELLS // width))):
+            yield self._found(rows, _where(path, done, len(rows), text), file, text)
+            done += len(rows)
+            if total is None:
+                held += int(rows.estimated_size())
+            advance(min(size, held) if total is None else size * done // total)
+
+    def _found(self, rows: pl.DataFrame, where: Where, file: int, text: bool) -> Found:
+        schema, there = self._schema, rows.columns
+        called = {name: schema.called(name, there) for name in SCHEMA}
+        here = {name: rows[column] for name, column in called.items() if column is not None}
+        found = Found(where, file)
+        for name in (*REQUIRED, *NUMBERS, *FLAGS):
+            if name in here:
+                read = _id if name == "mdp_id" else _whole if name in REQUIRED else _flag if name in FLAGS else _number
+                found.scalars[name] = read(here[name], where, name, text)
+        for name in (*MAPS, *ACTIONS):
+            maps: Actions | None = self._map(rows, where, name, text)
+            if maps is None and name in here:
+                if name in ACTIONS:
+                    maps = actions_of_series(here[name], schema.names, where, name, text=text)
+                else:
+                    maps = maps_of_series(here[name], where, name)
+            if isinstance(maps, Maps) and name in MAPS:
+                found.maps[MAPS[name]] = maps
+            elif maps is not None:
+                found.actions[name] = maps
+        for name in LISTS:
+            if name in here:
+                found.lists[name] = lists_of_series(here[name], schema.names, where, name)
+        return found
+
+    def _map(self, rows: pl.DataFrame, where: Where, name: str, text: bool) -> Maps | None:
+        """A map whose ids have a column each, if it is such a one."""
+        spread = self._schema.spread(name, rows.columns)
+        if not spread:
+            return None
+        parts = [_number(rows[column], where, column, text) for column in spread.values()]
+        values = np.column_stack([np.asarray(part.to_numpy(), np.float64) for part in parts])
+        return Maps(tuple(spread), values, np.ones(len(values), np.bool_))
+
+
+def _where(path: Path, done: int, rows: int, text: bool) -> Where:
+    """Rows after the first `done`; the first line of a text table is its heading."""
+    return Where(path, np.arange(done + 1, done + rows + 1) + text)
+
+
+def _id(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
+    if series.dtype.is_integer() or is_text(series.dtype):
+        return series.cast(pl.String)
+    raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be text, or a whole number")
+
+
+def _whole(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
+    if text:
+        return _cast(series, pl.Int64(), where, name, "a whole number")
+    if not series.dtype.is_integer():
+        raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be a whole number")
+    return _cast(series, pl.Int64(), where, name, "a whole number below 2**63")
+
+
+def _number(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
+    if text:
+        series = _cast(series, pl.Float64(), where, name, "a number")
+    return pl.Series(name, numbers(series, where, name), nan_to_null=True)
+
+
+def _flag(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
+    if series.dtype == pl.Boolean or series.dtype == pl.Null:
+        return series.cast(pl.Boolean)
+    words = series.cast(pl.String).str.to_lowercase()
+    known = words.is_null() | words.is_in((*_TRUE, *_FALSE))
+    if not known.all():
+        row = int(cast(int, (~known).arg_max()))
+        where.refuse(row, f"{name} is {series[row]!r}; it must be true or false")
+    return words.is_in(_TRUE) & pl.select(pl.when(words.is_not_null()).then(pl.lit(value=True))).to_series()
+
+
+def _cast(series: pl.Series, dtype: pl.DataType, where: Where, name: str, what: str) -> pl.Series:
+    made = series.cast(dtype, strict=False)
+    bad = made.is_null() & series.is_not_null()
+    if bad.any():
+        row = int(cast(int, bad.arg_max()))
+        cell = series[row]
+        hint = f" (with a point: {cell.replace(',', '.')})" if re.fullmatch(r"-?\d+,\d+", str(cell)) else ""
+        where.refuse(row, f"{name} is {cell!r}; it must be {what}{hint}")
+    return made
+
+
+def _csv(path: Path) -> pl.LazyFrame:
+    """A text table; all cells are text, empty ones null."""
+    source: Path | io.BytesIO = path
+    if path.suffix.lower() in COMPRESSIONS:
+        source, size = io.BytesIO(), 0
+        for block, _ in read_bytes(path):
+            size += source.write(block)
+            if size > _LARGEST:
+                raise ConfigError(f"{path} holds more than 4 GiB; decompress it first, to be read in parts")
+        source.seek(0)
+    table = pl.scan_csv(source, separator=_separator(path), infer_schema=False)
+    return table.with_columns(pl.when(pl.all() != "").then(pl.all()))
+
+
+def _separator(path: Path) -> str:
+    """What stands between cells: that of which the heading has most, by the file's name where two have as many."""
+    by_name = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    first, _ = next(read_bytes(path), (b"", 0))
+    heading = _QUOTED.sub("", decode(first)).partition("\n")[0]
+    columns = {mark: heading.count(mark) for mark in _SEPARATORS}
+    return max(_SEPARATORS, key=lambda mark: (columns[mark], mark == by_name))
+
+
+def _kinds(table: pl.LazyFrame, path: Path, *, text: bool) -> dict[str, str]:
+    """Which columns hold numbers, and which maps, by their first rows."""
+    rows = _run(path, lambda: table.head(_LOOKED_AT).collect())
+    found: dict[str, str] = {}
+    for series in rows:
+        some = series.drop_nulls()
+        if series.dtype.is_numeric() or (
+            text and len(some) and some.cast(pl.Float64, strict=False).is_not_null().all()
+        ):
+            found[series.name] = "number"
+        elif isinstance(series.dtype, pl.Struct) or (is_text(series.dtype) and some.str.starts_with("{").all()):
+            found[series.name] = "map" if len(some) else "other"
+    return found
+
+
+def _batches(path: Path, table: pl.LazyFrame, rows: int) -> Generator[pl.DataFrame]:
+    reading = iter(_run(path, lambda: table.collect_batches(chunk_size=rows)))
+    while True:
+        batch = _run(path, lambda: next(reading, None))
+        if batch is None:
+            return
+        if len(batch):
+            yield batch
+
+
+def _run(path: Path, call: Callable[[], _T]) -> _T:
+    try:
+        return call()
+    except (PolarsError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    said = str(error).partition("\n")[0]
+    if kind_of(path) == "csv" and (longer := _longer_line(path)):
+        said = longer
+    if "empty CSV" in said:
+        return ConfigError(f"{path} is empty; a log has a row for each decision")
+    return ConfigError(f"{path} cannot be read ({said}); is it whole? Copy it again")
+
+
+def _longer_line(path: Path) -> str | None:
+    """Which row of a CSV has more cells than its heading, if there is one."""
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    blocks = (decode(block) for block, _ in read_bytes(path))
+    rows = csv.reader(_lines(blocks), delimiter=_separator(path))
+    heading = next(rows, list[str]())
+    for row in rows:
+        if len(row) > len(heading):
+            return f"row {rows.line_num} has {len(row)} cells, and the heading has {len(heading)}"
+    return None
+
+
+def _lines(blocks: Iterator[str]) -> Iterator[str]:
+    rest = ""
+    for block in blocks:
+        *lines, rest = (rest + block).split("\n")
+        yield from (line + "\n" for line in lines)
+    yield rest

@@ -1,0 +1,161 @@
+"""Writing a log in the schema of `lockstep.data.logs.format`: JSON lines or Parquet."""
+
+import bz2
+import contextlib
+import gzip
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from lockstep.data.logs.files import kind_of
+from lockstep.data.packages import needed
+from lockstep.errors import ConfigError, RunError
+
+Row = Mapping[str, Any]
+"""One decision: columns of the schema, maps as dicts; a column that is not known is left out, or None."""
+_PART_ROWS = 50_000  # of Parquet that are kept in memory
+_ZSTD_LEVEL = 6
+
+
+class LogWriter:
+    """Writes rows beside and renames them when all are written; leaving by an error leaves nothing.
+
+    Args:
+        path: `.jsonl` or `.json` (also with .gz, .bz2, .zst): a row in each line; `.parquet`: maps are of the type MAP.
+
+    Raises:
+        ConfigError: the file is there already, its name says no format, or it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        kind = kind_of(path)
+        if kind not in ("json", "parquet"):
+            raise ConfigError(f"{path}: a log is written as .jsonl (also with .gz, .bz2 or .zst) or as .parquet")
+        if path.exists():
+            raise ConfigError(f"{path} is there already; choose another name, or remove it")
+        self.path, self.num_rows = path, 0
+        self._beside = path.with_name(f".{path.name}.part")
+        self._held: list[Row] = []
+        self._parts: list[Path] = []
+        self._file: Any = None
+        if kind == "parquet":
+            needed("polars", "offline")
+        elif path.suffix.lower() == ".zst":
+            needed("zstandard", "offline")
+        self._opened = contextlib.ExitStack()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if kind == "parquet":
+                shutil.rmtree(self._beside, ignore_errors=True)
+                self._beside.mkdir()
+            else:
+                raw = self._opened.enter_context(self._beside.open("wb"))
+                self._file = self._opened.enter_context(_compressor(raw, path.suffix.lower()))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written ({error.strerror}); choose another place") from error
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows. Numbers must be finite. Raises `RunError` where they cannot be written."""
+        self.num_rows += len(rows)
+        with self._told():
+            if self._file is not None:
+                self._file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+                return
+            self._held.extend(rows)
+            if len(self._held) >= _PART_ROWS:
+                self._write_part()
+
+    def close(self) -> None:
+        """Finish the file; it is there, whole, after this. Raises `RunError` where it cannot be written."""
+        with self._told():
+            if self._file is not None:
+                self._opened.close()
+                self._beside.rename(self.path)
+                return
+            import polars as pl
+
+            if self._held or not self._parts:
+                self._write_part()
+            whole = self._beside / "whole.parquet"
+            pl.scan_parquet(self._parts).sink_parquet(whole)
+            whole.rename(self.path)
+            shutil.rmtree(self._beside)
+
+    def __enter__(self) -> "LogWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Remove what is half-written, if anything is."""
+        with contextlib.suppress(OSError):
+            self._opened.close()
+        if self._file is not None:
+            self._beside.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self._beside, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _told(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"{self.path} could not be written: {error.strerror or error}") from error
+        except Exception as error:  # polars has its own, not all of them an OSError, when a disk is full
+            if self._file is not None or type(error).__module__.partition(".")[0] != "polars":
+                raise
+            raise RunError(f"{self.path} could not be written: {error}; is the disk full?") from error
+
+    def _write_part(self) -> None:
+        self._parts.append(self._beside / f"{len(self._parts):05}.parquet")
+        _table(self._held).write_parquet(self._parts[-1])
+        self._held = []
+
+
+def _compressor(raw: BinaryIO, suffix: str) -> Any:
+    if suffix == ".gz":
+        return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)  # same rows, same bytes
+    if suffix == ".bz2":
+        return bz2.BZ2File(raw, "wb")
+    if suffix == ".zst":
+        return needed("zstandard", "offline").ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(raw)
+    return contextlib.nullcontext(raw)
+
+
+def _table(rows: Sequence[Row]) -> Any:
+    """Rows as a table, with all columns of the schema that any log of this kind could have."""
+    import polars as pl
+
+    from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, SCHEMA
+
+    parametric = any(isinstance(row.get("action"), Mapping) for row in rows)
+    entry = pl.List(pl.Struct({"key": pl.String, "value": pl.Float64}))
+    kinds: dict[str, Any] = {"mdp_id": pl.String, "sequence_number": pl.Int64}
+    kinds |= dict.fromkeys(NUMBERS, pl.Float64) | dict.fromkeys(FLAGS, pl.Boolean) | dict.fromkeys(MAPS, entry)
+    kinds |= dict.fromkeys(ACTIONS, entry if parametric else pl.String)
+    kinds |= dict.fromkeys(LISTS, pl.List(entry) if parametric else pl.List(pl.String))
+    table = pl.DataFrame([pl.Series(name, [_plain(row.get(name)) for row in rows], kinds[name]) for name in SCHEMA])
+    made: Any = getattr(pl, "Map", None)
+    if made is None:  # an older polars writes lists of key and value, which are read as maps too
+        return table
+    as_map = made(pl.String, pl.Float64)
+    table = table.with_columns(pl.col(name).cast(as_map) for name, kind in kinds.items() if kind == entry)
+    return table.with_columns(pl.col(name).cast(pl.List(as_map)) for name in LISTS if parametric)
+
+
+def _plain(value: Any) -> Any:
+    """Maps as lists of key and value, within lists too."""
+    if isinstance(value, Mapping):
+        return [{"key": key, "value": one} for key, one in cast("Mapping[str, float]", value).items()]
+    return [_plain(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value

@@ -1,0 +1,190 @@
+"""A frame of a log as plain arrays: numbers for names, hashes for trajectories, lists of actions kept once.
+
+Shapes: n rows, m items of all lists, F numbers of an item.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.preparation import lists as of_actions
+from lockstep.data.preparation.hashing import bits, of_columns, of_names, of_strings
+from lockstep.data.preparation.lists import Lists
+from lockstep.errors import ConfigError
+
+LISTS = ("possible_actions", "possible_next_actions")
+_MAX_NAMES = 10_000
+FLAGS = ("terminated", "truncated")
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows of a log, as columns of their own.
+
+    Columns: `hash_0`, `hash_1` (of mdp_id) uint64; `sequence_number` int64; `file` uint32 and `row` int64 (where it was
+    logged); `reward`, `time_diff`, `propensity`, `state:ID`, `metric:NAME`, `next_state:ID` and, parametric,
+    `action:ID` and `next_action:ID` float64, NaN where absent; discrete `action`, `next_action` int32, -1 where absent;
+    `has_action`, `has_next_action`, `has_next_state` bool; `terminated`, `truncated` int8, -1 where unknown.
+    """
+
+    columns: dict[str, NDArray[Any]]
+    lists: dict[str, Lists]
+
+    def __len__(self) -> int:
+        return len(self.columns["sequence_number"])
+
+    def taken(self, rows: NDArray[Any]) -> "Block":
+        """Some of the rows, in their order."""
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        return Block(columns, {name: lists.taken(rows) for name, lists in self.lists.items()})
+
+    def named(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Columns `prefix:NAME`, by name."""
+        return {name[len(prefix) + 1 :]: self.columns[name] for name in self.columns if name.startswith(prefix + ":")}
+
+    def table(self, prefix: str, ids: Iterable[str]) -> NDArray[np.float64]:
+        """Columns `prefix:ID` as one array [n, F]; NaN where a column is not here."""
+        ids = tuple(ids)
+        found = np.full((len(self), len(ids)), np.nan)
+        for place, name in enumerate(ids):
+            if (column := self.columns.get(f"{prefix}:{name}")) is not None:
+                found[:, place] = column
+        return found
+
+
+def joined(blocks: list[Block]) -> Block:
+    """Rows of several blocks, one after another; a column that one lacks is absent in its rows."""
+    if len(blocks) == 1:
+        return blocks[0]
+    names = {name: column.dtype for block in blocks for name, column in block.columns.items()}
+    columns = {
+        name: np.concatenate(
+            [b.columns[name] if name in b.columns else _absent(dtype, len(b)) for b in blocks], dtype=dtype
+        )
+        for name, dtype in names.items()
+    }
+    present = {name: found.items for block in blocks for name, found in block.lists.items()}
+    return Block(
+        columns,
+        {
+            name: of_actions.joined([b.lists.get(name) or of_actions.none(len(b), items) for b in blocks])
+            for name, items in present.items()
+        },
+    )
+
+
+def _absent(dtype: np.dtype[Any], rows: int) -> NDArray[Any]:
+    if dtype.kind == "f":
+        return np.full(rows, np.nan)
+    return np.full(rows, False if dtype.kind == "b" else -1, dtype)
+
+
+@dataclass(slots=True)
+class Coding:
+    """How a log's names become numbers, and what of it was seen so far. The same for all its frames."""
+
+    kind: str
+    names: dict[str, int] = field(default_factory=dict[str, int])
+    """Discrete: number of each action's name, as they came."""
+    action_ids: list[str] = field(default_factory=list[str])
+    """Parametric: columns of the items of lists, as they came."""
+
+    def block(self, frame: Any) -> Block:
+        """A frame of `lockstep.data.logs.format` as arrays."""
+        hashes = of_strings(frame["mdp_id"])
+        columns = {"hash_0": hashes[0], "hash_1": hashes[1], "sequence_number": frame["sequence_number"].to_numpy()}
+        columns |= {"file": frame["_file"].to_numpy(), "row": frame["_row"].to_numpy()}
+        for name in frame.columns:
+            if name.partition(":")[0] in ("state", "next_state", "metric", "reward", "propensity", "time_diff"):
+                columns[name] = numbers(frame[name])
+            elif name in FLAGS:
+                columns[name] = frame[name].cast(int).fill_null(-1).to_numpy().astype(np.int8)
+        if "has_next_state" in frame.columns:
+            columns["has_next_state"] = frame["has_next_state"].fill_null(value=False).to_numpy()
+        columns |= self._actions(frame, "action") | self._actions(frame, "next_action")
+        lists = {name: self._lists(frame[name]) for name in LISTS if name in frame.columns}
+        return Block({name: np.ascontiguousarray(column) for name, column in columns.items()}, lists)
+
+    def _actions(self, frame: Any, prefix: str) -> dict[str, NDArray[Any]]:
+        if self.kind == "discrete":
+            if prefix not in frame.columns:
+                return {}
+            codes = self._codes(frame[prefix])
+            return {prefix: codes, f"has_{prefix}": codes >= 0}
+        found = {name: numbers(frame[name]) for name in frame.columns if name.startswith(prefix + ":")}
+        self._know(name.partition(":")[2] for name in found)
+        present = [~np.isnan(column) for column in found.values()]
+        return found | ({f"has_{prefix}": np.logical_or.reduce(present)} if present else {})
+
+    def _know(self, ids: Iterable[str]) -> None:
+        self.action_ids += [name for name in ids if name not in self.action_ids]
+
+    def _codes(self, series: Any) -> NDArray[np.int32]:
+        found = self._known(series)
+        if found.null_count() > series.null_count():
+            for name in series.unique().drop_nulls().sort().to_list():
+                self.names.setdefault(name, len(self.names))
+            if len(self.names) > _MAX_NAMES:
+                raise ConfigError(
+                    f"the log names more than {_MAX_NAMES} different actions ({', '.join(list(self.names)[:3])}, ...); "
+                    "describe actions by features: {id: value} (--kind parametric)"
+                )
+            found = self._known(series)
+        return numbers(found.cast(int), -1).astype(np.int32)
+
+    def _known(self, series: Any) -> Any:
+        """Numbers of names that have one, null for others."""
+        import polars as pl
+
+        return series.cast(pl.Enum(list(self.names)), strict=False).to_physical()
+
+    def _lists(self, series: Any) -> Lists:
+        lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+        logged = series.is_not_null().to_numpy()
+        flat = series.explode(empty_as_null=False, keep_nulls=False)
+        index = np.where(logged, np.cumsum(logged) - 1, -1)
+        offsets = of_actions.offsets_of(lengths[logged])
+        if self.kind == "discrete":
+            if (shared := _shared(flat, lengths[logged])) is not None:
+                return Lists(np.where(logged, 0, -1), of_actions.offsets_of(lengths[logged][:1]), self._codes(shared))
+            codes = self._codes(flat)
+            return of_actions.deduplicated(Lists(index, offsets, codes), _code_hashes)
+        fields = flat.struct.unnest()
+        self._know(fields.columns)
+        items = np.full((len(flat), len(self.action_ids)), np.nan)
+        for name in fields.columns:
+            items[:, self.action_ids.index(name)] = numbers(fields[name])
+        return of_actions.deduplicated(Lists(index, offsets, items), lambda some: item_hashes(some, self.action_ids))
+
+
+def _shared(flat: Any, lengths: NDArray[np.int64]) -> Any:
+    """The one list of names that all lists are, as they are in most logs; `None` if they are not one."""
+    width = int(lengths[0]) if len(lengths) else 0
+    if not width or flat.null_count() or (lengths != width).any():
+        return None
+    return flat.head(width) if (flat.slice(width) == flat.slice(0, len(flat) - width)).all() else None
+
+
+def item_hashes(items: NDArray[np.float64], ids: Iterable[str]) -> NDArray[np.uint64]:
+    """Lanes [2, m] of actions [m, F], whatever the order of their columns."""
+    order = sorted((name, place) for place, name in enumerate(ids))
+    return of_columns("action", [(name, bits(items[:, place])) for name, place in order], len(items))
+
+
+def _code_hashes(codes: NDArray[Any]) -> NDArray[np.uint64]:
+    return of_columns("item", [("name", codes.astype(np.uint64))], len(codes))
+
+
+def name_hashes(codes: NDArray[Any], names: Mapping[str, int]) -> NDArray[np.uint64]:
+    """Lanes [2, m] of actions by name [m]; -1 is no action."""
+    table = np.zeros((2, len(names) + 1), np.uint64)
+    table[:, : len(names)] = of_names(sorted(names, key=lambda name: names[name])).T
+    return table[:, codes]
+
+
+def numbers(series: Any, absent: float = np.nan) -> NDArray[Any]:
+    """A polars Series of numbers, with another number for null."""
+    return series.fill_null(absent).to_numpy() if series.null_count() else series.to_numpy()

@@ -1,0 +1,126 @@
+"""What rows of a log say of each other and cannot both be true. Each message names the rows.
+
+Shapes: n rows of whole trajectories, in order.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.preparation.blocks import Block
+from lockstep.data.preparation.hashing import Words, of_lists
+from lockstep.data.preparation.lists import Lists
+from lockstep.errors import ConfigError
+
+Where = Callable[[int], str]
+_Bools = NDArray[np.bool_]
+_Index = NDArray[np.int64]
+_LARGEST = float(np.finfo(np.float32).max)
+_TOLERANCE = 1e-5
+"""Relative: a state that was logged twice, once in half the precision, is still the same."""
+
+
+def check_once(block: Block, last: _Bools, where: Where) -> None:
+    """Refuse two rows of a trajectory with one sequence number."""
+    number = block.columns["sequence_number"]
+    twice = np.flatnonzero(~last[:-1] & (number[1:] == number[:-1]))
+    if twice.size:
+        raise ConfigError(
+            f"{where(int(twice[0]) + 1)}: mdp_id and sequence_number={number[twice[0]]} are those of "
+            f"{where(int(twice[0]))}; log each decision once"
+        )
+
+
+def check_marks(columns: dict[str, NDArray[Any]], onward: _Bools, where: Where) -> None:
+    """Refuse a decision that ended an episode and is followed by another of the same trajectory [n]."""
+    for name in ("terminated", "truncated"):
+        if name in columns and (bad := np.flatnonzero(onward & (columns[name] == 1))).size:
+            raise ConfigError(
+                f"{where(int(bad[0]))}: {name} is true, but {where(int(bad[0]) + 1)} follows in the same trajectory; "
+                "give each episode an mdp_id of its own"
+            )
+
+
+def check_numbers(block: Block, kept: _Bools, where: Where) -> None:
+    """Every decision needs a reward, and each metric that any row has; a metric named reward is not used."""
+    metrics = (name for name in block.columns if name.startswith("metric:") and name != "metric:reward")
+    for name in ("reward", *metrics):
+        column = block.columns.get(name)
+        bad = np.flatnonzero(kept if column is None else kept & np.isnan(column))
+        if bad.size:
+            what = name.replace("metric:", "the metric ")
+            raise ConfigError(f"{where(int(bad[0]))}: {what} is missing; log it for every decision")
+        if column is not None and (bad := np.flatnonzero(kept & (np.abs(column) > _LARGEST))).size:
+            what, value = name.replace("metric:", "the metric "), float(column[bad[0]])
+            raise ConfigError(f"{where(int(bad[0]))}: {what} {value:g} is too large for 32 bits; scale or correct it")
+
+
+def check_next(block: Block, following: _Index, where: Where) -> _Bools:
+    """Compare logged next columns with the row that follows. Returns which rows [n] miss the row after them."""
+    columns, rows = block.columns, len(block)
+    gaps = np.zeros(rows, np.bool_)
+    for said, follows in _pairs(block):
+        kind = said.partition(":")[0]
+        asked = (following >= 0) & columns[f"has_{kind}"] & ~gaps
+        if kind == "next_action":
+            asked[:-1] &= columns["has_action"][1:]
+        at = np.flatnonzero(asked)
+        absent = np.full(rows, np.nan)
+        differ = at[_differ(columns.get(said, absent)[at], columns.get(follows, absent)[at + 1])]
+        if not differ.size:
+            continue
+        present = differ[~_missing(columns, differ)]
+        if present.size:
+            what = said.replace("next_state:", "next_state_features ").replace(":", " ")
+            raise ConfigError(
+                f"{where(int(present[0]))}: {what} is not that of the row that follows in its trajectory "
+                f"({where(int(present[0]) + 1)}); correct the log, or leave the next_ columns out"
+            )
+        gaps[differ] = True
+    return gaps
+
+
+def check_lists(own: Lists, ahead: Lists, following: _Index, where: Where, hashes: Callable[[Any], Words]) -> None:
+    """Compare logged possible next actions with the possible actions of the row that follows."""
+    at = np.flatnonzero(following >= 0)
+    at = at[(ahead.lengths[at] > 0) & (own.lengths[at + 1] > 0)]
+    if not at.size:
+        return
+    lanes = of_lists(hashes(own.items), own.offsets)
+    differ = at[lanes[0, ahead.index[at]] != lanes[0, own.index[at + 1]]]
+    if differ.size:
+        raise ConfigError(
+            f"{where(int(differ[0]))}: possible_next_actions are not the possible_actions of the row that follows in "
+            f"its trajectory ({where(int(differ[0]) + 1)}); correct the log, or leave the next_ columns out"
+        )
+
+
+def _pairs(block: Block) -> list[tuple[str, str]]:
+    """Columns that were logged twice: what the row says of the next, and what the next says itself."""
+    found = list[tuple[str, str]]()
+    for kind in ("state", "action"):
+        if f"has_next_{kind}" in block.columns:
+            names = (
+                [""]
+                if kind in block.columns
+                else [":" + name for name in block.named(kind) | block.named(f"next_{kind}")]
+            )
+            found += [(f"next_{kind}{name}", f"{kind}{name}") for name in names]
+    return found
+
+
+def _missing(columns: dict[str, NDArray[Any]], rows: _Index) -> _Bools:
+    """Whether the logged time to the next decision leads elsewhere than to the row that follows."""
+    if "time_diff" not in columns:
+        return np.zeros(len(rows), np.bool_)
+    number, time = columns["sequence_number"], columns["time_diff"]
+    return ~np.isnan(time[rows]) & (number[rows] + time[rows] != number[rows + 1])
+
+
+def _differ(said: NDArray[Any], follows: NDArray[Any]) -> _Bools:
+    if said.dtype.kind != "f":
+        return said != follows
+    near = np.abs(said - follows) <= _TOLERANCE * np.maximum(1.0, np.abs(follows))
+    return ~(near | (np.isnan(said) & np.isnan(follows)))

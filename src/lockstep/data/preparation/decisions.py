@@ -1,0 +1,231 @@
+"""From rows in order to the columns of prepared data: normalized, with what follows each row beside it.
+
+Shapes: n rows of whole trajectories, k of them kept, t lists of m items, S numbers of a state, A actions or K numbers
+of an action, M metrics, FA raw features of an action.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.features import Features
+from lockstep.data.preparation.blocks import Block, item_hashes
+from lockstep.data.preparation.lists import Lists, offsets_of, slices
+from lockstep.data.preparation.next_rows import Timeline
+
+Index = NDArray[np.int64]
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What prepared rows are made of."""
+
+    state: Features
+    metrics: tuple[str, ...]
+    action: Features | None
+    """Parametric only."""
+    actions: tuple[str, ...]
+    """Discrete only: their names."""
+    renumbered: NDArray[np.int32]
+    """Discrete only: the number of an action in the data, for its number while reading."""
+
+    @property
+    def kind(self) -> Literal["discrete", "parametric"]:
+        """`discrete` or `parametric`."""
+        return "discrete" if self.action is None else "parametric"
+
+    @property
+    def num_actions(self) -> int:
+        """A."""
+        return len(self.actions)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """As `DatasetInfo.sizes`."""
+        return self.state.size, self.num_actions if self.action is None else self.action.size, len(self.metrics)
+
+
+@dataclass(slots=True)
+class Decisions:
+    """Some prepared rows.
+
+    Attributes:
+        columns: as `lockstep.data.columns` has them, but for `trajectory`, which counts from 0 here.
+        rows: [k], which of the rows they are.
+        added: rows whose own action was not among those that were logged as possible.
+        lists: parametric, [k], which of the logged lists is that of each row; -1 where an action was added.
+    """
+
+    columns: Columns
+    rows: Index
+    added: int
+    lists: Index
+
+
+def decisions(block: Block, line: Timeline, schema: Schema, key: NDArray[np.uint64]) -> Decisions:
+    """Columns of the rows that are kept. `key` is that of all rows [n, 2]."""
+    rows = np.flatnonzero(line.kept)
+    after = line.following[rows]
+    goes_on = np.flatnonzero((after >= 0) & ~line.terminal[rows])
+    columns: Columns = {
+        "terminal": line.terminal[rows].view(np.uint8),
+        "continues": line.continues[rows].view(np.uint8),
+    }
+    ids = schema.state.ids
+    state = schema.state.normalize(block.table("state", ids))
+    columns["state"] = state.take(rows, 0)
+    columns["next_state"] = _following(state, after, goes_on)
+    logged = np.flatnonzero((after < 0) & ~line.terminal[rows])
+    if logged.size:
+        ends = block.taken(rows[logged])
+        columns["next_state"][logged] = schema.state.normalize(ends.table("next_state", ids))
+    columns |= _numbers(block, line, schema, rows)
+    columns["key"] = np.ascontiguousarray(key[rows])
+    make = _discrete if schema.action is None else _parametric
+    found, added, lists = make(block, line, schema, rows)
+    return Decisions(columns | found, rows, added, lists)
+
+
+def _following(table: NDArray[Any], after: Index, some: Index) -> NDArray[Any]:
+    """What stands in row `after` [k] of a table, for some of these k; the others are 0."""
+    found = table.take(after, 0)
+    others = np.ones(len(after), np.bool_)
+    others[some] = False
+    found[others] = 0
+    return found
+
+
+def _numbers(block: Block, line: Timeline, schema: Schema, rows: Index) -> Columns:
+    source = block.columns
+    trajectory = np.cumsum(line.first)[rows]
+    change = np.ones(len(rows), np.int64)
+    change[1:] = trajectory[1:] != trajectory[:-1]
+    unknown = np.full(len(block), np.nan)
+    return {
+        "reward": source["reward"][rows].astype(np.float32),
+        "metrics": block.table("metric", schema.metrics)[rows].astype(np.float32),
+        "time_diff": line.time_diff[rows].astype(np.float32),
+        "propensity": source.get("propensity", unknown)[rows].astype(np.float32),
+        "trajectory": np.cumsum(change) - 1,
+        "sequence_number": source["sequence_number"][rows],
+    }
+
+
+def _next_decision(block: Block, line: Timeline, rows: Index) -> tuple[Index, Index]:
+    """Which of the kept rows have a decision after them that is known, and which only say what it was."""
+    after, open_ = line.following[rows], ~line.terminal[rows]
+    decided = block.columns["has_action"]
+    follows = (after >= 0) & decided[after] & open_
+    said = block.columns.get("has_next_action", np.zeros(len(block), np.bool_))[rows] & ~follows & open_
+    return np.flatnonzero(follows), np.flatnonzero(said)
+
+
+def _discrete(block: Block, line: Timeline, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+    actions = np.append(schema.renumbered, np.int32(-1))
+    action = actions[block.columns["action"]]
+    follows, said = _next_decision(block, line, rows)
+    after = line.following[rows]
+    next_action = np.full(len(rows), -1, np.int32)
+    next_action[follows] = action[after[follows]]
+    if said.size:
+        next_action[said] = actions[block.columns["next_action"][rows[said]]]
+    number = len(line.lists.offsets) - 1
+    masks = np.zeros((number + 1, schema.num_actions), np.uint8)
+    masks[np.repeat(np.arange(number), np.diff(line.lists.offsets)), actions[line.lists.items]] = 1
+    masks[number] = 1  # where nothing is known, all are possible; index -1 finds this
+    possible = masks.take(line.lists.index, 0)  # `take` copies rows faster than an index does
+    decided = np.flatnonzero(action >= 0)
+    added = int((possible[decided, action[decided]] == 0).sum())
+    possible[decided, action[decided]] = 1
+    possible_next = masks.take(line.next_index[rows], 0)
+    possible_next[follows] = possible.take(after[follows], 0)
+    possible_next[line.terminal[rows]] = 0
+    some = np.flatnonzero(next_action >= 0)
+    possible_next[some, next_action[some]] = 1
+    columns = {"action": action[rows], "next_action": next_action}
+    columns |= {"possible_actions": possible.take(rows, 0), "possible_next_actions": possible_next}
+    return columns, added, np.zeros(0, np.int64)
+
+
+def _parametric(block: Block, line: Timeline, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+    features = schema.action
+    assert features is not None
+    raw = block.table("action", features.ids)
+    follows, said = _next_decision(block, line, rows)
+    after = line.following[rows]
+    later = block.taken(rows[said]).table("next_action", features.ids)
+    # One table of all actions: those of lists, then those taken, then those that were said to come next.
+    normal = features.normalize(np.concatenate([line.lists.items, raw, later]))
+    taken, coming = len(line.lists.items), len(line.lists.items) + len(raw)
+    own, index, added, lists = _own_lists(line.lists, raw, features.ids, block.columns["has_action"], taken)
+    next_own = np.full(len(rows), -1, np.int64)
+    next_own[follows] = after[follows]
+    ahead = _next_lists(line, rows, next_own, own, (said, coming))
+    next_action = _following(normal, taken + after, follows)
+    next_action[said] = normal[coming:]
+    has_next = np.zeros(len(rows), np.uint8)
+    has_next[follows] = has_next[said] = 1
+    mine, offsets = slices(own.offsets, rows)
+    columns = {
+        "action": normal.take(taken + rows, 0),
+        "next_action": next_action,
+        "has_next_action": has_next,
+        "action_index": index[rows].astype(np.int32),
+        "possible_actions": normal.take(own.items[mine], 0),
+        "possible_actions_offsets": offsets,
+        "possible_next_actions": normal.take(ahead.items, 0),
+        "possible_next_actions_offsets": ahead.offsets,
+    }
+    return columns, added, lists[rows]
+
+
+def _own_lists(
+    lists: Lists, raw: NDArray[np.float64], ids: tuple[str, ...], decided: NDArray[np.bool_], taken: int
+) -> tuple[Lists, Index, int, Index]:
+    """The possible actions of every row, with the one that was taken at the end where it was not among them.
+
+    Returns:
+        places of actions in the table of all actions, the place of the taken one in its list [n], how many rows with a
+        list did not have theirs in it, and which list of the log each row has [n], -1 if it is not one as it was.
+    """
+    lengths = lists.lengths
+    known = np.flatnonzero(lengths > 0)
+    items, _ = slices(lists.offsets, lists.index[known])
+    row = np.repeat(known, lengths[known])
+    first, second = item_hashes(lists.items, ids)
+    own_first, own_second = item_hashes(raw, ids)
+    equal = np.flatnonzero((first[items] == own_first[row]) & (second[items] == own_second[row]))
+    begins = np.cumsum(lengths) - lengths
+    equal = equal[np.diff(row[equal], prepend=-1) != 0]  # the first of several that are alike
+    index = lengths.copy()
+    index[row[equal]] = equal - begins[row[equal]]
+    missing = decided & (index == lengths)
+    offsets = offsets_of(lengths + missing)
+    flat = np.empty(int(offsets[-1]), np.int64)
+    flat[np.arange(len(items)) + np.repeat((offsets[:-1] - begins)[known], lengths[known])] = items
+    flat[offsets[1:][missing] - 1] = taken + np.flatnonzero(missing)
+    whole = Lists(np.arange(len(lengths)), offsets, flat)
+    return whole, index, int((missing & (lengths > 0)).sum()), np.where(missing, -1, lists.index)
+
+
+def _next_lists(line: Timeline, rows: Index, next_own: Index, own: Lists, said: tuple[Index, int]) -> Lists:
+    """The possible actions after each kept row: those of the decision that follows, or what the log says instead."""
+    log, which = line.lists, line.next_index[rows]
+    chosen = np.where(next_own >= 0, next_own, -1)
+    number, listed = len(own.offsets) - 1, (next_own < 0) & (which >= 0)
+    chosen[listed] = number + which[listed]
+    places, coming = said
+    alone = (next_own[places] < 0) & (which[places] < 0)
+    chosen[places[alone]] = number + len(log.offsets) - 1 + np.flatnonzero(alone)
+    lost = (chosen < 0) & ~line.terminal[rows]
+    chosen[lost] = rows[lost]  # nothing is known of the next state: what was possible before it
+    offsets = np.concatenate([own.offsets, own.offsets[-1] + log.offsets[1:]])
+    offsets = np.concatenate([offsets, offsets[-1] + 1 + np.arange(len(places))])
+    items = np.concatenate([own.items, np.arange(len(log.items)), coming + np.arange(len(places))])
+    empty = np.append(offsets, offsets[-1])
+    chosen[chosen < 0] = len(empty) - 2
+    take, found = slices(empty, chosen)
+    return Lists(np.arange(len(rows)), found, items[take])

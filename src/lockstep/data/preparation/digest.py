@@ -1,0 +1,84 @@
+"""A digest of a log that does not depend on the order of its rows: copies are recognised by it.
+
+Every row gives 128 bits, from its key and from everything that was logged in it; the digest is their sum.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.preparation.blocks import FLAGS, LISTS, Block, name_hashes
+from lockstep.data.preparation.hashing import Words, absorb_, bits, finish_, of_lists, of_names
+
+_MASK = (1 << 64) - 1
+
+Sums = tuple[int, int, int, int]
+"""Of both lanes, modulo 2^64: of keys, and of keys with contents."""
+
+
+class Digest:
+    """The sum over all rows that were added.
+
+    Args:
+        columns: those that the log has, in any of its rows.
+        names: number of each action's name while reading; empty where actions are described by features.
+        hashes: lanes [2, m] of the items of lists.
+    """
+
+    def __init__(
+        self, columns: Collection[str], names: dict[str, int], hashes: Callable[[NDArray[Any]], Words]
+    ) -> None:
+        kinds = ("state", "action", "metric", "reward", "propensity", "time_diff", *FLAGS)
+        self._columns = sorted(name for name in columns if name.partition(":")[0] in kinds)
+        self._next = sorted(name for name in columns if name.startswith("next_state:"))
+        self._salt = dict(zip(sorted(columns), of_names(sorted(columns))[:, 0], strict=True))
+        self._names, self._hashes = names, hashes
+        self._keys, self._rows = [0, 0], [0, 0]
+
+    def add(self, sums: Sums) -> None:
+        """Count rows."""
+        for total, lanes in ((self._keys, sums[:2]), (self._rows, sums[2:])):
+            total[:] = [(one + more) & _MASK for one, more in zip(total, lanes, strict=True)]
+
+    def sums(self, block: Block, key: Words, alone: NDArray[np.int64]) -> Sums:
+        """Of rows with keys [n, 2]; `alone` are those that no row follows, so that what they say of it counts."""
+        lanes = key.T.copy()
+        keys = lanes.sum(1, dtype=np.uint64)
+        for name in self._columns:
+            self._absorb(lanes, block, name)
+        for name in LISTS:
+            lists = block.lists[name]
+            if (lists.index >= 0).any():
+                table = np.zeros((2, len(lists.offsets)), np.uint64)
+                table[:, :-1] = of_lists(self._hashes(lists.items), lists.offsets)
+                absorb_(lanes, table[0, lists.index])
+                absorb_(lanes, table[1, lists.index])
+        if self._next and alone.size:
+            ends, few = block.taken(alone), lanes[:, alone]
+            for name in self._next:
+                self._absorb(few, ends, name)
+            lanes[:, alone] = few
+        rows = finish_(lanes).sum(1, dtype=np.uint64)
+        return int(keys[0]), int(keys[1]), int(rows[0]), int(rows[1])
+
+    @property
+    def rows(self) -> str:
+        """Of keys and contents, in hex."""
+        return "".join(f"{lane:016x}" for lane in self._rows)
+
+    @property
+    def keys(self) -> str:
+        """Of keys alone."""
+        return "".join(f"{lane:016x}" for lane in self._keys)
+
+    def _absorb(self, lanes: Words, block: Block, name: str) -> None:
+        column = block.columns.get(name)
+        if column is None:
+            words = bits(np.full(1, np.nan)) if name not in FLAGS else np.full(1, -1, np.int64).view(np.uint64)
+        elif name == "action":
+            words = name_hashes(column, self._names)[0]
+        else:
+            words = bits(column) if column.dtype.kind == "f" else column.astype(np.int64).view(np.uint64)
+        absorb_(lanes, words ^ self._salt[name])

@@ -1,0 +1,286 @@
+"""The two passes of preparing a log: all rows once to see what they have, then whole trajectories in order."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.columns import columns, ragged_names
+from lockstep.data.dataset_writer import DatasetWriter
+from lockstep.data.features import Features, ordered
+from lockstep.data.info import DatasetInfo
+from lockstep.data.preparation.blocks import LISTS, Block, Coding, item_hashes, name_hashes
+from lockstep.data.preparation.decisions import Decisions, Schema, decisions
+from lockstep.data.preparation.digest import Digest, Sums
+from lockstep.data.preparation.hashing import Words
+from lockstep.data.preparation.lists import Lists, none, widened
+from lockstep.data.preparation.next_rows import Rules, Timeline, order, timeline
+from lockstep.data.preparation.prefetch import ahead, in_order
+from lockstep.data.preparation.rules import Counts, words_of
+from lockstep.data.preparation.scan import FeatureSample, Sample, Seen, feature_sample_of, keys
+from lockstep.data.preparation.scratch import check_space
+from lockstep.data.preparation.spill import Spill
+from lockstep.errors import ConfigError
+from lockstep.system.cores import usable_cores
+
+Show = Callable[[str], None]
+CHECK_ROWS = 1000
+_PENDING, _GROUP = 12, 8
+"""Parts of the memory: rows that wait to be written, and rows of a group; the rest is for their copies."""
+_MOST_THREADS = 4
+_BAR = 20
+_SMALL, _GROUPS = 1 << 24, 1 << 9
+"""A group is small, so that its columns stay in the caches, but of a large log there are not many more than this."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """What reading a log once has told."""
+
+    coding: Coding
+    seen: Seen
+    sample: Sample
+    spill: Spill | None
+    num_samples: int
+    rows: int
+
+    def features(self) -> FeatureSample:
+        """The rows to tell types of features from."""
+        return feature_sample_of(self.sample, self.coding, self.num_samples)
+
+
+def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Show | None) -> Scan:
+    """Read a log, and write its rows to a directory if there is one."""
+    coding, seen = Coding(log.kind), Seen()
+    prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
+    sample, rows, clock = Sample(num_samples, prefixes), 0, _Clock(progress)
+    spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
+    for frame, done in ahead(_with_place(log)):
+        block = coding.block(frame)
+        seen.add(block)
+        sample.add(block, keys(block))
+        rows += len(block)
+        part = min(done / max(log.total_bytes, 1), 1.0)
+        if spill is not None and spill.add(block):
+            assert directory is not None
+            check_space(directory, spill.bytes * (1 / max(part, 0.01) - 1))
+        clock.tell("reading", rows, part)
+    if spill is not None:
+        spill.flush()
+    return Scan(coding, seen, sample, spill, num_samples, rows)
+
+
+def _with_place(log: Any) -> Iterator[tuple[Any, int]]:
+    """Tables of a log, and the bytes that were read with each: the log itself is some tables ahead of who uses them."""
+    last = None
+    for frame in log.frames():
+        if last is not None:
+            yield last, log.done_bytes  # counted when the table after it is asked for
+        last = frame
+    if last is not None:
+        yield last, log.done_bytes
+
+
+@dataclass(slots=True)
+class _Group:
+    """Some trajectories, prepared."""
+
+    rows: int
+    """Of the log."""
+    kept: Block
+    line: Timeline
+    found: Decisions
+    sums: Sums
+    left_out: str
+    """Where its first decision that is left out stands; empty: none is."""
+
+
+class Preparation:
+    """The second pass.
+
+    Args:
+        scan: of the log.
+        log: for the names of its files.
+        max_episode_steps: where the log's episodes were cut, if they were.
+        actions: discrete: the order of actions; `None`: that of their names.
+        features: of states, and of actions where these have features.
+    """
+
+    def __init__(
+        self,
+        scan: Scan,
+        log: Any,
+        max_episode_steps: int | None,
+        actions: tuple[str, ...] | None,
+        features: tuple[Features, Features | None],
+    ) -> None:
+        self._scan, self._paths = scan, log.paths
+        names = scan.coding.names
+        self._actions = () if features[1] is not None else (actions or ordered(names))
+        place = {name: number for number, name in enumerate(self._actions)}
+        renumbered = np.array([place[name] for name in names], np.int32)
+        metrics = tuple(name for name in scan.seen.names("metric") if name != "reward")
+        self._schema = Schema(features[0], metrics, features[1], self._actions, renumbered)
+        shared = None if scan.seen.differ or scan.seen.shared is None else self._items(scan.seen.shared)
+        self._rules = Rules(scan.seen.mark, max_episode_steps, shared)
+        self._digest = Digest(scan.seen.columns, names, self._hashes)
+        self._check = Sample(CHECK_ROWS, ("row", "state", "action"))
+        self._reward_sum, self._some_impossible, self.left_out = 0.0, False, ""
+        self._as_logged = shared is not None
+        self.counts = Counts()
+
+    def write(self, writer: DatasetWriter, memory: int, progress: Show | None) -> None:
+        """Write all rows. Raises `ConfigError` if rows contradict each other, or none is left."""
+        spill, clock, done = self._scan.spill, _Clock(progress), 0
+        assert spill is not None
+        threads = min(usable_cores(), _MOST_THREADS)
+        size = min(memory // (_GROUP * threads), max(_SMALL, spill.bytes // _GROUPS))
+        for group in in_order(self._group, spill.groups(size), threads):
+            self._append(writer, group)
+            done += group.rows
+            clock.tell("preparing", done, done / max(spill.rows, 1))
+        if not self.counts.kept:
+            raise ConfigError(
+                f"{self._paths[0]}: no decision can be learned from: none is terminal, and no next state is known; "
+                "log next_state_features, or mark what is terminal"
+            )
+
+    def info(self, options: Mapping[str, Any]) -> DatasetInfo:
+        """Of what was written."""
+        seen, schema = self._scan.seen, self._schema
+        candidates = list[dict[str, float]]()
+        if schema.action is not None and self._as_logged and self._rules.shared_list is not None:
+            for item in self._rules.shared_list:
+                known = zip(schema.action.ids, map(float, item), strict=True)
+                candidates.append({name: value for name, value in known if value == value})
+        return DatasetInfo(
+            kind=schema.kind,
+            num_rows=self.counts.kept,
+            num_trajectories=self.counts.trajectories,
+            state_features=schema.state.ids,
+            state_size=schema.state.size,
+            actions=self._actions,
+            action_features=() if schema.action is None else schema.action.ids,
+            action_size=0 if schema.action is None else schema.action.size,
+            candidates=tuple(candidates),
+            metrics=schema.metrics,
+            has_propensity="propensity" in seen.columns,
+            has_next_action=self.counts.next_actions > 0,
+            has_possible_actions=bool(seen.columns & set(LISTS)),
+            has_impossible_actions=self._some_impossible if schema.kind == "discrete" else None,
+            reward_mean=self._reward_sum / self.counts.kept,
+            digest=self._digest.rows,
+            keys_digest=self._digest.keys,
+            rules={"options": dict(options), "words": self.words(), **self.counts.plain()},
+        )
+
+    def words(self, example: str = "") -> list[str]:
+        """What was done, for the user; `example` is where a decision that was left out stands, in words."""
+        has_lists = bool(self._scan.seen.columns & set(LISTS))
+        return words_of(self.counts, self._rules, self._schema.kind, has_lists=has_lists, example=example)
+
+    def check_rows(self) -> dict[str, NDArray[Any]]:
+        """Some rows as they were logged."""
+        _, block = self._check.read()
+        found: dict[str, NDArray[Any]] = {
+            "row": block.columns["row"],
+            "state_value": block.table("state", self._schema.state.ids),
+        }
+        if self._schema.action is not None:
+            found["action_value"] = block.table("action", self._schema.action.ids)
+        return found
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a prepared row, without the lists of parametric actions."""
+        widths = columns(self._schema.kind, self._schema.sizes)
+        plain = (entry for name, entry in widths.items() if name not in ragged_names(self._schema.kind))
+        return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in plain)
+
+    @property
+    def schema(self) -> Schema:
+        """What prepared rows are made of."""
+        return self._schema
+
+    def _group(self, bins: tuple[int, int]) -> "_Group":
+        """Whole trajectories, read again and prepared; several threads do this at a time, so it changes nothing."""
+        assert self._scan.spill is not None
+        block = self._scan.spill.read(*bins)
+        block = block.taken(order(block))
+        block.lists = {name: self._lists(block, name) for name in LISTS}
+
+        def where(row: int) -> str:
+            return f"{self._paths[block.columns['file'][row]]}, row {block.columns['row'][row]}"
+
+        key = keys(block)
+        line = timeline(block, self._rules, where, self._hashes)
+        sums = self._digest.sums(block, key, np.flatnonzero(line.following < 0))
+        found = decisions(block, line, self._schema, key)
+        left_out = ""
+        if line.left_out:
+            left = np.flatnonzero(block.columns["has_action"] & ~line.kept)
+            left_out = f" (such as that of {where(int(left[0]))})"
+        return _Group(len(block), block.taken(found.rows), line, found, sums, left_out)
+
+    def _append(self, writer: DatasetWriter, group: "_Group") -> None:
+        rows = group.found.columns
+        self._digest.add(group.sums)
+        self.left_out = self.left_out or group.left_out
+        self._reward_sum = float(np.cumsum(np.append(self._reward_sum, rows["reward"].astype(np.float64)))[-1])
+        if self._schema.kind == "discrete":
+            self._some_impossible |= not rows["possible_actions"].all()
+        rows["trajectory"] += self.counts.trajectories
+        group.kept.columns["row"] = self.counts.kept + np.arange(len(group.found.rows))
+        self._check.add(group.kept, rows["key"])
+        self._as_logged &= bool((group.found.lists >= 0).all())
+        self.counts.add(group.line, group.found)
+        writer.append(rows)
+
+    def _hashes(self, items: NDArray[Any]) -> Words:
+        if self._schema.action is None:
+            return name_hashes(items, self._scan.coding.names)
+        return item_hashes(items, self._schema.action.ids)
+
+    def _items(self, items: NDArray[Any]) -> NDArray[Any]:
+        """Items of lists with their columns in the order of the features of actions."""
+        if self._schema.action is None:
+            return items
+        coded = self._scan.coding.action_ids
+        wide = widened(items, (len(coded),))
+        found = np.full((len(items), len(self._schema.action.ids)), np.nan)
+        for place, name in enumerate(self._schema.action.ids):
+            if name in coded:
+                found[:, place] = wide[:, coded.index(name)]
+        return found
+
+    def _lists(self, block: Block, name: str) -> Lists:
+        lists = block.lists.get(name)
+        if lists is None:
+            discrete = self._schema.action is None
+            return none(len(block), np.zeros(0, np.int32) if discrete else self._items(np.zeros((0, 0))))
+        return Lists(lists.index, lists.offsets, self._items(lists.items))
+
+
+class _Clock:
+    """Tells how far it is, a few times a second."""
+
+    def __init__(self, show: Show | None) -> None:
+        self._show, self._begun, self._told = show, time.monotonic(), 0.0
+
+    def tell(self, what: str, rows: int, part: float) -> None:
+        now = time.monotonic()
+        if self._show is None or (now - self._told < 0.1 and part < 1):
+            return
+        self._told = now
+        took = now - self._begun
+        full = round(_BAR * part)
+        grouped = f"{rows:,}".replace(",", " ")
+        rate = f"{rows / took:,.0f}".replace(",", " ") if took > 0 else "-"
+        left = f"  ETA {took / part - took:.0f} s" if 0 < part < 1 else ""
+        bar = "━" * full + "╌" * (_BAR - full)
+        self._show(f"{what} {bar} {100 * part:3.0f} %  {grouped} rows  {rate} rows/s{left}")

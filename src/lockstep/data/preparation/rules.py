@@ -1,0 +1,115 @@
+"""By which rules a log was prepared, and how often each mattered, in words."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.preparation.decisions import Decisions
+from lockstep.data.preparation.next_rows import Rules, Timeline
+
+_MARKS = {
+    "terminated": "the log marks it (terminated, or not truncated)",
+    "possible_next_actions": "its possible_next_actions are empty",
+    "possible_actions": "its possible_actions are empty",
+    "next_action": "it has no next_action",
+    "next_state": "it has no next_state_features",
+    "last_row": "no row follows (the log marks nothing)",
+}
+_MANY = 3
+"""So many trajectories, and a tenth of all, that end with the same, largest length: a limit may have cut them."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to the rows of a log."""
+
+    kept: int = 0
+    """Decisions to learn from."""
+    trajectories: int = 0
+    terminal: int = 0
+    cut: int = 0
+    """Trajectories that the limit cut."""
+    left_out: int = 0
+    """Decisions that are not terminal, and whose next state is not known."""
+    gaps: int = 0
+    """Rows whose next row is missing."""
+    filled: int = 0
+    """Decisions without possible actions in the log."""
+    added: int = 0
+    """Decisions whose action was not among the possible ones."""
+    next_actions: int = 0
+    """Decisions whose next action is known."""
+    shortest: int = 0
+    longest: int = 0
+    num_longest: int = 0
+    num_longest_terminal: int = 0
+
+    def add(self, line: Timeline, found: Decisions) -> None:
+        """Count a group of whole trajectories; `found.columns["trajectory"]` counts on from the groups before."""
+        columns = found.columns
+        self.kept += len(found.rows)
+        if len(found.rows):
+            self.trajectories = int(columns["trajectory"][-1]) + 1
+        self.terminal += int(columns["terminal"].sum())
+        known = columns.get("has_next_action")
+        self.next_actions += int((columns["next_action"] >= 0).sum() if known is None else known.sum())
+        self.added += found.added
+        for name in ("cut", "left_out", "gaps", "filled"):
+            setattr(self, name, getattr(self, name) + getattr(line, name))
+        self._add_lengths(line)
+
+    def _add_lengths(self, line: Timeline) -> None:
+        lengths = line.lengths
+        if not lengths.any():
+            return
+        shortest = int(lengths[lengths > 0].min())
+        self.shortest = min(self.shortest or shortest, shortest)
+        if (longest := int(lengths.max())) > self.longest:
+            self.longest, self.num_longest, self.num_longest_terminal = longest, 0, 0
+        at_end = np.add.reduceat(line.terminal, np.flatnonzero(line.first), dtype=np.int64) > 0
+        self.num_longest += int((lengths == self.longest).sum())
+        self.num_longest_terminal += int((at_end & (lengths == self.longest)).sum())
+
+    def plain(self) -> dict[str, Any]:
+        """For `dataset.json`."""
+        return asdict(self)
+
+
+def words_of(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, example: str = "") -> list[str]:
+    """Lines for the user.
+
+    Args:
+        counts: what happened.
+        rules: by which that happened.
+        kind: of actions.
+        has_lists: the log names possible actions anywhere.
+        example: where a decision that was left out stands, in words.
+    """
+    c, limit = counts, rules.max_episode_steps
+    found = [
+        f"{c.kept} decisions in {c.trajectories} trajectories of {c.shortest} to {c.longest}, {kind} actions",
+        f"terminal: the last decision of a trajectory where {_MARKS[rules.mark]}: {c.terminal} of {c.trajectories}",
+    ]
+    if limit is not None:
+        found.append(f"not terminal: {c.cut} trajectories that end with their decision {limit} (--max-episode-steps)")
+    elif c.num_longest_terminal >= _MANY and 10 * c.num_longest_terminal >= c.trajectories:
+        found.append(
+            f"{c.num_longest_terminal} trajectories end with decision {c.longest}, which is the longest, and count as "
+            f"terminal: if a limit of steps cut them off, prepare with --max-episode-steps {c.longest}"
+        )
+    if not c.terminal:
+        found.append("no decision is terminal: values bootstrap at the end of every trajectory")
+    if c.left_out:
+        found.append(
+            f"left out: {c.left_out} decisions{example}. Nothing tells what followed: they are the last of their "
+            "trajectory, are not terminal, and have no next_state_features; log these, or mark the end (terminated)"
+        )
+    if c.gaps:
+        found.append(f"the row after {c.gaps} decisions is missing from the log; their own next_* columns are used")
+    if c.filled and has_lists:
+        source = "the list that all others have" if rules.shared_list is not None else "what the row before says"
+        found.append(f"{c.filled} decisions name no possible actions; filled in by {source}")
+    if c.added:
+        found.append(f"{c.added} decisions took an action that was not among the possible ones; it was added to them")
+    return found

@@ -1,0 +1,213 @@
+"""What is told from all rows of a log before any of them can be prepared: names, rules, and a sample of features.
+
+Shapes: n rows, F features of a state, FA features of an action, m sampled actions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.data.features import ordered
+from lockstep.data.preparation.blocks import LISTS, Block, Coding, joined
+from lockstep.data.preparation.hashing import Words, absorb_, finish_
+from lockstep.data.preparation.lists import slices, widened
+from lockstep.data.preparation.next_rows import Mark
+
+
+def keys(block: Block) -> Words:
+    """[n, 2], the 128-bit hash of trajectory and sequence number."""
+    lanes = np.stack([block.columns["hash_0"], block.columns["hash_1"]])
+    return finish_(absorb_(lanes, block.columns["sequence_number"].view(np.uint64))).T
+
+
+class Sample:
+    """The rows with the smallest keys: the same ones however the log is ordered, and whoever reads which part of it.
+
+    Args:
+        size: rows to keep.
+        prefixes: of the columns to keep.
+    """
+
+    def __init__(self, size: int, prefixes: Sequence[str]) -> None:
+        self._size, self._prefixes = size, tuple(prefixes)
+        self._blocks, self._keys = list[Block](), list[Words]()
+        self._held = 0
+        self._limit = ~np.uint64(0)
+
+    def add(self, block: Block, key: Words) -> None:
+        """Consider rows with keys [n, 2]."""
+        near = np.flatnonzero(key[:, 0] <= self._limit)
+        if not near.size:
+            return
+        kept = (name for name in block.columns if name.partition(":")[0] in self._prefixes)
+        chosen = {name: block.columns[name][near] for name in (*kept, "sequence_number")}
+        # Compact: a few rows must not keep the lists of all.
+        lists = {name: found.taken(near).compact() for name, found in block.lists.items() if name in self._prefixes}
+        self._blocks.append(Block(chosen, lists))
+        self._keys.append(key[near])
+        self._held += len(near)
+        if self._held > 2 * self._size:
+            self.read()
+
+    def read(self) -> tuple[Words, Block]:
+        """Keys and rows kept, in the order of keys. Of lists only those of the first rows, `size` items at most."""
+        if not self._blocks:
+            raise ValueError("no row was added")
+        key, block = np.concatenate(self._keys), joined(self._blocks)
+        order = _smallest(key, self._size)
+        key, block = key[order], block.taken(order)
+        for name, lists in block.lists.items():
+            lists.index[1:][np.cumsum(lists.lengths)[1:] > self._size] = -1
+            block.lists[name] = lists.compact()
+        self._blocks, self._keys, self._held = [block], [key], len(key)
+        if len(key) == self._size:
+            self._limit = key[-1, 0]
+        return key, block
+
+
+def _smallest(key: Words, size: int) -> NDArray[np.int64]:
+    """Which keys [n, 2] are the smallest, in order; of equal ones the first."""
+    first = key[:, 0]
+    if len(first) > size:
+        near = np.flatnonzero(first <= np.partition(first, size - 1)[size - 1])
+        return near[_smallest(key[near], len(near))[:size]]
+    order = np.argsort(first)
+    if (first[order[1:]] == first[order[:-1]]).any():  # the quick way does not see the other half of keys
+        order = np.lexsort((key[:, 1], first))
+    return order
+
+
+@dataclass(slots=True, kw_only=True)
+class FeatureSample:
+    """Raw values of some rows, to tell types of features from. Samples of several machines can be merged."""
+
+    keys: Words
+    """[n, 2], ascending."""
+    state_ids: tuple[str, ...]
+    state: NDArray[np.float64]
+    """[n, F], NaN where absent."""
+    action_ids: tuple[str, ...] = ()
+    action: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    """[m, FA], parametric: of each row the action taken, then those that were possible. First rows only, if many."""
+    action_row: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[m], ascending: whose they are."""
+
+
+def feature_sample_of(sample: Sample, coding: Coding, size: int) -> FeatureSample:
+    """The sample of a log that was read, with `size` actions at most."""
+    key, block = sample.read()
+    ids = ordered(block.named("state"))
+    found = FeatureSample(keys=key, state_ids=ids, state=block.table("state", ids))
+    if coding.kind == "parametric":
+        found.action_ids = ordered(coding.action_ids)
+        place = [coding.action_ids.index(name) for name in found.action_ids]
+        taken = np.flatnonzero(block.columns["has_action"])
+        actions, rows = [block.table("action", found.action_ids)[taken]], [taken]
+        for lists in block.lists.values():
+            known = np.flatnonzero(lists.lengths > 0)
+            items, _ = slices(lists.offsets, lists.index[known])
+            actions.append(widened(lists.items, (len(place),))[items][:, place])
+            rows.append(np.repeat(known, lists.lengths[known]))
+        _set_actions(found, np.concatenate(actions), np.concatenate(rows), size)
+    return found
+
+
+def merged(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
+    """The sample that one machine would have taken that has the rows of all; a row that several have counts once."""
+    every = np.concatenate([sample.keys for sample in samples])
+    _, first = np.unique(every.copy().view("u8,u8").reshape(-1), return_index=True)
+    first = first[np.lexsort((every[first, 1], every[first, 0]))][:size]
+    state_ids = ordered({name for sample in samples for name in sample.state_ids})
+    state = np.concatenate([_columns(sample.state, sample.state_ids, state_ids) for sample in samples])[first]
+    found = FeatureSample(keys=every[first], state_ids=state_ids, state=state)
+    found.action_ids = ordered({name for sample in samples for name in sample.action_ids})
+    place = np.full(len(every), -1, np.int64)
+    place[first] = np.arange(len(first))
+    begins = np.cumsum([0] + [len(sample.keys) for sample in samples])
+    rows = np.concatenate([place[begin + s.action_row] for begin, s in zip(begins, samples, strict=False)])
+    actions = np.concatenate([_columns(s.action, s.action_ids, found.action_ids) for s in samples])
+    _set_actions(found, actions[rows >= 0], rows[rows >= 0], size)
+    return found
+
+
+def _set_actions(sample: FeatureSample, actions: NDArray[np.float64], rows: NDArray[np.int64], size: int) -> None:
+    """Order actions by their rows, and keep those of the first rows: `size` at most, but at least those of one row."""
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=len(sample.keys))
+    kept = order[: max(int(counts[np.cumsum(counts) <= size].sum()), int(counts[counts > 0][:1].sum()))]
+    sample.action, sample.action_row = actions[kept], rows[kept]
+
+
+def _columns(table: NDArray[np.float64], ids: Sequence[str], wanted: Sequence[str]) -> NDArray[np.float64]:
+    found = np.full((len(table), len(wanted)), np.nan)
+    for place, name in enumerate(wanted):
+        if name in ids:
+            found[:, place] = table[:, ids.index(name)]
+    return found
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the rows of a log have, all in all."""
+
+    columns: set[str] = field(default_factory=set[str])
+    """With any value in any row."""
+    empty: set[str] = field(default_factory=set[str])
+    """Columns of lists, some of which are empty."""
+    shared: NDArray[Any] | None = None
+    """The first list of actions that is not empty."""
+    differ: bool = False
+    """Whether there is another."""
+
+    def add(self, block: Block) -> None:
+        """Look at some rows."""
+        for name, column in block.columns.items():
+            if name not in self.columns and _has_any(column):
+                self.columns.add(name)
+        for name, lists in block.lists.items():
+            lengths = np.diff(lists.offsets)
+            if (lists.index >= 0).any():
+                self.columns.add(name)
+            if (lengths == 0).any():
+                self.empty.add(name)
+            self._compare(lists.items, lengths[lengths > 0])
+
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """Of the columns `prefix:NAME`, in order."""
+        return ordered(name[len(prefix) + 1 :] for name in self.columns if name.startswith(prefix + ":"))
+
+    @property
+    def mark(self) -> Mark:
+        """What in this log says that nothing follows a row; see `lockstep.data.preparation.next_rows`."""
+        if self.columns & {"terminated", "truncated"}:
+            return "terminated"
+        if LISTS[1] in self.columns:
+            return "possible_next_actions"
+        if LISTS[0] in self.empty:
+            return "possible_actions"
+        if "has_next_action" in self.columns:
+            return "next_action"
+        return "next_state" if "has_next_state" in self.columns else "last_row"
+
+    def _compare(self, items: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        if not len(lengths) or self.differ:
+            return
+        if self.shared is None:
+            self.shared = items[: lengths[0]].copy()
+        width = max(items.shape[1:], self.shared.shape[1:])
+        self.shared = widened(self.shared, width)
+        if (lengths != len(self.shared)).any():
+            self.differ = True
+            return
+        each = widened(items, width).reshape(len(lengths), *self.shared.shape)
+        same = (each == self.shared) | ((each != each) & (self.shared != self.shared))
+        self.differ = not bool(same.all())
+
+
+def _has_any(column: NDArray[Any]) -> bool:
+    if column.dtype.kind == "f":
+        return not bool(np.isnan(column).all())
+    return bool((column > 0).any()) if column.dtype.kind == "b" else bool((column != -1).any())

@@ -1,0 +1,276 @@
+"""CPU ranks of one or several hosts: shared memory within a host, one message between every two hosts.
+
+Within a host every rank writes the sums it can take alone; its first rank finishes the subtrees of the host's block of
+shards, sends these to the first ranks of the other hosts and writes theirs into the host's memory. All finish the same
+tree: the bits are those of one host. A rank whose memory the others of its host cannot open is a host of its own here.
+
+Up to a few hosts, and for anything small, every host sends all it has to every other: one way through the network and
+no more. A large buffer among three or more hosts goes in slices instead: each host sums one slice for all, along the
+same tree, and sends the result around. That takes two ways, but moves 2 buffers per host instead of one per other host.
+Ranks of a single host share the work on a large buffer likewise: each sums one slice, and all read the result.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import numpy as np
+
+from lockstep.distributed.network.links import Links, in_slices
+from lockstep.distributed.network.slots import Slots
+from lockstep.distributed.timers import WAIT, Timers
+from lockstep.distributed.tree import Node, owned_nodes, tree_sum
+from lockstep.errors import RunError
+from lockstep.world import World, block
+
+Add = Callable[[np.ndarray, np.ndarray], np.ndarray]
+_LARGE = 1 << 22
+"""Bytes saved from which on a slice each, and meeting once more, takes ranks of one host less than a sum each."""
+_PIECE = 1 << 18
+"""Numbers that are summed at a time: what lies between two additions stays in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Ranks that share memory."""
+
+    name: str
+    ranks: range
+
+    def __str__(self) -> str:
+        first, last = self.ranks[0], self.ranks[-1]
+        return f"host {self.name} ({f'rank {first}' if first == last else f'ranks {first}-{last}'})"
+
+
+class Hosts:
+    """The collectives of arrays, as far as they are exact: a sum in tree order, and bytes that only move.
+
+    Args:
+        world: who takes part.
+        hosts: all of them, in rank order.
+        slots: the memory of this host; None where it has one rank.
+        links: to the other hosts, on the first rank of a host, if there are others.
+        timers: told while this rank waits.
+        num_messages: sent by tag; each collective here is one.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        hosts: Sequence[Host],
+        slots: Slots | None,
+        links: Links | None,
+        timers: Timers,
+        num_messages: Counter[str],
+    ) -> None:
+        self._world, self._hosts, self._slots, self._links, self._timers = world, hosts, slots, links, timers
+        self._num_messages = num_messages
+        self._mine = next(number for number, host in enumerate(hosts) if world.rank in host.ranks)
+        self._own_nodes = owned_nodes(world.shards, world.num_shards)
+        self._near = [
+            node for rank in hosts[self._mine].ranks for node in owned_nodes(world.shards_of(rank), world.num_shards)
+        ]
+        shards = [range(world.shards_of(h.ranks[0]).start, world.shards_of(h.ranks[-1]).stop) for h in hosts]
+        self._far = [owned_nodes(held, world.num_shards) for held in shards]
+        self._bounds = _bounds([len(nodes) for nodes in self._far])
+        self._told = False
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another host."""
+        return len(self._hosts) > 1
+
+    def shared_by(self, size: int) -> tuple[Slots, Sequence[Node], Sequence[Node]] | None:
+        """The memory, the nodes that have a row in it, and this rank's, for a sum of `size` bytes.
+
+        None where `exchange` does more than writing, meeting, and each rank's adding by itself.
+        """
+        if self.several or self._slots is None or not self._each_sums(size):
+            return None
+        return self._slots, self._near, self._own_nodes
+
+    def _each_sums(self, size: int) -> bool:
+        return (len(self._near) - 1) * size < _LARGE
+
+    def exchange(self, parts: Sequence[np.ndarray], tag: str, add: Add) -> Mapping[Node, np.ndarray]:
+        """From this rank's part at each of its nodes, parts at nodes that make up the tree, the same on all ranks.
+
+        The arrays may be shared memory: read them before the next exchange.
+        """
+        length, kind = parts[0].size, parts[0].dtype
+        size, root = length * kind.itemsize, (0, self._world.num_shards)
+        near, far = len(self._near), self._bounds[-1] if self.several else 0
+        table = self._table(near + far + 1, length, kind, tag)
+        near_values = dict(zip(self._near, table, strict=False))
+        for node, part in zip(self._own_nodes, parts, strict=True):
+            np.copyto(near_values[node], part)
+        self._meet(tag, size)
+        if not self.several:
+            if self._each_sums(size):
+                return near_values
+            self._sum_slice(near_values, table[0], tag, add)
+            return {root: table[0]}
+        rows, total = table[near:-1], table[-1]
+        slices = in_slices(len(self._hosts), size)
+
+        def fetch(links: Links) -> None:
+            start = self._bounds[self._mine]
+            for row, node in enumerate(self._far[self._mine], start):
+                np.copyto(rows[row], tree_sum(near_values, node, add))
+            if slices:
+                self._reduce_in_slices(links, rows, total, tag, add)
+            else:
+                self._swap(links, rows, self._bounds, tag, size)
+
+        self._between(fetch, tag)
+        if slices:
+            return {root: total}
+        return dict(zip((node for nodes in self._far for node in nodes), rows, strict=True))
+
+    def _sum_slice(self, values: Mapping[Node, np.ndarray], total: np.ndarray, tag: str, add: Add) -> None:
+        """Sum this rank's slice of columns for all ranks of the only host, and wait for their slices.
+
+        `total` may be one of the rows: no other rank reads their columns of this slice.
+        """
+        ranks = self._hosts[self._mine].ranks
+        own = block(len(total), len(ranks), self._world.rank - ranks.start)
+        for start in range(own.start, own.stop, _PIECE):
+            piece = slice(start, min(start + _PIECE, own.stop))
+            parts = {node: row[piece] for node, row in values.items()}
+            np.copyto(total[piece], tree_sum(parts, (0, self._world.num_shards), add))
+        self._meet(tag, total.nbytes, messages=0)
+
+    def gather(self, flat: np.ndarray, tag: str) -> np.ndarray:
+        """The arrays [n] of all ranks, [size, n]."""
+        size = flat.nbytes
+        table = self._table(self._world.size, flat.size, flat.dtype, tag)
+        np.copyto(table[self._world.rank], flat)
+        self._meet(tag, size)
+        bounds = [host.ranks.start for host in self._hosts] + [self._world.size]
+        self._between(lambda links: self._swap(links, table, bounds, tag, size), tag)
+        return table.copy()
+
+    def broadcast(self, flat: np.ndarray, source: int, tag: str) -> None:
+        """Give every rank the array of rank `source`."""
+        size = flat.nbytes
+        table = self._table(1, flat.size, flat.dtype, tag)
+        if self._world.rank == source:
+            np.copyto(table[0], flat)
+        self._meet(tag, size)
+        bounds = [int(source < host.ranks.start) for host in self._hosts] + [1]  # one row: the source's host's
+        self._between(lambda links: self._swap(links, table, bounds, tag, size), tag)
+        np.copyto(flat, table[0])
+
+    def close(self, error: BaseException | None) -> None:
+        """Hang up; the other hosts are told of an error."""
+        if self._links is not None:
+            if error is not None:
+                self._fail(f"rank {self._world.rank} on {self._hosts[self._mine]} failed: {_line(error)}")
+            self._links.close()
+
+    def tell(self, words: str) -> None:
+        """Tell the other hosts, once, why this rank leaves; if it is the first here. From any thread."""
+        if self._links is not None and not self._told:
+            self._told = True
+            self._links.fail(words)
+
+    def _fail(self, words: str) -> None:
+        """Tell the other ranks of this host too."""
+        if self._links is not None and self._slots is not None and not self._told:
+            self._slots.fail(words)
+        self.tell(words)
+
+    def _table(self, rows: int, length: int, kind: np.dtype[Any], tag: str) -> np.ndarray:
+        if self._slots is None:
+            return np.empty((rows, length), kind)
+        return self._slots.table(rows, length, kind, tag)
+
+    def _meet(self, tag: str, size: int, messages: int = 1) -> None:
+        """All ranks of this host have written their part, of the next message or of the same again."""
+        self._num_messages[tag] += messages
+        if self._slots is None:
+            return
+        try:
+            self._slots.meet(tag, size)
+        except RunError as error:
+            self._fail(str(error))
+            raise
+
+    def _between(self, fetch: Callable[[Links], None], tag: str) -> None:
+        """What the first rank of each host does with the others', and the other ranks wait for."""
+        if not self.several:
+            return
+        if self._links is None:
+            if self._slots is not None:
+                self._slots.wait_for_first(tag)
+            return
+        try:
+            fetch(self._links)
+        except RunError as error:
+            self._fail(str(error))
+            raise
+        if self._slots is not None:
+            self._slots.pass_on()
+
+    def _swap(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, size: int) -> None:
+        """Send the rows of this host to all others and receive theirs."""
+        ranges = dict(enumerate(pairwise(bounds)))
+        low, high = ranges.pop(self._mine)
+        mine = _bytes(rows[low:high])
+        theirs = {host: _bytes(rows[first:last]) for host, (first, last) in ranges.items()}
+        self._trade(links, dict.fromkeys(ranges, mine), theirs, tag, size)
+
+    def _reduce_in_slices(self, links: Links, rows: np.ndarray, total: np.ndarray, tag: str, add: Add) -> None:
+        """Sum columns [low, high) of all hosts here, send the sum to all, and receive the sums of the other columns."""
+        columns = [block(len(total), len(self._hosts), host) for host in range(len(self._hosts))]
+        ranges = list(pairwise(self._bounds))
+        own, (first, last) = columns[self._mine], ranges[self._mine]
+        others = [host for host in range(len(self._hosts)) if host != self._mine]
+        size = total.nbytes
+        values = np.ascontiguousarray(rows[:, own.start : own.stop])
+        self._trade(
+            links,
+            {
+                host: _bytes(np.ascontiguousarray(rows[first:last, columns[host].start : columns[host].stop]))
+                for host in others
+            },
+            {host: _bytes(values[slice(*ranges[host])]) for host in others},
+            tag,
+            size,
+        )
+        nodes = [node for nodes in self._far for node in nodes]
+        summed = tree_sum(dict(zip(nodes, values, strict=True)), (0, self._world.num_shards), add)
+        total[own.start : own.stop] = summed
+        mine = _bytes(summed)
+        theirs = {host: _bytes(total[columns[host].start : columns[host].stop]) for host in others}
+        self._trade(links, dict.fromkeys(others, mine), theirs, tag, size)
+
+    def _trade(
+        self,
+        links: Links,
+        outgoing: Mapping[int, memoryview],
+        incoming: Mapping[int, memoryview],
+        tag: str,
+        size: int,
+    ) -> None:
+        previous = self._timers.enter(WAIT)
+        links.swap(outgoing, incoming, tag, size, self._look)
+        self._timers.enter(previous)
+
+    def _look(self) -> None:
+        if self._slots is not None:
+            self._slots.look(self._slots.index)
+
+
+def _bounds(counts: Sequence[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,119 @@
+"""Where the ranks of a world meet when their launcher does not say: the user's flags, or what the launcher offers."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lockstep.distributed.network.interfaces import listening_socket, reachable_addresses
+from lockstep.distributed.network.pmi import told_by_rank_0
+from lockstep.distributed.network.routes import several_hosts
+from lockstep.errors import ConfigError
+from lockstep.system.launchers import port_of
+from lockstep.system.processes import identity, private_folder, starter
+from lockstep.world import World
+
+_PORT = 29500  # torchrun's
+_LARGEST_PORT = 65535
+_BY_HAND = "give all ranks --master-addr HOST (where rank 0 runs), or --init-file FILE on a file system that all share"
+
+_told: dict[tuple[int, int], tuple[str, int]] = {}
+"""By rank and size: what mpiexec was asked, which can be done once."""
+
+
+def joined(
+    world: World,
+    *,
+    master_addr: str | None,
+    master_port: str | None,
+    init_file: str | None,
+    environment: Mapping[str, str] = os.environ,
+) -> World:
+    """The world with its meeting place as flags say. Flags that contradict each other or the launcher are refused."""
+    flags = {"--master-addr": master_addr, "--master-port": master_port, "--init-file": init_file}
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    if not given:
+        return world
+    said = " ".join(f"{flag} {value}" for flag, value in given.items())
+    _check(world, flags, given, said, environment)
+    if init_file is not None:
+        return replace(world, init_file=os.path.abspath(init_file), address="127.0.0.1", port=0)
+    port = world.port or _PORT
+    if master_port is not None:
+        if not master_port.isdecimal() or not 0 < int(master_port) <= _LARGEST_PORT:
+            raise ConfigError(f"--master-port {master_port} is not a port; use a number from 1024 to {_LARGEST_PORT}")
+        port = int(master_port)
+    return replace(world, address=master_addr or world.address, port=port)
+
+
+def _check(
+    world: World, flags: Mapping[str, str | None], given: Mapping[str, str], said: str, environment: Mapping[str, str]
+) -> None:
+    """Refuse flags that contradict each other, or what the launcher said."""
+    if world.launcher == "none":
+        raise ConfigError(
+            f"{said}, but nothing says which rank this process is; start it by srun or mpirun, set RANK, WORLD_SIZE, "
+            "LOCAL_RANK and LOCAL_WORLD_SIZE, or add --nnodes N"
+        )
+    for flag, value in given.items():
+        if not value.strip():
+            raise ConfigError(f"{flag} is empty; leave it out or give it a value")
+    if flags["--init-file"] is not None and len(given) > 1:
+        raise ConfigError(f"{said}: ranks meet through a file or at an address; give one of them")
+    for flag, variable in (("--master-addr", "MASTER_ADDR"), ("--master-port", "MASTER_PORT")):
+        theirs = environment.get(variable)
+        if theirs and flags[flag] not in (None, theirs):
+            raise ConfigError(f"{flag} {flags[flag]} contradicts {variable}={theirs} of {world.launcher}; drop one")
+        if theirs and flags["--init-file"] is not None and variable == "MASTER_ADDR":
+            raise ConfigError(f"{said} contradicts {variable}={theirs} of {world.launcher}; drop one")
+
+
+def placed(world: World, timeout_s: float, environment: Mapping[str, str] = os.environ) -> World:
+    """The world with a meeting place, found through its launcher where that named none; *collective* under MPICH."""
+    if world.port or world.init_file:
+        return world
+    if environment.get("MASTER_ADDR"):
+        return replace(world, port=_PORT)
+    if world.launcher == "Open MPI":
+        return _by_open_mpi(world, environment)
+    if world.launcher == "MPICH":
+        return _by_pmi(world, timeout_s, environment)
+    raise ConfigError(
+        f"port=0: a world of {world.size} ranks meets at a port of rank 0's host; "
+        "give all ranks the same, World(port=29500), or set MASTER_PORT"
+    )
+
+
+def _by_open_mpi(world: World, environment: Mapping[str, str]) -> World:
+    if not several_hosts(world):
+        mpirun = starter("OMPI_COMM_WORLD_RANK", environment)
+        if mpirun is None:
+            raise ConfigError(f"the process of mpirun was not found; {_BY_HAND}")
+        return replace(world, init_file=str(private_folder() / f"{identity(mpirun)}.ranks"))
+    # mpirun's own address. Rank 0 is usually on that host, and checks that it is.
+    uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
+    found = [address for listed in re.findall(r"tcp6?://([^:/]+|\[[^/]*\]):\d+", uri) for address in _listed(listed)]
+    if not found:
+        raise ConfigError(f"mpirun does not say at which address rank 0 is; {_BY_HAND}")
+    return replace(world, address=",".join(found), port=port_of(uri))
+
+
+def _listed(text: str) -> list[str]:
+    """`10.0.0.1,10.1.0.1` or `[fd00::1,fd00::2]`."""
+    return text.strip("[]").split(",")
+
+
+def _by_pmi(world: World, timeout_s: float, environment: Mapping[str, str]) -> World:
+    key = (world.rank, world.size)
+    if key not in _told:
+        if "PMI_FD" not in environment:
+            raise ConfigError(f"mpiexec does not say at which address rank 0 is; {_BY_HAND}")
+        mine = None
+        if world.rank == 0:
+            addresses = reachable_addresses() if several_hosts(world) else ["127.0.0.1"]
+            with listening_socket("", 0) as probe:  # free now; rank 0 opens it in a moment
+                mine = f"{','.join(addresses)}/{probe.getsockname()[1]}"
+        address, _, port = told_by_rank_0(mine, timeout_s, environment).rpartition("/")
+        _told[key] = address, int(port)
+    address, port = _told[key]
+    return replace(world, address=address, port=port)

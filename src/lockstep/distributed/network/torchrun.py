@@ -1,0 +1,154 @@
+"""The command line of torchrun around this rank, and what it should have been where host names mean loopback.
+
+torchrun tells ranks to meet at the name of one node's host. Where that name is `localhost`, each node looks for the
+others on itself; only torchrun's own `--local-addr` cures it.
+"""
+
+import ipaddress
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.distributed.network.interfaces import is_local, reachable_addresses, resolve, towards
+from lockstep.errors import ConfigError
+from lockstep.system.processes import torchrun_agent
+from lockstep.world import World
+
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_WITHOUT_VALUE = ("-m", "--module", "--standalone", "--no-python", "--run-path", "--virtual-local-rank", "--use-env")
+_PORT = 29400  # torchrun's, where an endpoint names none
+_UNKNOWN = "ADDRESS"  # stands for what cannot be known on this node
+
+
+@dataclass(frozen=True, slots=True)
+class Torchrun:
+    """A command line of torchrun."""
+
+    words: tuple[str, ...]
+    """All of it."""
+    first: int
+    """Where torchrun's own flags begin."""
+    flags: Mapping[str, str]
+    """Those with a value, with hyphens."""
+
+    @property
+    def endpoint(self) -> tuple[str, int] | None:
+        """Where the nodes meet; None unless they do so through a store with a host and a port."""
+        host, _, port = self.flags.get("--rdzv-endpoint", "").rpartition(":")
+        if self.flags.get("--rdzv-backend") != "c10d" or not (host or port):
+            return None
+        if not host or not port.isdecimal():
+            host, port = self.flags["--rdzv-endpoint"], str(_PORT)
+        return host.strip("[]"), int(port)
+
+    def with_flags(self, changes: Mapping[str, str]) -> str:
+        """The command with other values of flags; one that it does not have is put before the others."""
+        words, changes = list(self.words), dict(changes)
+        for position in range(self.first, len(words)):
+            flag, equals, _ = words[position].partition("=")
+            name = flag.replace("_", "-")
+            if name not in changes or name not in self.flags:
+                continue
+            if equals:
+                words[position] = f"{flag}={changes.pop(name)}"
+            else:
+                words[position + 1] = changes.pop(name)
+        words[self.first : self.first] = [f"{name}={value}" for name, value in changes.items()]
+        return shlex.join(words)
+
+
+def around(environment: Mapping[str, str] = os.environ) -> Torchrun | None:
+    """The torchrun that started this rank, if its command line can be read."""
+    agent = torchrun_agent(environment)
+    if agent is None:
+        return None
+    try:
+        text = Path(f"/proc/{agent}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return parse(text.decode(errors="replace").rstrip("\0").split("\0"))
+
+
+def parse(words: Sequence[str]) -> Torchrun | None:
+    """A command line; None if it is not torchrun's."""
+    starts = [i for i, word in enumerate(words) if word in _MODULES or Path(word).name == "torchrun"]
+    if not starts:
+        return None
+    position, flags = starts[0] + 1, dict[str, str]()
+    while position < len(words) and words[position].startswith("-"):  # behind them come the script and its flags
+        flag, equals, value = words[position].partition("=")
+        name = flag.replace("_", "-") if flag.startswith("--") else flag
+        position += 1
+        if name in _WITHOUT_VALUE:
+            continue
+        if not equals and position < len(words):
+            value = words[position]
+            position += 1
+        flags[name] = value
+    return Torchrun(tuple(words), starts[0] + 1, flags)
+
+
+def means_this_host(name: str) -> bool:
+    """Whether a host name or address is loopback on every machine, as `localhost` is and `127.0.0.1`."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.startswith(("localhost.", "localhost4", "localhost6", "ip6-l"))
+
+
+def is_main_node(command: Torchrun) -> bool:
+    """Whether the nodes meet on this host, so far as the command says."""
+    return command.endpoint is None or any(is_local(address) for address in resolve(command.endpoint[0]))
+
+
+def address_of_this_node(command: Torchrun) -> str:
+    """This host's address towards the main node; there, the one that the others probably come to."""
+    if not is_main_node(command) and command.endpoint is not None:
+        return towards(resolve(command.endpoint[0])[0], command.endpoint[1])
+    return next(iter(reachable_addresses()), _UNKNOWN)
+
+
+def loopback_cure(world: World, other: tuple[str, str] | None = None) -> ConfigError:
+    """What to tell a user whose ranks on several hosts look for rank 0 each on their own host.
+
+    Args:
+        world: whose address is loopback.
+        other: node rank and address of another node that told them.
+    """
+    what = (
+        f"MASTER_ADDR={world.address} is loopback: on each host it means that host, and only {world.local_size} of the "
+        f"{world.size} ranks are on this one"
+    )
+    command = around()
+    if command is None or command.endpoint is None:
+        here = ", ".join(reachable_addresses()) or "none but loopback"
+        return ConfigError(f"{what}; set it to the address of rank 0's host on all ranks (this host has {here})")
+    known = dict([other] if other else [])
+    main, mine = is_main_node(command), address_of_this_node(command)
+    node = command.flags.get("--node-rank", "0" if main else "1")
+    known[node] = mine
+    if not main:
+        known.setdefault("0", resolve(command.endpoint[0])[0])
+    port = command.endpoint[1]
+    lines: list[str] = []
+    for index in range(_num_nodes(command, world)):
+        rank = str(index)
+        changes = {"--local-addr": known.get(rank, _UNKNOWN)}
+        if rank != node:
+            host = "localhost" if rank == "0" else known.get("0", _UNKNOWN)
+            changes["--rdzv-endpoint"] = f"{host}:{port}"
+            if "--node-rank" in command.flags:
+                changes["--node-rank"] = rank
+        lines.append(f"  node {rank}: {command.with_flags(changes)}")
+    unknown = f"\n  ({_UNKNOWN}: that node's own address, as the others reach it)" if _UNKNOWN in "".join(lines) else ""
+    return ConfigError(
+        f"{what}, because torchrun takes the name of a host, and here that is {world.address}; "
+        "start each node so:\n\n" + "\n".join(lines) + unknown
+    )
+
+
+def _num_nodes(command: Torchrun, world: World) -> int:
+    text = command.flags.get("--nnodes", "").rpartition(":")[2]
+    return int(text) if text.isdecimal() else -(-world.size // world.local_size)

@@ -1,0 +1,100 @@
+"""What a rank learns of the others of its host from the memory they share: what they do, and who has ended."""
+
+import time
+from collections.abc import Sequence
+
+from lockstep.distributed.shared_memory import Segment
+from lockstep.distributed.watch import Observed, observed
+from lockstep.errors import PeerError, RunError
+
+_DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which process ended
+
+
+def observe(segment: Segment | None, rank: int, row: memoryview, tag: str) -> list[Observed]:
+    """What the ranks of this host do at this moment.
+
+    Args:
+        segment: their memory; without one this rank knows of itself alone.
+        rank: this one.
+        row: the record that its timers write.
+        tag: of the collective it entered last.
+    """
+    if segment is None:
+        return [observed(rank, row, alive=True, tag=tag)]
+    s, first = segment, rank - segment.index
+    return [observed(first + i, s.row(i), alive=s.alive(i), tag=s.tag(i), entered=s.entered(i)) for i in range(s.count)]
+
+
+def lost(segment: Segment | None, rank: int, tag: str, timeout_s: float, error: Exception) -> RunError:
+    """Who ended or did not come, as far as this host can tell, when a library says only `error`.
+
+    Args:
+        segment: the memory of this host; None: this rank knows of no other.
+        rank: this one.
+        tag: of the collective it is in.
+        timeout_s: bound on a collective, for messages.
+        error: the library's.
+    """
+    said = str(error)
+    if "imed out" in said or "imeout" in said:
+        late = _latest(segment) if segment is not None else None
+        if segment is None or late is None:
+            return PeerError(f"rank {rank} got no answer in {tag} within timeout_s={timeout_s:g}")
+        return absent(segment, rank, late, tag, timeout_s)
+    until = time.monotonic() + _DEATH_NOTICE_S
+    while segment is not None and time.monotonic() < until:
+        dead = [other for other in range(segment.count) if not segment.alive(other)]
+        if dead:
+            ended = rank - segment.index + dead[0]
+            return PeerError(f"rank {ended} has ended while rank {rank} waited in {tag}", ended)
+        time.sleep(0.02)
+    line = (said.splitlines() or [type(error).__name__])[0]
+    return PeerError(f"another rank ended while rank {rank} waited in {tag} ({line})")
+
+
+def absent(segment: Segment, rank: int, index: int, tag: str, timeout_s: float) -> RunError:
+    """The error of a rank that waited for another one of its host in vain.
+
+    Args:
+        segment: the memory of this host.
+        rank: the one that waited.
+        index: of the one that did not come, in `segment`.
+        tag: of the collective.
+        timeout_s: for how long, for messages.
+    """
+    other, theirs = rank - segment.index + index, segment.tag(index)
+    if segment.entered(index) == segment.entered(segment.index) and theirs != segment.tag(segment.index):
+        return RunError(different_collectives(rank, tag, 0, [(other, theirs, 0)]))
+    where = f"the last collective it entered was {theirs}" if theirs else "it has not entered any collective yet"
+    return PeerError(f"rank {other} did not come to {tag} within timeout_s={timeout_s:g}; {where}", other)
+
+
+def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple[int, str, int]]) -> str:
+    """What to say when ranks met in different collectives, or in one with different sizes.
+
+    Args:
+        rank: this one.
+        tag: of its collective.
+        size: of its message, in bytes.
+        others: those in another: rank, tag, bytes.
+    """
+    apart = [(other, theirs) for other, theirs, _ in others if theirs != tag]
+    if apart:  # sizes then say nothing that matters
+        where = ", ".join(f"rank {other} is in {theirs}" for other, theirs in apart)
+        return (
+            f"ranks are in different collectives: rank {rank} is in {tag}, {where}; "
+            "every rank must call the same collectives in the same order"
+        )
+    sizes = ", ".join(f"rank {other} {theirs} bytes" for other, _, theirs in others)
+    return (
+        f"ranks are in the same collective, {tag}, with different sizes: rank {rank} sends {size} bytes, {sizes}; "
+        "tensors must have the same shape and type on every rank"
+    )
+
+
+def _latest(segment: Segment) -> int | None:
+    """Which rank of the host keeps this one waiting: the one that entered the fewest collectives, or another one."""
+    mine, me = segment.entered(segment.index), segment.tag(segment.index)
+    others = [index for index in range(segment.count) if index != segment.index]
+    late = [i for i in others if segment.entered(i) < mine or (segment.entered(i) == mine and segment.tag(i) != me)]
+    return min(late, key=segment.entered, default=None)

@@ -1,0 +1,271 @@
+"""Memory that the ranks of one host share: the board of who does what, and slots to exchange numbers through.
+
+The memory is anonymous (memfd): other ranks open it through /proc while its creator lives, so nothing is ever left in
+/dev/shm, whoever is killed and when. Each rank holds a file lock on its own byte as long as it lives: a lock that can
+be taken belongs to a dead process, also where process ids are not visible.
+
+Plain stores are seen by other processors in program order on x86 only (total store order). Elsewhere `ordered()` is
+false: the board still tells who does what, and numbers are exchanged through the network backend.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import mmap
+import os
+import platform
+import time
+import zlib
+from collections.abc import Callable
+
+from lockstep.distributed.timers import ROW
+
+_LINE = 128  # 8-byte integers of a rank's record: several cache lines, so that ranks never write to a common one
+_SEQUENCE = ROW  # how many collectives this rank has arrived at
+_TAGS = ROW + 8  # two (tag, bytes) pairs, used in turn
+_TEXT = 8 * (ROW + 16)  # two tag texts in turn, as bytes
+_TEXT_SIZE = 64
+_ENTERED = ROW + 1  # how many collectives this rank has entered, whichever way they go
+_DOING = _TEXT + 2 * _TEXT_SIZE  # the tag of the last one, as bytes
+_PASSED = ROW + 2  # of the first rank: how many collectives it has fetched the other hosts' part of
+_FAILED = ROW + 3  # of the first rank: how many bytes its last words have; 0 while it is well
+_TURN = ROW + 4  # which half of the slots this rank used last
+_SLOTS, _SLOTS_SIZE = ROW + 5, ROW + 6  # where this process has the slots, and their bytes; for C code of its own
+_DOOR = _DOING + _TEXT_SIZE  # of the first rank: where its slots can be opened, as bytes
+_LAST_WORDS = _DOOR + _TEXT_SIZE
+LAYOUT = {
+    "LINE": _LINE,
+    "SEQUENCE": _SEQUENCE,
+    "TAGS": _TAGS,
+    "TEXT": _TEXT,
+    "TEXT_SIZE": _TEXT_SIZE,
+    "ENTERED": _ENTERED,
+    "DOING": _DOING,
+    "TURN": _TURN,
+    "SLOTS": _SLOTS,
+    "SLOTS_SIZE": _SLOTS_SIZE,
+}
+"""For C code that sends messages as this file does: bytes, for `TEXT` and `DOING`, else words."""
+_SPIN_NS = 200_000
+_SLEEP_S = 50e-6
+_LOOK_NS = 100_000_000  # how often a waiting rank looks whether the others live
+
+
+def supported() -> bool:
+    """Whether this machine offers anonymous shared memory: enough for the board."""
+    return hasattr(os, "memfd_create")
+
+
+def ordered() -> bool:
+    """Whether this machine orders memory as `arrive` and `wait` need."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+class Segment:
+    """One host's shared memory, seen from its rank `index` of `count`.
+
+    Attributes:
+        board: where this process has the records of all ranks, an address.
+        spin_ns: for how long it looks again and again before it sleeps between two looks.
+    """
+
+    def __init__(self, index: int, count: int, descriptor: int) -> None:
+        self.index, self.count = index, count
+        self._descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, count * _LINE * 8)
+        self._bytes = memoryview(self._memory)
+        self._words = self._bytes.cast("q")
+        self.board = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.spin_ns = 0
+        self._slots: mmap.mmap | None = None
+        self._door = -1
+        self._own = index * _LINE
+        fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, index)
+        _short_sleeps()
+
+    @classmethod
+    def create(cls, index: int, count: int) -> "Segment":
+        """New memory, for `address` to be told to the other ranks of the host."""
+        descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, count * _LINE * 8)
+        return cls(index, count, descriptor)
+
+    @classmethod
+    def attach(cls, address: str, index: int, count: int) -> "Segment":
+        """The memory another rank created. Raises OSError where this process may not open it."""
+        return cls(index, count, os.open(address, os.O_RDWR | os.O_CLOEXEC))
+
+    def spin(self) -> None:
+        """Look again and again for a while before sleeping: every rank of the host has a core to itself."""
+        self.spin_ns = _SPIN_NS
+
+    @property
+    def address(self) -> str:
+        """Where other processes of this host can open the memory while this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def row(self, index: int) -> memoryview:
+        """The part of rank `index`'s record that `Timers` writes."""
+        return self._words[index * _LINE : index * _LINE + ROW]
+
+    def create_slots(self, size: int) -> None:
+        """Make `size` bytes for exchange, by index 0; others can attach until `slots_attached`. Drops the previous."""
+        self._door = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
+        os.ftruncate(self._door, size)
+        self._open_slots(self._door, size)
+        self._bytes[_DOOR : _DOOR + _TEXT_SIZE] = tag_text(f"/proc/{os.getpid()}/fd/{self._door}")
+
+    def slots_attached(self) -> None:
+        """All ranks have the slots open: their address is needed no longer."""
+        if self._door >= 0:
+            os.close(self._door)
+            self._door = -1
+
+    def attach_slots(self, size: int) -> None:
+        """Use the slots that index 0 made."""
+        address = self._bytes[_DOOR : _DOOR + _TEXT_SIZE].tobytes().decode().strip()
+        descriptor = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+        self._open_slots(descriptor, size)
+        os.close(descriptor)
+
+    def _open_slots(self, descriptor: int, size: int) -> None:
+        self._slots = mmap.mmap(descriptor, size)
+        self._words[self._own + _SLOTS] = ctypes.addressof(ctypes.c_char.from_buffer(self._slots))
+        self._words[self._own + _SLOTS_SIZE] = size
+
+    @property
+    def slots(self) -> mmap.mmap:
+        """The bytes for exchange."""
+        assert self._slots is not None
+        return self._slots
+
+    def turn(self) -> int:
+        """Which of two places for a tag the next arrival uses: no rank is ahead of another by two."""
+        return (self._sequence + 1) & 1
+
+    @property
+    def _sequence(self) -> int:
+        """How many collectives this rank has arrived at."""
+        return self._words[self._own + _SEQUENCE]
+
+    def turn_slots(self) -> int:
+        """Which of the two halves of the slots the next collective uses: 1, 0, 1, ..."""
+        half = self._words[self._own + _TURN] = 1 - self._words[self._own + _TURN]
+        return half
+
+    def enter(self, tag: str) -> None:
+        """Tell the board which collective this rank enters, through the slots or any other way."""
+        base = self._own
+        start = base * 8 + _DOING
+        self._bytes[start : start + _TEXT_SIZE] = tag_text(tag)
+        self._words[base + _ENTERED] += 1
+
+    def entered(self, index: int) -> int:
+        """How many collectives rank `index` has entered."""
+        return self._words[index * _LINE + _ENTERED]
+
+    def arrive(self, tag: str, size: int) -> None:
+        """Say that this rank's part of the next collective is written."""
+        turn, sequence, base = self.turn(), self._sequence + 1, self._own
+        text = tag_text(tag)
+        start = base * 8 + _TEXT + turn * _TEXT_SIZE
+        self._bytes[start : start + _TEXT_SIZE] = text
+        self._words[base + _TAGS + 2 * turn] = zlib.crc32(text)
+        self._words[base + _TAGS + 2 * turn + 1] = size
+        self._words[base + _SEQUENCE] = sequence  # last: whoever sees this number sees all of the above
+
+    def wait(self, on_wait: Callable[[int], None]) -> None:
+        """Wait until every rank has arrived; `on_wait(index)` is asked now and then; raises if in vain."""
+        for index in range(self.count):
+            self._wait_for(index, index * _LINE + _SEQUENCE, on_wait)
+
+    def pass_on(self) -> None:
+        """Say, as index 0, that the other hosts' part of this collective is written."""
+        self._words[_PASSED] = self._sequence
+
+    def wait_for_first(self, on_wait: Callable[[int], None]) -> None:
+        """Wait until index 0 has passed on what other hosts sent; `on_wait` as in `wait`."""
+        self._wait_for(0, _PASSED, on_wait)
+
+    def _wait_for(self, index: int, place: int, on_wait: Callable[[int], None]) -> None:
+        words, sequence = self._words, self._sequence
+        if words[place] >= sequence:
+            return
+        start = time.monotonic_ns()
+        spin_until, look_at = start + self.spin_ns, start + _LOOK_NS
+        while words[place] < sequence:
+            now = time.monotonic_ns()
+            if now < spin_until:
+                continue
+            time.sleep(_SLEEP_S)
+            if now > look_at:
+                look_at = now + _LOOK_NS
+                try:
+                    on_wait(index)
+                except Exception:  # the last one came at this moment, and others have left already: nothing is wrong
+                    if words[place] < sequence:
+                        raise
+
+    def fail(self, words: str) -> None:
+        """Leave last words, as index 0: the others of this host would learn only that its process is gone."""
+        text = words.encode()[: 8 * _LINE - _LAST_WORDS]
+        self._bytes[_LAST_WORDS : _LAST_WORDS + len(text)] = text
+        self._words[_FAILED] = len(text)  # last, as in `arrive`
+
+    def failure(self) -> str:
+        """The last words of index 0; empty while it is well."""
+        return self._bytes[_LAST_WORDS : _LAST_WORDS + self._words[_FAILED]].tobytes().decode(errors="ignore")
+
+    def others(self) -> list[tuple[int, str, int]]:
+        """Ranks whose part of this collective has another tag or size than ours: `(index, tag, bytes)`."""
+        words, turn, count = self._words, self._sequence & 1, self.count
+        place = _TAGS + 2 * turn
+        mine = self._own + place
+        tag, size = words[mine], words[mine + 1]
+        for index in range(count):
+            if words[index * _LINE + place] != tag or words[index * _LINE + place + 1] != size:
+                break
+        else:
+            return []
+        return [
+            (index, self.tag(index, turn), words[index * _LINE + place + 1])
+            for index in range(count)
+            if (words[index * _LINE + place], words[index * _LINE + place + 1]) != (tag, size)
+        ]
+
+    def tag(self, index: int, turn: int | None = None) -> str:
+        """The collective that rank `index` entered last, or the one it arrived at in a turn."""
+        start = index * _LINE * 8 + (_DOING if turn is None else _TEXT + turn * _TEXT_SIZE)
+        return bytes(self._bytes[start : start + _TEXT_SIZE]).decode("ascii").strip("\0 ")
+
+    def alive(self, index: int) -> bool:
+        """Whether the process of rank `index` still exists (a zombie does not)."""
+        if index == self.index:
+            return True
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, index)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return True
+            raise
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, index)
+        return False
+
+    def close(self) -> None:
+        """Let go of the memory; it disappears with its last user. Views still held elsewhere keep it mapped."""
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+
+@functools.cache
+def tag_text(tag: str) -> bytes:
+    """A tag as it stands in its place on the board."""
+    return tag.encode("ascii", "replace")[:_TEXT_SIZE].ljust(_TEXT_SIZE)
+
+
+def _short_sleeps() -> None:
+    """Let `time.sleep(50e-6)` mean that: Linux rounds sleeps up by 50 microseconds unless told otherwise."""
+    timer_slack = 29
+    ctypes.CDLL(None).prctl(timer_slack, 1000, 0, 0, 0)

@@ -1,0 +1,52 @@
+"""How much memory a replay takes, and how much its process may still take: what is free, within its group's limit."""
+
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.frames import observation_bytes, ring_rows
+from lockstep.system.memory import usable_memory
+
+_ROW = 4 + 3  # bytes of a row beside observation and action: reward; age, what followed and validity
+
+
+def replay_bytes(
+    spec: EnvSpec, num_envs: int, capacity: int, *, n_step: int, prioritized: bool, mapped: bool = False
+) -> int:
+    """Memory that the replay of one shard takes (`lockstep.experience.replay.Replay`, same arguments).
+
+    `mapped` leaves out the observations: they lie in a file then.
+    """
+    rows = num_envs * ring_rows(spec, num_envs, capacity, n_step)
+    action = 4 * spec.action.width if spec.action.kind == "continuous" else 8 * spec.action.width
+    priorities = rows * 8 * 64 // 63 if prioritized else 0  # and the sums above them
+    return rows * (action + _ROW) + priorities + (0 if mapped else observation_bytes(spec, rows))
+
+
+def in_words(num_bytes: float) -> str:
+    """As people say it: `1.20 GB`, `36.5 MB`."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
+def check_memory(capacity: int, wanted: int, *, copy: int) -> None:
+    """Refuse a replay that this machine's memory cannot hold.
+
+    Every rank of a host asks before any of them makes its part.
+
+    Args:
+        capacity: the setting.
+        wanted: bytes of all parts that belong on this host, by `replay_bytes`.
+        copy: bytes that checkpoints copy before they write: all of these parts, mapped or not, or 0 without them.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    free, needed = usable_memory(), wanted + copy
+    if free is None or needed <= free:
+        return
+    ways = ["algorithm.checkpoint_replay=false"] if copy and wanted <= free else []
+    ways.append(f"algorithm.capacity={int(capacity * free / needed)} or less")
+    if wanted >= copy:  # it is not in files yet
+        ways.append("algorithm.replay_path for files instead" + (", with checkpoint_replay=false" if copy else ""))
+    raise ConfigError(
+        f"algorithm.capacity={capacity} needs {in_words(needed)} of memory on this host"
+        f"{' with the copy for checkpoints' if copy else ''}, and {in_words(free)} are free; use {', '.join(ways)}"
+    )

@@ -1,0 +1,300 @@
+"""Replay: the transitions that one shard keeps, to learn from many times (Lin, 1992; Mnih et al., 2015).
+
+Every environment has a ring of rows. A row is an observation, and the action that followed with its reward; the row
+after it holds the next observation. Stacked images are kept as single frames, each once, and stacked when sampled.
+Nothing is done per transition: an added step costs some calls for all environments, a sample some for all its rows.
+
+Shapes: B environments of the shard, R rows of a ring, N sampled transitions, n steps of a return, `*O` observation.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.frames import Frames, ring_rows
+from lockstep.experience.rollout import Rollout
+from lockstep.experience.sum_tree import SumTree
+
+# What followed the observation of a row. NOTHING: no action yet, or the episode was over and only its end is seen here.
+_NOTHING, _GOES_ON, _TERMINATED, _TRUNCATED = range(4)
+_SPARSE = 8  # below one valid row in so many, valid rows are listed rather than hit by chance
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """What was sampled. The arrays are new ones."""
+
+    observation: np.ndarray
+    """[N, *O], uint8 or float32."""
+    action: np.ndarray
+    """[N] or [N, D], as drawn."""
+    return_: np.ndarray
+    """[N] float32, r_0 + gamma r_1 + ... over the steps that were taken: n, or fewer where the episode ended."""
+    next_observation: np.ndarray
+    """[N, *O], after these steps; of a truncated episode the true final one. Without meaning where `discount` is 0."""
+    discount: np.ndarray
+    """[N] float32, what a value of `next_observation` counts: gamma to the steps taken, 0 after termination."""
+    probability: np.ndarray
+    """[N] float64, with which each was drawn among the transitions of this shard."""
+    index: np.ndarray
+    """[N] int64, names them for `update_priorities`; good until the next step is added."""
+
+
+class Replay:
+    """One shard's transitions.
+
+    The target of a sampled transition is `return_ + discount * value(next_observation)`. An episode that is cut short
+    (`begin`) counts as truncated where it stopped.
+
+    With `prioritized`, transition i is drawn with p_i / sum p, p = (|TD error| + eps)^alpha (Schaul et al., 2016,
+    equation 1), one from each of N equal parts of the sum; what was never drawn has the largest p so far. Otherwise
+    transitions are drawn uniformly, with replacement.
+
+    Args:
+        spec: of the environments.
+        num_envs: of this shard.
+        capacity: transitions of this shard, rounded up to a multiple of `num_envs`. Final observations take rows too.
+        n_step: rewards summed before `next_observation`.
+        gamma: discount per step.
+        prioritized: draw by TD error.
+        priority_exponent: alpha; 0 draws uniformly.
+        priority_eps: eps.
+        path: a file to keep observations in, mapped into memory. It is made anew, its space is reserved, and it is
+            gone when the process ends.
+
+    Raises:
+        ConfigError: the file cannot be made, or its disk is too full.
+    """
+
+    def __init__(  # noqa: PLR0913  # everything a replay needs, once, by keyword
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        capacity: int,
+        *,
+        n_step: int,
+        gamma: float,
+        prioritized: bool,
+        priority_exponent: float = 0.6,
+        priority_eps: float = 1e-6,
+        path: Path | None = None,
+    ) -> None:
+        self._n, self._same_step = n_step, spec.autoreset == "same_step"
+        self._frames = Frames(spec, num_envs, ring_rows(spec, num_envs, capacity, n_step), path)
+        total = num_envs * self._frames.num_rows
+        width = () if spec.action.kind == "discrete" else (spec.action.width,)
+        self._action = np.full((total, *width), 0, np.float32 if spec.action.kind == "continuous" else np.int64)
+        self._reward = np.full(total, 0, np.float32)
+        self._kind = np.full(total, _NOTHING, np.uint8)
+        """Of each row: what followed."""
+        self._valid = np.full(total, 0, np.bool_)
+        """Of each row: whether it can be sampled, as all of its stack and of its n steps is here."""
+        self._open = np.zeros(num_envs, np.int64)
+        """How many of the last transitions still wait for n steps, or for the end of the episode."""
+        self._over = np.zeros(num_envs, np.bool_)
+        """Whether the newest row ended an episode, so that the next step only resets (`next_step` environments)."""
+        self._tree = SumTree(total) if prioritized else None
+        self._largest, self._exponent, self._eps = 1.0, priority_exponent, priority_eps
+        self._discounts = gamma ** np.arange(n_step + 1, dtype=np.float64)
+        self.size = 0
+        """Transitions that can be sampled."""
+
+    def ready(self, rows: int) -> bool:
+        """Whether there are at least so many transitions; a local fact."""
+        return self.size >= max(rows, 1)
+
+    def begin(self, observation: np.ndarray) -> None:
+        """Start new episodes everywhere, with first observations [B, *O]; what ran counts as truncated where it is."""
+        frames = self._frames
+        last = frames.index(frames.env, 1)
+        self._kind[last[self._kind[last] == _GOES_ON]] = _TRUNCATED
+        changed = self._complete(self._open, 1)
+        self._open[:] = 0
+        self._over[:] = False
+        self._settle([*changed, self._append(frames.env, observation, first=True)])
+
+    def add(
+        self,
+        action: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        observation: np.ndarray,
+        final: np.ndarray | None,
+    ) -> None:
+        """Keep one step of all environments: the actions [B] or [B, D], and what `VectorEnv.step` returned to them."""
+        last = None
+        if self._same_step and (rows := np.flatnonzero(truncated & ~terminated)).size:
+            if final is None:
+                raise ValueError("an episode was truncated, and its final observation is not told")
+            last = rows, final[rows]
+        self._add(action, reward, (terminated, truncated), observation, last)
+
+    def extend(self, rollout: Rollout) -> None:
+        """Keep the T steps of a rollout. One that does not begin where the last one ended begins new episodes."""
+        over = rollout.weight[0] == 0
+        if not self._frames.newest_is(rollout.observation[0]) or (over != self._over).any():
+            self.begin(rollout.observation[0])
+            self._over[:] = over
+        finals = {t: (env, last) for t, env, last in rollout.final}
+        for t, observation in enumerate(rollout.observation[1:]):
+            ends = rollout.terminated[t], rollout.ended[t]
+            self._add(rollout.action[t], rollout.reward[t], ends, observation, finals.get(t))
+
+    def sample(self, rows: int, generator: np.random.Generator) -> Transitions:
+        """Draw `rows` transitions (N). Raises `ValueError` while there are none."""
+        if not self.size:
+            raise ValueError("the replay holds no transition that is complete")
+        if self._tree is None:
+            index, probability = self._uniform(rows, generator), np.full(rows, 1.0 / self.size)
+        else:
+            total = self._tree.total
+            index = self._tree.find((np.arange(rows) + generator.random(rows)) * (total / rows))
+            probability = self._tree.values(index) / total
+        steps = self._frames.after(index[:, None], np.arange(self._n))
+        kind = self._kind[steps]
+        taken = np.ones((rows, self._n), np.bool_)
+        np.logical_and.accumulate(kind[:, :-1] == _GOES_ON, axis=1, out=taken[:, 1:])
+        length = taken.sum(1)
+        goes_on = kind[np.arange(rows), length - 1] != _TERMINATED
+        return Transitions(
+            self._frames.observation(index),
+            self._action[index],
+            (np.where(taken, self._reward[steps], 0.0) * self._discounts[:-1]).sum(1).astype(np.float32),
+            self._frames.observation(self._frames.after(index, length)),
+            (self._discounts[length] * goes_on).astype(np.float32),
+            probability,
+            index,
+        )
+
+    def update_priorities(self, index: np.ndarray, td_error: np.ndarray) -> None:
+        """Tell the TD errors [N] of transitions that were sampled since the last step.
+
+        One that is not finite leaves the priority as it is: what to do about it is the algorithm's to say.
+        """
+        if self._tree is None:
+            return
+        error = np.abs(np.asarray(td_error, np.float64))
+        known = np.isfinite(error) & self._valid[index]
+        priority = (error[known] + self._eps) ** self._exponent
+        self._largest = max(self._largest, float(priority.max(initial=0.0)))
+        self._tree.set(index[known], priority)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, for a checkpoint. Arrays are the replay's own: copy them before the next step."""
+        if self._tree is None:
+            return self._arrays()
+        priority = self._tree.values(np.arange(self._tree.capacity))
+        return self._arrays() | {"priority": priority, "largest": self._largest}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from `state`. Raises `ConfigError` if it is that of a replay of another shape."""
+        arrays, same = self._arrays(), ("priority" in state) == (self._tree is not None)
+        if not same or any((state[name].shape, state[name].dtype) != (a.shape, a.dtype) for name, a in arrays.items()):
+            raise ConfigError(
+                "the checkpoint holds a replay of another shape; resume with the num_envs, algorithm.capacity, "
+                "algorithm.n_step and algorithm.prioritized that it was made with"
+            )
+        for name, array in arrays.items():
+            np.copyto(array, state[name])
+        if self._tree is not None:
+            self._largest = float(state["largest"])
+            self._tree.set(np.arange(self._tree.capacity), state["priority"])
+        self.size = int(np.count_nonzero(self._valid))
+
+    def close(self) -> None:
+        """Free the observations, and their file if there is one. Nothing can be sampled any more."""
+        self.size = 0
+        self._frames.row = self._frames.row[:0].copy()
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        frames = self._frames
+        return {
+            "observation": frames.row,
+            "age": frames.age,
+            "written": frames.written,
+            "action": self._action,
+            "reward": self._reward,
+            "kind": self._kind,
+            "valid": self._valid,
+            "open": self._open,
+            "over": self._over,
+        }
+
+    def _add(
+        self,
+        action: np.ndarray,
+        reward: np.ndarray,
+        ends: tuple[np.ndarray, np.ndarray],
+        observation: np.ndarray,
+        final: tuple[np.ndarray, np.ndarray] | None,
+    ) -> None:
+        """One step: what followed the newest rows, then the rows after them.
+
+        `ends` is whether terminated, and whether ended for any reason; `final` some environments [F] and their
+        observations [F, *O] before they reset.
+        """
+        frames, env = self._frames, self._frames.env
+        if not frames.written[0]:
+            raise ValueError("begin comes before the first step")
+        newest = frames.index(env)
+        kind = np.where(ends[0], _TERMINATED, np.where(ends[1], _TRUNCATED, _GOES_ON))
+        kind[self._over] = _NOTHING
+        self._kind[newest], self._action[newest], self._reward[newest] = kind, action, reward
+        self._open += kind != _NOTHING
+        ended = kind >= _TERMINATED
+        changed = self._complete(np.where(ended, self._open, 0), 0)
+        full = ~ended & (self._open == self._n)
+        changed.append(self._make_valid(env[full], self._n - 1))
+        self._open[ended] = 0
+        self._open -= full
+        if final is not None:
+            changed.append(self._append(*final, first=False))
+        fresh, self._over = (ended, self._over) if self._same_step else (self._over, ended)
+        if fresh.any():
+            changed.append(self._append(env[fresh], observation[fresh], first=True))
+            env, observation = env[~fresh], observation[~fresh]
+        self._settle([*changed, self._append(env, observation, first=False)])
+
+    def _append(self, env: np.ndarray, observation: np.ndarray, *, first: bool) -> np.ndarray:
+        """Write a row of environments [E]; returns the rows that can be sampled no more because of it."""
+        lost = self._frames.append(env, observation, first=first)
+        self._kind[lost] = _NOTHING
+        lost = lost[self._valid[lost]]
+        self._valid[lost] = False
+        self.size -= len(lost)
+        return lost
+
+    def _complete(self, count: np.ndarray, back: int) -> list[np.ndarray]:
+        """Let the last `count` [B] transitions of each environment be sampled; the last is `back` rows behind."""
+        return [self._make_valid(self._frames.env[count > i], back + i) for i in range(int(count.max()))]
+
+    def _make_valid(self, env: np.ndarray, back: int) -> np.ndarray:
+        index = self._frames.index(env, back)
+        self._valid[index] = True
+        self.size += len(index)
+        return index
+
+    def _settle(self, changed: list[np.ndarray]) -> None:
+        """Give rows that became valid the largest priority so far, and those that no longer are none."""
+        if self._tree is not None:
+            index = np.concatenate(changed)
+            self._tree.set(index, np.where(self._valid[index], self._largest, 0.0))
+
+    def _uniform(self, rows: int, generator: np.random.Generator) -> np.ndarray:
+        """Valid rows [N], each as likely as any other."""
+        filled, num_rows = self._frames.filled, self._frames.num_rows
+        span = filled * len(self._frames.env)
+        if self.size * _SPARSE < span:
+            return np.flatnonzero(self._valid)[generator.integers(self.size, size=rows)]
+        found, missing = list[np.ndarray](), rows
+        while missing > 0:  # nearly all rows are valid: for those that are not others are drawn
+            drawn = generator.integers(span, size=missing * span // self.size + _SPARSE)
+            drawn = drawn // filled * num_rows + drawn % filled
+            found.append(drawn[self._valid[drawn]])
+            missing -= len(found[-1])
+        return np.concatenate(found)[:rows]

@@ -1,0 +1,278 @@
+"""Collecting experience: every local shard steps its environments, numpy at the border.
+
+Shapes: K shards of this rank, T steps, B environments of a shard, O observation (one number, or the channels, height
+and width of an image), W noise of an action.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from lockstep.distributed.fingerprint import combine, digest
+from lockstep.distributed.timers import ACT, ENV, OTHER, Timers
+from lockstep.envs.spec import ActionSpec
+from lockstep.envs.state import can_save
+from lockstep.envs.vector import VectorEnv
+from lockstep.errors import RunError
+from lockstep.experience.episodes import EpisodeStats
+from lockstep.experience.normalize import RunningMoments
+from lockstep.world import World, stream, stream_seed
+
+Actor = Callable[[np.ndarray], np.ndarray]
+
+
+class Sampler(Protocol):
+    """The numpy half of an action distribution."""
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Noise [*shape, W]."""
+        ...
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions from a network's output and noise."""
+        ...
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """The most likely actions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A number from an environment that is not finite."""
+
+    step: int
+    """Of the rollout; -1 for an observation from before it."""
+    env: int
+    """Global index of the environment."""
+    what: str
+    """`a reward` or `an observation`."""
+    value: float
+
+    def __str__(self) -> str:
+        return f"environment {self.env} gave {self.what} that is not finite ({self.value})"
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One shard's consecutive steps, time-major. Arrays are reused by the next rollout."""
+
+    observation: np.ndarray
+    """[T + 1, B, O]; the last row is where the rollout stopped."""
+    action: np.ndarray
+    """[T, B] or [T, B, D], as drawn (not clipped)."""
+    reward: np.ndarray
+    """[T, B]."""
+    terminated: np.ndarray
+    """[T, B] bool: the task ended the episode at this step."""
+    ended: np.ndarray
+    """[T, B] bool: the episode ended at this step, terminated or truncated."""
+    weight: np.ndarray
+    """[T, B] float32: 0 for the rows in which an environment only resets itself, 1 otherwise."""
+    final: list[tuple[int, np.ndarray, np.ndarray]]
+    """`(t, b, observation)` of truncated episodes where `observation[t + 1]` already belongs to the next episode."""
+    fault: Fault | None = None
+    """The first number from an environment that is not finite; None if all are."""
+
+
+class Collector:
+    """Steps the environments of this rank's shards with one actor, and keeps what they did.
+
+    Args:
+        world: whose shards.
+        make_env: makes the vector environment of one shard.
+        actor: observations [K, B, O] to distribution parameters [K, B, P].
+        sampler: the distribution.
+        num_steps: T.
+        seed: of the run.
+        timers: told whether the time goes to acting or to environments.
+        observation_moments: normalizer of what the actor sees; None shows observations as they are.
+        noise_per_env: draw each environment's noise from a stream of its own instead of one stream per shard.
+        tell_faults: whether a number that is not finite is told in `Rollout.fault`, for an algorithm that asks all
+            ranks what to do about it; otherwise it ends this rank.
+    """
+
+    def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
+        self,
+        world: World,
+        envs: Sequence[VectorEnv],
+        actor: Actor,
+        sampler: Sampler,
+        *,
+        num_steps: int,
+        seed: int,
+        timers: Timers,
+        observation_moments: RunningMoments | None = None,
+        noise_per_env: bool = False,
+        tell_faults: bool = False,
+    ) -> None:
+        self._world, self._envs, self._actor, self._sampler = world, envs, actor, sampler
+        self._timers, self._moments, self._tell_faults = timers, observation_moments, tell_faults
+        spec, count, size = envs[0].spec, len(envs), envs[0].num_envs
+        self._noise_streams = [
+            [stream(seed, "action of environment", shard * size + i) for i in range(size)]
+            if noise_per_env
+            else [stream(seed, "action", shard)]
+            for shard in world.shards
+        ]
+        self._action_spec = spec.action
+        self._same_step = spec.autoreset == "same_step"
+        self._observation = np.zeros((count, num_steps + 1, size, *spec.observation_shape), spec.observation_dtype)
+        kind = np.float32 if spec.action.kind == "continuous" else np.int64
+        shape = () if spec.action.kind == "discrete" else (spec.action.width,)
+        self._action = np.zeros((count, num_steps, size, *shape), kind)
+        self._reward = np.zeros((count, num_steps, size), np.float32)
+        self._terminated, self._truncated = np.zeros((2, count, num_steps, size), bool)
+        # Row 0 is the last row of the previous rollout: an environment that ended there only resets in our first step.
+        self._ended = np.zeros((count, num_steps + 1, size), bool)
+        self.episodes = [EpisodeStats(size) for _ in envs]
+        self.fingerprints: list[str] = []
+        """Of each shard's first rollout: what it saw, did and drew."""
+        self._seed = seed
+        for k in range(count):
+            self._reset(k, "env")
+
+    def _reset(self, k: int, name: str) -> None:
+        """Begin new episodes in local shard number `k`, each environment from the seed of its global index."""
+        size = self._envs[k].num_envs
+        first = self._world.shards[k] * size
+        self._observation[k, -1] = self._envs[k].reset([stream_seed(self._seed, name, first + i) for i in range(size)])
+
+    def collect(self) -> list[Rollout]:
+        """Step every environment T times; one rollout for each local shard."""
+        timers, envs, actor, sampler = self._timers, self._envs, self._actor, self._sampler
+        observation, action = self._observation, self._action
+        steps, size = self._reward.shape[1:]
+        observation[:, 0] = observation[:, -1]
+        self._ended[:, 0] = self._ended[:, -1]
+        noise = np.stack([self._draw(streams, steps, size) for streams in self._noise_streams], 1)
+        final: list[list[tuple[int, np.ndarray, np.ndarray]]] = [[] for _ in envs]
+        clip = clipper(self._action_spec)
+        for t in range(steps):
+            timers.enter(ACT)
+            with np.errstate(over="ignore", invalid="ignore"):  # `_fault` tells of these numbers, with a name
+                seen = observation[:, t] if self._moments is None else self._moments.normalize(observation[:, t])
+                chosen = sampler.sample(actor(seen), noise[t])
+            action[:, t] = chosen
+            chosen = clip(chosen)
+            timers.enter(ENV)
+            for k, env in enumerate(envs):
+                try:
+                    obs, reward, terminated, truncated, last = env.step(chosen[k])
+                except Exception as error:
+                    raise self._failed_in_step(k, error) from error
+                observation[k, t + 1] = obs
+                self._reward[k, t] = reward
+                self._terminated[k, t] = terminated
+                self._truncated[k, t] = truncated
+                if last is not None and truncated.any():
+                    rows = np.flatnonzero(truncated & ~terminated)
+                    final[k].append((t, rows, last[rows].astype(observation.dtype)))
+        timers.enter(OTHER)
+        np.logical_or(self._terminated, self._truncated, out=self._ended[:, 1:])
+        if not self.fingerprints:
+            self.fingerprints = [
+                combine(digest(part) for part in (observation[k], action[k], noise[:, k])) for k in range(len(envs))
+            ]
+        return [self._finish(k, final[k]) for k in range(len(envs))]
+
+    def _draw(self, streams: Sequence[np.random.Generator], steps: int, size: int) -> np.ndarray:
+        """Noise [T, B, W] of a shard: from one stream, or a part from each environment's own."""
+        each = size // len(streams)
+        return np.concatenate([self._sampler.draw_noise(generator, (steps, each)) for generator in streams], 1)
+
+    def _finish(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> Rollout:
+        """What can be found once per rollout instead of once per step."""
+        ended = self._ended[k, 1:]
+        weight = np.ones_like(self._reward[k]) if self._same_step else 1.0 - self._ended[k, :-1].astype(np.float32)
+        fault = self._fault(k, final)
+        if fault is not None and not self._tell_faults:
+            raise RunError(
+                f"{fault}, in step {fault.step} of this rollout (rank {self._world.rank}, "
+                f"shard {self._world.shards[k]}); look for a division by 0 or a diverging simulation"
+            )
+        self.episodes[k].update(self._reward[k], ended, weight)
+        return Rollout(
+            self._observation[k], self._action[k], self._reward[k], self._terminated[k], ended, weight, final, fault
+        )
+
+    def _failed_in_step(self, k: int, error: Exception) -> RunError:
+        size = self._reward.shape[2]
+        first = self._world.shards[k] * size
+        what = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        return RunError(
+            f"rank {self._world.rank} failed in env.step of shard {self._world.shards[k]} "
+            f"(environments {first} to {first + size - 1}): {what}"
+        )
+
+    def _fault(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> Fault | None:
+        """The first number of local shard number `k` that is not finite; looked for once per rollout."""
+        # Row 0 is looked at again: what the last rollout left there is learned from in this one.
+        parts = [(0, None, "a reward", self._reward[k]), (-1, None, "an observation", self._observation[k])]
+        parts += [(t, rows, "an observation", last[None]) for t, rows, last in final]
+        first, found = self._world.shards[k] * self._reward.shape[2], list[Fault]()
+        for start, rows, what, array in parts:
+            if array.dtype != np.uint8 and not np.isfinite(array).all():
+                place = tuple(np.argwhere(~np.isfinite(array))[0])
+                env = int(place[1] if rows is None else rows[place[1]])
+                found.append(Fault(int(place[0]) + start, first + env, what, float(array[place])))
+        return min(found, key=lambda fault: (fault.step, fault.env), default=None)
+
+    @property
+    def savable(self) -> bool:
+        """Whether all environments can be saved in mid-episode."""
+        return all(map(can_save, self._envs))
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """Where local shard number `k` stands between two rollouts; its environments only if they can be saved."""
+        env, episodes = self._envs[k], self.episodes[k]
+        return {
+            "environments": env.state() if can_save(env) else None,
+            "observation": self._observation[k, -1],
+            "ended": self._ended[k, -1],
+            "noise": [generator.bit_generator.state for generator in self._noise_streams[k]],
+            "episodes": episodes.state(),
+            "fingerprint": self.fingerprints[k] if self.fingerprints else None,
+        }
+
+    def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
+        """Continue local shard number `k` from what `shard_state` told at `step` of the run.
+
+        Returns:
+            Whether its environments continue too; those that cannot be saved begin new episodes, with new seeds.
+        """
+        for generator, saved in zip(self._noise_streams[k], state["noise"], strict=True):
+            generator.bit_generator.state = saved
+        self.fingerprints[k : k + 1] = [state["fingerprint"]] if state["fingerprint"] is not None else []
+        env = self._envs[k]
+        if state["environments"] is None or not can_save(env):
+            self._reset(k, f"env from {step}")
+            return False
+        env.restore(state["environments"])
+        self._observation[k, -1], self._ended[k, -1] = state["observation"], state["ended"]
+        self.episodes[k].restore(state["episodes"])
+        return True
+
+    def fingerprint(self) -> str:
+        """What this rank's first rollout looked like; different on every rank, or they collect the same data."""
+        return combine(self.fingerprints)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+
+
+def clipper(action: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
+    """Box actions are clipped for the environment only; what was drawn is what is learned from.
+
+    A policy that saw a NaN draws NaN. No environment is sent that: it gets 0, or the bound nearest to 0.
+    """
+    if action.kind != "continuous":
+        return lambda chosen: chosen
+    if not np.isfinite([*action.low, *action.high]).any():
+        return lambda chosen: np.where(np.isfinite(chosen), chosen, 0)
+    low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+    return lambda chosen: np.minimum(np.maximum(np.where(np.isfinite(chosen), chosen, 0), low), high)

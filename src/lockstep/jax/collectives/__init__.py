@@ -1,0 +1,1 @@
+"""How ranks of JAX meet (`processes.py`) and sum (`transports.py`, `callback.py`, `native.py`)."""

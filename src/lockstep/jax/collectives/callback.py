@@ -1,0 +1,194 @@
+"""Numpy functions as operations of compiled code on CPUs, through XLA's foreign function interface (FFI).
+
+`jax.pure_callback` does the same by way of Python objects on both sides and several times the delay. Here XLA's call
+frame (xla/ffi/api/c_api.h, of which only the stable first fields are read) is opened with `ctypes`, and the function
+sees the memory of its inputs and of its output. No compiler is needed; where there is one, `native` may come before.
+"""
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from lockstep.jax.collectives import native
+
+_METADATA, _EXECUTE, _INTERNAL = 1, 3, 13
+_TYPES = {11: np.dtype(np.float32), 4: np.dtype(np.int32), 8: np.dtype(np.uint32), 1: np.dtype(np.bool_)}
+_numbers = itertools.count()
+
+
+class _Extension(Structure):
+    pass
+
+
+_Extension._fields_ = [("size", c_size_t), ("type", c_int), ("next", POINTER(_Extension))]
+
+
+class _Version(Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("major", c_int), ("minor", c_int)]
+
+
+class _Metadata(Structure):
+    _fields_ = [("size", c_size_t), ("version", _Version), ("traits", c_uint32), ("state_type", c_int64)]
+
+
+class _MetadataExtension(Structure):
+    _fields_ = [("base", _Extension), ("metadata", POINTER(_Metadata))]
+
+
+class _Buffer(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("dtype", c_int),
+        ("data", c_void_p),
+        ("rank", c_int64),
+        ("dims", POINTER(c_int64)),
+    ]
+
+
+class _Buffers(Structure):
+    """Of arguments and of results alike."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("count", c_int64),
+        ("types", c_void_p),
+        ("buffers", POINTER(POINTER(_Buffer))),
+    ]
+
+
+class _ErrorArguments(Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("message", c_char_p), ("code", c_int)]
+
+
+_CreateError = ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArguments))
+
+
+class _Api(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("extension", c_void_p),
+        ("version", _Version),
+        ("internal", c_void_p),
+        ("create_error", _CreateError),
+    ]
+
+
+class _Frame(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("extension", POINTER(_Extension)),
+        ("api", POINTER(_Api)),
+        ("context", c_void_p),
+        ("stage", c_int),
+        ("arguments", _Buffers),
+        ("results", _Buffers),
+    ]
+
+
+_Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))
+
+
+class Callback:
+    """A function of numpy arrays that compiled code calls each time it comes there.
+
+    What the function raises is kept in `error`: XLA passes on only a text.
+
+    Args:
+        name: for profiles and messages.
+        function: called with the input [n] or [rows, n] and the output to fill, which lie in XLA's memory.
+    """
+
+    def __init__(self, name: str, function: Callable[[np.ndarray, np.ndarray], None]) -> None:
+        self.error: BaseException | None = None
+        self._function = function
+        self._target = f"lockstep_{name}_{next(_numbers)}"
+        self._handler = _Handler(self._handle)  # lives as long as compiled code may call it
+        _kept.append(self)
+        jax.ffi.register_ffi_target(self._target, jax.ffi.pycapsule(self._handler), platform="cpu")
+        self._use: native.Use | None = None
+
+    def quicken(self, make: Callable[[int, int], native.Use | None], wait: Callable[[], None]) -> None:
+        """Let C code be called instead, as far as it can do what the function does.
+
+        Args:
+            make: the C code's part, from the addresses of two handlers: the whole function, and `wait`.
+            wait: called in the midst of it, when it takes long.
+        """
+        self._waiting = _Handler(lambda address: self._told(address.contents, wait))
+        self._use = make(_address(self._handler), _address(self._waiting))
+
+    def taken(self) -> int:
+        """How many calls C code has made since this was last asked."""
+        return 0 if self._use is None else self._use.taken()
+
+    def __call__(self, value: Array, shape: tuple[int, ...]) -> Array:
+        """The function's output [*shape], of the input's type; inside compiled code."""
+        if value.dtype not in _TYPES.values():
+            raise TypeError(f"{value.dtype} cannot be sent between ranks; send float32 or int32")
+        target, number = (self._target, None) if self._use is None else (native.TARGET, self._use.number)
+        return cast(Array, _call.bind(value, target=target, shape=shape, number=number))
+
+    def _handle(self, address: Any) -> int | None:
+        frame = address.contents
+        if frame.extension and frame.extension.contents.type == _METADATA:
+            told = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
+            told.version.major, told.version.minor = native.API
+            return None
+        if frame.stage != _EXECUTE:
+            return None
+        return self._told(frame, lambda: self._function(_array(frame.arguments), _array(frame.results)))
+
+    def _told(self, frame: Any, act: Callable[[], None]) -> int | None:
+        """Act; the address of XLA's error if that fails."""
+        try:
+            act()
+        except BaseException as error:
+            self.error = error
+            text = f"{type(error).__name__}: {error}".encode()
+            made = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, text, _INTERNAL)
+            return frame.api.contents.create_error(ctypes.byref(made))
+        return None
+
+
+def _output(value: Any, *, target: str, shape: tuple[int, ...], number: int | None) -> Any:
+    return cast(Any, jax).core.ShapedArray(shape, value.dtype)
+
+
+def _lower(context: Any, value: Any, *, target: str, shape: tuple[int, ...], number: int | None) -> Any:
+    told = {} if number is None else {"number": np.int64(number)}
+    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value, **told)
+
+
+# `jax.ffi.ffi_call` of something with a side effect has JAX dispatch every call in Python, which takes several times as
+# long. Here XLA alone knows of the side effect: it neither leaves calls out nor makes one of two.
+_call = Primitive("lockstep_callback")
+_call.def_abstract_eval(_output)
+mlir.register_lowering(_call, _lower, platform="cpu")
+
+_kept: list[Callback] = []  # compiled code that nobody calls any more may still be there
+
+
+def _address(handler: Any) -> int:
+    return cast(int, ctypes.cast(handler, c_void_p).value)
+
+
+def _array(buffers: Any) -> np.ndarray:
+    """The first buffer, as it lies in memory."""
+    buffer = buffers.buffers[0].contents
+    kind = _TYPES[buffer.dtype]
+    shape = buffer.dims[: buffer.rank]
+    size = kind.itemsize
+    for length in shape:
+        size *= length
+    memory = cast(Any, (ctypes.c_char * size).from_address(buffer.data) if size else b"")
+    return np.frombuffer(memory, kind).reshape(shape)

@@ -1,0 +1,58 @@
+"""The first line of a training: what starts, with which settings, on what, and where its results go.
+
+It is shown before a framework is loaded, so it says what will be used as far as that is known without one.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lockstep.envs.load import portable
+from lockstep.run import AnyRun, OfflineRun
+from lockstep.world import World
+
+_SHOWN = ("num_envs", "num_steps", "total_steps", "epochs", "batch_size", "learning_rate", "precision")
+"""Settings of the run or its algorithm that tell one training from another; those that it has are shown."""
+_DEFAULTS = {"precision": "float32"}
+"""Not worth a word."""
+
+
+def first_line(
+    run: AnyRun, world: World, run_dir: Path | None, *, num_shards: int | None = None, step: int | None = None
+) -> str:
+    """One line: task, algorithm, framework, ranks, device, settings, run directory.
+
+    Args:
+        run: the config.
+        world: who takes part.
+        run_dir: where the results go; None: not known yet.
+        num_shards: those of the checkpoint, where the run goes on from one.
+        step: of that checkpoint.
+    """
+    ranks = world.size * run.devices_per_process
+    subject = run.data if isinstance(run, OfflineRun) else portable(run.task)
+    found = {name: getattr(run, name, getattr(run.algorithm, name, None)) for name in _SHOWN}
+    shown = {name: value for name, value in found.items() if value not in (None, _DEFAULTS.get(name))}
+    shown |= {"seed": run.seed, "num_shards": run.num_shards or num_shards or ranks}
+    parts = [
+        f"{subject}: {run.algo}, {run.ml_framework}, {ranks} rank{'s' * (ranks > 1)} on {_device(run)}",
+        " ".join(f"{name}={_plain(value)}" for name, value in shown.items()),
+    ]
+    if step is not None:
+        parts.append(f"resumed from step {step}")
+    if run_dir is not None:
+        parts.append(f"run directory {os.path.relpath(run_dir)}")
+    return "; ".join(parts)
+
+
+def _device(run: AnyRun) -> str:
+    """Where the ranks will compute."""
+    if run.device != "auto":
+        return run.device
+    from lockstep.launch.gpus import installed_gpus
+
+    return "cuda" if installed_gpus(run.ml_framework) else "cpu"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,78 @@
+"""GPUs of this machine, asked without a framework where that can be."""
+
+import itertools
+import os
+import re
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"
+
+
+def nvidia_gpu_present() -> bool:
+    """Whether this machine has an NVIDIA GPU, asked without loading a framework."""
+    return any(Path(path).exists() for path in ("/dev/nvidia0", "/proc/driver/nvidia/version"))
+
+
+def visible_gpus(framework: str = "torch") -> int:
+    """GPUs that the framework can use. Torch is asked, where the machine has any; JAX is not.
+
+    JAX takes memory of every GPU that it looks at, and a launcher must leave that to its ranks: so GPUs are counted as
+    the driver has them, if JAX was installed with what drives them.
+    """
+    if not nvidia_gpu_present() or find_spec(framework) is None:
+        return 0
+    if framework == "jax":
+        return _driver_gpus() if jax_plugins() else 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def installed_gpus(framework: str = "torch") -> int:
+    """GPUs that the framework was built for, as the driver has them; loads no framework."""
+    if not nvidia_gpu_present():
+        return 0
+    return _driver_gpus() if (jax_plugins() if framework == "jax" else _torch_has_cuda()) else 0
+
+
+def _torch_has_cuda() -> bool:
+    """Whether the torch that is installed was built for NVIDIA GPUs, read from its files."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    built = re.search(r"^cuda\b.*= *(\S+)", Path(found.origin).with_name("version.py").read_text(), re.MULTILINE)
+    return built is not None and built[1] != "None"
+
+
+def _driver_gpus() -> int:
+    """NVIDIA GPUs that programs started from here may use."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        named = (name.strip() for name in chosen.split(","))
+        return len([*itertools.takewhile(lambda name: name not in ("", "-1"), named)])  # CUDA stops at the first bad
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
+
+
+def jax_plugins() -> list[str]:
+    """What JAX can drive besides CPUs, as installed: `jax-cuda12-plugin 0.10.2`."""
+    found = {
+        entry.dist.name: entry.dist.version for entry in entry_points(group="jax_plugins") if entry.dist is not None
+    }
+    return [f"{name} {number}" for name, number in sorted(found.items())]
+
+
+def cpu_only_torch() -> str | None:
+    """A warning if this machine has a GPU and torch cannot use any."""
+    if not nvidia_gpu_present() or find_spec("torch") is None:
+        return None
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    built: Any = torch.version.cuda  # pyright: ignore[reportUnknownMemberType]
+    if built is None:
+        return f"this machine has an NVIDIA GPU, but torch {torch.__version__} is built for CPUs only: {_CUDA_TORCH}"
+    return f"this machine has an NVIDIA GPU, but torch {torch.__version__} (CUDA {built}) cannot use it: see nvidia-smi"

@@ -1,0 +1,186 @@
+"""The ranks of one training on this machine: what each of them runs, at first and after a failure."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import ConfigError, RunError
+from lockstep.launch.local import Restarts, launch
+from lockstep.launch.verdict import say
+from lockstep.record.failure import read_failure
+from lockstep.record.leftovers import remove_results, written_at
+from lockstep.record.run_dir import SUMMARY_FILE, RunDir, hold, write_config
+
+if TYPE_CHECKING:
+    from lockstep.run import AnyRun
+
+PROGRAM = (sys.executable, "-m", "lockstep.train")
+_LATEST = Path("checkpoints", "LATEST")
+_ENDS_THAT_SAY_ALL = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
+
+
+def launch_training(  # noqa: PLR0913  # all that a start of a training can be told, by keyword
+    run_dir: Path,
+    ranks: int,
+    *,
+    config: "AnyRun | None" = None,
+    resume: Path | None = None,
+    init_from: Path | None = None,
+    debug: bool = False,
+    max_restarts: int = 0,
+    program: Sequence[str] = PROGRAM,
+) -> int:
+    """Start one process per rank, each of which reads the same `run.yaml`, and stay until all are gone.
+
+    Args:
+        run_dir: the run's directory, with its `run.yaml`.
+        ranks: how many.
+        config: what `run.yaml` is to say from now on; None: what it says.
+        resume: the run directory or checkpoint to go on from; None: a new run.
+        init_from: the policy that a new run starts from.
+        debug: whether ranks show tracebacks.
+        max_restarts: how often all ranks may start anew, each time from the newest checkpoint.
+        program: what takes the arguments of `lockstep train`.
+
+    Returns:
+        The exit code, as `launch` has it.
+    """
+    flags = ["--joined", *(["--debug"] if debug else [])]
+    commands = _Commands(program, run_dir, resume, init_from, flags, written_at(run_dir / _LATEST))
+    held = hold(run_dir)
+    try:
+        if config is not None:
+            write_config(run_dir, config)
+        code = launch(
+            commands.first(),
+            ranks=ranks,
+            run_dir=run_dir,
+            environment={"PYTHONPATH": search_path()},
+            restarts=Restarts(maximum=max_restarts, again=commands.again),
+        )
+    finally:
+        os.close(held)
+    if code not in _ENDS_THAT_SAY_ALL and written_at(run_dir / _LATEST) is not None:
+        say(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
+    return code
+
+
+def train_on_ranks(
+    run: "AnyRun", ranks: int, *, run_dir: Path | str | None, init_from: Path | str | None, resume: Path | str | None
+) -> dict[str, Any]:
+    """`lockstep.train(run, ranks=N)`: what the ranks wrote into `summary.json`, once they have ended.
+
+    The ranks import nothing of the calling script, so that it needs no `if __name__ == "__main__":`; nor does a
+    notebook or a session. Arguments as `lockstep.train`.
+
+    Raises:
+        ConfigError: before anything is written, if that can be known; or a rank raised one.
+        RunError: a rank failed.
+    """
+    from lockstep.launch.first_line import first_line
+    from lockstep.launch.flags import policy_source
+    from lockstep.launch.world_checks import check_world
+    from lockstep.record.console import Console
+    from lockstep.session.resume import go_on
+    from lockstep.world import World
+
+    if ranks < 1:
+        raise ConfigError(f"ranks={ranks} must be at least 1")
+    run = _with_files(run)
+    _check(run)
+    found = None if resume is None else go_on(Path(resume), run)
+    check_world(run, World(size=ranks), None if found is None else found.num_shards)
+    source = policy_source(None if init_from is None else str(init_from))
+    path = RunDir.create(run_dir, run).path if found is None else found.run_dir
+    known = {} if found is None else {"num_shards": found.num_shards, "step": found.step}
+    Console().line(first_line(run, World(size=ranks), path, **known))
+    if found is None:
+        code = launch_training(path, ranks, init_from=source)
+    else:
+        code = launch_training(path, ranks, config=run, resume=Path(str(resume)))
+    if code == 0 or code in _ENDS_THAT_SAY_ALL[2:]:
+        return json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))
+    failure = read_failure(path) or {}
+    message = str(failure.get("message", f"the ranks ended with code {code}")).removeprefix("lockstep: error: ")
+    if code == ConfigError.exit_code:
+        raise ConfigError(message)
+    who = "" if failure.get("rank") is None or "rank" in message else f"rank {failure['rank']}: "
+    raise RunError(f"{who}{message} (logs: {path / 'logs'})")
+
+
+def _check(run: "AnyRun") -> None:
+    """Refuse a task that cannot be made or learned, and data that do not fit."""
+    from lockstep.envs.make import env_spec
+    from lockstep.run import OfflineRun
+    from lockstep.session.checks import check_data, check_task
+
+    if isinstance(run, OfflineRun):
+        check_data(run)
+    else:
+        check_task(run, env_spec(run.task, run.env))
+
+
+def _with_files(run: "AnyRun") -> "AnyRun":
+    """The same run, with the file of the calling script where it names `__main__`, which ranks do not share."""
+    from lockstep.config.settings import leaves
+    from lockstep.run import override, to_dict
+
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    changes: dict[str, str] = {}
+    for name, value in leaves(to_dict(run)).items():
+        if isinstance(value, str) and value.startswith("__main__:"):
+            if main is None or not os.path.isfile(main):
+                raise ConfigError(
+                    f"{name}={value} was typed into a session, and ranks are processes of their own; write it to a "
+                    "file and name that: path/to/file.py:Name"
+                )
+            changes[name] = f"{os.path.abspath(main)}:{value.removeprefix('__main__:')}"
+    return override(run, changes) if changes else run
+
+
+def search_path() -> str:
+    """PYTHONPATH for ranks: they import what this process could, beside a script and in the working directory."""
+    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join(dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry), *inherited]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """What each rank runs."""
+
+    program: Sequence[str]
+    run_dir: Path
+    resume: Path | None
+    init_from: Path | None
+    flags: list[str]
+    latest_before: int | None
+    """When `LATEST` was written, before the first start."""
+
+    def first(self) -> list[str]:
+        """At first."""
+        if self.resume is not None:
+            return [*self.program, "--resume", str(self.resume), *self.flags]
+        source = ["--init-from", str(self.init_from)] if self.init_from is not None else []
+        return [
+            *self.program, str(self.run_dir / "run.yaml"), "--run-dir", str(self.run_dir), *self.flags, *source
+        ]  # fmt: skip
+
+    def again(self) -> tuple[list[str], str]:
+        """After a failure, and from where, in words."""
+        from lockstep.session.resume import prepare
+
+        # The checkpoint that the user named need not be the newest, until this run has written one of its own.
+        untouched = written_at(self.run_dir / _LATEST) == self.latest_before
+        path = self.resume if self.resume is not None and untouched else self.run_dir
+        step = prepare(path, {}).step
+        if step is not None:
+            return [*self.program, "--resume", str(path), *self.flags], f"from step {step}"
+        if self.resume is None:
+            remove_results(self.run_dir)
+        return self.first(), "from the start"

@@ -1,1 +1,0 @@
-"""How hosts and ranks find each other and talk; standard library only."""

@@ -1,0 +1,289 @@
+"""Before the first step: do all ranks run the same thing, and what lies between their hosts?
+
+Whoever differs is named on every rank before anything is written, and so is a rank of this host that does not answer. A
+world on one host pays one small message for it; between hosts, clocks and the network are measured too, for about a
+second.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from lockstep.config.settings import leaves
+from lockstep.distributed.comm import Comm
+from lockstep.distributed.watch import Observed, Watch
+from lockstep.envs.own_code import without_folders
+from lockstep.errors import ConfigError, RunError
+from lockstep.preflight.cost_model import Layout
+from lockstep.preflight.identity import VERSIONS, card, differences, people, user_code
+from lockstep.preflight.latency import Network, Summing, clock_skews, measure_network
+from lockstep.run import AnyRun, dump, to_dict
+from lockstep.system.cores import processor, usable_cores
+
+FILE = "preflight.json"
+TAG = "preflight"
+_SKEW_S = 1.0
+_NAMED_HOSTS = 4
+
+
+class Teller(Protocol):
+    """Who tells the user, from rank 0: `lockstep.record.journal.Journal` is one."""
+
+    path: Path
+
+    def say(self, text: str) -> None:
+        """Tell."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Tell of something that is not as it should be."""
+        ...
+
+    def attempt(self, write: Callable[[], None]) -> None:
+        """Write what the run can do without."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The ranks of one machine."""
+
+    host: str
+    ranks: list[int]
+    cores: int
+    device: str
+    processor: str
+    interface: str | None
+    """Through which gloo talks to other hosts, where that is set."""
+    clock_skew_s: float = 0.0
+    """How far its clock is ahead of that of rank 0's host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a world of several hosts will do, predicted before its first step: in numbers and words."""
+
+    num_parameters: int
+    messages_per_update: float
+    steps_per_second: float
+    one_host_steps_per_second: float
+    line: str
+    advice: str | None
+    """What to do if one host alone would be faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """What a framework measures with."""
+
+    device: str
+    """What two ranks have in common whose numbers may be compared: `cpu`, or the name of the GPU."""
+    summing: Summing
+    """Sums over all ranks, where this rank's arrays live."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Preflight:
+    """What was found. Every rank has it, but for the forecast, which rank 0 alone has."""
+
+    rank: int
+    world_size: int
+    hosts: list[Host]
+    versions: dict[str, str]
+    network: Network | None = None
+    forecast: Forecast | None = None
+    warnings: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def clock_skew_s(self) -> float:
+        """The largest, with its sign."""
+        return max((host.clock_skew_s for host in self.hosts), key=abs)
+
+    def tell(self, to: Teller) -> None:
+        """Write `preflight.json` beside the run and tell the user what concerns several hosts; rank 0 does."""
+        if self.rank:
+            return
+        to.attempt(lambda: self.write(to.path / FILE))
+        for line in filter(None, (self.line(), *self.notes)):
+            to.say(line)
+        for warning in self.warnings:
+            to.warn(warning)
+
+    def line(self) -> str:
+        """Layout, network and prediction; empty on one host."""
+        if self.network is None or len(self.hosts) == 1:
+            return ""
+        listed = [f"{people([f'rank {rank}' for rank in host.ranks])} on {host.host}" for host in self.hosts]
+        more = f", {len(listed) - _NAMED_HOSTS} hosts more" if len(listed) > _NAMED_HOSTS else ""
+        text = (
+            f"{self.world_size} ranks on {len(self.hosts)} hosts ({', '.join(listed[:_NAMED_HOSTS])}{more}); "
+            f"{self.network}"
+        )
+        return f"{text}; {self.forecast.line}" if self.forecast else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `preflight.json` has it."""
+        ahead = self.forecast
+        return {
+            "world_size": self.world_size,
+            "num_hosts": len(self.hosts),
+            "hosts": [asdict(host) for host in self.hosts],
+            "versions": self.versions,
+            "clock_skew_s": self.clock_skew_s,
+            **(self.network.to_dict() if self.network else {"small": None, "large": None}),
+            "num_parameters": ahead.num_parameters if ahead else None,
+            "messages_per_update": ahead.messages_per_update if ahead else None,
+            "predicted_steps_per_second": ahead.steps_per_second if ahead else None,
+            "predicted_one_host_steps_per_second": ahead.one_host_steps_per_second if ahead else None,
+            "warnings": self.warnings,
+        }
+
+    def write(self, path: Path) -> None:
+        """As JSON. A `RunError` says why it could not be written."""
+        try:
+            path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"{path} could not be written ({error.strerror})") from error
+
+
+def preflight(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: bool | None = None) -> Preflight:
+    """Compare all ranks, and measure what lies between their hosts; *collective*.
+
+    Args:
+        comm: of all ranks.
+        run: what this rank was started with.
+        instruments: of the framework.
+        measure: whether the network is measured; default: if there are several hosts.
+
+    Raises:
+        ConfigError: on all ranks, naming those that differ in versions, config or code.
+    """
+    if comm.world.size == 1:
+        return _compared(comm, run, instruments, measure=False)
+    bound = min(run.timeout_s, run.startup_timeout_s)
+    watch = Watch(comm.observe, _stalled, lambda: None, timeout_s=bound, startup_timeout_s=bound)
+    try:
+        return _compared(comm, run, instruments, measure=measure)
+    finally:
+        watch.close()
+
+
+def _stalled(_: Observed, report: str) -> None:
+    """There is no run directory yet to write to."""
+    print(f"lockstep: error: {report}", file=sys.stderr, flush=True)
+
+
+def _compared(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: bool | None) -> Preflight:
+    world = comm.world
+    everywhere = without_folders(run)
+    mine = card(dump(everywhere), user_code(run.user_code), run.ml_framework) | {
+        "node": world.rank - world.local_rank,
+        "cores": usable_cores(),
+        "device": instruments.device,
+        "processor": processor(),
+        "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+    }
+    cards: list[dict[str, Any]] = comm.gather_object(mine, TAG)
+    if any(one["config"] != cards[0]["config"] for one in cards):
+        told: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(everywhere)).items()}, TAG)
+        cards = [one | {"settings": settings} for one, settings in zip(cards, told, strict=True)]
+    if error := differences(labelled(cards)):
+        raise ConfigError(error if world.local_rank == 0 else error.partition("\n\n")[0])
+    several = world.local_size < world.size
+    skews = clock_skews(comm, TAG) if several else [0.0] * world.size
+    found = Preflight(
+        rank=world.rank,
+        world_size=world.size,
+        hosts=_hosts(cards, skews),
+        versions={name: cards[0][name] for name in VERSIONS if name in cards[0]},
+    )
+    if several if measure is None else measure:
+        found.network = measure_network(comm, instruments.summing, len(found.hosts), TAG)
+    found.warnings = doubts(found, pinned=world.pinned)
+    return found
+
+
+def add_forecast(found: Preflight, forecast: Callable[[Layout, float], Forecast | str]) -> None:
+    """Predict what several hosts will do; on rank 0 alone, while the others wait for it in the next collective.
+
+    Args:
+        found: what the preflight found; gets the forecast, or the reason why there is none.
+        forecast: a forecast for ranks, hosts, cores and bandwidth and the seconds of a small sum over all ranks.
+    """
+    if found.rank or found.network is None or len(found.hosts) == 1:
+        return
+    cores = min(host.cores for host in found.hosts)
+    layout = Layout(ranks=found.world_size, hosts=len(found.hosts), cores=cores, bandwidth=found.network.bytes_per_s)
+    ahead = forecast(layout, found.network.small.seconds)
+    if isinstance(ahead, str):
+        found.notes.append(ahead)
+        return
+    found.forecast = ahead
+    if ahead.advice:
+        found.warnings.append(ahead.advice)
+
+
+def labelled(cards: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Each rank's card by who showed it; with its host where there are several."""
+    nodes = {one["node"]: one["host"] for one in cards}
+    if len(nodes) == 1:
+        return {f"rank {rank}": one for rank, one in enumerate(cards)}
+    names = _names(nodes)
+    return {f"rank {rank} ({names[one['node']]})": one for rank, one in enumerate(cards)}
+
+
+def doubts(found: Preflight, *, pinned: bool) -> list[str]:
+    """What a user should know of these hosts, one line each."""
+    warnings: list[str] = []
+    for host in found.hosts:
+        if abs(host.clock_skew_s) > _SKEW_S:
+            way = "ahead of" if host.clock_skew_s > 0 else "behind"
+            warnings.append(
+                f"the clock of {host.host} is {abs(host.clock_skew_s):.1f} s {way} that of {found.hosts[0].host}: "
+                "times in logs do not compare; let NTP set both"
+            )
+    for what, kinds in (
+        ("devices", {host.device: host.host for host in found.hosts}),
+        ("processors", {host.processor: host.host for host in found.hosts}),
+    ):
+        if len(kinds) < 2 or (what == "processors" and (not pinned or "cpu" not in {h.device for h in found.hosts})):
+            continue
+        named = ", ".join(f"{kind} on {name}" for kind, name in kinds.items())
+        effect = "equal bits are promised for one kind of hardware only" if pinned else "the slowest decides"
+        warnings.append(f"different {what} ({named}): {effect}")
+    return warnings
+
+
+def _hosts(cards: Sequence[Mapping[str, Any]], skews: Sequence[float]) -> list[Host]:
+    names = _names({one["node"]: one["host"] for one in cards})
+    found: list[Host] = []
+    for node, name in names.items():
+        ranks = [rank for rank, one in enumerate(cards) if one["node"] == node]
+        first = cards[ranks[0]]
+        devices = sorted({str(cards[rank]["device"]) for rank in ranks})
+        found.append(
+            Host(
+                host=name,
+                ranks=ranks,
+                cores=first["cores"],
+                device=" and ".join(devices),
+                processor=first["processor"],
+                interface=first["interface"],
+                clock_skew_s=min((skews[rank] for rank in ranks), key=abs),
+            )
+        )
+    return found
+
+
+def _names(nodes: Mapping[int, str]) -> dict[int, str]:
+    """A name for each node, by its first rank: its host's, numbered where several have the same."""
+    every, ordered = list(nodes.values()), sorted(nodes)
+    return {
+        node: nodes[node] if every.count(nodes[node]) == 1 else f"node {index} of {nodes[node]}"
+        for index, node in enumerate(ordered)
+    }

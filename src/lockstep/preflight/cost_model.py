@@ -1,0 +1,300 @@
+"""How fast a run would be on another number of ranks and hosts: a cost model of one update.
+
+An update is a rollout, gradient steps and messages. What a rank computes costs a fixed price per call and a price per
+row; ranks that share a core take turns. A message costs something by itself and for every other rank of the host and
+every other host, the way through the network (half a round trip) as often as `lockstep.distributed.network.links` makes it go, and
+the time that its bytes need on a host's link. Nothing overlaps: ranks compute, then wait for each other.
+
+What the model leaves out: evaluations and checkpoints, environments of unequal speed, stragglers (of a thousand ranks
+the slowest decides), and the memory and the network that several hosts or ranks share beyond this.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lockstep.distributed.network.links import in_slices
+from lockstep.errors import ConfigError
+from lockstep.run import Run
+
+_LOCAL_RANK_S = 40e-6  # through shared memory, on an idle machine; where only the whole was measured
+_SLOWER = 0.98  # one host must be better by more than what a prediction can tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one update computes, all ranks together."""
+
+    num_envs: int
+    num_steps: int
+    """Steps of each environment in a rollout."""
+    replay_ratio: float
+    """How often a transition is learned from, on average: PPO's `num_epochs`."""
+    gradient_steps: float
+    """Mean per update."""
+    num_bytes: int
+    """Bytes of one message of gradients, from one rank."""
+    num_shards: int | None = None
+    """Pinned number of shards; None: one per rank."""
+    more_steps: bool = False
+    """Whether a larger `num_envs` means more gradient steps, as with a replay, instead of larger minibatches."""
+
+    @classmethod
+    def of(cls, run: Run, num_bytes: int, num_shards: int | None = None) -> "Work":
+        """What the config asks for.
+
+        Args:
+            run: the config.
+            num_bytes: of one message of gradients: four per parameter.
+            num_shards: of a run that was resumed, where the config does not say it.
+        """
+        c, gradient_steps = run.algorithm, run.algorithm.gradient_steps(run.num_envs)
+        return cls(
+            num_envs=run.num_envs,
+            num_steps=c.num_steps,
+            replay_ratio=gradient_steps * c.minibatch_rows(run.num_envs, 1) / (run.num_envs * c.num_steps),
+            gradient_steps=gradient_steps,
+            num_bytes=num_bytes,
+            num_shards=run.num_shards or num_shards,
+            more_steps=c.gradient_steps(2 * run.num_envs) > gradient_steps,
+        )
+
+    def with_envs(self, num_envs: int) -> "Work":
+        """The same with another number of environments."""
+        factor = num_envs / self.num_envs if self.more_steps else 1.0
+        return replace(self, num_envs=num_envs, gradient_steps=factor * self.gradient_steps)
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of one update."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def messages(self) -> float:
+        """Messages of one update: one for each gradient step, and one for what all must agree on before."""
+        return self.gradient_steps + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Who computes it, and what lies between them."""
+
+    ranks: int
+    hosts: int = 1
+    cores: float | None = None
+    """Usable cores of a host; None: enough."""
+    round_trip_s: float = 0.0
+    """Between two hosts."""
+    bandwidth: float | None = None
+    """Bytes per second that a host can send; None: not counted."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hosts <= self.ranks:
+            raise ConfigError(f"hosts={self.hosts} must be at least 1 and at most ranks={self.ranks}")
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks of the fullest host."""
+        return math.ceil(self.ranks / self.hosts)
+
+    @property
+    def turns(self) -> float:
+        """How many ranks share a core."""
+        return max(1.0, self.ranks_per_host / self.cores) if self.cores else 1.0
+
+    def on_one_host(self) -> "Layout":
+        """What one of the hosts would be alone."""
+        return replace(self, ranks=self.ranks_per_host, hosts=1, round_trip_s=0.0, bandwidth=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds, each the price of one thing; not negative."""
+
+    step_call: float = 0.0
+    """Of stepping and acting once in one shard, whatever the number of environments."""
+    step_row: float = 0.0
+    """Of one environment in it."""
+    gradient_call: float = 0.0
+    """Of one gradient step in one shard."""
+    gradient_row: float = 0.0
+    """Of one transition in it."""
+    update: float = 0.0
+    """Of what is done once per update: values, advantages, logs."""
+    local_message: float = 0.0
+    """Of one message within a host."""
+    local_rank: float = 0.0
+    """Of each other rank of the host in it, whose numbers are read and added."""
+    host_message: float = 0.0
+    """Of one message between hosts, each time that it goes, beside the way."""
+    host_peer: float = 0.0
+    """Of each other host in it."""
+    round_trips: float = 0.5
+    """Round trips that one way takes."""
+
+
+ROLLOUT, LEARNING, MESSAGES = "rollout", "learning", "messages"
+PARTS: dict[str, tuple[str, ...]] = {
+    ROLLOUT: ("step_call", "step_row"),
+    LEARNING: ("gradient_call", "gradient_row", "update"),
+    MESSAGES: ("local_message", "local_rank", "host_message", "host_peer", "round_trips"),
+}
+"""The parts of an update, and the prices that each is made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Seconds of one update, by what takes them."""
+
+    steps: int
+    rollout: float
+    learning: float
+    local_messages: float
+    host_messages: float
+    transfer: float
+
+    @property
+    def seconds(self) -> float:
+        """Of one update."""
+        return self.rollout + self.learning + self.local_messages + self.host_messages + self.transfer
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps, all ranks together."""
+        return self.steps / self.seconds
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the time, in words."""
+        parts = {
+            "environments": self.rollout,
+            "learning": self.learning,
+            "messages within a host": self.local_messages,
+            "messages between hosts": self.host_messages,
+            "bandwidth": self.transfer,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def exchange(hosts: int, num_bytes: int) -> tuple[int, float]:
+    """How often a message of `num_bytes` goes through the network, and how often a host sends its size in all."""
+    if in_slices(hosts, num_bytes):
+        return 2, 2 * (hosts - 1) / hosts
+    return int(hosts > 1), hosts - 1
+
+
+def predict(costs: Costs, work: Work, layout: Layout) -> Prediction:
+    """One update of `work` on `layout`."""
+    amounts = amounts_of(work, layout)
+    seconds = {name: amounts[name] * getattr(costs, name) for name in amounts}
+    return Prediction(
+        steps=work.steps,
+        rollout=sum(seconds[name] for name in PARTS[ROLLOUT]),
+        learning=sum(seconds[name] for name in PARTS[LEARNING]),
+        local_messages=seconds["local_message"] + seconds["local_rank"],
+        host_messages=seconds["host_message"] + seconds["host_peer"] + seconds["round_trips"],
+        transfer=transfer_s(work, layout),
+    )
+
+
+def amounts_of(work: Work, layout: Layout) -> dict[str, float]:
+    """How often each price is paid in one update, by the rank that has most to do."""
+    num_shards = work.num_shards or layout.ranks
+    if num_shards < layout.ranks:
+        raise ConfigError(f"num_shards={num_shards} is fewer than ranks={layout.ranks}")
+    shards, turns = math.ceil(num_shards / layout.ranks), layout.turns
+    rows = shards * work.num_envs / num_shards * work.num_steps
+    ways, _ = exchange(layout.hosts, work.num_bytes)
+    neighbours, peers = layout.ranks_per_host - 1, layout.hosts - 1
+    return {
+        "step_call": turns * shards * work.num_steps,
+        "step_row": turns * rows,
+        "gradient_call": turns * shards * work.gradient_steps,
+        "gradient_row": turns * rows * work.replay_ratio,
+        "update": turns,
+        "local_message": turns * work.messages * (neighbours > 0),
+        "local_rank": turns * work.messages * neighbours,
+        "host_message": turns * work.messages * ways,
+        "host_peer": turns * work.messages * ways * peers,
+        "round_trips": work.messages * ways * layout.round_trip_s,
+    }
+
+
+def transfer_s(work: Work, layout: Layout) -> float:
+    """Seconds of an update for which a host's link is busy; 0 where its bandwidth is not known."""
+    _, sent = exchange(layout.hosts, work.num_bytes)
+    return work.messages * sent * work.num_bytes / layout.bandwidth if layout.bandwidth else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A world of several hosts, and one of its hosts alone with the whole work."""
+
+    here: Prediction
+    one_host: Prediction
+    advice: str | None
+    """What to tell the user if one host alone would be faster."""
+
+
+def compare(costs: Costs, work: Work, layout: Layout) -> Comparison:
+    """Whether several hosts are worth their messages."""
+    here, alone = predict(costs, work, layout), predict(costs, work, layout.on_one_host())
+    between = here.host_messages + here.transfer
+    advice = None
+    larger = (
+        "fewer updates_per_step with a larger batch_size"
+        if work.more_steps
+        else "a larger num_envs or num_steps, fewer num_minibatches or num_epochs"
+    )
+    if layout.hosts > 1 and here.steps_per_second < _SLOWER * alone.steps_per_second:
+        advice = (
+            f"more nodes are slower here: {work.messages:g} messages per update x "
+            f"{between / work.messages * 1e3:.3g} ms = {between * 1e3:.3g} ms between hosts, against "
+            f"{(here.seconds - between) * 1e3:.3g} ms of work; "
+            f"{layout.hosts} hosts would do {here.steps_per_second:.0f} steps/s, one of them alone "
+            f"{alone.steps_per_second:.0f}; use one node, or more work per message: {larger}"
+        )
+    return Comparison(here=here, one_host=alone, advice=advice)
+
+
+def prices(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The price of a call and of a row, from two measured calls or more.
+
+    Args:
+        samples: `(rows, seconds)` of one call each, of different sizes.
+    """
+    count = len(samples)
+    mean_rows, mean_s = sum(rows for rows, _ in samples) / count, sum(seconds for _, seconds in samples) / count
+    spread = sum((rows - mean_rows) ** 2 for rows, _ in samples)
+    slope = sum((rows - mean_rows) * (seconds - mean_s) for rows, seconds in samples) / spread if spread else 0.0
+    slope = min(max(slope, 0.0), mean_s / mean_rows)
+    return mean_s - slope * mean_rows, slope
+
+
+def measured(
+    layout: Layout,
+    steps: Sequence[tuple[float, float]],
+    gradients: Sequence[tuple[float, float]],
+    message_s: float,
+) -> tuple[Costs, Layout]:
+    """Costs and layout from a few quick measurements, such as a preflight takes.
+
+    Args:
+        layout: ranks, hosts and cores; the bandwidth, if it was measured.
+        steps: `(environments, seconds)` of stepping one shard's environments once, acting included.
+        gradients: `(transitions, seconds)` of a gradient step, without its message.
+        message_s: seconds of a small sum over all ranks.
+    """
+    step_call, step_row = prices(steps)
+    gradient_call, gradient_row = prices(gradients)
+    neighbours = layout.ranks_per_host - 1
+    local = message_s / neighbours if layout.hosts == 1 and neighbours else _LOCAL_RANK_S
+    between = max(message_s - local * neighbours, 0.0) if layout.hosts > 1 else 0.0  # a small one goes once
+    costs = Costs(
+        step_call=step_call,
+        step_row=step_row,
+        gradient_call=gradient_call,
+        gradient_row=gradient_row,
+        local_rank=local,
+    )
+    return costs, replace(layout, round_trip_s=between / costs.round_trips)

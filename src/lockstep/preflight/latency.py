@@ -1,0 +1,90 @@
+"""What lies between ranks: how long a sum over all of them takes, how much a host sends, how far clocks differ."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lockstep.distributed.comm import Comm
+from lockstep.preflight.cost_model import exchange
+
+_SMALL, _LARGE, _TRIAL = 8, 2**20, 2**14  # float32 numbers of a sum
+_SMALL_FOR_S = 0.3  # how long small sums are repeated, as far as 3 to 50 of them allow
+_SLOW_TRIAL_S = 0.1  # a network on which a large sum would take too long
+_CLOCKS = 3  # readings; the best counts, since a busy rank reads late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One sum over all ranks."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What was measured between all ranks."""
+
+    small: Timing
+    large: Timing
+    bytes_per_s: float | None
+    """That a host sends during the large sum; None on one host."""
+
+    def __str__(self) -> str:
+        return (
+            f"a small sum over all takes {self.small.seconds * 1e3:.3g} ms, "
+            f"one of {self.large.bytes / 2**20:.2g} MiB {self.large.seconds * 1e3:.3g} ms"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `preflight.json` has it."""
+        return {"small": asdict(self.small), "large": asdict(self.large) | {"bytes_per_s": self.bytes_per_s}}
+
+
+Summing = Callable[[int], Callable[[], object]]
+"""Given how many float32 numbers: what adds that many over all ranks and waits for the sum; collective."""
+
+
+def measure_network(comm: Comm, summing: Summing, num_hosts: int, tag: str) -> Network:
+    """Time a small sum over all ranks, and one as large as the network does in about a second; *collective*."""
+    first = _seconds_of(summing(_SMALL), 3)
+    repeats = int(min(max(_SMALL_FOR_S / _slowest(comm, first, tag), 3), 50))
+    small = Timing(bytes=4 * _SMALL, seconds=_seconds_of(summing(_SMALL), repeats))
+    size, seconds = _TRIAL, _seconds_of(summing(_TRIAL), 2)
+    if _slowest(comm, seconds, tag) < _SLOW_TRIAL_S:
+        size = max(_TRIAL, _LARGE // len(comm.world.shards_of(0)))  # a sum has a row for each shard
+        seconds = _seconds_of(summing(size), 2)
+    large, (_, sends) = Timing(bytes=4 * size, seconds=seconds), exchange(num_hosts, 4 * size)
+    return Network(
+        small=small,
+        large=large,
+        bytes_per_s=sends * large.bytes / max(large.seconds - small.seconds, 1e-9) if sends else None,
+    )
+
+
+def clock_skews(comm: Comm, tag: str) -> list[float]:
+    """How far each rank's clock is ahead of rank 0's, read when a message of all has just arrived; *collective*."""
+    comm.barrier(tag)
+    best = [float("inf")] * comm.world.size
+    for _ in range(_CLOCKS):
+        clocks: list[float] = comm.gather_object(time.time(), tag)
+        best = [min(old, clock - clocks[0], key=abs) for old, clock in zip(best, clocks, strict=True)]
+    return best
+
+
+def _slowest(comm: Comm, seconds: float, tag: str) -> float:
+    """What the slowest rank measured: all ranks must choose alike what they measure next."""
+    every: list[float] = comm.gather_object(seconds, tag)
+    return max(*every, 1e-6)
+
+
+def _seconds_of(add: Callable[[], object], repeats: int) -> float:
+    """Median seconds of a sum; the first is not counted, buffers are made then."""
+    took = list[float]()
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        add()
+        took.append(time.perf_counter() - start)
+    return statistics.median(took[1:])

@@ -1,0 +1,238 @@
+"""What a run demands of its task and of this host: told before a process starts and before memory is taken."""
+
+import os
+import shlex
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
+from lockstep.envs.make import make_vector_env
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.exploration import EpsilonGreedy
+from lockstep.experience.memory import check_memory, in_words, replay_bytes
+from lockstep.run import AnyRun, NetworkConfig, OfflineRun, Run
+from lockstep.world import World
+
+if TYPE_CHECKING:
+    from lockstep.data.dataset import Dataset
+
+_VERIFIED = 1 << 30
+"""Bytes of prepared data whose checksums are compared when a run starts: a second or two."""
+
+
+def check_framework(run: AnyRun) -> None:
+    """Raise `ConfigError` where the package that the run computes with is not installed."""
+    check_package(run.ml_framework)
+
+
+def check_package(name: Literal["torch", "jax"]) -> None:
+    """Raise `ConfigError` where this framework is not installed."""
+    other = "torch" if name == "jax" else "jax"
+    if not _installed(name):
+        instead = f", or use --ml-framework {other}" if _installed(other) else ""
+        raise ConfigError(f"ml_framework={name} needs the package {name}: pip install 'lockstep-rl[{name}]'{instead}")
+
+
+def _installed(name: str) -> bool:
+    """Whether there is such a package; a folder of that name where the command was given, say of a run, is none."""
+    found = find_spec(name)
+    return found is not None and found.origin is not None
+
+
+def check_task(run: Run, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for a task that the algorithm cannot learn, or the network cannot see."""
+    config = run.algorithm
+    if isinstance(config, DQNConfig):
+        try:
+            EpsilonGreedy(spec.action)
+        except ConfigError as error:
+            raise ConfigError(f"task={run.task}: {error}") from None
+    elif config.normalize_observation and spec.image is not None:
+        raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
+    check_encoder(run.network, spec)
+    if run.evaluate_video:
+        check_drawing(run)
+
+
+def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Dataset]":
+    """The prepared data to learn from, and those to judge by.
+
+    Args:
+        run: the config.
+        verify: compare checksums, too, where that takes no more than seconds.
+
+    Raises:
+        ConfigError: they are not there or damaged, or do not fit each other or the algorithm.
+    """
+    dataset = _opened("data", run.data, verify)
+    judged_on = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify)
+    info, right = dataset.info, {"discrete": "dqn", "parametric": "parametric_dqn"}
+    if run.algo not in (right[info.kind], "bc"):
+        raise ConfigError(
+            f"algo={run.algo} cannot learn from {run.data}: its actions are {info.kind}; use {right[info.kind]}"
+        )
+    for name in ("kind", "state_features", "actions", "action_features", "metrics"):
+        if getattr(info, name) != getattr(judged_on.info, name):
+            raise ConfigError(
+                f"eval_data={run.eval_data} differs from data={run.data} in {name}; prepare it with "
+                f"--like {shlex.quote(run.data)}"
+            )
+    if (judged_on.state_features, judged_on.action_features) != (dataset.state_features, dataset.action_features):
+        raise ConfigError(
+            f"eval_data={run.eval_data} is normalized differently from data={run.data}; prepare it with "
+            f"--like {shlex.quote(run.data)}"
+        )
+    if isinstance(run.algorithm, OfflineDQNConfig):
+        check_boost(run.algorithm, dataset)
+    if run.algorithm.estimate:
+        from lockstep.data.packages import needed
+
+        needed("scipy", "offline")  # for the estimates at the end, hours later
+    way_out = without_candidates(run.algorithm)
+    if info.kind == "parametric" and not info.has_possible_actions and way_out is not None:
+        raise ConfigError(
+            f"{run.data} does not say which actions are possible next (possible_actions), and learning needs it; "
+            f"{way_out}"
+        )
+    return dataset, judged_on
+
+
+def check_boost(config: OfflineDQNConfig, dataset: "Dataset") -> None:
+    """Raise `ConfigError` for a boost of an action that the data do not have."""
+    for name in config.reward_boost:
+        if name not in dataset.info.actions:
+            raise ConfigError(
+                f"reward_boost names the action {name}, which {dataset.path} does not have; its actions are "
+                f"{', '.join(dataset.info.actions)}"
+            )
+
+
+def _opened(setting: str, name: str, verify: bool) -> "Dataset":
+    from lockstep.data.dataset import Dataset  # a run in environments does not wait for what reads logs
+
+    path = Path(name)
+    if not path.exists():
+        seen = "" if path.is_absolute() else f" below {Path.cwd()}, where this was started"
+        raise ConfigError(
+            f"{setting}={name} does not exist{seen}; say where it is now (--set {setting}=DIR), or prepare a log: "
+            f"lockstep offline prepare LOG --out {shlex.quote(name)}"
+        )
+    verify = verify and sum(file.stat().st_size for file in path.rglob("*.npy")) <= _VERIFIED
+    return Dataset.open(path, verify=verify)
+
+
+def without_candidates(config: LoggedConfig) -> str | None:
+    """How to learn from data that do not say what could be done next; `None` where nothing needs to change."""
+    maxq = isinstance(config, OfflineDQNConfig) and config.maxq
+    if not (config.estimate or maxq):
+        return None
+    flags = "--set maxq=false --set estimate=false" if maxq else "--set estimate=false"
+    return f"learn from the actions that were taken alone: {flags}"
+
+
+def check_model_path(run: OfflineRun) -> None:
+    """Raise `ConfigError` where the finished policy could not be written."""
+    if run.model_path is not None and (why := _closed(Path(run.model_path))):
+        raise ConfigError(f"model_path={run.model_path} cannot be written ({why}); use another directory")
+
+
+def check_rows(run: OfflineRun, world: World) -> None:
+    """Raise `ConfigError` for more shards than there are rows."""
+    rows = _opened("data", run.data, verify=False).info.num_rows
+    if rows < world.num_shards:
+        raise ConfigError(
+            f"{run.data} has {rows} rows for {world.num_shards} shards: a shard would have nothing to learn from; use "
+            f"at most --ranks {rows}"
+        )
+
+
+def check_drawing(run: AnyRun) -> None:
+    """Raise `ConfigError` for a task that cannot be drawn, also for want of a package: one picture is drawn."""
+    assert run.task is not None
+    try:
+        env: Any = make_vector_env(run.task, run.env, 1, render=True, training=False)
+    except ConfigError as error:
+        raise ConfigError(f"a video was asked for: {error}") from error
+    try:
+        env.reset([0])
+        picture = env.render()
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"a video was asked for, and task={run.task} cannot be drawn here: {why}") from error
+    finally:
+        env.close()
+    if not picture or np.shape(picture[0])[2:] != (3,):
+        raise ConfigError(f"a video was asked for, and task={run.task} draws no pictures (render_mode=rgb_array)")
+
+
+def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
+    """Raise `ConfigError` where convolutions are asked for and there is no image."""
+    if spec.image is None and config.encoder not in ("auto", "mlp"):
+        raise ConfigError(
+            f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
+        )
+
+
+def check_host(run: Run, spec: EnvSpec, world: World) -> None:
+    """Raise `ConfigError` where this host has not the memory or the disk for the replays of its ranks."""
+    config = run.algorithm
+    if not isinstance(config, DQNConfig):
+        return
+    memory, whole = bytes_of_host(run, spec, world), bytes_of_host(run, spec, world, mapped=False)
+    check_memory(config.capacity, memory, copy=whole if config.checkpoint_replay else 0)
+    if config.replay_path is not None:
+        _check_disk(Path(config.replay_path), whole - memory)
+
+
+def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None = None) -> int:
+    """Memory that the replays of this rank's host take together.
+
+    Args:
+        run: one with a replay.
+        spec: of its environments.
+        world: who takes part.
+        mapped: leave out what lies in files; default: as the config has it.
+    """
+    config = run.algorithm
+    assert isinstance(config, DQNConfig)
+    first = world.rank - world.local_rank
+    shards = sum(len(world.shards_of(rank)) for rank in range(first, first + world.local_size))
+    return shards * replay_bytes(
+        spec,
+        world.shard_size(run.num_envs, "num_envs"),
+        world.shard_size(config.capacity, "capacity"),
+        n_step=config.n_step,
+        prioritized=config.prioritized,
+        mapped=config.replay_path is not None if mapped is None else mapped,
+    )
+
+
+def _check_disk(path: Path, wanted: int) -> None:
+    """Refuse a directory that cannot be made, written to, or filled so far."""
+    free = shutil.disk_usage(_existing(path)).free
+    why = _closed(path) or (f"{in_words(free)} are free there" if wanted > free else None)
+    if why is None:
+        return
+    raise ConfigError(
+        f"algorithm.replay_path={path} cannot take {in_words(wanted)} ({why}); "
+        "use another directory or a smaller algorithm.capacity"
+    )
+
+
+def _existing(path: Path) -> Path:
+    """What there is of a path: itself, or the nearest folder above."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+
+
+def _closed(path: Path) -> str | None:
+    """Why nothing can be written below a directory that is there or will be made; `None` if it can."""
+    there = _existing(path)
+    if not there.is_dir():
+        return f"{there} is a file"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"

@@ -1,0 +1,233 @@
+"""Checks of environments that are stepped together: Gymnasium's `VectorEnv`, and the one of `lockstep.envs.vector`."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from lockstep.envs import layers
+from lockstep.envs.spaces import action_spec, restore_action
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.state import can_save
+from lockstep.envs.vector import VectorEnv
+from lockstep.session.env_checks.play import SEEDS, Outcome, drawn_action
+from lockstep.session.env_checks.report import Report, described
+from lockstep.session.env_checks.values import (
+    as_numbers,
+    as_tuple,
+    check_observation,
+    check_reset_values,
+    check_step_values,
+    shown_index,
+)
+
+NUM_ENVS = 3
+"""Environments that are made for a check: enough to mix up rows and environments."""
+
+
+class ProtocolPlayer:
+    """Environments that follow `lockstep.envs.vector.VectorEnv`."""
+
+    first_rows = True
+
+    def __init__(self, env: VectorEnv, report: Report) -> None:
+        spec: EnvSpec = env.spec
+        self.report, self.limit, self._env, self._spec = report, spec.max_episode_steps, env, spec
+        shape = (env.num_envs, *spec.observation_shape)
+        low, high = (-np.inf, np.inf) if spec.image is None else (0, 255)
+        self._space = spaces.Box(low, high, shape, spec.observation_dtype)
+
+    def reset(self, seed: int) -> Any:
+        """New episodes everywhere."""
+        return self._reset([_beside(seed, i) for i in range(self._env.num_envs)])
+
+    def check_seeds(self) -> None:
+        """Whether an environment's seed is its own, where the spec says so."""
+        if not self._spec.separately_seedable:
+            return
+        seeds = [_beside(SEEDS[0], i) for i in range(self._env.num_envs)]
+        if not np.array_equal(self._reset(seeds)[::-1], self._reset(seeds[::-1]), equal_nan=True):
+            self.report.fault(
+                "spec says separately_seedable=True, but the same seeds in another order gave reset other first "
+                "observations; draw those of environment i from seeds[i] alone, or say separately_seedable=False"
+            )
+
+    def act(self, generator: np.random.Generator) -> Any:
+        """An action for each."""
+        return drawn_action(self._spec.action, generator, (self._env.num_envs,))
+
+    def step(self, action: Any) -> Outcome:
+        """One step of all."""
+        report, count = self.report, self._env.num_envs
+        returned: Any = report.call("step", lambda: self._env.step(action))
+        values = as_tuple(returned)
+        if values is None or len(values) != 5:
+            report.fatal(
+                f"step returned {described(returned)}; return 5: observation, reward, terminated, truncated, final "
+                "observation (None with next_step)"
+            )
+        observation, reward, terminated, truncated, final = values
+        check_observation(observation, self._space, "step", report, says="spec")
+        rewards = check_rewards(reward, count, report)
+        terminated = check_flags(terminated, "terminated", count, report)
+        truncated = check_flags(truncated, "truncated", count, report)
+        self._check_final(final, observation, truncated & ~terminated)
+        return Outcome(np.array(observation), rewards, terminated | truncated)
+
+    def can_save(self) -> bool:
+        """Whether it has both methods."""
+        return can_save(self._env)
+
+    def state(self) -> dict[str, Any]:
+        """As it tells it."""
+        env: Any = self._env
+        return env.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Give it back."""
+        env: Any = self._env
+        env.restore(state)
+
+    def close(self) -> None:
+        """Close them."""
+        self._env.close()
+
+    def _reset(self, seeds: list[int]) -> Any:
+        observation: Any = self.report.call("reset", lambda: self._env.reset(seeds))
+        if isinstance(observation, tuple):
+            self.report.fatal(
+                f"reset returned {described(observation)}; return the observations alone, an array of shape "
+                f"{self._space.shape}"
+            )
+        check_observation(observation, self._space, "reset", self.report, says="spec")
+        return np.array(observation)
+
+    def _check_final(self, final: Any, observation: Any, cut: np.ndarray) -> None:
+        if self._spec.autoreset == "next_step":
+            if final is not None:
+                self.report.fault(
+                    f"step returned {described(final)} as final observation, and spec says autoreset=next_step, with "
+                    "which there is none; return None"
+                )
+            return
+        if final is None:
+            self.report.fatal(
+                "step returned None as final observation, and spec says autoreset=same_step; return what was seen "
+                f"before any reset, an array of shape {self._space.shape}"
+            )
+        check_observation(final, self._space, "step", self.report, "final observation", says="spec")
+        if cut.any() and np.shares_memory(final, observation):
+            self.report.fault(
+                "step returned the same array as observation and as final observation in a step that truncated an "
+                "episode: the last one of the old episode is lost; copy it before the reset"
+            )
+
+
+class GymnasiumPlayer:
+    """Environments in a `gymnasium.vector.VectorEnv`."""
+
+    first_rows = True
+
+    def __init__(self, env: Any, limit: int | None, task: str, report: Report) -> None:
+        self.report, self.limit, self._env = report, limit, env
+        self._space: Any = batch_space(env.single_observation_space, env.num_envs)
+        self._action = action_spec(env.single_action_space, task)
+        self._restore_action = restore_action(env.single_action_space, (env.num_envs,))
+        self._same_step = env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
+
+    def reset(self, seed: int) -> Any:
+        """New episodes everywhere."""
+        returned = self.report.call("reset", lambda: self._env.reset(seed=seed))
+        observation = check_reset_values(returned, self.report)
+        check_observation(observation, self._space, "reset", self.report)
+        return np.array(observation)
+
+    def act(self, generator: np.random.Generator) -> Any:
+        """An action for each."""
+        action = drawn_action(self._action, generator, (self._env.num_envs,))
+        return action if self._restore_action is None else self._restore_action(action)
+
+    def step(self, action: Any) -> Outcome:
+        """One step of all."""
+        report, count = self.report, self._env.num_envs
+        returned: Any = report.call("step", lambda: self._env.step(action))
+        observation, reward, terminated, truncated = check_step_values(returned, report)
+        check_observation(observation, self._space, "step", report)
+        rewards = check_rewards(reward, count, report)
+        ended = check_flags(_as_flags(terminated), "terminated", count, report)
+        ended = ended | check_flags(_as_flags(truncated), "truncated", count, report)
+        if self._same_step and ended.any() and "final_obs" not in returned[4]:
+            report.fatal(
+                "step ended an episode and info has no final_obs, which autoreset_mode SAME_STEP promises; put the "
+                'observations before the reset into info["final_obs"], an array of num_envs rows'
+            )
+        return Outcome(np.array(observation), rewards, ended)
+
+    def can_save(self) -> bool:
+        """Whether every layer can be."""
+        return layers.savable(self._env)
+
+    def state(self) -> dict[str, Any]:
+        """Of all layers."""
+        return layers.save(self._env)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """To all layers."""
+        layers.restore(self._env, state)
+
+    def close(self) -> None:
+        """Close them."""
+        self._env.close()
+
+
+def check_modes(env: gymnasium.vector.VectorEnv[Any, Any, Any], report: Report) -> None:
+    """Whether a vector environment of Gymnasium says how many there are, and who resets them."""
+    if getattr(env, "num_envs", None) != NUM_ENVS:
+        report.fatal(
+            f"num_envs is {getattr(env, 'num_envs', None)!r} after __init__(num_envs={NUM_ENVS}); set self.num_envs"
+        )
+    mode: Any = env.metadata.get("autoreset_mode")
+    if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        report.fatal(
+            f"metadata says autoreset_mode {mode}; let the class reset ended environments itself and say how: "
+            'metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}'
+        )
+    if not isinstance(env.single_observation_space, spaces.Box):
+        report.fatal(f"single_observation_space is {env.single_observation_space}; use a Box")
+
+
+def check_rewards(reward: Any, count: int, report: Report) -> np.ndarray:
+    """One reward for each environment."""
+    array = as_numbers(reward)
+    if array is None or array.shape != (count,):
+        report.fatal(f"step returned {described(reward)} as reward; return an array of shape ({count},), one per row")
+    array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        place = int(np.flatnonzero(~np.isfinite(array))[0])
+        report.not_finite(
+            f"step returned {array[place]} as reward at index {shown_index((place,))}; return finite numbers",
+            about="reward",
+        )
+    return array
+
+
+def check_flags(flags: Any, name: str, count: int, report: Report) -> np.ndarray:
+    """`terminated` or `truncated` of each environment."""
+    array: Any = flags if type(flags) is np.ndarray else None
+    if array is None or array.shape != (count,) or array.dtype != np.bool_:
+        report.fatal(f"step returned {described(flags)} as {name}; return an array of bools of shape ({count},)")
+    return array
+
+
+def _as_flags(flags: Any) -> Any:
+    """Lists, and numbers that are 0 or 1, as bools: the adapter of such environments converts them."""
+    array = as_numbers(flags)
+    return array.astype(np.bool_) if array is not None and np.isin(array, (0, 1)).all() else flags
+
+
+def _beside(seed: int, index: int) -> int:
+    """A seed of its own for an environment of a batch."""
+    return (seed + 7919 * index) & 0x7FFFFFFF

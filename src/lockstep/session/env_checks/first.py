@@ -1,0 +1,117 @@
+"""A short check of environments of the user's own, before a run begins."""
+
+import functools
+import multiprocessing
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.run import Run
+    from lockstep.session.env_checks.report import Report
+
+_SLOW_S = 10.0
+"""After which a check says what it waits for."""
+
+
+def check_first(run: "Run", *, tell: bool = True) -> None:
+    """Look at environments of the user's own for a moment, before a run begins; others are trusted.
+
+    Once per process and task.
+
+    Args:
+        run: the config.
+        tell: print warnings.
+
+    Raises:
+        ConfigError: there is a fault, which would end the training or spoil it.
+    """
+    from lockstep.session.env_checks.task import is_own
+
+    if not is_own(run.task, run.env) or repr((run.task, run.env)) in _checked:
+        return
+    report = _look(run)
+    if len(report.faults) == 1:
+        raise ConfigError(f"task={run.task}: {report.faults[0]}")
+    if report.faults:
+        listed = "\n".join(f"  {fault}" for fault in report.faults)
+        raise ConfigError(f"task={run.task} has {len(report.faults)} faults\n\n{listed}")
+    _checked.add(repr((run.task, run.env)))
+    if tell:
+        for text in report.warnings:
+            print(f"lockstep: warning: task={run.task}: {text}", file=sys.stderr)
+
+
+_checked: set[str] = set()
+
+
+def _look(run: "Run") -> "Report":
+    """What a short check finds, in a process of its own if that is where the environments will live."""
+    from lockstep.session.env_checks.play import Limits
+    from lockstep.session.env_checks.report import Report
+    from lockstep.session.env_checks.task import check_task
+
+    report = Report(skip_non_finite=run.non_finite == "skip")
+    check = functools.partial(check_task, run.task, run.env, report, Limits(), trace_only=True)
+    with _said_if_slow(run, report):
+        if run.env.vectorization != "async":
+            check()
+            return report
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        worker = context.Process(target=_check_in_worker, args=(check, report, sender, os.getpid()), daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JAX warns of forks: the worker does not touch what is JAX's
+            worker.start()
+        sender.close()
+        try:
+            found: Report | ConfigError = receiver.recv()
+        except EOFError:
+            worker.join()
+            raise ConfigError(f"task={run.task} ended its process with code {worker.exitcode}") from None
+        worker.join()
+    if isinstance(found, ConfigError):
+        raise found
+    return found
+
+
+def _check_in_worker(check: Any, report: "Report", sender: Any, rank_pid: int) -> None:
+    from lockstep.envs.workers import become_worker
+
+    become_worker(rank_pid)
+    try:
+        check()
+        sender.send(report)
+    except ConfigError as error:
+        sender.send(error)
+
+
+@contextmanager
+def _said_if_slow(run: "Run", report: "Report") -> Generator[None]:
+    """An environment that does not come back is told of, and ends this process after `startup_timeout_s`."""
+    done = threading.Event()
+
+    def watch() -> None:
+        patience_s = min(_SLOW_S, run.startup_timeout_s)
+        if done.wait(patience_s):
+            return
+        print(f"lockstep: checking task={run.task}: {report.doing} takes more than {patience_s:g} s", file=sys.stderr)
+        if not done.wait(run.startup_timeout_s - patience_s):
+            waited = f"startup_timeout_s={run.startup_timeout_s:g}"
+            print(f"lockstep: error: task={run.task}: {report.doing} did not return within {waited}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+
+    watcher = threading.Thread(target=watch, daemon=True, name="lockstep-check")
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()

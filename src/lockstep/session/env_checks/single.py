@@ -1,0 +1,156 @@
+"""Checks of a single `gymnasium.Env`."""
+
+import inspect
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
+
+from lockstep.envs import layers
+from lockstep.envs.spaces import action_spec, image_shape, observation_size, restore_action
+from lockstep.errors import ConfigError
+from lockstep.session.env_checks.play import Limits, Outcome, check_play, drawn_action
+from lockstep.session.env_checks.report import Report
+from lockstep.session.env_checks.values import (
+    check_flag,
+    check_observation,
+    check_reset_values,
+    check_reward,
+    check_spaces,
+    check_step_values,
+    seen_by_network,
+    told_of_spaces,
+)
+
+Env = gymnasium.Env[Any, Any]
+_SIGNATURE = "def reset(self, *, seed=None, options=None)"
+
+
+def check_single(
+    create: Callable[[], Env], task: str, limit: int | None, report: Report, limits: Limits, *, inner: bool = False
+) -> None:
+    """Check an environment, its wrappers included.
+
+    Args:
+        create: makes it.
+        task: its name.
+        limit: steps after which its episodes are truncated, if that is known.
+        report: what is found goes there.
+        limits: how much to play.
+        inner: wrappers come around it, which may change its spaces to what can be learned.
+    """
+    env = report.call("__init__", create)
+    try:
+        check_spaces(env, report)
+        if not inner:
+            _check_support(env, task, report)
+        _check_signature(env, report)
+        check_play(SinglePlayer(env, limit, report), lambda: SinglePlayer(create(), limit, report), limits)
+    finally:
+        _close(env, report)
+
+
+def _check_support(env: Env, task: str, report: Report) -> None:
+    """Whether there is a network for such observations, and a policy for such actions."""
+    try:
+        _, size = action_spec(env.action_space, task), observation_size(env.observation_space, task)
+    except ConfigError as error:
+        report.fatal(str(error).removeprefix(f"task={task} has "))
+    image = image_shape(env.observation_space)
+    report.facts += told_of_spaces(env.observation_space, env.action_space, seen_by_network(size, image))
+
+
+def _check_signature(env: Env, report: Report) -> None:
+    parameters = inspect.signature(env.unwrapped.reset).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    lacking = [name for name in ("seed", "options") if name not in parameters]
+    if lacking:
+        report.fatal(f"reset takes no argument {' and no '.join(lacking)}; write {_SIGNATURE}")
+
+
+def _close(env: Env, report: Report) -> None:
+    try:
+        env.close()
+    except Exception as error:
+        report.warn(f"close raised {type(error).__name__}: {error}")
+
+
+class SinglePlayer:
+    """One environment; where an episode ends, the next begins in the same step."""
+
+    first_rows = False
+
+    def __init__(self, env: Env, limit: int | None, report: Report) -> None:
+        self.report, self.limit, self._env = report, limit, env
+        self._space: Any = env.observation_space
+        try:
+            self._action = action_spec(env.action_space, "")
+            self._restore_action = restore_action(env.action_space)
+        except ConfigError:
+            self._action = None
+        self._shown: tuple[Any, Any] | None = None
+
+    def reset(self, seed: int | None) -> Any:
+        """A new episode; a fault in what is returned is told."""
+        returned = self.report.call("reset", lambda: self._env.reset(seed=seed, options=None))
+        observation = check_reset_values(returned, self.report)
+        check_observation(observation, self._space, "reset", self.report)
+        return self._copy(observation)
+
+    def act(self, generator: np.random.Generator) -> Any:
+        """An action of the space."""
+        if self._action is not None:
+            action = drawn_action(self._action, generator)
+            return action if self._restore_action is None else self._restore_action(action)
+        space: Any = self._env.action_space  # of a kind that a wrapper changes
+        space.seed(int(generator.integers(1 << 31)))
+        return space.sample()
+
+    def step(self, action: Any) -> Outcome:
+        """One step, and a reset if it ended the episode."""
+        report = self.report
+        observation, reward, terminated, truncated = check_step_values(
+            report.call("step", lambda: self._env.step(action)), report
+        )
+        check_observation(observation, self._space, "step", report)
+        number = check_reward(reward, report)
+        ended = check_flag(terminated, "terminated", report) | check_flag(truncated, "truncated", report)
+        seen = self._copy(observation)
+        if ended:
+            seen = (seen, self.reset(None))
+        return Outcome(seen, number, np.array([ended]))
+
+    def can_save(self) -> bool:
+        """Whether every layer can be."""
+        half = [name for name in ("state", "restore") if callable(getattr(type(self._env.unwrapped), name, None))]
+        if len(half) == 1:
+            lacking = "restore(state)" if half == ["state"] else "state()"
+            self.report.warn(f"{half[0]} is there and {lacking} is not: both are needed to save the environment")
+        return layers.savable(self._env)
+
+    def state(self) -> dict[str, Any]:
+        """Of all layers."""
+        return layers.save(self._env)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """To all layers."""
+        layers.restore(self._env, state)
+
+    def close(self) -> None:
+        """Close it; an error is told."""
+        _close(self._env, self.report)
+
+    def _copy(self, observation: Any) -> Any:
+        """A copy; whether what was shown before has changed meanwhile is looked at, too."""
+        if self._shown is not None and self.report.finite and not data_equivalence(*self._shown, exact=True):
+            self.report.warn(
+                f"{self.report.doing} changed the observation that was returned before: Lockstep copies each, other "
+                "libraries may not; return a new array, such as self.array.copy()"
+            )
+        copy = deepcopy(observation)
+        self._shown = observation, copy
+        return copy

@@ -1,0 +1,143 @@
+"""Evaluation over all ranks: each shard plays its part of the episodes, everyone learns all results."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.distributed.comm import Comm
+from lockstep.envs.make import make_vector_env
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import VectorEnv
+from lockstep.experience.evaluate import Episodes, GivenUp, play, quota
+from lockstep.experience.normalize import RunningMoments
+from lockstep.experience.rollout import Actor, Sampler, clipper
+from lockstep.record.journal import Journal
+from lockstep.record.video import MAX_FRAMES, write_gif
+from lockstep.run import AnyRun
+from lockstep.world import stream, stream_seed
+
+_EPISODES, _GAMES = 100, 10  # of an evaluation; a game takes thousands of steps
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """A policy as it is now, numpy at the border: what an evaluation plays."""
+
+    sampler: Sampler
+    """Of its action distribution."""
+    actor: Actor
+    """Observations [B, O] to parameters of the distribution [B, P]."""
+    observations: RunningMoments | None
+    """Normalizer of what it sees; None shows observations as they are."""
+    spec: EnvSpec | None = None
+    """Of the environments it plays; for `act`."""
+
+    def act(self, observation: Any) -> np.ndarray:
+        """The most likely action for one observation, within the bounds of the action space."""
+        assert self.spec is not None
+        image = self.spec.image is not None
+        rows = np.asarray(observation)[None] if image else np.asarray(observation, np.float32).reshape(1, -1)
+        return clipper(self.spec.action)(self.choose(rows, None))[0]
+
+    def choose(self, observation: np.ndarray, noise: np.random.Generator | None) -> np.ndarray:
+        """Actions for observations [B, O]: drawn with the noise, or the most likely ones where there is none."""
+        if self.observations is not None:
+            observation = self.observations.normalize(observation)
+        parameters = self.actor(observation)
+        if noise is None:
+            return self.sampler.mode(parameters)
+        return self.sampler.sample(parameters, self.sampler.draw_noise(noise, parameters.shape[:-1]))
+
+
+class Evaluation:
+    """Plays a policy as it is now; environments are made at the first evaluation and kept.
+
+    With a `journal`, rank 0 draws one more episode per evaluation into its directory where the run asks for that.
+    """
+
+    def __init__(self, run: AnyRun, comm: Comm, spec: EnvSpec, player: Player, journal: Journal | None = None) -> None:
+        assert run.task is not None
+        self._run, self._task = run, run.task
+        self._comm, self._player, self._journal = comm, player, journal
+        self._clip = clipper(spec.action)
+        self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _GAMES)
+        self._envs: dict[int, VectorEnv] = {}
+
+    def play(self, index: int, *, beat: Callable[[], object]) -> Episodes:
+        """All episodes of evaluation number `index`, in shard order, on every rank; collective.
+
+        Args:
+            index: decides seeds and noise.
+            beat: called every step; may raise `GivenUp`.
+
+        Raises:
+            GivenUp: on all ranks, if `beat` raised it on any.
+        """
+        mine, signal = list[tuple[int, list[float], list[int]]](), 0
+        try:
+            mine = self._play(index, beat)
+        except GivenUp as asked:
+            signal = asked.signal
+        every: list[Any] = self._comm.gather_object([signal, mine], "evaluate")
+        if signal := max(told for told, _ in every):
+            raise GivenUp(signal)
+        parts = sorted(part for _, played in every for part in played)
+        return Episodes([r for _, returns, _ in parts for r in returns], [n for *_, lengths in parts for n in lengths])
+
+    def _play(self, index: int, beat: Callable[[], object]) -> list[tuple[int, list[float], list[int]]]:
+        """Shard, returns and lengths of each local shard's episodes; and a video, if one is wanted."""
+        mine: list[tuple[int, list[float], list[int]]] = []
+        world, seed = self._comm.world, self._run.seed
+        for shard in world.shards:
+            num_envs, episodes = quota(self._episodes, world, shard)
+            if not num_envs:
+                continue
+            if shard not in self._envs:
+                self._envs[shard] = make_vector_env(self._task, self._run.env, num_envs, training=False)
+            key = f"evaluate {index}/{shard}"
+            seeds = [stream_seed(seed, key, i) for i in range(num_envs)]
+            noise = stream(seed, key)
+            played = play(self._envs[shard], lambda o, noise=noise: self._choose(o, noise), episodes, seeds, beat)
+            mine.append((shard, played.returns, played.lengths))
+        if self._journal is not None and self._run.evaluate_video and world.rank == 0:
+            path = self._journal.path / "videos" / f"step_{index}.gif"
+            self._journal.attempt(lambda: self.record(path, index, beat=beat))
+        return mine
+
+    def record(self, path: Path, index: int, *, beat: Callable[[], object]) -> None:
+        """Draw one more episode, of rank 0 alone, with the seed and noise of no other.
+
+        Args:
+            path: the GIF; `RunError` where it cannot be written.
+            index: which evaluation it belongs to.
+            beat: called every step.
+        """
+        env: Any = make_vector_env(self._task, self._run.env, 1, render=True, training=False)
+        try:
+            write_gif(path, self._frames(env, f"video {index}", beat), getattr(env, "frames_per_second", 30))
+        finally:
+            env.close()
+
+    def _frames(self, env: Any, key: str, beat: Callable[[], object]) -> Generator[np.ndarray]:
+        noise = stream(self._run.seed, key)
+        observation = env.reset([stream_seed(self._run.seed, key)])
+        for _ in range(MAX_FRAMES - 1):
+            beat()
+            yield env.render()[0]
+            observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise))
+            if terminated[0] or truncated[0]:
+                break
+        if env.spec.autoreset == "next_step":  # else this is the next episode's first
+            yield env.render()[0]
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs.values():
+            env.close()
+        self._envs.clear()
+
+    def _choose(self, observation: np.ndarray, noise: np.random.Generator) -> np.ndarray:
+        return self._clip(self._player.choose(observation, None if self._run.evaluate_greedy else noise))

@@ -1,0 +1,127 @@
+"""The running moments of a run, and how all shards update them together.
+
+Shapes: K shards of this rank, B environments of a shard, N rows, F numbers of a row.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lockstep.distributed.comm import Comm
+from lockstep.experience.normalize import DiscountedReturns, RunningMoments
+from lockstep.experience.rollout import Rollout
+from lockstep.record.progress import Progress
+from lockstep.session.non_finite import NonFiniteError
+
+_SETTINGS = {"observations": "normalize_observation", "returns": "normalize_return"}
+
+
+class NormalizerError(NonFiniteError):
+    """Running moments that are not finite, although all that the environments gave is; raised by all ranks alike."""
+
+    def __init__(self, name: str, feature: int, progress: Progress) -> None:
+        what = f"of number {feature} of the observation" if name == "observations" else "of the discounted return"
+        super().__init__(
+            f"the running mean and variance {what} are not finite with the rollout of update {progress.updates + 1}, "
+            "although all that the environments gave is finite: its square is too large, or what the run began from "
+            f"was not finite; scale it in the environment, or use {_SETTINGS[name]}=false; "
+            "or leave such updates out with non_finite=skip",
+            None,
+            {},
+        )
+
+
+class Normalizers:
+    """Of observations and of returns.
+
+    Args:
+        observation_size: F of observations; None does not normalize them.
+        gamma: discount of the returns that rewards are scaled by; None does not scale rewards.
+        num_shards: K.
+        shard_envs: B.
+
+    Attributes:
+        observations: None where observations are not normalized.
+        returns: None where rewards are not scaled.
+        discounted: of each local shard, where its returns stand.
+    """
+
+    def __init__(self, observation_size: int | None, gamma: float | None, num_shards: int, shard_envs: int) -> None:
+        self.observations = None if observation_size is None else RunningMoments(observation_size)
+        self.returns = None if gamma is None else RunningMoments(1)
+        self.discounted = [DiscountedReturns(shard_envs, gamma or 0.0) for _ in range(num_shards)]
+
+    def named(self) -> dict[str, RunningMoments]:
+        """Those that there are, by name."""
+        named = {"observations": self.observations, "returns": self.returns}
+        return {name: moments for name, moments in named.items() if moments is not None}
+
+    def sums(self, comm: Comm, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+        """What each local shard adds to all moments, to be summed over all shards; *collective* in the first update.
+
+        Args:
+            comm: the ranks.
+            rollouts: one for each local shard, each given once.
+        """
+        weights, rows = [r.weight.ravel() for r in rollouts], dict[str, list[np.ndarray]]()
+        if self.observations is not None:
+            seen = [r.observation[:-1] for r in rollouts]
+            rows["observations"] = [x.reshape(-1, x.shape[-1]) for x in seen]
+        if self.returns is not None:
+            pairs = zip(self.discounted, rollouts, strict=True)
+            rows["returns"] = [kept.update(r.reward, r.ended).reshape(-1, 1) for kept, r in pairs]
+        begin(comm, [(moments, rows[name]) for name, moments in self.named().items()], weights)
+        return [
+            np.concatenate([np.zeros(0), *(m.sums(rows[name][k], weight) for name, m in self.named().items())])
+            for k, weight in enumerate(weights)
+        ]
+
+    def fault(self, sums: np.ndarray) -> tuple[str, int] | None:
+        """Which moments would not be finite after taking in the sums of all shards: their name, and which number.
+
+        None where all would be. Of what all ranks have alike, so that all ranks find the same.
+        """
+        for name, moments, part in self._parts(sums):
+            if part[0] != 0:
+                merged = moments.merged(part)
+                bad = ~np.isfinite(merged["mean"] + merged["variance"])
+                if bad.any():
+                    return name, int(np.flatnonzero(bad)[0])
+        return None
+
+    def update(self, sums: np.ndarray) -> None:
+        """Take in the sums of all shards."""
+        for _, moments, part in self._parts(sums):
+            moments.update(part)
+
+    def _parts(self, sums: np.ndarray) -> Iterator[tuple[str, RunningMoments, np.ndarray]]:
+        place = 0
+        for name, moments in self.named().items():
+            yield name, moments, sums[place : place + moments.num_sums]
+            place += moments.num_sums
+
+
+def begin(
+    comm: Comm, normalizers: Sequence[tuple[RunningMoments, Sequence[np.ndarray]]], weights: Sequence[np.ndarray]
+) -> None:
+    """Let the first update be relative to the mean of what all shards have seen; *collective*, one message of a run.
+
+    Relative to 0, rows that are far from it and near to each other would lose all digits of their variance.
+
+    Args:
+        comm: the ranks.
+        normalizers: moments, and the rows [N, F] of each local shard; those that were updated before stay.
+        weights: [N] of each local shard.
+    """
+    new = [(moments, rows) for moments, rows in normalizers if moments.count == 0]
+    if not new:
+        return
+    sums = [
+        np.concatenate([[weight.sum()], *(weight @ rows[k].astype(np.float64) for _, rows in new)])
+        for k, weight in enumerate(weights)
+    ]
+    ends = np.cumsum([1, *(len(moments.mean) for moments, _ in new)])[:-1]
+    weight, *total = np.split(comm.sum_facts(np.stack(sums), "first_moments"), ends)
+    for (moments, _), found in zip(new, total, strict=True):
+        if weight[0] > 0 and np.isfinite(found).all():
+            moments.begin_at(found / weight[0])

@@ -1,0 +1,180 @@
+"""Going on with a run: which config, from which checkpoint, and what may have changed since."""
+
+import math
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import settings
+from lockstep.config.settings import leaves
+from lockstep.envs.own_code import without_folders
+from lockstep.errors import ConfigError
+from lockstep.record import checkpoint
+from lockstep.record.checkpoint import DamagedError
+from lockstep.record.run_dir import RUN_FILE
+from lockstep.run import AnyRun, OfflineRun, from_dict, load, override, to_dict
+
+_FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
+"""Settings that the saved state was made with: another value would need another state."""
+_FIXED_PARTS = ("network.", "env.")
+_FIXED_OF_ALGORITHM = (
+    *("normalize_observation", "normalize_return", "dueling", "noisy"),
+    *("value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles"),
+)
+"""What normalizers hold, and what the outputs of a network mean."""
+_FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
+"""The form of a replay and when it is first learned from: they may change where the checkpoint's is left out."""
+_FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold")
+"""How far a log has been read is counted in batches, and which networks there are is what the state is of."""
+_HARMLESS = (
+    *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
+    *("evaluate_video", "devices_per_process"),
+    *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
+    *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # other contents than before are found out
+)
+"""Settings that decide when something happens or when the run ends, and change no gradient by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What `lockstep train --resume` goes on with."""
+
+    run: AnyRun
+    """The config, changes included."""
+    run_dir: Path
+    world_size: int
+    """Processes of the last start."""
+    num_shards: int | None
+    """Units of state the checkpoint is cut into; None without a checkpoint."""
+    step: int | None
+    """Environment steps behind; None: from the start, as there is no checkpoint."""
+    exact: Path | None
+    """The checkpoint that the user named; None: the newest whole one."""
+    notes: list[str] = field(default_factory=list[str])
+    """What the user should know, one line each."""
+
+
+def prepare(path: Path, changes: Mapping[str, Any]) -> Resumption:
+    """Find what to go on with, or refuse; reads little and writes nothing.
+
+    Args:
+        path: a run directory, or one checkpoint of it.
+        changes: settings to change, by name.
+
+    Raises:
+        ConfigError: there is no such run, no checkpoint of it is whole, or a setting changed that may not.
+    """
+    run_dir, _ = _place(path)
+    run = load(run_dir / RUN_FILE)
+    return go_on(path, override(run, changes) if changes else run)
+
+
+def go_on(path: Path, run: AnyRun) -> Resumption:
+    """As `prepare`, with the whole config at hand."""
+    run_dir, exact = _place(path)
+    manifest, notes = _newest(run_dir, exact)
+    if manifest is None:
+        ranks = settings.value_of(_summary(run_dir), "world_size") or 1
+        processes = max(1, ranks // load(run_dir / RUN_FILE).devices_per_process)
+        notes.append("there is no checkpoint yet: the run begins from its start")
+        return Resumption(run, run_dir, processes, None, None, None, notes)
+    notes += compare(manifest["run"], to_dict(run))
+    size, shards, step = manifest["world_size"], manifest["num_shards"], manifest["step"]
+    return Resumption(run, run_dir, size, shards, step, exact, notes)
+
+
+def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Notes on what changed since a checkpoint; raises `ConfigError` for what may not change."""
+    # A setting that is new since has its default, and another host may keep the user's files elsewhere.
+    before, after = (leaves(to_dict(without_folders(from_dict(tree)))) for tree in (saved, now))
+    changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    kept = after.get("algorithm.checkpoint_replay", False)
+    in_algorithm = _FIXED_OF_ALGORITHM + (_FIXED_WITH_REPLAY if kept else ())
+    in_algorithm += _FIXED_WITH_LOG if "data" in after else ()
+    for name in changed:
+        if name in _FIXED or name.startswith(_FIXED_PARTS) or name.removeprefix("algorithm.") in in_algorithm:
+            replay = name.removeprefix("algorithm.") in _FIXED_WITH_REPLAY
+            raise ConfigError(
+                f"{name}={_shown(after.get(name))} differs from the {_shown(before.get(name))} that the checkpoint was "
+                "made with, and cannot change within a run; start a new one (--init-from takes over the policy)"
+                + (", or leave the saved replay out (--set checkpoint_replay=false)" if replay else "")
+            )
+    notes: list[str] = []
+    for name in changed:
+        effect = "" if name in _HARMLESS else "; the result will differ from that of a run without the change"
+        notes.append(f"{name} is {_shown(after.get(name))} from here on, was {_shown(before.get(name))}{effect}")
+    return notes
+
+
+def nothing_left(found: Resumption) -> str | None:
+    """What to say of a run that came to its end and would not go on; None if there is something to do."""
+    run, run_dir, summary = found.run, found.run_dir, _summary(found.run_dir)
+    told = {name: settings.value_of(summary, name) for name in ("status", "env_steps", "solved_at_step", "rows")}
+    if told["status"] not in ("finished", "solved") or found.step is None or told["env_steps"] != found.step:
+        return None
+    again = f"lockstep train --resume {shlex.quote(str(run_dir))}"
+    if isinstance(run, OfflineRun):
+        before = load(run_dir / RUN_FILE)
+        same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (run.data, run.model_path)
+        if not same or not isinstance(told["rows"], int) or found.step < run.epochs * told["rows"]:
+            return None
+        more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * run.epochs}"
+        return f"nothing is left to do: {run_dir} learned from its data {run.epochs} times (epochs); go on with: {more}"
+    if found.step >= run.total_steps:
+        return (
+            f"nothing is left to do: {run_dir} has taken its total_steps={run.total_steps}; "
+            f"go on with: {again} --set total_steps={2 * run.total_steps}"
+        )
+    reached = settings.value_of(summary, "eval_return_mean")
+    if told["solved_at_step"] != found.step or not run.stop_when_solved or reached < (run.stop_return or -math.inf):
+        return None
+    return (
+        f"nothing is left to do: {run_dir} solved its task at step {found.step}; "
+        f"go on with: {again} --set stop_when_solved=false"
+    )
+
+
+def ended(path: Path) -> dict[str, Any]:
+    """What the summary of a run says that came to its end."""
+    return _summary(_place(path)[0])
+
+
+def _place(path: Path) -> tuple[Path, Path | None]:
+    """The run directory, and the checkpoint if `path` names one."""
+    exact = path.absolute() if path.name.startswith("step_") and not (path / RUN_FILE).exists() else None
+    run_dir = path if exact is None else exact.parent.parent
+    if not (run_dir / RUN_FILE).is_file():
+        raise ConfigError(
+            f"--resume {path} is neither a run directory (it has no {RUN_FILE}) nor a checkpoint of one; "
+            "give runs/NAME or runs/NAME/checkpoints/step_N"
+        )
+    if exact is not None and not exact.is_dir():
+        there = ", ".join(found.name for found in checkpoint.find(run_dir)) or "none"
+        raise ConfigError(f"--resume {path} does not exist; checkpoints of this run: {there}")
+    return run_dir, exact
+
+
+def _newest(run_dir: Path, exact: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
+    """The manifest to go by, and notes on those that cannot be read."""
+    found, notes = ([exact] if exact is not None else checkpoint.find(run_dir)), list[str]()
+    for path in found:
+        try:
+            return checkpoint.read_manifest(path), notes
+        except DamagedError as error:
+            if exact is not None or path == found[-1]:
+                raise
+            notes.append(f"checkpoint {path.name} is damaged and skipped: {error}")
+    return None, notes
+
+
+def _summary(run_dir: Path) -> Any:
+    with suppress(OSError, ValueError):
+        return settings.parse((run_dir / "summary.json").read_text(encoding="utf-8"), "summary.json")
+    return {}
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

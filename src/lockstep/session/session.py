@@ -1,0 +1,308 @@
+"""What surrounds an algorithm's loop: comm, run directory, evaluation, logs, checkpoints, and the end, good or bad.
+
+An algorithm's `train(session)` drives; nothing here calls back into it. What a framework does in its own way stands in
+a `Backend`: `lockstep.torch.session` and `lockstep.jax.session` have one each.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self
+
+import numpy as np
+
+from lockstep.distributed import stacks
+from lockstep.distributed.agreement import check_different
+from lockstep.distributed.timers import CHECKPOINT, EVALUATE, Timers
+from lockstep.distributed.watch import Watch
+from lockstep.envs.make import env_spec, make_vector_env
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import VectorEnv
+from lockstep.errors import PEER_DELAY_S, ConfigError, MismatchError, PeerError, RunError
+from lockstep.experience.evaluate import GivenUp
+from lockstep.experience.normalize import RunningMoments
+from lockstep.preflight.compare import Forecast, add_forecast
+from lockstep.preflight.cost_model import Layout
+from lockstep.record.journal import Journal
+from lockstep.record.opening import Opening
+from lockstep.record.progress import Progress
+from lockstep.record.summary import seconds_since_process_start
+from lockstep.run import Run, SomeRun
+from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
+from lockstep.session.checkpoints import Checkpoints
+from lockstep.session.evaluation import Evaluation
+from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
+from lockstep.session.resume import Resumption, go_on
+from lockstep.session.run_state import RunState, Source
+from lockstep.session.signals import WATCHED, StopSignals
+from lockstep.world import World
+
+
+class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
+    """One run on this rank, as a context manager. Collective throughout.
+
+    Args:
+        run: the config.
+        world: who takes part; default: what a launcher's variables say.
+        run_dir: where to write, or what was made of it already; default: a new directory below `runs/`.
+        init_from: a run directory or policy file to start from.
+        resume: what to go on with; then `run_dir` has no say, and `init_from` only until there is a checkpoint.
+        joined: the run directory was made by the launcher.
+
+    Attributes:
+        run: the config.
+        comm: collectives.
+        timers: where the time goes.
+        summary: what `summary.json` will hold.
+        progress: global counters, once `training` began.
+        signals: those that asked this rank to stop.
+        stopped_by: the signal that all ranks agreed to stop for; 0 while none.
+    """
+
+    backend: Backend[SomeComm, SomePolicy, SomeLearner]
+
+    def __init__(
+        self,
+        run: SomeRun,
+        world: World | None = None,
+        *,
+        run_dir: Path | Opening | None = None,
+        init_from: Path | None = None,
+        resume: Path | Resumption | None = None,
+        joined: bool = False,
+    ) -> None:
+        self._resumed = resumed = go_on(resume, run) if isinstance(resume, Path) else resume
+        self._opening = Opening.of(run_dir, joined, resumed.run_dir if resumed is not None else None)
+        init_from = init_from if resumed is None or resumed.step is None else None
+        world = world or World.from_environment()
+        self.run, self.world = run, run.cut(world, resumed.num_shards if resumed is not None else None)
+        self.timers = Timers()
+        self._spec = env_spec(run.task, run.env) if run.task is not None else None
+        self.progress, self._init_from = Progress(run.total_steps if isinstance(run, Run) else 1), init_from
+        self.signals, self._stack = StopSignals(), contextlib.ExitStack()
+        threshold = self.spec.reward_threshold if isinstance(run, Run) else None
+        self._stop_return = run.stop_return if run.stop_return is not None else threshold
+        self.comm: SomeComm = self.backend.open(run, self.world, self.timers)
+        self._state: RunState | None = None
+        self.solved, self.stopped_by = False, 0
+
+    def __enter__(self) -> Self:
+        """Open everything, in an order that leaves nothing behind when a step fails."""
+        with contextlib.ExitStack() as stack:
+            stack.push(self.signals)
+            self._opening.doing("meeting the other ranks" if self.world.size > 1 else "starting the device")
+            stack.enter_context(self.comm)
+            self.signals.__enter__()  # until here a signal ends the process: ranks that wait for others cannot agree
+            self._preflight = self.backend.preflight(self.comm, self.run)
+            tell, exists = self.comm.broadcast_object, self._resumed is not None
+            self.journal = Journal.open(self.run, self.world, tell, self._opening, exists=exists)
+            stack.callback(self.journal.close)
+            if self.run.ml_framework == "jax" or self.run.compile:
+                self.journal.say("compiling ...")
+            self._checkpoints = Checkpoints(
+                self.run, self.comm, self.journal, resumed=self._resumed, initialized=self._init_from is not None
+            )
+            stack.callback(self._checkpoints.close)
+            logs = self.journal.path / "logs"
+            stack.enter_context(stacks.answering(logs, self.world.rank))
+            watch = Watch(
+                self.comm.observe, self.journal.stalled, lambda: self.signals.received, leaving=self.comm.tell,
+                timeout_s=self.run.timeout_s, startup_timeout_s=self.run.startup_timeout_s, logs=logs,
+            )  # fmt: skip
+            stack.callback(watch.close)
+            self._stack = stack.pop_all()
+        self.summary, restarts = self.journal.summary, int(os.environ.get("LOCKSTEP_RESTARTS", "0"))
+        self.summary |= {"backend": self.comm.backend, "restarts": restarts}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Tell what happened, then close everything."""
+        try:
+            if error is not None:
+                self._fail(error)
+        finally:
+            self._stack.__exit__(kind, error, trace)
+
+    # -- what the loop calls -------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What an environment looks like."""
+        assert self._spec is not None
+        return self._spec
+
+    def make_envs(self, num_envs: int) -> list[VectorEnv]:
+        """The vector environment of each local shard; closed with the session."""
+        size = self.world.shard_size(num_envs, "num_envs")
+        for doubt in self.world.doubts(size):
+            self.journal.warn(doubt)
+        envs = [make_vector_env(self.run.task or "", self.run.env, size) for _ in self.world.shards]
+        for env in envs:
+            self._stack.callback(env.close)
+        return envs
+
+    def begin(self, policy: SomePolicy, observations: RunningMoments | None, learner: SomeLearner) -> None:
+        """Say what is trained: policy, normalizer of what it sees, and learner; equal on all ranks if `--init-from`."""
+        self.backend.share_cores(self.run, self.world, policy)
+        self._policy, self._observations = policy, observations
+        self._learner = self.backend.restorable(learner, self.comm)
+        if isinstance(run := self.run, Run):
+            add_forecast(self._preflight, self._forecast(run, learner))
+        self._preflight.tell(self.journal)
+        if self._init_from is not None:
+            self.backend.start_from(self._init_from, self.comm, policy, observations, learner)
+        if self._spec is not None:
+            player = self.backend.player(policy, self.comm, observations)
+            self._evaluation = Evaluation(self.run, self.comm, self._spec, player, self.journal)
+            self._stack.callback(self._evaluation.close)
+
+    def _forecast(self, run: Run, learner: SomeLearner) -> Callable[[Layout, float], Forecast | str]:
+        return lambda layout, message_s: self.backend.forecast(run, self.comm, learner, layout, message_s)
+
+    @contextlib.contextmanager
+    def training(self, progress: Progress, source: Source) -> Generator[None]:
+        """The training loop runs inside: what was resumed is there and clocks start before, the result comes after."""
+        self.progress, self._source = progress, source
+        self._state = RunState(self.world, self._learner, source, self.journal, progress)
+        behind_s = self._checkpoints.begin(self._state, progress)
+        self.solved = self._reached() and self.run.stop_when_solved
+        self.timers.restart()
+        self._started, self._updated = time.monotonic() - behind_s, False
+        if self.journal.owed:
+            self.evaluate()
+        yield
+        self._finish()
+
+    @property
+    def over(self) -> bool:
+        """Whether the loop ends: steps taken, task solved, or a signal. The same on every rank at the same update."""
+        return self.progress.finished or self.solved or self.stopped_by != 0
+
+    def local_facts(self) -> np.ndarray:
+        """What all ranks must know of this one after a rollout: `[K, ...]` episodes, returns and lengths, signals."""
+        facts = np.zeros((len(self.world.shards), 4 + len(WATCHED)))
+        for k, episodes in enumerate(self._source.episodes):
+            facts[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
+            self.journal.episodes[k].add(self.progress.updates, episodes.returns)
+        facts[0, 3:] = [self._checkpoints.busy, *self.signals.flags()]
+        return facts
+
+    def advance(self, num_steps: int, told: np.ndarray, updates: int = 1) -> None:
+        """Count `updates` updates of `num_steps` global steps together and take in the summed facts of all ranks."""
+        self.progress.env_steps += num_steps
+        self.progress.updates += updates
+        self._new_updates = updates
+        self.progress.episodes += int(told[0])
+        self.journal.add_episodes(told[:3])
+        self.stopped_by = max((n for n, told_of in zip(WATCHED, told[4:], strict=True) if told_of), default=0)
+        self._any_writes = bool(told[3] > 0)
+        self.timers.updated(self.progress.updates)
+        if not self._updated:
+            self._updated = True
+            self.summary["startup_s"] = seconds_since_process_start()
+            assert self._state is not None
+            ranks = len(self.backend.devices(self.comm))
+            check_different(self.comm, self._state.fingerprints(ranks), "first_rollout")
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Write one line of metrics; one message."""
+        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise RunError(
+                f"{bad[0]} is no longer finite at step {self.progress.env_steps}; a smaller learning_rate may help"
+            )
+        rows = self.journal.rows(self.timers.read(), self._elapsed_s)
+        spread = np.zeros((len(rows), self.world.num_shards, rows.shape[1]))
+        for k, shard in enumerate(self.world.shards):
+            spread[k, shard] = rows[k]
+        total = self.comm.sum_facts(spread.reshape(len(rows), -1), "log")
+        self.journal.log(self.progress, metrics, total.reshape(self.world.num_shards, -1))
+
+    def evaluate(self) -> None:
+        """Play the evaluation episodes, if there is a task; stop the run, on all ranks together, if they solve it.
+
+        A signal cuts it short, since games are long; the resumed run begins with it.
+        """
+        if self._spec is None:
+            return
+        previous = self.timers.enter(EVALUATE)
+        try:
+            episodes = self._evaluation.play(self.progress.env_steps, beat=self._beat)
+        except GivenUp as asked:
+            self.journal.owed, self.stopped_by = True, asked.signal
+            self.timers.enter(previous)
+            return
+        best = self.journal.evaluated(self.progress, episodes, self._stop_return, self._elapsed_s)
+        self.timers.enter(CHECKPOINT)
+        if best and self.world.rank == 0:
+            self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))
+        self.timers.enter(previous)
+        self.solved = self._reached() and self.run.stop_when_solved
+        if best:
+            self._checkpoints.wanted()
+
+    def keep(self, num_steps: int) -> None:
+        """After each iteration of `num_steps` global steps: prove that ranks agree and take a checkpoint, when due."""
+        if self.progress.updates % self.run.check_every < self._new_updates:
+            self._prove()
+        self._checkpoints.keep(num_steps, self._elapsed_s, any_busy=self._any_writes)
+
+    def keep_last(self, read: Callable[[], dict[str, float]]) -> None:
+        """After the loop: a checkpoint of its end, then a log line of what came after the last, if anything did."""
+        self._checkpoints.keep_last(self._elapsed_s)
+        if self.journal.logged_at != self.progress.env_steps:
+            self.log(read())
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """After the last update: judge what was trained, prove that ranks agree, write everything."""
+        if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
+            self.evaluate()
+        wall = self._elapsed_s
+        self._prove()
+        assert self._state is not None
+        phases = {"phases_s": self.timers.read()}
+        done = self._state.done(self.backend.parameters(self._policy), self.backend.devices(self.comm))
+        every: list[list[dict[str, Any]]] = self.comm.gather_object([one | phases for one in done], "summary")
+        ranks = [one for told in every for one in told]
+        ended = "finished" if self.summary["solved_at_step"] is None else "solved"
+        if self.world.rank == 0:
+            self._save(POLICY_FILE)
+        self.journal.finish(self.progress, "interrupted" if self.stopped_by else ended, self.stopped_by, wall, ranks)
+
+    @property
+    def _elapsed_s(self) -> float:
+        """Seconds of training, those before a resumed start included."""
+        return time.monotonic() - self._started
+
+    def _reached(self) -> bool:
+        mean: float | None = self.summary["eval_return_mean"]
+        return self._stop_return is not None and mean is not None and mean >= self._stop_return
+
+    def _beat(self) -> None:
+        self.timers.enter(EVALUATE)
+        if self.signals.received is not None:
+            raise GivenUp(self.signals.received[1])
+
+    def _prove(self) -> None:
+        assert self._state is not None
+        self.comm.check_equal(self._state.tensors())
+
+    def _save(self, name: str) -> None:
+        self.backend.save(self.journal.path / name, self._policy, self._observations, self.run)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, PeerError):
+            time.sleep(PEER_DELAY_S)
+        message = str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}"
+        culprit: int | None = getattr(error, "rank", None)
+        held = self._state.tensors() if self._state and isinstance(error, MismatchError) else {}
+        self.backend.leave(error, self.journal.path, self.comm, held)
+        elapsed = self._elapsed_s if hasattr(self, "_started") else 0.0
+        self.journal.fail(self.world.rank if culprit is None else culprit, message, self.progress, elapsed)

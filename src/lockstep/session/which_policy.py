@@ -1,0 +1,115 @@
+"""Which policy `lockstep evaluate` and `lockstep export` take: of a run, of a checkpoint of it, or of a file."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import ConfigError
+from lockstep.record import checkpoint
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One policy."""
+
+    path: Path
+    """A policy file, or the folder of a checkpoint: what `load_policy` takes."""
+    run_dir: Path | None
+    """The run that it is of; None if that is not known."""
+    words: str
+    """What it is, for the user."""
+    name: str
+    """What a file that is made of it is called, without its suffix."""
+
+
+def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str | int | None = None) -> Found:
+    """The policy that is asked for; `ConfigError` if there is none.
+
+    Args:
+        path: a run directory, one of its checkpoints, or a policy file.
+        best: of a run, the policy of its best evaluation.
+        last: of a run, the final policy, or that of the newest checkpoint where the run goes on; the default.
+        step: of a run, the policy of the checkpoint of this step.
+    """
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; give a run directory, such as runs/NAME, or a policy file")
+    flags = {"--best": best, "--last": last, "--checkpoint": step is not None}
+    given = [flag for flag, there in flags.items() if there]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} choose different policies; give one of them")
+    if path.is_file() or (path / checkpoint.MANIFEST).is_file():
+        if given:
+            raise ConfigError(f"{path} is one policy, and {given[0]} chooses among those of a run; leave it out")
+        return _of_checkpoint(path) if path.is_dir() else _of_file(path)
+    if step is not None:
+        return _of_step(path, str(step))
+    return _best(path) if best else _last(path)
+
+
+def _of_file(path: Path) -> Found:
+    folder = path.parent
+    return Found(path, folder if (folder / RUN_FILE).is_file() else None, str(path), path.stem)
+
+
+def _of_checkpoint(path: Path) -> Found:
+    run_dir = Path(os.path.relpath(path.absolute().parent.parent))
+    step = checkpoint.read_manifest(path)["step"]
+    known = run_dir if (run_dir / RUN_FILE).is_file() else None
+    return Found(path, known, f"the checkpoint of step {step}", f"policy_step_{step}")
+
+
+def _of_step(run_dir: Path, step: str) -> Found:
+    path = run_dir / checkpoint.FOLDER / f"step_{step.removeprefix('step_')}"
+    if not (path / checkpoint.MANIFEST).is_file():
+        steps = ", ".join(found.name.removeprefix("step_") for found in checkpoint.find(run_dir)) or "none"
+        raise ConfigError(f"--checkpoint {step}: {run_dir} has no checkpoint of this step; it has {steps}")
+    return _of_checkpoint(path)
+
+
+def _best(run_dir: Path) -> Found:
+    path = run_dir / BEST_POLICY_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"--best: {run_dir} has no {path.name}; a run writes it when an evaluation is its best so far"
+        )
+    best = None
+    for line in _lines(run_dir / "evaluations.jsonl"):
+        mean = sum(line["returns"]) / max(len(line["returns"]), 1)
+        best = (mean, line["step"]) if best is None or mean > best[0] else best
+    return Found(path, run_dir, "the best policy" + (f", of step {best[1]}" if best else ""), path.stem)
+
+
+def _last(run_dir: Path) -> Found:
+    """The final policy; where the run did not come to its end, or goes on, the newest checkpoint that is whole."""
+    path, summary = run_dir / POLICY_FILE, next(_lines(run_dir / SUMMARY_FILE), dict[str, Any]())
+    ended = summary.get("status") in ("finished", "solved", "interrupted")
+    if not path.is_file() or not ended:
+        for newest in checkpoint.find(run_dir):
+            with suppress(ConfigError):
+                found = _of_checkpoint(newest)
+                words = f"{found.words}, the newest of a run that has not ended"
+                return Found(found.path, run_dir, words, found.name)
+    if not path.is_file():
+        other = "; --best takes that of its best evaluation" if (run_dir / BEST_POLICY_FILE).is_file() else ""
+        raise ConfigError(
+            f"{run_dir} has no {path.name} and no checkpoint; a run writes its policy when it ends, and checkpoints "
+            f"every checkpoint_every steps{other}"
+        )
+    step = f", step {summary['env_steps']}" if ended else ""
+    known = run_dir if (run_dir / RUN_FILE).is_file() else None
+    return Found(path, known, f"the final policy{step}", path.stem)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one whole file or one per line; none of a file that is not there."""
+    with suppress(OSError):
+        text = path.read_text(encoding="utf-8")
+        for part in [text] if path.name == SUMMARY_FILE else text.splitlines():
+            with suppress(ValueError):
+                yield json.loads(part)

@@ -1,0 +1,139 @@
+"""The process group between ranks: the only file that names `torch.distributed`.
+
+On CPUs ranks first tell each other what comes, on GPUs messages are numbered and tagged. A broken connection is told as
+the rank that ended, not as a TCP port.
+"""
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+# Imported before a group opens: whoever imports this module later, torch's optimizers among them, binds the open group
+# to default arguments of functions. It would never be freed, and its threads abort a process that ends well.
+import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
+from torch import Tensor
+
+from lockstep.distributed import peers
+from lockstep.distributed.shared_memory import Segment, tag_text
+from lockstep.distributed.timers import WAIT, Timers
+from lockstep.errors import RunError
+from lockstep.torch.collectives.rendezvous import connect
+from lockstep.world import World
+
+_LOOK_EVERY = 100  # comparing marks waits for the device: do it for one message in so many
+_MARKS = 250  # fits in a byte, its squares add up exactly in float32, and the library's own tags all differ by it
+
+
+class Group:
+    """All ranks of a world, connected.
+
+    Attributes:
+        segment: the memory shared with the ranks of this host, once there is one; tells which of them live.
+        num_messages: how many messages this rank has sent, by tag.
+        tag: of the collective entered last.
+    """
+
+    def __init__(self, world: World, backend: str, timers: Timers, timeout_s: float, startup_timeout_s: float) -> None:
+        self.segment: Segment | None = None
+        self.num_messages: Counter[str] = Counter()
+        self.tag = ""
+        self._world, self._backend, self._timers = world, backend, timers
+        self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
+        self._number = 0
+
+    def open(self) -> None:
+        """Meet the other ranks."""
+        connect(self._world, self._backend, self._timeout_s, self._startup_timeout_s)
+
+    def close(self) -> None:
+        """Let go of the others."""
+        if self.segment is not None:
+            self.segment.close()
+            self.segment = None
+        if self._world.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def gather(self, flat: Tensor, tag: str) -> Tensor:
+        """The tensors [n] of all ranks, [size, n]."""
+        if flat.device.type == "cpu":
+            self._compare(tag, flat.nbytes)
+            return self._gather(flat, tag)
+        every = self._gather(torch.cat([flat, flat.new_tensor([self._mark(tag)])]), tag)
+        if self._may_look():
+            marks = cast("list[float]", every[:, -1].tolist())
+            odd = [rank for rank, mark in enumerate(marks) if mark != marks[self._world.rank]]
+            if odd:
+                raise RunError(
+                    f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number}), "
+                    f"rank {', '.join(map(str, odd))} in another"
+                )
+        return every[:, :-1]
+
+    def sum(self, flat: Tensor, tag: str) -> Tensor:
+        """The backend's own sum of [n] over ranks; the order of additions is its own."""
+        if flat.device.type == "cpu":
+            self._compare(tag, flat.nbytes)
+            total = flat.clone()
+            self._send(tag, lambda: dist.all_reduce(total))  # pyright: ignore[reportUnknownLambdaType]
+            return total
+        mark = self._mark(tag)
+        # Some rank sees a mean of marks, or of their squares, that is not its own unless all marks are equal.
+        marked = torch.cat([flat, flat.new_tensor([mark, mark * mark])])
+        self._send(tag, lambda: dist.all_reduce(marked))  # pyright: ignore[reportUnknownLambdaType]
+        if self._may_look() and (marked[-2:] / self._world.size).tolist() != [mark, mark * mark]:
+            raise RunError(
+                f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number})"
+            )
+        return marked[:-2]
+
+    def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
+        """Give every rank the tensor of rank `source`."""
+        if flat.device.type == "cpu":
+            self._compare(tag, flat.nbytes)
+        else:
+            self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks of its own, and is rare
+        self._send(tag, lambda: dist.broadcast(flat, src=source))  # pyright: ignore[reportUnknownLambdaType]
+
+    def enter(self, tag: str) -> None:
+        """Tell whoever watches which collective this rank enters."""
+        self.tag = tag
+        if self.segment is not None:
+            self.segment.enter(tag)
+
+    def _compare(self, tag: str, size: int) -> None:
+        """Tell each other what comes; raise if that is not the same. gloo ends a process that receives another size."""
+        mine = torch.frombuffer(bytearray(struct.pack("<q", size) + tag_text(tag)), dtype=torch.uint8)
+        told: list[tuple[int, str, int]] = []
+        for rank, row in enumerate(self._gather(mine, tag, messages=0)):
+            (theirs,) = struct.unpack_from("<q", header := row.numpy().tobytes())
+            told.append((rank, header[8:].decode("ascii").rstrip(), theirs))
+        _, tag, _ = own = told[self._world.rank]
+        others = [one for one in told if one[1:] != own[1:]]
+        if others:
+            raise RunError(peers.different_collectives(self._world.rank, tag, size, others))
+
+    def _gather(self, flat: Tensor, tag: str, messages: int = 1) -> Tensor:
+        every = flat.new_empty(self._world.size, flat.numel())
+        self._send(tag, lambda: dist.all_gather(list(every.unbind()), flat), messages)  # pyright: ignore[reportUnknownLambdaType]
+        return every
+
+    def _mark(self, tag: str) -> int:
+        self._number += 1
+        return (self._number * 31 + zlib.crc32(tag.encode())) % _MARKS
+
+    def _may_look(self) -> bool:
+        return self._number % _LOOK_EVERY == 0
+
+    def _send(self, tag: str, collective: Callable[[], object], messages: int = 1) -> None:
+        self.num_messages[tag] += messages
+        previous = self._timers.enter(WAIT)
+        try:
+            collective()
+        except RuntimeError as error:
+            raise peers.lost(self.segment, self._world.rank, tag, self._timeout_s, error) from error
+        self._timers.enter(previous)

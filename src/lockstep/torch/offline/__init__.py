@@ -1,0 +1,1 @@
+"""Learning from logged data: the algorithms, their batches, and estimates of their policies."""

@@ -1,0 +1,161 @@
+"""What a policy would earn, estimated from a log on all ranks.
+
+Each rank runs the policy and its models over the trajectories that are its own, and sums what the estimators need over
+groups of them; the groups of all ranks, in one order, make up the estimates. What a rank computes is a block of whole
+trajectories at a time, and which trajectories make a block does not depend on the ranks: neither do the results.
+
+Shapes: N rows, K trajectories, G groups of them, A actions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lockstep.data.dataset import Dataset
+from lockstep.data.layout import Layout, agree
+from lockstep.data.packages import needed
+from lockstep.errors import ConfigError
+from lockstep.estimators.diagnose import Facts
+from lockstep.estimators.estimates import estimates, group_sizes, largest_weights
+from lockstep.estimators.result import Estimates
+from lockstep.estimators.trajectories import Ints, Sums, summed
+from lockstep.run import OfflineRun
+from lockstep.torch.comm import Comm
+from lockstep.torch.offline.policy_evaluator import Judge
+from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.world import block
+
+_BLOCK = 8192
+"""Rows of a block of trajectories, about."""
+_READ = 1 << 20
+"""Rows of a column that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all ranks know of the log before they score it."""
+
+    trajectories: int
+    """On all machines together."""
+    facts: Facts
+    unlogged: NDArray[np.int64]
+    """Actions that are nowhere in the log."""
+
+
+def estimate(
+    policy: ScoringPolicy,
+    dataset: Dataset,
+    comm: Comm,
+    run: OfflineRun,
+    *,
+    beat: Callable[[], object] = lambda: None,
+) -> Estimates:
+    """All estimates that the log supports, the same on every rank; collective.
+
+    Args:
+        policy: with its models of reward and value, if it has any; on `comm.device`.
+        dataset: what to judge by; must fit the policy (`check_fits`). Machines may hold parts of it.
+        comm: among all ranks.
+        run: `seed`, and the discount.
+        beat: called after each block, to tell the watch that this goes on.
+    """
+    layout = agree(dataset, comm.gather_object, comm.world, "auto")
+    if policy.heads is not None:
+        needed("scipy.optimize", "offline")  # on all ranks, before one of them needs it
+    offsets = _trajectories(dataset)
+    shared = _shared(dataset, offsets, comm, layout, seen=policy.info.digest == dataset.info.digest)
+    groups = group_sizes(len(offsets) - 1, shared.trajectories)
+    clip = largest_weights(shared.trajectories, shared.facts.rows)
+    judge = Judge(policy, dataset, run, with_ratio=not shared.facts.no_propensity, unlogged=shared.unlogged)
+    parts: list[Sums] = []
+    starts = np.concatenate([[0], np.cumsum(groups)])
+    blocks = _blocks(offsets[starts])
+    own = _share(len(blocks) - 1, comm, layout)
+    with torch.inference_mode():
+        for first, last in zip(blocks[own.start : own.stop], blocks[own.start + 1 : own.stop + 1], strict=True):
+            rows = judge.decisions(offsets[starts[first] : starts[last] + 1])
+            parts.append(summed(rows, groups[first:last], clip))
+            beat()
+    mine = [Sums.joined(parts).to_dict()] if parts else []
+    told: list[list[dict[str, Any]]] = comm.gather_object(mine, "estimates")
+    found: dict[str, Any] = {}
+    if comm.world.rank == 0:
+        order = sorted(range(comm.world.size), key=lambda rank: (_part(layout, rank), rank))
+        sums = Sums.joined([Sums.from_dict(part) for rank in order for part in told[rank]])
+        found = {"data": str(dataset.path), "digest": dataset.info.digest, "policy": judge.describe()}
+        found |= estimates(sums, ("reward", *dataset.info.metrics), shared.facts, seed=run.seed)
+    return Estimates(comm.broadcast_object(found, tag="estimates found"))
+
+
+def _trajectories(dataset: Dataset) -> Ints:
+    """Where each trajectory begins, and where the last one ends [K + 1]."""
+    column, found, before = dataset.column("trajectory"), [np.zeros(0, np.int64)], -1
+    for start in range(0, len(dataset), _READ):
+        part = column[start : start + _READ]
+        found.append(start + np.flatnonzero(np.diff(part, prepend=before)))
+        before = int(part[-1])
+    return np.concatenate([*found, [len(dataset)]]).astype(np.int64)
+
+
+def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, *, seen: bool) -> _Shared:
+    """Counts over the whole log: each rank counts its part of the rows."""
+    own = _share(len(dataset), comm, layout)
+    counts, logged = np.zeros(3, np.int64), np.zeros(len(dataset.info.actions), np.int64)
+    inner = np.ones(len(dataset), np.bool_)
+    inner[offsets[1:] - 1] = False  # whether a row is not the last of its trajectory
+    for start in range(own.start, own.stop, _READ):
+        part = slice(start, min(start + _READ, own.stop))
+        propensity = dataset.column("propensity")[part]
+        gaps = inner[part] & (dataset.column("continues")[part] == 0)
+        counts += np.isnan(propensity).sum(), (propensity == 1.0).sum(), gaps.sum()
+        if len(logged):
+            logged += np.bincount(dataset.column("action")[part], minlength=len(logged))
+    told = comm.gather_object([counts, logged], "log counted")
+    totals = np.sum([rank[0] for rank in told], 0)
+    # Machines that hold the same rows hold them once.
+    sizes: list[list[int]] = comm.gather_object([len(offsets) - 1, len(dataset)], "log measured")
+    of_part = {_part(layout, rank): size for rank, size in enumerate(sizes)}
+    trajectories, rows = np.sum(list(of_part.values()), 0).tolist()
+    facts = Facts(rows=rows, no_propensity=int(totals[0]), certain=int(totals[1]), gaps=int(totals[2]), seen=seen)
+    return _Shared(trajectories, facts, np.flatnonzero(np.sum([rank[1] for rank in told], 0) == 0))
+
+
+def _blocks(starts: Ints) -> list[int]:
+    """The first group of each block, and their number: groups that begin within the same `_BLOCK` rows are together.
+
+    Args:
+        starts: [G + 1], the first row of each group, and the number of rows.
+    """
+    first = np.flatnonzero(np.diff(starts[:-1] // _BLOCK, prepend=-1))
+    return [*first.tolist(), len(starts) - 1]
+
+
+def _part(layout: Layout, rank: int) -> int:
+    """Which part of the log a rank sees: that of its machine, or all see the same."""
+    return layout.node_of_rank[rank] if layout.kind == "split" else 0
+
+
+def _share(total: int, comm: Comm, layout: Layout) -> range:
+    """What this rank does of `total` pieces of the part that it sees, whose ranks deal them out among themselves."""
+    me = comm.world.rank
+    ranks = [rank for rank in range(comm.world.size) if _part(layout, rank) == _part(layout, me)]
+    return block(total, len(ranks), ranks.index(me))
+
+
+def check_fits(about: About, dataset: Dataset) -> None:
+    """Raise `ConfigError` for data whose states, actions or metrics are not those that a policy was made for."""
+    info = dataset.info
+    for name in ("kind", "state_features", "actions", "action_features", "metrics"):
+        if getattr(info, name) != getattr(about.info, name):
+            raise ConfigError(
+                f"{dataset.path} differs in {name} from what the policy learned from; prepare it with --like DATA"
+            )
+    if (dataset.state_features, dataset.action_features) != (about.state, about.action):
+        raise ConfigError(
+            f"{dataset.path} is normalized differently from the data that the policy learned from; prepare it with "
+            "--like DATA"
+        )

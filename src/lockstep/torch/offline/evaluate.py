@@ -1,0 +1,47 @@
+"""A finished run's policy, judged by a log."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.data.dataset import Dataset
+from lockstep.errors import ConfigError
+from lockstep.estimators.result import Estimates
+from lockstep.run import OfflineRun, load
+from lockstep.torch.comm import Comm
+from lockstep.torch.export import load_policy
+from lockstep.torch.hardware import pin
+from lockstep.torch.offline.estimate import check_fits, estimate
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.world import World
+
+
+def judge_run(path: Path, data: str, world: World) -> Estimates:
+    """All estimates of the final policy of a run directory, by prepared data; collective.
+
+    Raises:
+        ConfigError: the data are not there or not such as the policy learned from.
+    """
+    run = load(path / "run.yaml")
+    assert isinstance(run, OfflineRun)
+    policy, _ = load_policy(path)
+    if not isinstance(policy, ScoringPolicy):
+        raise ConfigError(
+            f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"
+        )
+    dataset = Dataset.open(data)
+    check_fits(policy.about, dataset)
+    pin(run, replace(world, pinned=run.num_shards is not None))
+    with Comm(
+        world,
+        device=run.device,
+        backend=run.backend,
+        timeout_s=run.timeout_s,
+        startup_timeout_s=run.startup_timeout_s,
+    ) as comm:
+        return estimate(policy.to(comm.device), dataset, comm, run)
+
+
+def judge_run_as_rank(rank: int, path: str, data: str) -> Estimates:
+    """As `judge_run`, in a process that `spawn` started."""
+    return judge_run(Path(path), data, World.from_environment())

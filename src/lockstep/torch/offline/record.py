@@ -1,0 +1,299 @@
+"""Playing a policy and logging its decisions, with the probabilities that it truly had.
+
+Shapes: B environments, O observation, A actions, D dimensions of a continuous action.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from lockstep.data.logs.writer import LogWriter
+from lockstep.envs.make import make_vector_env
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import VectorEnv
+from lockstep.errors import ConfigError, RunError
+from lockstep.experience.evaluate import MAX_STEPS
+from lockstep.experience.exploration import EpsilonGreedy
+from lockstep.experience.rollout import clipper
+from lockstep.run import EnvConfig, load
+from lockstep.torch.distributions import Categorical
+from lockstep.torch.export import load_policy
+from lockstep.torch.networks import actor_of
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.world import block, stream, stream_seed
+
+_MOST_ENVS = 8
+Choice = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | None]]
+"""Observations [B, O] and uniform numbers [B, 1 or D] to actions [B] or [B, D], and the probability of each [B]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What is to be recorded: the decisions of which policy, and how many."""
+
+    source: str
+    """A run directory, or a task, which is then played at random."""
+    out: Path
+    """The log; its name says the format."""
+    episodes: int | None = None
+    """How many; or `steps`."""
+    steps: int | None = None
+    """How many rows; episodes that run at the end are cut, and say so."""
+    how: Literal["greedy", "sampled"] = "greedy"
+    """Of a run's policy: its best action, or one drawn as its algorithm does."""
+    epsilon: float = 0.0
+    """Probability of an action drawn from all alike instead."""
+    seed: int = 0
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Of a task; a run has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What the log calls what the environment numbers."""
+
+    states: list[str]
+    """Ids of the numbers of an observation."""
+    actions: list[Any] | None
+    """Of each choice its name, or its features; None where actions are continuous."""
+    dimensions: list[str]
+    """Ids of the numbers of a continuous action."""
+
+    def action(self, action: np.ndarray) -> Any:
+        """One action as it is logged."""
+        if self.actions is not None:
+            return self.actions[int(action)]
+        return dict(zip(self.dimensions, map(float, action), strict=True))
+
+
+@dataclass(slots=True)
+class _Trajectory:
+    """The one that an environment is in."""
+
+    name: str
+    length: int = 0
+    total: float = 0.0
+
+
+def record(recording: Recording) -> dict[str, Any]:
+    """Write the log. Returns `task`, `rows`, `episodes`, and of complete episodes `return_mean` (None: none).
+
+    Raises:
+        ConfigError: the run cannot be played, or its task or actions cannot be logged.
+        RunError: the environment gave a number that is not finite, or an episode does not end.
+    """
+    task, config, make_choice = _player(recording)
+    wanted = recording.steps or recording.episodes or 0
+    num_envs = min(wanted, _MOST_ENVS)
+    env = make_vector_env(task, config, num_envs, training=False)
+    try:
+        _check(env.spec, task)
+        choice, words = make_choice(env.spec)
+        with LogWriter(recording.out) as log:
+            player = _Player(env, choice, words, recording)
+            player.play(log)
+    finally:
+        env.close()
+    returns = player.returns
+    return {
+        "task": task,
+        "rows": log.num_rows,
+        "episodes": len(returns),
+        "return_mean": float(np.mean(returns)) if returns else None,
+    }
+
+
+class _Player:
+    """Steps B environments, each its fixed share: short episodes are not logged more often."""
+
+    def __init__(self, env: VectorEnv, choice: Choice, words: _Words, recording: Recording) -> None:
+        self._env, self._choice, self._words, self._seed = env, choice, words, recording.seed
+        size, spec = env.num_envs, env.spec
+        wanted = recording.steps or recording.episodes or 0
+        self._by_steps = recording.steps is not None
+        self._left = [len(block(wanted, size, i)) for i in range(size)]
+        self._noise = [stream(recording.seed, "record", i) for i in range(size)]
+        self._width = spec.action.sizes[0] if spec.action.kind == "continuous" else 1
+        self._count = [0] * size
+        self._now = [self._begun(i) for i in range(size)]
+        self.returns: list[float] = []
+        """Of complete episodes."""
+
+    def play(self, log: LogWriter) -> None:
+        """All decisions."""
+        env, next_step = self._env, self._env.spec.autoreset == "next_step"
+        size = env.num_envs
+        observation = env.reset([stream_seed(self._seed, "record", i) for i in range(size)]).copy()
+        over = np.zeros(size, np.bool_)
+        while any(self._left):
+            noise = np.stack([generator.random(self._width) for generator in self._noise])
+            action, probability = self._choice(observation, noise)
+            after, reward, terminated, truncated, final = env.step(action)
+            true = after if final is None else np.where((terminated | truncated)[:, None], final, after)
+            seen = [i for i in range(size) if self._left[i] and not over[i]]
+            self._refuse_non_finite(seen, observation, true, reward)
+            log.write(
+                [
+                    self._row(
+                        i,
+                        (observation[i], action[i], float(reward[i]), true[i]),
+                        None if probability is None else float(probability[i]),
+                        terminated=bool(terminated[i]),
+                        truncated=bool(truncated[i]),
+                    )
+                    for i in seen
+                ]
+            )
+            over = (terminated | truncated) if next_step else over
+            observation = after.copy()
+
+    def _begun(self, i: int) -> _Trajectory:
+        self._count[i] += 1
+        return _Trajectory(f"{self._seed}-{i}-{self._count[i] - 1}")
+
+    def _row(
+        self,
+        i: int,
+        step: tuple[np.ndarray, np.ndarray, float, np.ndarray],
+        probability: float | None,
+        *,
+        terminated: bool,
+        truncated: bool,
+    ) -> dict[str, Any]:
+        observation, action, reward, after = step
+        now = self._now[i]
+        words = self._words
+        row: dict[str, Any] = {
+            "mdp_id": now.name,
+            "sequence_number": now.length,
+            "state_features": dict(zip(words.states, map(float, observation), strict=True)),
+            "action": words.action(action),
+            "reward": reward,
+            "propensity": probability,
+        }
+        if words.actions is not None:
+            row["possible_actions"] = words.actions
+        now.length, now.total = now.length + 1, now.total + reward
+        ended = terminated or truncated
+        self._left[i] -= 1 if self._by_steps or ended else 0
+        row |= {"terminated": terminated, "truncated": (truncated and not terminated) or not (ended or self._left[i])}
+        if terminated and words.actions is not None:
+            row["possible_next_actions"] = []
+        if row["truncated"]:  # nothing else tells what the value of the last state is that of
+            row["next_state_features"] = dict(zip(words.states, map(float, after), strict=True))
+        if ended:
+            self.returns.append(now.total)
+            self._now[i] = self._begun(i)
+        elif now.length > (self._env.spec.max_episode_steps or MAX_STEPS) + 1:
+            raise RunError(f"an episode has not ended after {now.length} steps; record --steps, not --episodes")
+        return row
+
+    def _refuse_non_finite(self, seen: list[int], *values: np.ndarray) -> None:
+        for i in seen:
+            if not all(np.isfinite(value[i]).all() for value in values):
+                raise RunError(f"environment {i} gave a number that is not finite, in trajectory {self._now[i].name}")
+
+
+def _player(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], tuple[Choice, _Words]]]:
+    """The task, how it is made, and what chooses actions once it is there."""
+    path = Path(recording.source)
+    if not path.is_dir():
+        if recording.how != "greedy" or recording.epsilon:
+            raise ConfigError(
+                f"{recording.source} is a task, not a run directory, and is played at random; leave --sampled and "
+                "--epsilon out, or name a run"
+            )
+        return recording.source, recording.env, lambda spec: (_at_random(spec), _words(spec))
+    if not (path / "run.yaml").is_file():
+        raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
+    run = load(path / "run.yaml")
+    if run.task is None:
+        raise ConfigError(f"{path} learned from a log and has no task to play; train it with --set task=ID")
+    policy, observations = load_policy(path)
+    return run.task, run.env, lambda spec: (_by_policy(policy, observations, spec, recording), _words(spec, policy))
+
+
+def _check(spec: EnvSpec, task: str) -> None:
+    if spec.image is not None:
+        raise ConfigError(f"task={task} observes images, and a log holds features; use a task with numbers")
+    if spec.action.kind == "multi_discrete":
+        raise ConfigError(f"task={task} takes several choices at once, and a log names one; use another task")
+
+
+def _words(spec: EnvSpec, policy: Any = None) -> _Words:
+    """Numbers as names; but those of the log that a policy was learned from, so that both logs can be read as one."""
+    size, action = spec.observation_size, spec.action
+    states = [str(k) for k in range(size)]
+    dimensions = [str(size + d) for d in range(action.width)]
+    if action.kind == "continuous":
+        return _Words(states, None, dimensions)
+    numbers = [str(a) for a in range(action.sizes[0])]
+    if not isinstance(policy, ScoringPolicy):
+        return _Words(states, numbers, dimensions)
+    info = policy.info
+    named = numbers if set(numbers) <= set(info.actions) else [*info.actions]
+    return _Words([*info.state_features], [*info.candidates] or named, dimensions)
+
+
+def _at_random(spec: EnvSpec) -> Choice:
+    """Every action alike; of continuous ones every number within the bounds."""
+    action = spec.action
+    if action.kind == "discrete":
+        alike = np.full((1, action.sizes[0]), 1 / action.sizes[0])
+        return lambda observation, noise: _drawn(np.repeat(alike, len(observation), 0), noise)
+    low, high = np.array(action.low), np.array(action.high)
+    if not np.isfinite([low, high]).all():
+        raise ConfigError("the task's actions have no bounds to draw from; record a run of it")
+    return lambda observation, noise: ((low + (high - low) * noise).astype(np.float32), None)
+
+
+def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recording) -> Choice:
+    """As a run's policy chooses, with what it sees normalized as in training; a log holds what is to be seen."""
+    if policy.spec is None or policy.spec.action != spec.action:
+        raise ConfigError(f"the policy of {recording.source} does not fit this task: their actions differ")
+    distribution, actor, epsilon = policy.distribution, actor_of(policy, torch.device("cpu")), recording.epsilon
+    if epsilon and spec.action.kind != "discrete":
+        raise ConfigError(f"--epsilon {epsilon} is for tasks with named actions; leave it out, or use --sampled")
+    clip = clipper(spec.action)
+    generator = stream(recording.seed, "record policy")
+
+    def choose(observation: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        seen = observation if observations is None else observations.normalize(observation)
+        parameters = actor(seen)
+        if spec.action.kind == "discrete":
+            return _drawn(_probabilities(parameters, distribution, recording), noise)
+        if recording.how == "greedy":
+            return clip(distribution.mode(parameters)), None
+        drawn = distribution.sample(parameters, distribution.draw_noise(generator, parameters.shape[:-1]))
+        return clip(drawn), None
+
+    return choose
+
+
+def _probabilities(parameters: np.ndarray, distribution: Any, recording: Recording) -> np.ndarray:
+    """p(a) [B, A] of the policy that is played, from what the network gave [B, A]."""
+    scores = parameters.astype(np.float64)
+    num_actions = scores.shape[-1]
+    alike = np.full_like(scores, 1 / num_actions)
+    best = np.eye(num_actions)[scores.argmax(-1)]
+    if recording.how == "greedy":
+        return (1 - recording.epsilon) * best + recording.epsilon * alike
+    if isinstance(distribution, Categorical):
+        chosen = np.exp(scores - scores.max(-1, keepdims=True))
+        return chosen / chosen.sum(-1, keepdims=True)
+    assert isinstance(distribution, EpsilonGreedy)
+    return (1 - distribution.epsilon) * best + distribution.epsilon * alike
+
+
+def _drawn(probability: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Actions [B] drawn from p [B, A] by uniform numbers [B, 1], and the probability of each [B]."""
+    above = np.cumsum(probability, -1)
+    above[:, -1] = np.inf  # sums that fall short of 1 by rounding
+    row, action = np.arange(len(above)), np.asarray((noise < above).argmax(-1))
+    # No action of probability 0, where those before it sum to a little less than 1.
+    action = np.where(probability[row, action] > 0, action, probability.argmax(-1))
+    return action, probability[row, action]

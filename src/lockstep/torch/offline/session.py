@@ -1,0 +1,123 @@
+"""What surrounds a loop that learns from logged data: the data, estimates from the log, and the finished policy."""
+
+import json
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.data.dataset import Dataset
+from lockstep.data.layout import agree
+from lockstep.data.reader import Reader
+from lockstep.distributed.timers import CHECKPOINT, EVALUATE
+from lockstep.errors import ConfigError
+from lockstep.estimators.result import ESTIMATES_FILE, Estimates
+from lockstep.record.progress import Progress
+from lockstep.record.run_dir import write_atomically
+from lockstep.run import OfflineRun
+from lockstep.session.checks import check_data
+from lockstep.session.session import Surroundings
+from lockstep.torch.comm import Comm
+from lockstep.torch.deploy.offline_export import hand_over
+from lockstep.torch.networks import AnyPolicy
+from lockstep.torch.offline.estimate import estimate
+from lockstep.torch.scoring.policy import About, ScoringPolicy, check_simulator
+from lockstep.torch.session import Torch
+from lockstep.torch.state import Learner
+
+
+class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
+    """One run on this rank that learns from a log, as a context manager. Collective throughout.
+
+    Attributes:
+        dataset: what is learned from, once `open_data` was called.
+        about: what a policy for it follows from.
+    """
+
+    backend = Torch()
+    dataset: Dataset
+    about: About
+    _judged_on: Dataset
+
+    def open_data(self) -> Reader:
+        """Open the data and agree with all ranks on who reads which rows.
+
+        Raises:
+            ConfigError: on all ranks, if a rank cannot read its data, or the data do not fit the run.
+        """
+        run, problem, restricted = self.run, "", False
+        try:
+            self.dataset, self._judged_on = check_data(run, verify=self.world.local_rank == 0)
+            self.about = About(
+                info=self.dataset.info,
+                state=self.dataset.state_features,
+                action=self.dataset.action_features,
+                network=run.network,
+                algo=run.algo,
+                algorithm=run.algorithm,
+                spec=self._spec,
+            )
+            check_simulator(self.about, run.task or "")
+            restricted = self.dataset.info.restricts_actions
+        except ConfigError as error:
+            problem = str(error)
+        told: list[tuple[str, bool]] = self.comm.gather_object((problem, restricted), "data")
+        if problems := [said for said, _ in told if said]:
+            raise ConfigError(problems[0])
+        if any(some for _, some in told) and not restricted:  # machines may hold parts of a log
+            self.about = replace(self.about, info=replace(self.about.info, has_impossible_actions=True))
+        layout = agree(self.dataset, self.comm.gather_object, self.world, run.data_layout)
+        info = self.dataset.info
+        words = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {run.data}"
+        self.journal.say("; ".join(filter(None, (words, layout.words))))
+        config = run.algorithm
+        n_step = config.n_step if isinstance(config, OfflineDQNConfig) else 1
+        counts = {"batch_size": config.batch_size, "epochs": run.epochs, "n_step": n_step, "seed": run.seed}
+        reader = Reader(self.dataset, self.world, layout, **counts, gamma=config.gamma)
+        for doubt in reader.doubts:
+            self.journal.warn(doubt)
+        self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
+        self._estimated: dict[str, float] = {}
+        self._found: Estimates | None = None
+        self.summary |= {"data": run.data, "rows": reader.rows_per_epoch, "estimates": None}
+        return reader
+
+    def estimate_due(self, progress: Progress, rows: int) -> bool:
+        """Whether the last `rows` rows ended a period of `estimate_every` epochs, or the run."""
+        return progress.finished or progress.due(self._estimate_every, rows)
+
+    def estimate(self) -> None:
+        """Judge the policy as it is now by what the log tells; the next line of metrics has the result."""
+        previous = self.timers.enter(EVALUATE)
+        assert isinstance(self._policy, ScoringPolicy)
+        found = estimate(self._policy, self._judged_on, self.comm, self.run, beat=lambda: self.timers.enter(EVALUATE))
+        self._estimated, self._found = found.metrics(), found
+        self.summary["estimates"] = found.to_dict()
+        if self.world.rank == 0:
+            text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
+            self.journal.attempt(lambda: write_atomically(self.journal.path / ESTIMATES_FILE, text))
+        self.timers.enter(previous)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Write one line of metrics; one message."""
+        super().log(metrics | self._estimated)
+        self._estimated = {}
+
+    def _finish(self) -> None:
+        if self.summary["estimates"] is None and not self.stopped_by:
+            self.estimate()  # a simulator said that the task is solved, or the run had been finished before
+        super()._finish()
+        if self.stopped_by:
+            return
+        if self.run.model_path is not None and self.world.rank == 0:
+            self.timers.enter(CHECKPOINT)
+            assert isinstance(self._policy, ScoringPolicy)
+            for line in hand_over(self._policy, self.dataset, Path(self.run.model_path)):
+                self.journal.say(line)
+        if self._found is not None:
+            self.journal.say(self._found.line())
+        run, data = shlex.quote(os.path.relpath(self.journal.path)), "" if self.run.eval_data else " --data DIR"
+        rows = "" if self.run.eval_data else " by rows that it did not learn from"
+        self.journal.say(f"judge the policy{rows}: lockstep offline evaluate {run}{data}")
+        self.journal.say(f"make one file of it that runs without Lockstep: lockstep export {run}")

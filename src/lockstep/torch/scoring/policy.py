@@ -1,0 +1,209 @@
+"""What was learned from a log: a network that scores actions, and what makes its inputs of raw features.
+
+Shapes: N rows, F raw features of a state, S numbers that the network sees of them, A named actions, m candidates, K
+numbers of a candidate, M metrics.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.config.settings import updated
+from lockstep.data.dataset import DatasetInfo
+from lockstep.data.feature_file import features_from_dict, features_to_dict
+from lockstep.data.features import Features
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.exploration import EpsilonGreedy
+from lockstep.run import OFFLINE_ALGORITHMS, ScoreNetworkConfig
+from lockstep.session.policy_file import FROM_LOG, damaged, newer, write
+from lockstep.torch.distributions import Categorical
+from lockstep.torch.scoring.candidates import CandidateHeads, CandidateNetwork
+from lockstep.torch.scoring.networks import LEFT_OUT, ConstrainedNetwork, ScoreHeads, probability, score_network
+from lockstep.torch.scoring.preprocess import Preprocessor
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """All that a policy follows from, but its parameters."""
+
+    info: DatasetInfo
+    """Of the data it was learned from."""
+    state: Features
+    action: Features | None
+    """Of candidates; None where actions have names."""
+    network: ScoreNetworkConfig
+    algo: str
+    algorithm: OfflineDQNConfig | CloningConfig
+    spec: EnvSpec | None = None
+    """Of the simulator, if there is one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "format": FORMAT,
+            "algo": FROM_LOG + self.algo,
+            "info": self.info.to_dict(),
+            "state": features_to_dict(self.state),
+            "action": None if self.action is None else features_to_dict(self.action),
+            "network": asdict(self.network),
+            "algorithm": asdict(self.algorithm),
+            "spec": None if self.spec is None else self.spec.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "About":
+        """From what `to_dict` gave."""
+        algo = str(data["algo"]).removeprefix(FROM_LOG)
+        return cls(
+            info=DatasetInfo.from_dict(data["info"]),
+            state=features_from_dict(data["state"]),
+            action=None if data["action"] is None else features_from_dict(data["action"]),
+            network=updated(ScoreNetworkConfig(), data["network"]),
+            algo=algo,
+            algorithm=updated(OFFLINE_ALGORITHMS[algo](), data["algorithm"]),
+            spec=None if data["spec"] is None else EnvSpec.from_dict(data["spec"]),
+        )
+
+
+class ScoringPolicy(nn.Module):
+    """Scores of actions, and what a policy makes of them.
+
+    Args:
+        about: what it follows from.
+        seed: of the parameters.
+
+    Attributes:
+        about: what it follows from.
+        state: from raw features of states to what the network sees.
+        action: the same of candidates; None where actions have names.
+        network: `ScoreNetwork` for named actions, `CandidateNetwork` for candidates.
+        heads: models of the reward, of metrics and of the policy's value, for estimates; None without them.
+        distribution: how a simulator's actions are chosen from `forward`.
+    """
+
+    def __init__(self, about: About, seed: int = 0) -> None:
+        super().__init__()
+        info, config = about.info, about.algorithm
+        self.about, self.spec = about, about.spec
+        self.state = Preprocessor(about.state)
+        self.action = None if about.action is None else Preprocessor(about.action)
+        dueling = isinstance(config, OfflineDQNConfig) and config.dueling
+        self.heads: ScoreHeads | CandidateHeads | None = None
+        if self.action is None:
+            size = (info.state_size, len(info.actions))
+            self.network = score_network(*size, about.network, config)
+            if config.estimate:
+                self.heads = ScoreHeads(*size, len(info.metrics), about.network)
+        else:
+            size = (info.state_size, info.action_size)
+            self.network = CandidateNetwork(*size, about.network, dueling=dueling)
+            if config.estimate:
+                self.heads = CandidateHeads(*size, len(info.metrics), about.network)
+        generator = torch.Generator().manual_seed(seed)
+        for part in (self.network, self.heads):
+            if part is not None:
+                part.initialize(generator)
+        if self.spec is not None:
+            softmax = config.policy == "softmax"
+            action = self.spec.action
+            self.distribution = Categorical(action) if softmax else EpsilonGreedy(action, 0.0)
+            self._order = self._actions_of_simulator(action.sizes[0])
+
+    @property
+    def info(self) -> DatasetInfo:
+        """Of the data it was learned from."""
+        return self.about.info
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """A simulator's observation [N, F] to scores [N, A], divided by the temperature, and the best of them [N]."""
+        state = self.state(observation, torch.ones_like(observation))
+        if not isinstance(self.network, CandidateNetwork):
+            every = state.new_ones(len(state), len(self.info.actions))  # in a simulator every action is possible
+            scores = self.scores(state, every)[:, self._order]
+        else:
+            scores = self.network.of_all(state, self._order)
+        scores = scores / self.about.algorithm.temperature
+        return scores, scores.amax(-1)
+
+    def scores(self, state: Tensor, possible: Tensor) -> Tensor:
+        """Scores of named actions [N, A], of normalized states [N, S]; `LEFT_OUT` where an action is left out.
+
+        Args:
+            state: [N, S].
+            possible: 1 for actions that may be taken, else 0 [N, A].
+        """
+        if isinstance(self.network, ConstrainedNetwork):
+            return self.network(state, possible)
+        return torch.where(possible != 0, self.network(state), LEFT_OUT)
+
+    def probability(self, scores: Tensor, possible: Tensor) -> Tensor:
+        """pi(a) of each action [N, A]: all on the highest score, or softmax(scores / temperature).
+
+        Args:
+            scores: [N, A].
+            possible: 1 for actions that may be taken, else 0 [N, A]; a row without any has probability 0 everywhere.
+        """
+        chosen = probability(scores, possible, self.about.algorithm)
+        return torch.where(possible.any(-1, keepdim=True), chosen, torch.zeros_like(chosen))
+
+    def _actions_of_simulator(self, count: int) -> Tensor:
+        """For each action of the simulator, the score that belongs to it, or the normalized candidate [A, K]."""
+        info = self.info
+        if self.action is None:
+            numbers = [str(i) for i in range(count)]
+            order = [info.actions.index(n) for n in numbers] if set(numbers) <= set(info.actions) else range(count)
+            found = torch.tensor(list(order))
+        else:
+            assert self.about.action is not None
+            ids = self.about.action.ids
+            raw = np.array([[candidate.get(name, np.nan) for name in ids] for candidate in info.candidates])
+            found = torch.from_numpy(self.about.action.normalize(raw.astype(np.float64)))
+        self._order: Tensor
+        self.register_buffer("_order", found, persistent=False)
+        return self._order
+
+
+def save_scoring(path: Path, policy: ScoringPolicy) -> None:
+    """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
+    write(path, arrays, None, policy.about.to_dict())
+
+
+def made_scoring(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ScoringPolicy:
+    """The policy of a file, from what its metadata and tensors are; `path` is for messages."""
+    if about["format"] > FORMAT:
+        raise newer(path, about)
+    policy = ScoringPolicy(About.from_dict(about))
+    try:
+        policy.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise damaged(path) from error
+    return policy
+
+
+def check_simulator(about: About, task: str) -> None:
+    """Raise `ConfigError` for a simulator whose observations or actions are not those of the log."""
+    spec, info = about.spec, about.info
+    if spec is None:
+        return
+    if spec.image is not None or spec.observation_size != len(info.state_features):
+        raise ConfigError(
+            f"task={task} observes {spec.observation_size} numbers, the log has {len(info.state_features)} state "
+            "features; name the simulator that the log is from, or leave task out"
+        )
+    count = len(info.actions) if info.kind == "discrete" else len(info.candidates)
+    if spec.action.kind != "discrete" or spec.action.sizes[0] != count:
+        what = "actions" if info.kind == "discrete" else "candidates that are the same in every row"
+        raise ConfigError(
+            f"task={task} does not choose among the {count} {what} of the log; name the simulator that the log is "
+            "from, or leave task out"
+        )

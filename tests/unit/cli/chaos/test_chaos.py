@@ -1,0 +1,190 @@
+"""What `lockstep chaos` decides before and after it starts anything; the runs themselves are in tests/chaos."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from lockstep.cli.chaos import faults, trial
+from lockstep.cli.chaos.command import MAX_TIMEOUT_S, UPDATES, chosen_faults, prepared, schedule
+from lockstep.cli.chaos.faults import KINDS, NOTE, Fault
+from lockstep.cli.chaos.trial import HEAD, Trial, Trials
+from lockstep.errors import ConfigError
+from lockstep.run import Run, override
+
+RUN = Run(task="CartPole-v1", num_envs=8)
+BATCH = RUN.num_envs * RUN.algorithm.num_steps
+
+
+def test_faults_are_chosen_by_name():
+    assert chosen_faults(None) == list(KINDS)
+    assert chosen_faults("stall, kill") == ["stall", "kill"]
+    for text, named in (("kill,quake", "quake"), ("", "''"), (",", "','")):
+        with pytest.raises(ConfigError, match=f"--faults {named}: no such fault; there are kill, raise, exit, stall"):
+            chosen_faults(text)
+
+
+def test_the_run_is_pinned_short_and_saved_often():
+    run = prepared(RUN, 3, whole=False)
+    assert run.num_shards == 3
+    assert run.total_steps == UPDATES * BATCH
+    assert run.checkpoint_every == 4 * BATCH
+    assert run.timeout_s == MAX_TIMEOUT_S
+    assert not run.stop_when_solved
+    whole = prepared(
+        Run(task="CartPole-v1", num_envs=8, num_shards=4, total_steps=60 * BATCH, timeout_s=2), 2, whole=True
+    )
+    assert (whole.num_shards, whole.total_steps, whole.timeout_s) == (4, 60 * BATCH, 2)
+    assert whole.checkpoint_every == 10 * BATCH
+
+
+def test_a_replay_begins_to_learn_within_the_trial():
+    run = Run(task="CartPole-v1", algo="dqn", num_envs=8)
+    assert run.algorithm.learning_starts > UPDATES * 8
+    tried = prepared(run, 2, whole=False)
+    assert (tried.total_steps, tried.checkpoint_every, tried.algorithm.learning_starts) == (UPDATES * 8, 32, 32)
+    whole = prepared(override(run, {"total_steps": 50_000}), 2, whole=True)
+    assert (whole.total_steps, whole.algorithm.learning_starts) == (50_000, run.algorithm.learning_starts)
+
+
+def test_a_run_that_is_too_short_is_refused():
+    with pytest.raises(ConfigError, match=f"total_steps=10 is 1 updates; chaos needs at least {4 * BATCH}"):
+        prepared(Run(task="CartPole-v1", num_envs=8, total_steps=10), 2, whole=True)
+
+
+def test_the_schedule_is_the_seeds():
+    run = prepared(RUN, 4, whole=False)
+    drawn = schedule(list(KINDS), run, 4, seed=0)
+    assert drawn == schedule(list(KINDS), run, 4, seed=0)
+    assert drawn != schedule(list(KINDS), run, 4, seed=1)
+    assert schedule(["nan"], run, 4, seed=0) == [fault for fault in drawn if fault.fault == "nan"]
+    many = [fault for seed in range(50) for fault in schedule(list(KINDS), run, 4, seed)]
+    assert {fault.rank for fault in many} == {0, 1, 2, 3}
+    assert {fault.update for fault in many} == set(range(1, UPDATES - 1)), "after the first update, before the last"
+
+
+def test_a_fault_goes_over_the_command_line():
+    fault = Fault("kill", 2, 7, attempt=1)
+    assert Fault.from_json(fault.to_json()) == fault
+    for text, words in (
+        ("{", "is not a fault"),
+        ('{"rank": 1}', "'fault' and 'update'"),
+        ('{"fault": "x"}', "is not a fault"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Fault.from_json(text)
+    with pytest.raises(ConfigError, match="unknown fault quake; there are kill"):
+        Fault("quake", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "run_dir"),
+    [
+        (["run.yaml", "--run-dir", "a/b", "--joined"], "a/b"),
+        (["run.yaml", "--run-dir=a/b"], "a/b"),
+        (["--resume", "a/b"], "a/b"),
+        (["--resume", "a/b/checkpoints/step_5", "--joined"], "a/b"),
+        (["run.yaml"], None),
+    ],
+)
+def test_the_run_directory_is_found_in_a_command(arguments, run_dir):
+    found = faults._run_dir(arguments)
+    assert (None if found is None else str(found)) == run_dir
+
+
+def test_a_wrong_fault_on_the_command_line_is_told_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys, "argv", ["lockstep.cli.chaos.faults", '{"fault": "quake", "rank": 0, "update": 1}', "train"]
+    )
+    with pytest.raises(SystemExit) as left:
+        faults.main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("lockstep: error: unknown fault quake; there are kill, ")
+
+
+# What a run leaves, and how it is judged.
+
+
+@pytest.fixture
+def trials(tmp_path):
+    made = Trials(prepared(RUN, 2, whole=False), 2, tmp_path, [])
+    made.fingerprint = "abc"
+    return made
+
+
+def left(folder, *, struck_at=10, message="rank 1 was killed", **summary):
+    """The directory of a run that a fault struck."""
+    (folder / "kill" / "logs").mkdir(parents=True)
+    (folder / "kill.txt").write_text("128 steps\nwarning: checkpoint step_5 is damaged\n")
+    if struck_at is not None:
+        (folder / "kill" / NOTE).write_text(json.dumps({"at": struck_at, "time_s": 1000.0}))
+    if message:
+        failure = folder / "kill" / "logs" / "failure_1.json"
+        failure.write_text(json.dumps({"rank": 1, "message": message}))
+        os.utime(failure, (1000.5, 1000.5))
+    told = {"params_fingerprint": "abc", "restarts": 1, "resumed_from": f"checkpoints/step_{8 * BATCH}", "error": None}
+    (folder / "kill" / "summary.json").write_text(json.dumps(told | summary))
+
+
+def judged(trials, code=0, problems=()):
+    return trials._judge(Fault("kill", 1, 9), code, 0, list(problems), 60.0)
+
+
+def test_a_run_that_lost_nothing_survived(trials, tmp_path):
+    left(tmp_path)
+    trial = judged(trials)
+    assert trial.survived
+    assert trial.same_parameters
+    assert (trial.update, trial.step, trial.steps_lost, trial.restarts) == (10, 10 * BATCH, 2 * BATCH, 1)
+    assert trial.noticed_s == pytest.approx(0.5)
+    assert trial.said == "rank 1 was killed; warning: checkpoint step_5 is damaged"
+    row = trial.row(exact=True)
+    assert row.split()[:8] == ["kill", "1", "10", str(10 * BATCH), "0.5", "s", "1", str(2 * BATCH)]
+    assert row.index("survived") == HEAD.index("verdict")
+    assert row.index("rank 1 was") == HEAD.index("said")
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "why"),
+    [
+        ({"params_fingerprint": "abd"}, 0, "it ended with other parameters"),
+        ({"struck_at": None}, 0, "the fault did not strike"),
+        ({"restarts": 0}, 0, "nobody noticed"),
+        ({"error": "rank 1 was killed"}, 137, "rank 1 was killed; see"),
+        ({}, None, "it did not end within 60 s"),
+    ],
+)
+def test_what_is_no_survival(trials, tmp_path, run, code, why):
+    left(tmp_path, **run)
+    trial = judged(trials, code)
+    assert not trial.survived
+    assert why in trial.row(exact=True)
+    assert "NOT survived" in trial.row(exact=True)
+
+
+def test_what_is_left_behind_is_no_survival(trials, tmp_path):
+    left(tmp_path)
+    (tmp_path / "kill" / "checkpoints" / ".step_5").mkdir(parents=True)
+    assert trials._cleared("kill") == ["half-written: kill/checkpoints/.step_5"]
+    assert not judged(trials, problems=["half-written"]).survived
+
+
+def test_other_parameters_are_no_loss_where_the_same_are_not_promised(trials, tmp_path):
+    left(tmp_path, params_fingerprint="abd")
+    trials.exact = False
+    assert judged(trials).survived
+    assert "not promised" in judged(trials).row(exact=False)
+
+
+def test_a_restart_from_the_start_loses_all_steps(trials, tmp_path):
+    left(tmp_path, resumed_from=None)
+    assert judged(trials).steps_lost == 10 * BATCH
+
+
+def test_long_explanations_are_shortened_in_the_table_only():
+    long = Trial(
+        fault="kill", rank=0, update=1, step=1, noticed_s=None, restarts=0, steps_lost=0, exit_code=0,
+        same_parameters=True, said="x" * 500,
+    )  # fmt: skip
+    assert len(long.row(exact=True)) <= HEAD.index("said") + trial._SAID_WIDTH

@@ -1,0 +1,131 @@
+"""`lockstep offline evaluate`: a run's policy by a log, printed and written down; and mistakes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import made_data
+from lockstep.cli import main as cli
+from lockstep.data.dataset import Dataset
+from lockstep.run import OfflineRun, Run, ScoreNetworkConfig, dump, override
+from lockstep.torch.scoring.policy import About, ScoringPolicy, save_scoring
+
+
+def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:
+    """A run directory as training leaves one."""
+    dataset = Dataset.open(make(root / "data", rows=200))
+    algo = "dqn" if dataset.info.kind == "discrete" else "parametric_dqn"
+    run = OfflineRun(data=str(root / "data"), algo=algo, network=ScoreNetworkConfig(hidden=(8,)), device="cpu")
+    run = override(run, {"policy": "softmax"} | changes)
+    about = About(
+        info=dataset.info,
+        state=dataset.state_features,
+        action=dataset.action_features,
+        network=run.network,
+        algo=run.algo,
+        algorithm=run.algorithm,
+    )
+    path = root / "run"
+    path.mkdir()
+    (path / "run.yaml").write_text(dump(run))
+    save_scoring(path / "policy.safetensors", ScoringPolicy(about, seed=1))
+    return path
+
+
+@pytest.mark.parametrize("make", [made_data.discrete, made_data.parametric])
+def test_it_prints_a_table_and_writes_everything(make, here, capsys):
+    path = run_dir(here, make)
+    assert cli.main(["offline", "evaluate", str(path)]) == 0
+    said = capsys.readouterr().out
+    written = json.loads((path / "estimates.json").read_text())
+    assert written["num_rows"] == 200
+    value = written["estimates"]["reward"]["sequential_dr"]["value"]
+    assert f"{value:.5g}" in said
+    assert "warning: the policy learned from these very rows" in said
+    assert not [p for p in path.iterdir() if p.name.startswith(".")]
+
+
+def test_a_full_disk_is_told_and_the_estimates_are_printed(here, capsys, monkeypatch):
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    path = run_dir(here)
+    monkeypatch.setattr("os.fsync", full)
+    assert cli.main(["offline", "evaluate", str(path)]) == 1
+    said = capsys.readouterr()
+    assert "sequential_dr" in said.out
+    assert "estimates.json could not be written: No space left on device" in said.err
+    assert sorted(p.name for p in path.iterdir()) == ["policy.safetensors", "run.yaml"]
+
+
+def test_other_data_and_json(here, capsys):
+    path = run_dir(here)
+    made_data.discrete(here / "eval", rows=100, seed=4)
+    assert cli.main(["offline", "evaluate", str(path), "--data", "eval", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["num_rows"] == 100
+    assert told == json.loads((path / "estimates.json").read_text())
+
+
+def test_the_runs_own_evaluation_data_come_first(here, capsys):
+    made_data.discrete(here / "eval", rows=100, seed=4)
+    path = run_dir(here, eval_data=str(here / "eval"))
+    assert cli.main(["offline", "evaluate", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_rows"] == 100
+
+
+def test_the_data_it_learned_from_may_be_gone(here, capsys):
+    path = run_dir(here)
+    (here / "data").rename(here / "moved")
+    assert cli.main(["offline", "evaluate", str(path), "--data", "moved"]) == 0
+    capsys.readouterr()
+    assert cli.main(["offline", "evaluate", str(path)]) == 2
+    assert str(here / "data") in capsys.readouterr().err
+
+
+def test_two_ranks_find_the_same(here, capsys):
+    path = run_dir(here, num_shards=2)  # which fixes the threads
+    found = []
+    for ranks in ("1", "2"):
+        assert cli.main(["offline", "evaluate", str(path), "--ranks", ranks, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+
+
+def make_other(here):
+    made_data.discrete(here / "other", rows=50, actions=4)
+    return ["--data", "other"]
+
+
+MISTAKES = {
+    "no run": (lambda here: Path("missing"), [], "missing is not a run directory"),
+    "a run of another kind": (
+        lambda here: of_environments(here),  # defined below
+        [],
+        "learned from environments, not from a log; lockstep evaluate",
+    ),
+    "no data": (run_dir, ["--data", "nowhere"], "nowhere"),
+    "other actions": (run_dir, make_other, "other differs in actions .* prepare it with --like"),
+    "ranks": (run_dir, ["--ranks", "0"], "--ranks 0"),
+}
+
+
+def of_environments(here):
+    path = here / "online"
+    path.mkdir()
+    (path / "run.yaml").write_text(dump(Run(task="CartPole-v1")))
+    return path
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes(case, here, capsys):
+    make, words, message = MISTAKES[case]
+    path = make(here)
+    words = words(here) if callable(words) else words
+    assert cli.main(["offline", "evaluate", str(path), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+    assert not (path / "estimates.json").exists()

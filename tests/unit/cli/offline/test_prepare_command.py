@@ -1,0 +1,239 @@
+"""`lockstep offline prepare`, as it is typed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.cli import main as cli
+from lockstep.data.dataset import Dataset
+from lockstep.data.prepare import PrepareOptions, prepared
+from made_logs import parametric, row, write
+
+
+def call(capsys, *words):
+    """Exit code and all that was said."""
+    try:
+        code = cli.main(["offline", "prepare", *map(str, words)])
+    except SystemExit as error:
+        code = error.code
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.fixture
+def log(tmp_path):
+    return write(tmp_path / "log.jsonl", [row(i, action=["left", "right"][i % 2]) for i in range(30)])
+
+
+def test_a_log_is_prepared_and_what_was_decided_is_said(tmp_path, log, capsys):
+    code, said = call(capsys, log, "--out", tmp_path / "data", "--actions", "right,left")
+    assert code == 0, said
+    assert "30 decisions in 1 trajectories of 30 to 30, discrete actions" in said
+    assert "terminal: the last decision of a trajectory where no row follows (the log marks nothing): 1 of 1" in said
+    assert f"learn from it: lockstep offline train {tmp_path / 'data'}" in said
+    assert Dataset.open(tmp_path / "data").info.actions == ("right", "left")
+
+
+def test_options_reach_the_data(tmp_path, log, capsys):
+    columns = tmp_path / "columns.yaml"
+    columns.write_text("reward: reward\n")
+    words = ["--max-episode-steps", "30", "--set", "feature_overrides.0=do_not_preprocess", "--set", "num-samples=50"]
+    code, said = call(capsys, log, "--out", tmp_path / "a", *words, "--columns", columns, "--memory", "32M")
+    assert code == 0, said
+    data = Dataset.open(tmp_path / "a")
+    assert data.state_features["0"].type == "do_not_preprocess"
+    assert data.info.rules["options"]["norm"]["num_samples"] == 50
+    assert (data.info.rules["cut"], data.info.rules["left_out"]) == (1, 1)
+    code, said = call(capsys, log, "--out", tmp_path / "b", "--state-features", tmp_path / "a" / "state_features.json")
+    assert code == 0, said
+    assert Dataset.open(tmp_path / "b").state_features == data.state_features
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "lots"], "--memory lots is not a size"),
+        (["--memory", "1M"], "--memory 1M is too little; give at least 16M"),
+        (["--actions", "left,"], "--actions left, has an empty name"),
+        (["--actions", "left,up"], "right"),
+        (["--max-episode-steps", "0"], "--max-episode-steps 0 must be a number, at least 1"),
+        (["--max-episode-steps", "7"], "row 8: is decision 8 of its trajectory, but --max-episode-steps says 7"),
+        (["--set", "num_samples"], "--set num_samples has no value"),
+        (["--set", "quantiles=3"], "unknown setting quantiles"),
+        (["--state-features", "none.json"], "none.json"),
+        (["--kind", "parametric"], "row 1: action holds names"),
+        (["--like", "nothing"], "nothing does not exist"),
+        (["--like", "nothing", "--actions", "left,right"], "--like nothing already sets --actions"),
+        (["--acts", "left,right"], "unknown argument --acts; did you mean --actions?"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, log, capsys, words, message):
+    code, said = call(capsys, log, "--out", tmp_path / "data", *words)
+    assert code == 2
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"], "something half-written stays"
+
+
+def test_a_log_is_prepared_like_other_data(tmp_path, log, capsys):
+    words = ["--max-episode-steps", "30", "--actions", "right,left,up", "--set", "feature_overrides.0=clip_log"]
+    assert call(capsys, log, "--out", tmp_path / "data", *words)[0] == 0
+    other = write(tmp_path / "other.jsonl", [row(i, action="up", mdp_id="else") for i in range(30)])
+    code, said = call(capsys, other, "--out", tmp_path / "eval", "--like", tmp_path / "data")
+    assert code == 0, said
+    data, found = Dataset.open(tmp_path / "data"), Dataset.open(tmp_path / "eval")
+    assert (found.info.actions, found.state_features) == (("right", "left", "up"), data.state_features)
+    assert found.info.rules["cut"] == 1, "the limit of steps is forgotten"
+    code, said = call(capsys, other, "--out", tmp_path / "b", "--like", tmp_path / "data", "--max-episode-steps", "40")
+    assert (code, Dataset.open(tmp_path / "b").info.rules["cut"]) == (0, 0), said
+    clicks = write(tmp_path / "clicks.jsonl", [row(i, metrics={"clicks": 1.0}) for i in range(30)])
+    code, said = call(capsys, clicks, "--out", tmp_path / "c", "--like", tmp_path / "data")
+    assert code == 2
+    assert "metrics of the log (clicks) are not those of the --like data (none)" in said
+
+
+def test_columns_are_called_as_in_the_data_it_is_like(tmp_path, capsys):
+    head, line = "session;step;speed;choice;payoff\n", "a;{i};{i}.5;left;1\n"
+    for name in ("log.csv", "more.csv"):
+        (tmp_path / name).write_text(head + "".join(line.format(i=i) for i in range(5)))
+    columns = tmp_path / "columns.yaml"
+    columns.write_text(
+        "mdp_id: session\nsequence_number: step\nstate_features: [speed]\naction: choice\nreward: payoff\n"
+    )
+    assert call(capsys, tmp_path / "log.csv", "--out", tmp_path / "data", "--columns", columns)[0] == 0
+    code, said = call(capsys, tmp_path / "more.csv", "--out", tmp_path / "eval", "--like", tmp_path / "data")
+    assert code == 0, said
+    assert Dataset.open(tmp_path / "eval").info.state_features == ("speed",)
+    other = write(tmp_path / "other.jsonl", [row(i) for i in range(5)])
+    code, said = call(capsys, other, "--out", tmp_path / "b", "--like", tmp_path / "data")
+    assert (code, "has no column session, which --columns (or the data of --like) names for mdp_id" in said) == (
+        2,
+        True,
+    )
+    own = tmp_path / "own.yaml"
+    own.write_text('state_features: {speed: "x"}\n')
+    again = write(tmp_path / "x.jsonl", [row(i, state_features=..., x=1.0) for i in range(5)])
+    code, said = call(capsys, again, "--out", tmp_path / "c", "--like", tmp_path / "data", "--columns", own)
+    assert code == 0, said
+
+
+def test_what_is_left_out_is_named_with_the_reason(tmp_path, capsys):
+    rows = [row(i, terminated=False, why="x") for i in range(3)]
+    log = write(tmp_path / "log.jsonl", [*rows, *(row(i, mdp_id="b", terminated=i == 1) for i in range(2))])
+    code, said = call(capsys, log, "--out", tmp_path / "data")
+    assert code == 0, said
+    assert "columns left out, since no column of a log has such a name: why" in said
+    assert f"left out: 1 decisions (such as that of {log}, row 3). Nothing tells what followed" in said
+    assert "log these, or mark the end (terminated)" in said
+
+
+def test_candidates_are_prepared_like_other_data(tmp_path, capsys):
+    first = write(tmp_path / "log.jsonl", [parametric(i) for i in range(20)])
+    assert call(capsys, first, "--out", tmp_path / "data")[0] == 0
+    code, said = call(capsys, first, "--out", tmp_path / "eval", "--like", tmp_path / "data")
+    assert code == 0, said
+    data, found = Dataset.open(tmp_path / "data"), Dataset.open(tmp_path / "eval")
+    assert (found.info.kind, found.features_digest) == ("parametric", data.features_digest)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"state_features": {}}, "no row has any state_features"),
+        ({"reward": -1e39}, "row 1: reward -1e+39 is too large for 32 bits"),
+        ({"metrics": {"clicks": 1e300}}, "row 1: the metric clicks 1e+300 is too large for 32 bits"),
+    ],
+)
+def test_a_log_that_cannot_be_learned_from_is_refused(tmp_path, capsys, more, message):
+    log = write(tmp_path / "log.jsonl", [row(i, **more) for i in range(5)])
+    code, said = call(capsys, log, "--out", tmp_path / "data")
+    assert (code, message in said) == (2, True), said
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"], "something half-written stays"
+
+
+def test_data_that_is_there_is_kept_unless_it_is_forced_away(tmp_path, log, capsys):
+    out = tmp_path / "data"
+    assert call(capsys, log, "--out", out)[0] == 0
+    code, said = call(capsys, log, "--out", out)
+    assert (code, f"{out} is prepared already" in said) == (0, True)
+    code, said = call(capsys, log, "--out", out, "--max-episode-steps", 30)
+    assert (code, "--force" in said) == (2, True)
+    assert call(capsys, log, "--out", out, "--max-episode-steps", 30, "--force")[0] == 0
+    assert Dataset.open(out).info.rules["cut"] == 1
+
+
+def test_processes_that_prepare_the_same_data_at_once_do_it_once(tmp_path, log):
+    out = tmp_path / "data"
+    command = [sys.executable, "-m", "lockstep.cli.main", "offline", "prepare", str(log), "--out", str(out)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], said
+    assert sum("is prepared already" in text for text in said) == 2, said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "log.jsonl"]
+    prepared([log], out, PrepareOptions(), say=lambda text: pytest.fail(text) if "already" not in text else None)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("--rank", "did you mean --ranks or"), ("--num-envs", "see lockstep offline train --help")],
+)
+def test_a_flag_that_training_from_logs_does_not_have(capsys, word, hint):
+    assert cli.main(["offline", "train", "data", word, "2"]) == 2
+    assert f"unknown argument {word}; {hint}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("dqnn", "; did you mean dqn?"), ("BCQ", " (discrete BCQ is dqn with --set bcq_threshold=0.1)")]
+)
+@pytest.mark.parametrize("words", [["--algo", "{}"], ["--set", "algo={}"]])
+def test_every_algorithm_is_named_where_one_does_not_exist(tmp_path, log, capsys, typed, hint, words):
+    assert call(capsys, log, "--out", tmp_path / "data")[0] == 0
+    assert cli.main(["offline", "train", str(tmp_path / "data"), *(word.format(typed) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert f"--algo {typed} does not exist; there are dqn, parametric_dqn, cql, bc{hint}" in said
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_run_ends_with_an_estimate_and_what_to_type_next(tmp_path, log, capfd, held_out):
+    data, run = tmp_path / "data", tmp_path / "my run"
+    log = write(
+        tmp_path / "many.jsonl",
+        [row(i, mdp_id=str(m), action=["left", "right"][m % 2], propensity=0.5) for m in range(60) for i in range(2)],
+    )
+    assert cli.main(["offline", "prepare", str(log), "--out", str(data)]) == 0
+    words = ["--set", f"eval_data={data}"] if held_out else []
+    words += ["--set", "epochs=1", "--set", "batch_size=32", "--set", "device=cpu", "--set", "policy=softmax"]
+    assert cli.main(["offline", "train", str(data), "--run-dir", str(run), *words]) == 0
+    *_, estimate, judge, export = capfd.readouterr().out.strip().splitlines()
+    assert re.fullmatch(
+        r"estimated reward of a trajectory, discounted: .* by weighted_sequential_dr, .* log earned", estimate
+    )
+    place = shlex.quote(os.path.relpath(run))
+    unseen = "" if held_out else " by rows that it did not learn from"
+    assert judge == f"judge the policy{unseen}: lockstep offline evaluate {place}{'' if held_out else ' --data DIR'}"
+    assert export.endswith(f": lockstep export {place}")
+
+
+def test_without_polars_it_says_how_to_get_it(tmp_path, log):
+    words = ["offline", "prepare", str(log), "--out", str(tmp_path / "data")]
+    code = (
+        f"import sys; sys.modules['polars'] = None; from lockstep.cli import main as cli; sys.exit(cli.main({words}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "this needs the package polars" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_prepared_data_under_another_command_or_by_their_description(tmp_path, log, capsys):
+    data = tmp_path / "data"
+    assert call(capsys, log, "--out", data)[0] == 0
+    assert cli.main(["train", str(data)]) == 2
+    assert f"{data} is prepared data; lockstep offline train {data} learns from it" in capsys.readouterr().err
+    assert cli.main(["offline", "train", str(data / "dataset.json")]) == 2
+    assert f"name their directory: lockstep offline train {data}" in capsys.readouterr().err

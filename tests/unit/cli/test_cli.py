@@ -1,0 +1,387 @@
+"""What can be typed, and what is said about what cannot."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from lockstep import recipes
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.cli import main as cli
+from lockstep.launch import gpus
+from lockstep.run import Run, load, override
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def requested(trained, *arguments):
+    assert cli.main(["train", *arguments]) == 0
+    return trained[-1].run
+
+
+def test_help_answers_without_loading_anything_heavy():
+    code = """
+import sys
+from lockstep.cli.main import main
+try:
+    main(["--help"])
+except SystemExit as stop:
+    assert stop.code == 0
+heavy = {"torch", "jax", "gymnasium", "numpy", "yaml", "msgspec", "rich", "tensorboard"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    commands = ("train", "launch", "submit", "evaluate", "check", "report", "recipe", "doctor", "offline", "export")
+    for word in (*commands, "examples:"):
+        assert word in done.stdout
+
+
+def test_help_answers_at_once():
+    def seconds():
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "lockstep.cli.main", "--help"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_a_recipe_wins_and_a_task_gets_the_defaults(trained):
+    assert requested(trained, "cartpole") == recipes.load("cartpole")
+    assert requested(trained, "cartpole-isaac") == recipes.load("cartpole_isaac")
+    assert requested(trained, "CartPole-v1") == Run(task="CartPole-v1")
+    assert requested(trained, "--task=CartPole-v1") == Run(task="CartPole-v1")
+    assert requested(trained, "cartpole", "--task=CartPole-v0").task == "CartPole-v0"
+
+
+def test_every_recipe_makes_its_environment_and_divides_among_two_ranks():
+    from lockstep.envs.make import env_spec
+    from lockstep.world import World
+
+    assert recipes.names() == [
+        *("cartpole", "cartpole_dqn", "cartpole_isaac", "cartpole_jax", "pendulum", "pong", "pong_ppo", "pong_small"),
+    ]
+    for name in recipes.names():
+        run = recipes.load(name)
+        env_spec(run.task, run.env)
+        for ranks in (1, 2, 4):
+            run.algorithm.minibatch_rows(World(size=ranks).shard_size(run.num_envs, "num_envs"), ranks)
+
+
+def test_flags_and_settings_reach_the_run(trained):
+    run = requested(
+        trained, "CartPole-v1", "--algo", "ppo", "--seed", "3", "--num-envs", "16", "--device=cpu",
+        "--set", "learning_rate=1e-3", "--set=network.hidden=[8, 8]", "--set", "kwargs.sutton_barto_reward=true",
+    )  # fmt: skip
+    expected = override(Run(task="CartPole-v1"), {"seed": 3, "num_envs": 16, "device": "cpu", "learning_rate": 1e-3})
+    assert run == override(expected, {"hidden": [8, 8], "env.kwargs": {"sutton_barto_reward": True}})
+
+
+def test_dqn_on_a_task_of_its_own(trained):
+    run = requested(trained, "CartPole-v1", "--algo", "dqn", "--set", "double=false", "--set", "algorithm.gamma=0.9")
+    assert run == Run(task="CartPole-v1", algo="dqn", algorithm=DQNConfig(double=False, gamma=0.9))
+    run = requested(trained, "--algo=dqn", "--task=CartPole-v1", "--max_iterations=10", "--set", "num_steps=4")
+    assert run.total_steps == 10 * run.num_envs * 4
+
+
+def test_a_replay_is_asked_to_fit_before_ranks_start(launched, here, monkeypatch):
+    asked = []
+    monkeypatch.setattr("lockstep.session.checks.check_host", lambda run, spec, world: asked.append(world))
+    monkeypatch.setattr("lockstep.launch.commands.train_on_nodes", lambda *args: 0)
+    assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--ranks", "2"]) == 7
+    nodes = ["--nnodes", "2", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]
+    assert cli.main(["train", "CartPole-v1", "--algo", "dqn", *nodes]) == 0
+    assert [(world.size, world.local_size) for world in asked] == [(2, 2), (4, 2)], "of this machine alone"
+    assert cli.main(["train", "CartPole-v1", "--ranks", "2"]) == 7
+    assert len(asked) == 2, "nothing to keep"
+
+
+def test_robot_learning_spelling(trained):
+    run = requested(
+        trained, "--local-rank=0", "--task=CartPole-v1", "--headless", "--num_envs=32", "--max_iterations", "10",
+        "--ml_framework=torch", "--set", "num_steps=64",
+    )  # fmt: skip
+    assert (run.num_envs, run.total_steps) == (32, 10 * 32 * 64)
+
+
+def test_a_config_file_and_a_run_directory_can_be_trained(trained, here):
+    (here / "mine.yaml").write_text("task: CartPole-v1\nseed: 9\n")
+    assert requested(trained, "mine.yaml") == Run(task="CartPole-v1", seed=9)
+    (here / "run").mkdir()
+    (here / "mine.yaml").rename(here / "run" / "run.yaml")
+    assert requested(trained, "run").seed == 9
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_printed_recipe_is_complete_and_equal(name, trained, here, capsys):
+    assert cli.main(["recipe", name]) == 0
+    text = capsys.readouterr().out
+    (here / "my_own.py").write_text(text)
+    assert requested(trained, "my_own.py:recipe") == recipes.load(name)
+    assert requested(trained, str(here / "my_own.py")) == recipes.load(name)
+    own, other = ("gae_lambda=", "DQNConfig") if recipes.load(name).algo == "ppo" else ("epsilon_end=", "PPOConfig")
+    for setting in ("num_shards=None", own, "vectorization=", "initial_log_std=", "startup_timeout_s="):
+        assert setting in text
+    assert other not in text, "imports what is used, and no more"
+    assert f"python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 my_{name}.py" in text
+    assert "# Discount per step." in text
+    for line in text.splitlines():
+        assert len(line) <= 120
+
+
+@pytest.mark.parametrize("name", ["cartpole", "cartpole_dqn", "pong"])
+def test_a_printed_recipe_is_well_formatted(here, name):
+    pytest.importorskip("ruff")
+    (here / "my_own.py").write_text(recipes.source(name))
+    isolated = ["--line-length", "120", "--isolated", "my_own.py"]
+    for command in (["format", "--check"], ["check", "--select", "F,I"]):  # nothing imported for nothing, in order
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *isolated], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_printed_recipe_runs_as_a_script(here):
+    (here / "my_own.py").write_text(recipes.source("cartpole").replace("lockstep.train", "fake_train"))
+    (here / "fake_train.py").write_text("def main(words):\n    print(words)\n    return 5\n")
+    done = subprocess.run([sys.executable, "my_own.py", "--ranks", "2"], capture_output=True, text=True)
+    assert done.returncode == 5
+    assert done.stdout.strip().endswith("my_own.py:recipe', '--ranks', '2']")
+
+
+def test_recipes_are_listed(capsys):
+    assert cli.main(["recipe"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == recipes.names()
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("lockstep 0.")
+
+
+def test_one_rank_trains_in_this_process(trained, launched, here):
+    assert cli.main(["train", "cartpole", "--run-dir", "here", "--init-from", str(here)]) == 0
+    (call,) = trained
+    assert (str(call.run_dir), call.init_from, call.joined) == ("here", here, False)
+    assert launched == []
+    assert os.listdir(here) == []
+
+
+def test_checkpoint_is_another_word_for_init_from(trained, here):
+    assert cli.main(["train", "cartpole", "--checkpoint", str(here)]) == 0
+    assert trained[0].init_from == here
+
+
+def test_several_ranks_get_one_run_directory_and_one_command(launched, trained, here, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    (here / "beside").mkdir()
+    (here / "beside" / "own.py").write_text(
+        "from lockstep.recipes import load\ndef recipe(): return load('cartpole')\n"
+    )
+    code = cli.main(["train", "beside/own.py", "--ranks", "2", "--seed", "5", "--init-from", str(here), "--debug"])
+    assert code == 7
+    assert trained == []
+    (call,) = launched
+    assert call.ranks == 2
+    assert load(call.run_dir / "run.yaml") == override(recipes.load("cartpole"), {"seed": 5})
+    file, folder = str(call.run_dir / "run.yaml"), str(call.run_dir)
+    assert call.command[1:7] == ["-m", "lockstep.train", file, "--run-dir", folder, "--joined"]
+    assert call.command[7:] == ["--debug", "--init-from", str(here)]
+    assert call.restarts.maximum == 0
+    search = call.environment["PYTHONPATH"].split(":")
+    assert {str(here), str(here / "beside"), "/mine"} <= set(search)
+
+
+def test_the_launched_command_is_understood(launched, trained, monkeypatch):
+    cli.main(["train", "cartpole", "--ranks", "2"])
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["train", *launched[0].command[3:]]) == 0
+    assert trained[0].joined
+    assert trained[0].run == recipes.load("cartpole")
+    assert trained[0].run_dir == launched[0].run_dir
+
+
+def test_under_a_launcher_this_process_joins(trained, launched, monkeypatch, capsys):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for ranks in ([], ["--ranks", "2"], ["--ranks", "auto"]):
+        assert cli.main(["train", "--task=CartPole-v1", "--headless", "--distributed", "--local_rank=1", *ranks]) == 0
+    assert len(trained) == 3
+    assert launched == []
+    assert cli.main(["train", "cartpole", "--ranks", "4"]) == 2
+    assert "torchrun started 2 processes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        ("finished", None, 0),
+        ("solved", None, 0),
+        ("failed", "x", 1),
+        ("interrupted", "interrupted by SIGINT", 130),
+        ("interrupted", "interrupted by SIGTERM", 143),
+    ],
+)
+def test_exit_codes(status, error, code, monkeypatch):
+    monkeypatch.setattr("lockstep.launch.train.train", lambda run, **_: {"status": status, "error": error})
+    assert cli.main(["train", "cartpole"]) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", ["nothing to train"]),
+        ("cartpol", ["cartpol", "CartPole-v1", "recipes: cartpole"]),
+        ("CartPole-v9", ["CartPole-v9", "CartPole-v1"]),
+        ("CartPole-v1 --task=Pendulum-v1", ["two tasks"]),
+        ("cartpole --set num_env=3", ["num_env", "num_envs"]),
+        ("cartpole --set learning_rate=-1", ["learning_rate=-1", "greater than 0"]),
+        ("cartpole --set learning_rate", ["--set learning_rate", "=VALUE"]),
+        ("cartpole --num-env 3", ["--num-env", "--num-envs"]),
+        ("cartpole gamma=3", ["--set gamma=3"]),
+        ("cartpole --ranks 3", ["num_envs=32 does not divide among 3 shards; use 30 or 33"]),
+        ("cartpole --ranks 64", ["num_envs=32 does not divide among 64 shards; use 64"]),
+        ("cartpole --set num_shards=3", ["num_envs=32"]),
+        ("cartpole --ranks 4 --set num_shards=2", ["num_shards=2", "4 ranks"]),
+        ("cartpole --set num_minibatches=7", ["num_minibatches=7"]),
+        ("cartpole --ranks 0", ["--ranks 0"]),
+        ("cartpole --ranks many", ["--ranks many", "auto"]),
+        ("cartpole --max-iterations 0", ["--max-iterations 0"]),
+        ("cartpole --max-iterations 3 --set total_steps=5", ["--max-iterations", "total_steps"]),
+        ("cartpole --ml_framework jax --set compile=true", ["compile=true", "ml_framework=jax"]),
+        ("cartpole --ml_framework tf", ["ml_framework='tf'", "torch, jax"]),
+        ("cartpole --algo sac", ["algo='sac'", "one of ppo, dqn"]),
+        ("cartpole --algo dqn", ["algo=dqn", "would be lost", "lockstep train CartPole-v1 --algo dqn"]),
+        ("cartpole_dqn --set algo=ppo", ["algo=ppo", "trains with dqn", "lockstep train CartPole-v1 --algo ppo"]),
+        ("CartPole-v1 --algo dqn --set num_epochs=3", ["num_epochs is a setting of ppo", "algo=dqn"]),
+        ("CartPole-v1 --set epsilon_end=0.1", ["epsilon_end is a setting of dqn", "algo=ppo"]),
+        ("CartPole-v1 --algo dqn --set epsilon_nd=0.1", ["unknown setting epsilon_nd", "algorithm.epsilon_end"]),
+        ("CartPole-v1 --algo dqn --set batch_size=33 --ranks 2", ["batch_size=33 does not divide among 2 shards"]),
+        ("cartpole --distributed", ["--distributed", "torch.distributed.run", "--ranks 2"]),
+        ("cartpole --distributed --ml_framework jax", ["--distributed", "-m lockstep.launch.jax --nproc", "--ranks 2"]),
+        ("cartpole --device cuda", ["device=cuda", "lockstep doctor"]),
+        ("cartpole --ranks 2 --set backend=nccl", ["backend=nccl", "lockstep doctor"]),
+        ("cartpole --max-restarts -1", ["--max-restarts -1", "at least 0"]),
+        ("cartpole --max-restarts many", ["--max-restarts many", "a number"]),
+        ("--task=lockstep/Reach-v0 --video", ["a video was asked for", "lockstep/Reach-v0 cannot be drawn"]),
+        ("cartpole --init-from nowhere", ["--init-from nowhere", "does not exist"]),
+        ("cartpole --ranks 2 --run-dir /proc/nowhere/a", ["run_dir=/proc/nowhere/a", "--run-dir"]),
+        ("nothing.yaml", ["nothing.yaml"]),
+        ("nothing.py:recipe", ["nothing.py"]),
+        ("broken.py:recipe", ["broken.py", "TypeError"]),
+        ("broken.py:other", ["broken.py", "other"]),
+        ("broken.py:number", ["broken.py:number", "must return a lockstep.run.Run, not int"]),
+        ("broken.py:text", ["num_envs='8'", "a whole number"]),
+        ("module_nowhere:Env", ["module_nowhere"]),
+        ("--task=Isaac-Cartpole-v0", ["lockstep/Cartpole-v0"]),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(arguments, words, trained, launched, here, capsys):
+    (here / "broken.py").write_text(
+        "from lockstep.run import Run, EnvConfig\n"
+        "def recipe():\n    return Run(task='CartPole-v1', wrong=1)\n"
+        "def number():\n    return 3\n"
+        "def text():\n    run = Run(task='CartPole-v1')\n    object.__setattr__(run, 'num_envs', '8')\n    return run\n"
+    )
+    before = set(os.listdir(here)) | {"__pycache__"}
+    assert cli.main(["train", *arguments.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("lockstep: error: ")
+    for word in words:
+        assert word in said.err
+    assert trained == launched == []
+    assert set(os.listdir(here)) <= before
+
+
+def test_num_shards_allows_what_the_ranks_alone_would_not(launched, capsys):
+    assert cli.main(["train", "cartpole", "--ranks", "3", "--set", "num_shards=4"]) == 7
+    assert launched[0].ranks == 3
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "arguments", "ranks"),
+    [(2, "--ranks auto", 2), (2, "--ranks 2", 2), (1, "--ranks 2 --device cpu", 2), (1, "--ranks 2", None)],
+)
+def test_ranks_and_gpus(num_gpus, arguments, ranks, monkeypatch, launched, trained, capsys):
+    monkeypatch.setattr(gpus, "installed_gpus", lambda framework="torch": num_gpus)
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: num_gpus)
+    code = cli.main(["train", "cartpole", *arguments.split()])
+    if ranks is None:
+        assert code == 2
+        assert "--ranks 2 is more than the 1 GPUs; use --ranks 1" in capsys.readouterr().err
+        assert launched == []
+    else:
+        assert launched[0].ranks == ranks
+
+
+def test_ranks_auto_without_gpus_is_one(trained, launched):
+    assert cli.main(["train", "cartpole", "--ranks", "auto"]) == 0
+    assert len(trained) == 1
+
+
+def test_debug_shows_the_traceback_and_keeps_the_code(capsys):
+    assert cli.main(["train", "cartpole", "--set", "gama=1", "--debug"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith("lockstep: error: unknown setting gama")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["trian"], ["evaluate"], ["evaluate", "x", "--episodes", "no"], ["recipe", "--x"]]
+)
+def test_other_bad_usage_is_one_line(arguments, capsys):
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_recipe_name_that_is_nearly_right(capsys):
+    assert cli.main(["recipe", "cartpol"]) == 2
+    assert "did you mean cartpole" in capsys.readouterr().err
+
+
+def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
+    calls = []
+
+    def evaluate_run(path, **kwargs):
+        calls.append((path, kwargs))
+        told = {"task": "a", "eval_return_mean": 1.0, "eval_return_std": 0.5, "eval_episodes": 7, "rank": 0}
+        return told | {"policy": "the best policy", "video": "videos/evaluate.gif" if kwargs["video"] else None}
+
+    fake = types.SimpleNamespace(evaluate_run=evaluate_run)
+    monkeypatch.setitem(sys.modules, "lockstep.cli.evaluate", fake)
+    assert cli.main(["evaluate", str(here), "--episodes", "7", "--sampled"]) == 0
+    asked = {"episodes": 7, "greedy": False, "seed": None, "video": False, "ml_framework": None, "ranks": 1}
+    assert calls == [(here, asked | {"best": False, "last": False, "step": None})]
+    assert capsys.readouterr().out == "a: return 1.000 +- 0.5000 over 7 episodes, played by the best policy\n"
+    assert cli.main(["evaluate", str(here), "--video", "--ml-framework", "jax", "--best", "--seed=3", "--ranks=2"]) == 0
+    told = calls[-1][1]
+    assert [told[name] for name in ("ml_framework", "best", "seed", "ranks")] == ["jax", True, 3, 2]
+    assert capsys.readouterr().out.endswith("the best policy\nvideo: videos/evaluate.gif\n")
+    assert cli.main(["evaluate", str(here), "--checkpoint", "4096"]) == 0
+    assert calls[-1][1]["step"] == "4096"
+    for bad in (["--episodes", "0"], ["--seed", "-1"], ["--seed=x"], ["--ranks", "0"]):
+        assert cli.main(["evaluate", str(here), *bad]) == 2
+
+
+def test_a_command_of_a_backend_that_is_not_installed_is_one_line(monkeypatch, here, capsys):
+    def evaluate_run(path, **kwargs):
+        raise ModuleNotFoundError("No module named 'torch.nn'", name=missing)
+
+    monkeypatch.setitem(sys.modules, "lockstep.cli.evaluate", types.SimpleNamespace(evaluate_run=evaluate_run))
+    missing = "torch.nn"
+    assert cli.main(["evaluate", str(here)]) == 2
+    said = capsys.readouterr().err
+    assert said == "lockstep: error: this command needs the package torch: pip install 'lockstep-rl[torch]'\n"
+    missing = "lockstep.of_ours"
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["evaluate", str(here)])
+
+
+def test_run_yaml_is_json_comparable(launched):
+    cli.main(["train", "cartpole", "--ranks", "2"])
+    json.dumps(recipes.to_dict(load(launched[0].run_dir / "run.yaml")), allow_nan=False)

@@ -1,0 +1,226 @@
+"""Words of other libraries lead to our settings, wherever they are written."""
+
+import collections
+import re
+import shlex
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from lockstep.cli import main as cli
+from lockstep.cli.parser import parser
+from lockstep.config.renamed import answer_to, known_settings
+from lockstep.config.synonyms import WORDS
+from lockstep.errors import ConfigError
+from lockstep.run import OfflineRun, Run, from_dict, override
+
+PPO, DQN = Run(task="CartPole-v1"), Run(task="CartPole-v1", algo="dqn")
+LOGGED = OfflineRun(data="data")
+SAMPLES = ("0.5", "64", "1", "true", "linear", "[64, 64]", "relu", "cpu", "CartPole-v1", "ppo", "float32")
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def train_flags():
+    top = parser(collections.defaultdict(lambda: print))
+    train = next(action for action in top._actions if action.dest == "command").choices["train"]
+    return {flag for action in train._actions for flag in action.option_strings}
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.here + " " + word.names.split()[0])
+def test_every_word_leads_to_something_that_exists(word):
+    if word.here.startswith("--"):
+        assert word.here in train_flags()
+    else:
+        homes = [run for run in (PPO, DQN, LOGGED) if word.here in known_settings(run)]
+        assert homes
+        assert all(not is_dataclass(known_settings(run)[word.here]) for run in homes)
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.here + " " + word.names.split()[0])
+def test_the_line_to_type_is_accepted(word):
+    """For some value, by a run that has the setting."""
+    if word.here.startswith("--"):
+        return
+    run = next(run for run in (PPO, DQN, LOGGED) if word.here in known_settings(run))
+    lines = [answer_to(word.names.split()[0], value, known_settings(run), "set") for value in SAMPLES]
+    for line in filter(None, lines):
+        typed = shlex.split(line.rpartition(": type ")[2])
+        changes = {"task": typed[1]} if typed[0] == "--task" else dict([typed[1].split("=", 1)])
+        try:
+            override(run, changes)
+            return
+        except ConfigError:
+            continue
+    found = {meaning.here for meaning in WORDS if word.names.split()[0] in meaning.names.split()}
+    assert word.value is not None or len(found) > 1, lines  # a value that cannot be told, or another meaning came first
+
+
+def test_no_word_is_hidden_by_a_setting():
+    """A word that every algorithm has as a setting would never be looked up."""
+    everywhere = set.intersection(*({*known_settings(run)} for run in (PPO, DQN, LOGGED)))
+    parts = {item.name for run in (PPO, LOGGED) for item in fields(run) if is_dataclass(getattr(run, item.name))}
+    for word in WORDS:
+        assert not set(word.names.split()) & (everywhere - parts), word
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("lr=3e-4", "--set learning_rate=3e-4"),
+        ("n_envs=16", "--set num_envs=16"),
+        ("n_steps=2048", "--set num_steps=2048"),
+        ("ent_coef=0.01", "--set entropy_coef=0.01"),
+        ("vf_coef=0.5", "--set value_coef=0.5"),
+        ("gae=0.9", "--set gae_lambda=0.9"),
+        ("tau=0.9", "--set gae_lambda=0.9"),
+        ("clip=0.1", "--set clip_range=0.1"),
+        ("clip_coef=0.2", "--set clip_range=0.2"),
+        ("timesteps=1e6", "--set total_steps=1e6"),
+        ("batch_size=64", "--set num_minibatches=16"),  # 8 * 128 / 64
+        ("batch_size=100", "--set num_minibatches=VALUE"),
+        ("algorithm.lr=3e-4", "--set learning_rate=3e-4"),
+        ("anneal_lr=false", "--set learning_rate_schedule=constant"),
+        ("init_noise_std=1.0", "--set initial_log_std=0"),
+        ("clip_vloss=true", "--set value_clip_range=0.2"),
+        ("net_arch=[64, 64]", "--set 'hidden=[64, 64]'"),
+        ("max_iterations=3", "--max-iterations 3"),
+        ("ranks=2", "--ranks 2"),
+        ("env=Pendulum-v1", "--task Pendulum-v1"),
+    ],
+)
+def test_set(given, line, capsys):
+    assert cli.main(["train", "CartPole-v1", "--set", given]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"lockstep: error: unknown setting {given}; here it is ")
+    assert said.endswith(f": type {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("n_steps=3", "--set n_step=3"),
+        ("tau=0.005", "--set target_rate=0.005"),
+        ("train_freq=4", "--set updates_per_step=0.25"),
+        ("buffer_size=1e5", "--set capacity=1e5"),
+        ("target_network_frequency=4000", "--set target_update_every=1000"),
+        ("exploration_fraction=0.1", "--set epsilon_steps=50000"),
+        ("train_batch_size=64", "--set batch_size=64"),
+    ],
+)
+def test_a_word_may_mean_another_thing_in_dqn(given, line, capsys):
+    assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--set", given]) == 2
+    assert capsys.readouterr().err.endswith(f": type {line}\n")
+
+
+def test_counts_that_are_given_beside_it_count(capsys):
+    assert cli.main(["train", "CartPole-v1", "--num-envs", "4", "--set", "n_epochs=3", "--set", "batch_size=64"]) == 2
+    assert "--set num_epochs=3" in capsys.readouterr().err
+    assert cli.main(["train", "CartPole-v1", "--num-envs", "4", "--set", "batch_size=64"]) == 2
+    assert "a minibatch is num_envs * num_steps / num_minibatches transitions" in (said := capsys.readouterr().err)
+    assert said.endswith("--set num_minibatches=8\n")
+
+
+def test_a_word_of_the_other_algorithm(capsys):
+    assert cli.main(["train", "CartPole-v1", "--set", "buffer_size=10"]) == 2
+    assert "here it is capacity, which algo=ppo does not have: leave it out" in capsys.readouterr().err
+    assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--set", "num_epochs=10"]) == 2
+    assert "num_epochs is a setting of ppo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed", "line"),
+    [
+        ("cartpole --lr 3e-4", "--lr 3e-4", "--set learning_rate=3e-4"),
+        ("--lr=3e-4 cartpole", "--lr 3e-4", "--set learning_rate=3e-4"),
+        ("cartpole --learning-rate 3e-4", "--learning-rate 3e-4", "--set learning_rate=3e-4"),
+        ("cartpole --total-steps 1e6", "--total-steps 1e6", "--set total_steps=1e6"),
+        ("cartpole --total_timesteps=1e6", "--total-timesteps 1e6", "--set total_steps=1e6"),
+        ("--batch-size 64 cartpole_dqn", "--batch-size 64", "--set batch_size=64"),
+        ("--batch-size 64 CartPole-v1 --num-envs 4", "--batch-size 64", "--set num_minibatches=8"),
+        ("--double cartpole_dqn", "--double", "--set double=true"),
+        ("--capture-video cartpole", "--capture-video", "--video"),
+        ("--env-id CartPole-v1", "--env-id CartPole-v1", "--task CartPole-v1"),
+        ("cartpole --max-grad-norm -1", "--max-grad-norm -1", "--set max_grad_norm=-1"),
+        ("--tau 0.9 --algo dqn CartPole-v1", "--tau 0.9", "--set target_rate=0.9"),
+    ],
+)
+def test_flags(arguments, typed, line, capsys):
+    assert cli.main(["train", *arguments.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"lockstep: error: unknown argument {typed}; ")
+    assert said.endswith(f": type {line}\n")
+
+
+def test_flags_of_logged_data_and_of_other_commands(capsys):
+    assert cli.main(["offline", "train", "data", "--weight-decay", "0.1"]) == 2
+    assert capsys.readouterr().err.endswith(": type --set l2_decay=0.1\n")
+    assert cli.main(["chaos", "cartpole", "--lr", "3"]) == 2
+    assert capsys.readouterr().err.endswith(": type --set learning_rate=3\n")
+    assert cli.main(["chaos", "cartpole", "--resume", "run"]) == 2  # a flag of lockstep train alone
+    assert "unknown argument --resume; see lockstep chaos --help" in capsys.readouterr().err
+    assert cli.main(["evaluate", "runs/x", "--episode", "3"]) == 2
+    assert "did you mean --episodes" in capsys.readouterr().err
+    assert cli.main(["train", "cartpole", "--entropy-coeficient", "3"]) == 2
+    assert "did you mean --set entropy_coef=VALUE?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ({"algorithm": {"lr": 3e-4}}, "`algorithm: {learning_rate: 0.0003}`"),
+        ({"lr": 3e-4}, "`algorithm: {learning_rate: 0.0003}`"),
+        ({"n_envs": 4}, "`num_envs: 4`"),
+        ({"num_envs": 4, "batch_size": 64}, "`algorithm: {num_minibatches: 8}`"),
+        ({"network": {"hidden_sizes": [64, 64]}}, "`network: {hidden: [64, 64]}`"),
+        ({"algo": "dqn", "algorithm": {"tau": 0.005}}, "`algorithm: {target_rate: 0.005}`"),
+    ],
+)
+def test_yaml(data, line):
+    with pytest.raises(ConfigError, match=re.escape(f": write {line}")):
+        from_dict({"task": "CartPole-v1", **data})
+
+
+def test_python():
+    with pytest.raises(ConfigError, match=r"unknown setting lr=0.0003; here it is learning_rate: write learning_rate="):
+        override(PPO, {"lr": 3e-4})
+
+
+def test_arguments_of_an_environment_keep_their_names():
+    assert override(PPO, {"env.kwargs.lr": "3"}).env.kwargs == {"lr": 3}
+    assert from_dict({"task": "a", "env": {"kwargs": {"lr": 3}}}).env.kwargs == {"lr": 3}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("trian cartpole", "lockstep train"),
+        ("offline preparre log", "lockstep offline prepare"),
+        ("eval runs/x", "lockstep evaluate"),
+        ("resume runs/x", "lockstep train --resume"),
+        ("cartpole --ranks 2", "lockstep train cartpole"),
+        ("CartPole-v1", "lockstep train CartPole-v1"),
+    ],
+)
+def test_commands(typed, meant, capsys):
+    assert cli.main(typed.split()) == 2
+    assert capsys.readouterr().err.endswith(f"did you mean {meant}?\n")
+
+
+def test_a_command_like_no_other(capsys):
+    assert cli.main(["zzz"]) == 2
+    assert "lockstep has no command zzz; commands are train, launch" in capsys.readouterr().err
+
+
+def test_help_names_what_is_changed_most_with_the_right_defaults(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    told = capsys.readouterr().out.partition("settings that are changed most")[2].partition("a recipe has")[0]
+    rows = {row.split()[0]: row for row in told.splitlines() if row.startswith("  ")}
+    count = 0
+    for line in told.splitlines()[1:]:
+        run = DQN if line in told[told.index(rows["dqn"]) :] else PPO
+        for name, value in re.findall(r"(\w+)=(\[[^]]*\]|\S+)", line):
+            assert override(run, {name: value}) == run, name
+            count += 1
+    assert count >= 12

@@ -1,0 +1,344 @@
+"""Logs that are not as the schema has it: one message that names file and row."""
+
+import bz2
+import gzip
+import json
+
+import polars as pl
+import pytest
+import zstandard
+
+from lockstep.data import packages
+from lockstep.data.logs import maps as log_maps
+from lockstep.data.logs.format import read_log
+from lockstep.data.logs.schema import read_columns
+from lockstep.errors import ConfigError
+from made_logs import parametric, row, table, text_of, whole, write
+
+NAMES = ["left", "right"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (row(1, mdp_id=...), "missing required field `mdp_id`"),
+        (row(1, mdp_id=None), "mdp_id: Expected `int | str`, got `null`"),
+        (row(1, mdp_id=""), "mdp_id is missing"),
+        (row(1, sequence_number=...), "missing required field `sequence_number`"),
+        (row(1, sequence_number="3"), "sequence_number: Expected `int`, got `str`"),
+        (row(1, sequence_number=1.5), "sequence_number: Expected `int`, got `float`"),
+        (row(1, sequence_number=2**63), "sequence_number: Expected `int` <= 9223372036854775807"),
+        (row(1, state_features=...), "state_features is missing"),
+        (row(1, state_features=None), "state_features is missing"),
+        (row(1, state_features=[1, 2]), "state_features: Expected `object | null`, got `array`"),
+        (row(1, state_features={"0": "1"}), "state_features: Expected `float | null`, got `str`"),
+        (row(1, state_features={"0": True}), "state_features: Expected `float | null`, got `bool`"),
+        (row(1, state_features={"0": float("nan")}), "NaN is not a number that a log may hold"),
+        (row(1, reward=float("inf")), "Infinity is not a number that a log may hold"),
+        (row(1, reward=...), "reward is missing"),
+        (row(1, reward="1"), "reward: Expected `float | null`, got `str`"),
+        (row(1, action=...), "action is missing"),
+        (row(1, action=""), "action is missing"),
+        (row(1, action="up"), 'action "up" is not one of the actions left, right'),
+        (row(1, action=2), "action 2 is not the index of an action: there are 2 actions"),
+        (row(1, action=-1), "action -1 is not the index"),
+        (row(1, action=0.5), "action is 0.5"),
+        (row(1, action=True), "action is True"),
+        (row(1, action=[1, 1]), "marks one action with 1"),
+        (row(1, action=[0.5, 0.5]), "a 0 or 1 for each action"),
+        (row(1, action=[1, 0, 0]), "action marks 3 actions, and there are 2: left, right"),
+        (row(1, action={"7": 1}), "action is a map, but a name in an earlier row"),
+        (row(1, possible_actions=["up"]), 'possible_actions "up" is not one of the actions'),
+        (row(1, possible_actions=[1]), "possible_actions marks 1 actions, and there are 2"),
+        (row(1, possible_actions=[1, 2]), "a 0 or 1 for each action"),
+        (row(1, possible_actions="left"), "it must be a list of names"),
+        (row(1, possible_actions=[{"7": 1}]), "possible_actions holds maps of features, but actions of this log"),
+        (row(1, propensity=0), "propensity 0.0 is not a probability in (0, 1]"),
+        (row(1, propensity=1.5), "propensity 1.5 is not a probability in (0, 1]"),
+        (row(1, action_probability=-0.5), "propensity -0.5 is not a probability in (0, 1]"),
+        (row(1, propensity="high"), "propensity: Expected `float | null`, got `str`"),
+        (row(1, time_diff=-1), "time_diff -1.0 is negative"),
+        (row(1, metrics={"m": "x"}), "metrics: Expected `float | null`, got `str`"),
+        (row(1, next_state_features={"0": []}), "next_state_features: Expected `float | null`, got `array`"),
+        (row(1, terminated="no"), "terminated: Expected `bool | null`, got `str`"),
+        ("not json", "is not JSON, or is cut off"),
+        ('{"mdp_id": "a"', "is not JSON, or is cut off (Input data was truncated)"),
+        ("[1]", "Expected `object`, got `array`"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, bad, says):
+    path = write(tmp_path / "a.jsonl", ["", row(0), bad, row(2)])
+    with pytest.raises(ConfigError) as refused:
+        table(path, actions=NAMES)
+    assert str(refused.value).startswith(f"{path}, row 3: ") and says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (parametric(1, action={"7": "x"}), "action: Expected `float | null`, got `str`"),
+        (parametric(1, action="left"), "action: Expected `object | null`, got `str`"),
+        (parametric(1, possible_actions=[{"7": "x"}]), "possible_actions: Expected `float | null`, got `str`"),
+        (parametric(1, possible_actions=["left"]), "possible_actions: Expected `object`, got `str`"),
+        (parametric(1, action={"0": 1.0}), "feature 0 is one of state_features and one of action"),
+        (parametric(1, state_features={"7": 1.0}), "feature 7 is one of state_features and one of action"),
+    ],
+)
+def test_a_bad_parametric_row_is_named(tmp_path, bad, says):
+    first = parametric(0, possible_actions=[{"7": 1.0}])
+    path = write(tmp_path / "a.jsonl", [first, bad])
+    with pytest.raises(ConfigError) as refused:
+        table(path)
+    assert str(refused.value).startswith(f"{path}, row 2: ") and says in str(refused.value)
+
+
+def test_a_bad_row_is_named_after_features_are_known(tmp_path, monkeypatch):
+    """The quick way, by a class with a field for each id, finds mistakes too."""
+    from lockstep.data.logs import json_lines
+
+    monkeypatch.setattr(json_lines, "_FIRST_BYTES", 400)
+    path = write(tmp_path / "a.jsonl", [*map(row, range(2000)), row(2000, state_features={"0": "x"})])
+    with pytest.raises(ConfigError, match=r"row 2001: state_features: Expected `float \| null`, got `str`"):
+        table(path)
+
+
+def test_an_infinite_number_is_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", [row(), json.dumps(row(1)).replace("1.5", "1e999")])
+    with pytest.raises(ConfigError, match="row 2: state_features: Number out of range"):
+        table(path)
+
+
+def test_a_missing_column_is_named_before_any_row(tmp_path):
+    path = write(tmp_path / "a.jsonl", [row(i, reward=..., rewards=1.0) for i in range(3)])
+    with pytest.raises(
+        ConfigError, match=r"has no column reward; it has .*, rewards\. If .*columns.yaml:\n\nreward: rewards  # what"
+    ):
+        read_log([path])
+
+
+def test_json_is_not_spread_without_a_mapping(tmp_path):
+    """Ids would be lost that first appear late."""
+    path = write(tmp_path / "a.jsonl", [row(state_features=..., **{"state:0": 1.0})])
+    with pytest.raises(ConfigError, match=r"has no column state_features; (.|\n)*\nstate_features: \[\"state:0\"\]"):
+        read_log([path])
+
+
+@pytest.mark.parametrize("text", ['"left"', '"a"', '"0"', '"b"', '"note"', '"8"'])
+def test_text_that_is_no_utf8(tmp_path, text):
+    made = [row(i, possible_actions=["left", "b"], metrics={"8": 1.0}, note="note") for i in range(2)]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text_of(made).replace(text.encode(), b'"l\xfft"'))
+    if text == '"note"':
+        assert len(table(path)) == 2  # nobody reads it
+        return
+    with pytest.raises(ConfigError, match=r"row 1: .*utf-8"):
+        table(path)
+
+
+def test_two_names_of_one_column(tmp_path):
+    path = write(tmp_path / "a.jsonl", [row(propensity=0.5, action_probability=0.4)])
+    with pytest.raises(ConfigError, match="both propensity and action_probability"):
+        read_log([path])
+
+
+def test_kinds_do_not_mix(tmp_path):
+    paths = [write(tmp_path / "a.jsonl", [row()]), write(tmp_path / "b.jsonl", [row(), parametric()])]
+    with pytest.raises(ConfigError, match=r"b\.jsonl, row 2: action is a map, but a name in an earlier row"):
+        whole(read_log(paths))
+    with pytest.raises(ConfigError, match=r"a\.jsonl, row 1: action holds names, but .* maps of features \(parametric"):
+        whole(read_log(paths, kind="parametric"))
+    write(paths[1], [parametric()])
+    with pytest.raises(ConfigError, match=r"b\.jsonl, row 1: action holds maps of features, but .* names \(discrete"):
+        whole(read_log(paths))
+    with pytest.raises(ConfigError, match="kind=other is not known"):
+        read_log(paths, kind="other")
+    with pytest.raises(ConfigError, match="leave one out"):
+        read_log(paths, kind="parametric", actions=NAMES)
+    with pytest.raises(ConfigError, match="names one twice"):
+        read_log(paths, actions=["a", "a"])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.zst", "a.csv", "a.parquet"])
+def test_an_empty_file(tmp_path, name):
+    write(tmp_path / name, [])
+    with pytest.raises(ConfigError, match=rf"{name} is empty; a log has a row for each decision"):
+        table(tmp_path / name)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=rf"{name} is empty; a log has a row for each decision"):
+        table(tmp_path / name)
+
+
+def test_an_empty_folder(tmp_path):
+    with pytest.raises(ConfigError, match="contains no log; a folder needs files named"):
+        read_log([tmp_path])
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(ConfigError, match="holds only empty files"):
+        read_log([tmp_path])
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.jsonl does not exist"):
+        read_log([tmp_path / "nowhere.jsonl"])
+    with pytest.raises(ConfigError, match="no log was named"):
+        read_log([])
+    for name in ("a.txt", "a", "a.parquet.gz", "a.gz"):
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError, match=r"does not have the name of a log: it must end in \.jsonl"):
+            read_log([tmp_path / name])
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("part", [0.5, 0.999])
+def test_a_truncated_file(tmp_path, suffix, part):
+    path = write(tmp_path / f"a.jsonl{suffix}", [row(i, state_features={"0": i / 7}) for i in range(5000)])
+    text = path.read_bytes()
+    path.write_bytes(text[: int(part * len(text))])
+    with pytest.raises(ConfigError, match=rf"a\.jsonl{suffix} is cut off: its compressed data does not end after"):
+        table(path)
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", None)])
+def test_a_damaged_file(tmp_path, suffix, compress):
+    text = text_of([row(i, state_features={"0": i / 7}) for i in range(2000)])
+    made = bytearray((compress or zstandard.ZstdCompressor(write_checksum=True).compress)(text))
+    made[len(made) // 2] ^= 0xFF
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(made)
+    with pytest.raises(ConfigError, match=rf"a\.jsonl{suffix} (is damaged|cannot be read).*[Cc]opy it again"):
+        table(path)
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=rf"a\.jsonl{suffix} (is damaged|cannot be read)"):
+        table(path)
+
+
+def test_a_truncated_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(text_of([row(), row(1)])[:-20])
+    with pytest.raises(ConfigError, match="row 2: is not JSON, or is cut off"):
+        table(path)
+
+
+def test_a_truncated_list(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([row(), row(1)])[:-20])
+    with pytest.raises(ConfigError, match="begins as a list of rows, and is not JSON"):
+        table(path)
+
+
+def test_a_truncated_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    pl.DataFrame([row()]).write_parquet(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ConfigError, match=r"a\.parquet cannot be read .*Copy it again"):
+        table(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mdp_id": [1.5, 2.5]}, "column mdp_id is Float64; it must be text"),
+        ({"sequence_number": ["0", "1"]}, "column sequence_number is String; it must be a whole number"),
+        ({"sequence_number": [0, None]}, "row 2: sequence_number is missing"),
+        ({"reward": ["a", "b"]}, "column reward is String; it must be a number"),
+        ({"reward": [1.0, float("nan")]}, "row 2: reward is nan; leave it empty"),
+        ({"reward": [1.0, None]}, "row 2: reward is missing"),
+        ({"state_features": [1.0, 2.0]}, "column state_features is Float64; it must be a map"),
+        ({"state_features": [{"0": 1.0}, {"0": float("nan")}]}, "row 2: state_features[0] is nan"),
+        ({"state_features": [{"0": 1.0}, {"0": float("inf")}]}, "row 2: state_features[0] is inf"),
+        ({"state_features": [{"0": "x"}, {"0": "y"}]}, "column state_features[0] is String; it must be a number"),
+        (
+            {"state_features": [[{"key": "0", "value": 1.0}], [{"key": "0", "value": float("nan")}]]},
+            "row 2: state_features is nan",
+        ),
+        (
+            {"state_features": [[{"key": "0", "value": 1.0}], [{"key": None, "value": 1.0}]]},
+            "row 2: state_features has an id that is null",
+        ),
+        ({"state_features": [{"0": 1.0}, None]}, "row 2: state_features is missing"),
+        ({"action": ["left", "up"]}, 'row 2: action "up" is not one of the actions left, right'),
+        ({"action": ["left", None]}, "row 2: action is missing"),
+        ({"action": [0, 2]}, "row 2: action 2 is not the index"),
+        ({"action": [0, 0.5]}, "row 2: action is 0.5"),
+        ({"action": [[1, 0], [1, 1]]}, "row 2: action is [1, 1]; a list marks one action"),
+        ({"action": [{"7": 1.0}] * 2}, "row 1: action holds maps of features"),
+        ({"possible_actions": [["left"], ["up"]]}, 'row 2: possible_actions "up" is not one of the actions'),
+        ({"possible_actions": [[1, 0], [1]]}, "row 2: possible_actions marks 1 actions, and there are 2"),
+        ({"possible_actions": [[1, 0], [3, 0]]}, "row 2: possible_actions is [3.0, 0.0]"),
+        ({"possible_actions": [1, 2]}, "column possible_actions is Int64; it must be a list"),
+        ({"possible_actions": [[{"7": 1.0}]] * 2}, "row 1: possible_actions holds maps of features"),
+        ({"propensity": [1.0, 0.0]}, "row 2: propensity 0.0 is not a probability in (0, 1]"),
+        ({"terminated": ["true", "maybe"]}, "row 2: terminated is 'maybe'; it must be true or false"),
+    ],
+)
+def test_a_bad_table_is_named(tmp_path, changes, says):
+    path = tmp_path / "a.parquet"
+    good = {name: [value, value] for name, value in row().items()} | {"sequence_number": [0, 1]}
+    pl.DataFrame(good | changes, strict=False).write_parquet(path)
+    with pytest.raises(ConfigError) as refused:
+        table(path, actions=NAMES)
+    assert str(path) in str(refused.value) and says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("a,x,0,left,1", "row 3: sequence_number is 'x'; it must be a whole number"),
+        ("a,1,x,left,1", "row 3: state:0 is 'x'; it must be a number"),
+        ("a,1,nan,left,1", "row 3: state:0 is nan"),
+        ("a,1,0,left,", "row 3: reward is missing"),
+        ("a,1,0,up,1", 'row 3: action "up" is not one of the actions left, right'),
+        ("a,1,0,2,1", 'row 3: action "2" is not one of the actions'),
+        (",1,0,left,1", "row 3: mdp_id is missing"),
+        ("a,1,0,left,1,7", "row 3 has 6 cells, and the heading has 5"),
+    ],
+)
+def test_a_bad_text_table_is_named(tmp_path, line, says):
+    path = tmp_path / "a.csv"
+    path.write_text(f"mdp_id,sequence_number,state:0,action,reward\na,0,0.5,left,1\n{line}\n")
+    with pytest.raises(ConfigError) as refused:
+        table(path, actions=NAMES)
+    assert str(path) in str(refused.value) and says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"mdp": "episode"}, "--columns: no column of a log is called mdp; did you mean mdp_id?"),
+        ({"zzz": "episode"}, "--columns: no column of a log is called zzz; there are mdp_id, "),
+        ({"mdp_id": ["a", "b"]}, "--columns: mdp_id is ['a', 'b']; it must be the name of a column"),
+        ({"state_features": []}, "it must be the name of a column, a list of columns, or a map"),
+        ({"reward": "r"}, "has no column r, which --columns (or the data of --like) names for reward; it has mdp_id, "),
+        (
+            {"state_features": ["x"]},
+            "has no column x, which --columns (or the data of --like) names for state_features; it has",
+        ),
+    ],
+)
+def test_a_mapping_that_does_not_fit(tmp_path, columns, says):
+    with pytest.raises(ConfigError) as refused:
+        read_log([write(tmp_path / "a.jsonl", [row()])], columns=columns)
+    assert says in str(refused.value)
+
+
+def test_a_mapping_that_is_no_mapping(tmp_path):
+    (tmp_path / "columns.yaml").write_text("- a\n")
+    with pytest.raises(ConfigError, match="does not hold a mapping; write lines such as mdp_id: episode"):
+        read_columns(tmp_path / "columns.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_columns(tmp_path / "nowhere.yaml")
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(packages.importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'lockstep-rl\[offline\]'"):
+        read_log([write(tmp_path / "a.jsonl", [row()])])
+
+
+def test_many_features_are_still_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_maps, "_MOST_FIELDS", 1)
+    path = write(tmp_path / "a.jsonl", [row(), row(1, state_features={"0": "x"})])
+    with pytest.raises(ConfigError, match="row 2: state_features: Expected"):
+        table(path)

@@ -1,0 +1,34 @@
+"""Which ranks are of one host, by what they say of themselves."""
+
+import pytest
+
+from lockstep.distributed.network.host_layout import hosts_of
+
+ALPHA, BETA = ["alpha", "1f"], ["beta", "2e"]
+
+
+def names(told):
+    return [str(host) for host in hosts_of(told)]
+
+
+def test_blocks_of_local_ranks_are_hosts():
+    told = [[ALPHA, 0, 1, None], [BETA, 0, 3, "x"], [BETA, 1, 3, None], [BETA, 2, 3, None]]
+    assert names(told) == ["host alpha (rank 0)", "host beta (ranks 1-3)"]
+
+
+def test_two_launchers_on_one_machine_are_two_hosts():
+    assert names([[ALPHA, 0, 2, "x"], [ALPHA, 1, 2, None]] * 2) == ["host alpha (ranks 0-1)", "host alpha (ranks 2-3)"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [[ALPHA, 0, 2], [BETA, 0, 2], [ALPHA, 1, 2], [BETA, 1, 2]],  # dealt out in turn
+        [[ALPHA, 1, 2], [ALPHA, 0, 2], [BETA, 0, 2], [BETA, 1, 2]],  # in another order
+        [[ALPHA, 0, 4], [ALPHA, 1, 4], [BETA, 2, 4], [BETA, 3, 4]],  # a user who does not know of hosts
+        [[ALPHA, 0, 2], [ALPHA, 1, 2], [BETA, 0, 3], [BETA, 1, 3]],  # more than there are
+        [[ALPHA, 0, 2], [["alpha", "other"], 1, 2], [BETA, 0, 2], [BETA, 1, 2]],  # two machines with one name
+    ],
+)
+def test_where_that_does_not_fit_each_rank_is_alone(told):
+    assert names(told) == [f"host {place[0][0]} (rank {rank})" for rank, place in enumerate(told)]

@@ -1,0 +1,173 @@
+"""Where ranks meet when their launcher does not say: flags, which may contradict it, or what the launcher offers."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from lockstep.distributed.network import join
+from lockstep.distributed.network.interfaces import reachable_addresses
+from lockstep.distributed.network.join import joined, placed
+from lockstep.distributed.network.pmi import told_by_rank_0
+from lockstep.errors import ConfigError, PeerError
+from lockstep.world import World
+
+SRUN = World(rank=1, size=4, local_rank=1, local_size=2, address="gpu1", port=12345, launcher="SLURM")
+MPIRUN = World(rank=1, size=4, local_rank=1, local_size=2, launcher="Open MPI")
+NOTHING = {"master_addr": None, "master_port": None, "init_file": None}
+
+
+def test_flags_say_where_ranks_meet():
+    assert joined(SRUN, **NOTHING) == SRUN
+    there = joined(SRUN, **NOTHING | {"master_addr": "10.0.0.1"}, environment={})
+    assert (there.address, there.port, there.rank, there.local_rank) == ("10.0.0.1", 12345, 1, 1)
+    there = joined(MPIRUN, **NOTHING | {"master_addr": "10.0.0.1"}, environment={})
+    assert (there.address, there.port) == ("10.0.0.1", 29500)
+    there = joined(MPIRUN, **NOTHING | {"master_addr": "h", "master_port": "4000"}, environment={})
+    assert (there.address, there.port) == ("h", 4000)
+    there = joined(SRUN, **NOTHING | {"init_file": "met"}, environment={})
+    assert (there.init_file, there.port) == (os.path.abspath("met"), 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "words"),
+    [
+        ({"init_file": "f", "master_addr": "h"}, {}, ["--init-file f", "--master-addr h", "give one"]),
+        ({"init_file": "f", "master_port": "1"}, {}, ["--init-file f", "--master-port 1"]),
+        ({"master_addr": "h"}, {"MASTER_ADDR": "g"}, ["--master-addr h", "MASTER_ADDR=g", "SLURM"]),
+        ({"master_port": "1"}, {"MASTER_PORT": "2"}, ["--master-port 1", "MASTER_PORT=2"]),
+        ({"init_file": "f"}, {"MASTER_ADDR": "g"}, ["--init-file f", "MASTER_ADDR=g"]),
+        ({"master_port": "http"}, {}, ["--master-port http"]),
+        ({"master_port": "65536"}, {}, ["--master-port 65536"]),
+        ({"master_port": "0"}, {}, ["--master-port 0"]),
+        ({"init_file": " "}, {}, ["--init-file is empty"]),
+    ],
+)
+def test_flags_that_contradict_are_refused(flags, variables, words):
+    with pytest.raises(ConfigError) as refused:
+        joined(SRUN, **NOTHING | flags, environment=variables)
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_flags_that_agree_with_the_launcher_are_fine():
+    there = joined(SRUN, **NOTHING | {"master_addr": "g"}, environment={"MASTER_ADDR": "g"})
+    assert there.address == "g"
+
+
+def test_an_address_without_ranks_is_refused():
+    with pytest.raises(ConfigError, match=r"--init-file f, but nothing says which rank .* --nnodes"):
+        joined(World(), **NOTHING | {"init_file": "f"})
+
+
+# -- what launchers offer ----------------------------------------------------------------------------------------------
+
+
+def test_what_has_a_place_keeps_it():
+    for world in (SRUN, World(size=2, init_file="f")):
+        assert placed(world, 1.0, {}) is world
+    assert placed(MPIRUN, 1.0, {"MASTER_ADDR": "h"}).port == 29500
+    with pytest.raises(ConfigError, match=r"port=0.*MASTER_PORT"):
+        placed(World(size=2), 1.0, {})
+
+
+@pytest.mark.parametrize(
+    ("uri", "address"),
+    [
+        ("637403136.0;tcp://10.0.0.1:56783", "10.0.0.1"),
+        ("1.0;tcp://10.0.0.1,10.1.0.1:5;tcp6://[fd00::2,fd00::3]:4", "10.0.0.1,10.1.0.1,fd00::2,fd00::3"),
+    ],
+)
+def test_open_mpi_over_hosts_meets_at_its_own_host(uri, address):
+    places = {placed(MPIRUN, 1.0, {"OMPI_MCA_orte_hnp_uri": uri}) for _ in range(2)}
+    assert [place.address for place in places] == [address]
+    assert all(10_000 <= place.port < 30_000 for place in places)
+
+
+@pytest.mark.parametrize("variables", [{}, {"OMPI_MCA_orte_hnp_uri": "1.0;usock"}])
+def test_open_mpi_that_does_not_say_is_told_how_to(variables):
+    with pytest.raises(ConfigError, match=r"--master-addr HOST .* --init-file FILE"):
+        placed(MPIRUN, 1.0, variables)
+
+
+def test_mpich_over_hosts_without_its_interface_is_told_how_to():
+    world = World(rank=1, size=4, local_rank=1, local_size=2, launcher="MPICH")
+    with pytest.raises(ConfigError, match=r"--master-addr HOST .* --init-file FILE"):
+        placed(world, 1.0, {})
+
+
+class Mpiexec:
+    """Answers as mpiexec does, for two ranks."""
+
+    def __init__(self) -> None:
+        pairs = [socket.socketpair() for _ in range(2)]
+        self.ends = [theirs for _, theirs in pairs]
+        self.heard = [[], []]
+        self._values = {}
+        self._barrier = threading.Barrier(2)
+        self._threads = [threading.Thread(target=self._serve, args=(i, ours)) for i, (ours, _) in enumerate(pairs)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.close()
+        self._barrier.abort()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _serve(self, rank, link) -> None:
+        with link, link.makefile("rw") as lines:
+            for line in lines:
+                words = dict(word.split("=", 1) for word in line.split())
+                self.heard[rank].append(words["cmd"])
+                try:
+                    answer = self._answer(words)
+                except threading.BrokenBarrierError:
+                    return
+                lines.write(answer + "\n")
+                lines.flush()
+
+    def _answer(self, words) -> str:
+        if words["cmd"] == "put":
+            self._values[words["key"]] = words["value"]
+        if words["cmd"] == "barrier_in":
+            self._barrier.wait(20)
+        return {
+            "init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+            "get_my_kvsname": "cmd=my_kvsname kvsname=kvs_1",
+            "put": "cmd=put_result rc=0 msg=success",
+            "barrier_in": "cmd=barrier_out",
+            "get": f"cmd=get_result rc=0 msg=success value={self._values.get('lockstep')}",
+            "finalize": "cmd=finalize_ack",
+        }[words["cmd"]]
+
+
+def test_ranks_of_mpich_hear_of_rank_0_through_mpiexec(monkeypatch):
+    monkeypatch.setattr(join, "_told", {})
+    mpiexec = Mpiexec()
+    worlds = [World(rank=rank, size=2, local_rank=0, local_size=1, launcher="MPICH") for rank in range(2)]
+    found = {}
+
+    def ask(rank):
+        found[rank] = placed(worlds[rank], 20.0, {"PMI_FD": str(mpiexec.ends[rank].fileno())})
+
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    mpiexec.close()
+    assert found[0].address == found[1].address == ",".join(reachable_addresses())
+    assert found[0].port == found[1].port > 0
+    assert [heard[-1] for heard in mpiexec.heard] == ["finalize", "finalize"]  # else mpiexec calls the end a failure
+    assert placed(worlds[0], 1.0, {}) == found[0]  # asked once: mpiexec would not answer twice
+
+
+def test_mpiexec_whose_other_rank_does_not_come_is_waited_for_with_a_bound():
+    mpiexec = Mpiexec()
+    try:
+        with pytest.raises(PeerError, match="through mpiexec within"):
+            told_by_rank_0("x", 0.3, {"PMI_FD": str(mpiexec.ends[0].fileno())})
+    finally:
+        mpiexec.close()

@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+
+from lockstep.distributed.fingerprint import combine, digest, fingerprint
+
+ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ARRAY.reshape(3, 2),
+        ARRAY.astype(np.float64),
+        ARRAY.view(np.int32),
+        np.nextafter(ARRAY, np.float32(9)),
+        np.where(ARRAY == 0, np.float32(-0.0), ARRAY),
+    ],
+    ids=["shape", "dtype", "kind", "last bit", "sign of zero"],
+)
+def test_whatever_differs_is_seen(other):
+    assert digest(ARRAY) != digest(other)
+
+
+def test_memory_layout_and_byte_order_are_not():
+    assert digest(ARRAY) == digest(np.asfortranarray(ARRAY)) == digest(ARRAY.astype(">f4")) == digest(ARRAY.copy())
+    assert len(digest(ARRAY)) == 32
+    assert digest(np.zeros(())) != digest(np.zeros(1))
+
+
+def test_names_count_and_their_order_does_not():
+    a, b = np.zeros(2), np.ones(2)
+    assert fingerprint({"a": a, "b": b}) == fingerprint({"b": b, "a": a}) != fingerprint({"a": b, "b": a})
+    assert combine(["1", "2"]) != combine(["2", "1"])

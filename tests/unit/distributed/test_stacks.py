@@ -1,0 +1,114 @@
+"""Asking another process for the Python stack it is in."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lockstep.distributed import stacks
+
+CODE = """
+import ctypes, os, signal, sys, threading, time
+from pathlib import Path
+from lockstep.distributed import stacks
+calls = []
+signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
+logs = Path(sys.argv[1])
+
+def inner(way):
+    print("ready", flush=True)
+    ctypes.PyDLL(None).sleep(30) if way == "c" else time.sleep(30)
+
+def outer(depth, way):
+    outer(depth - 1, way) if depth else inner(way)
+
+for _ in range(3):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+with stacks.answering(logs, 2):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert calls == [1], "the user's own signal was taken"
+    {body}
+print("ready", flush=True)
+{after}
+"""
+
+
+@pytest.fixture
+def process(tmp_path):
+    started = []
+
+    def start(body, after="pass"):
+        command = [sys.executable, "-c", CODE.format(body=body, after=after), str(tmp_path / "logs")]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout.readline() == "ready\n"
+        time.sleep(0.1)  # to enter the sleep
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+@pytest.mark.parametrize("way", ["python", "c"])
+def test_a_process_answers_also_while_c_code_holds_the_interpreters_lock(process, tmp_path, way):
+    child = process(f"outer(2, '{way}')")
+    first, second, *_ = stacks.ask(tmp_path / "logs", 2, child.pid).splitlines()
+    assert first.endswith("in inner")
+    assert second.endswith("in outer")
+    assert stacks.stack_file(tmp_path / "logs", 2).read_text().count("hread 0x") >= 4 + 1, "not all threads"
+
+
+def test_the_innermost_calls_of_a_deep_stack_are_told(process, tmp_path):
+    child = process("outer(50, 'python')")
+    calls = stacks.ask(tmp_path / "logs", 2, child.pid).splitlines()
+    assert len(calls) == 13
+    assert calls[0].endswith("in inner")
+    assert calls[-1] == "... and 41 more"
+
+
+def test_a_second_question_gets_an_answer_of_its_own(process, tmp_path):
+    child = process("outer(0, 'python')")
+    assert stacks.ask(tmp_path / "logs", 2, child.pid) == stacks.ask(tmp_path / "logs", 2, child.pid) != ""
+
+
+def test_a_stopped_process_does_not_answer_and_goes_on_unharmed(process, tmp_path):
+    child = process("outer(0, 'python')")
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(0.1)
+    assert stacks.ask(tmp_path / "logs", 2, child.pid) == ""
+    child.send_signal(signal.SIGCONT)
+    time.sleep(0.3)
+    assert child.poll() is None
+
+
+def test_nobody_is_signalled_that_did_not_promise_to_answer(process, tmp_path):
+    child = process("pass", after="time.sleep(30)")  # it answers no longer
+    logs = tmp_path / "logs"
+    assert not list(logs.iterdir()), "a file without a stack was left"
+    assert stacks.ask(logs, 2, child.pid) == ""
+    os.kill(child.pid, stacks.SIGNAL)  # a question that comes too late
+    time.sleep(0.2)
+    assert child.poll() is None
+
+
+def test_what_an_earlier_process_of_the_rank_promised_does_not_count(tmp_path):
+    child = subprocess.Popen(["sleep", "30"])  # unhandled, the signal would end it
+    try:
+        stacks.stack_file(tmp_path, 2).write_text(f"process {os.getpid()}, rank 2, thread 0x0000000000000001\n")
+        assert stacks.ask(tmp_path, 2, child.pid) == ""
+        time.sleep(0.2)
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_what_was_asked_for_stays(process, tmp_path):
+    child = process("outer(0, 'c')", after="time.sleep(30)")  # the question ends the sleep in C
+    assert stacks.ask(tmp_path / "logs", 2, child.pid)
+    assert child.stdout.readline() == "ready\n"
+    assert "in inner" in stacks.stack_file(tmp_path / "logs", 2).read_text()

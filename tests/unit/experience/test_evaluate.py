@@ -1,0 +1,79 @@
+"""A fixed quota of episodes per environment."""
+
+import numpy as np
+import pytest
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import RunError
+from lockstep.experience.evaluate import MAX_ENVS, play, quota
+from lockstep.world import World
+
+
+class Counting:
+    """Environment b's episodes last b + 1 steps and pay 1 each."""
+
+    def __init__(self, num_envs, autoreset, max_episode_steps=None):
+        self.spec = EnvSpec(1, ActionSpec("discrete", (2,)), autoreset, True, None, max_episode_steps)
+        self.num_envs = num_envs
+        self.lengths = np.arange(num_envs) + 1
+
+    def reset(self, seeds):
+        self.seeds = list(seeds)
+        self.count, self.resetting = np.zeros(self.num_envs, int), np.zeros(self.num_envs, bool)
+        return np.zeros((self.num_envs, 1), np.float32)
+
+    def step(self, action):
+        self.count = np.where(self.resetting, 0, self.count + 1)
+        ended = (self.count >= self.lengths) & ~self.resetting
+        # A reward in the reset step must not count.
+        reward = np.where(self.resetting, 99.0, 1.0).astype(np.float32)
+        if self.spec.autoreset == "next_step":
+            self.resetting = ended.copy()
+        else:
+            self.count[ended] = 0
+        observation = np.full((self.num_envs, 1), action.sum(), np.float32)
+        return observation, reward, ended, np.zeros(self.num_envs, bool), None
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_every_environment_plays_its_share(autoreset):
+    env, beats = Counting(4, autoreset), []
+    seeds = [5, 6, 7, 8]
+    played = play(env, lambda o: np.zeros(len(o), int), 10, seeds, lambda: beats.append(1))
+    assert played.lengths == [1, 1, 1, 2, 2, 2, 3, 3, 4, 4]
+    assert played.returns == [float(n) for n in played.lengths], "short episodes are counted more often"
+    assert env.seeds == seeds
+    assert len(beats) == (8 if autoreset == "same_step" else 9)
+
+
+def test_observations_reach_who_chooses():
+    shown = []
+
+    def choose(observation):
+        shown.append(observation[0, 0])
+        return np.full(len(observation), len(shown))
+
+    play(Counting(2, "same_step"), choose, 4, [0, 1], lambda: None)
+    assert shown == [0, 2, 4, 6]
+
+
+def test_episodes_that_never_end_are_an_error():
+    env = Counting(2, "same_step", max_episode_steps=20)
+    env.lengths = np.array([1, 10**9])
+    with pytest.raises(RunError, match=r"environment 1 .* after 20 steps"):
+        play(env, lambda o: np.zeros(len(o), int), 2, [0, 1], lambda: None)
+
+
+@pytest.mark.parametrize("episodes", [1, 3, 100, 1000])
+@pytest.mark.parametrize("shards", [1, 3, 8])
+def test_quotas_add_up_and_are_even(episodes, shards):
+    world = World(size=shards)
+    quotas = [quota(episodes, world, shard) for shard in range(shards)]
+    assert sum(wanted for _, wanted in quotas) == episodes
+    assert max(wanted for _, wanted in quotas) - min(wanted for _, wanted in quotas) <= 1
+    for envs, wanted in quotas:
+        assert envs <= min(MAX_ENVS, wanted)
+        assert (envs == 0) == (wanted == 0)

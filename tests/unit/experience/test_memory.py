@@ -1,0 +1,126 @@
+"""What a replay takes, and what is free: as the system and control groups of both versions tell it."""
+
+import numpy as np
+import pytest
+from films import film_spec
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.memory import check_memory, replay_bytes
+from lockstep.experience.replay import Replay
+from lockstep.system import memory as system_memory
+from lockstep.system.memory import usable_memory
+
+MB = 2**20
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with 1000 MB free; `machine(path, text)` writes a file of a control group."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9999999 kB\nMemFree: 5 kB\nMemAvailable: 1024000 kB\n")
+    monkeypatch.setattr(system_memory, "_SYSTEM", tmp_path / "meminfo")
+    monkeypatch.setattr(system_memory, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(system_memory, "_OWN_GROUPS", tmp_path / "own")
+
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{text}\n")
+
+    return write
+
+
+def group(machine, folder, limit, used, cache):
+    machine(f"groups/{folder}memory.max", limit)
+    machine(f"groups/{folder}memory.current", used * MB)
+    machine(f"groups/{folder}memory.stat", f"anon 5\ninactive_file {cache * MB}\nactive_file 7")
+
+
+def test_what_the_system_has_free(machine):
+    assert usable_memory() == 1000 * MB
+
+
+def test_a_control_group_of_version_2(machine):
+    machine("own", "0::/jobs/mine")
+    group(machine, "jobs/mine/", "max", 400, 0)
+    assert usable_memory() == 1000 * MB
+    group(machine, "jobs/mine/", 600 * MB, 400, 100)
+    assert usable_memory() == 300 * MB  # what it caches of files can be had again
+    group(machine, "jobs/", 900 * MB, 800, 50)  # the group around it has less left
+    assert usable_memory() == 150 * MB
+
+
+def test_a_container_sees_only_its_own_group(machine):
+    machine("own", "0::/docker/0123456789")
+    group(machine, "", 500 * MB, 100, 0)
+    assert usable_memory() == 400 * MB
+
+
+def test_a_control_group_of_version_1(machine):
+    machine("own", "9:name=systemd:/\n4:cpu,memory:/mine\n0::/")
+    machine("groups/memory/mine/memory.limit_in_bytes", 9223372036854771712)
+    machine("groups/memory/mine/memory.usage_in_bytes", 400 * MB)
+    machine("groups/memory/mine/memory.stat", f"cache 5\ntotal_inactive_file {30 * MB}")
+    assert usable_memory() == 1000 * MB
+    machine("groups/memory/mine/memory.limit_in_bytes", 500 * MB)
+    assert usable_memory() == 130 * MB
+
+
+def test_what_cannot_be_told_refuses_nothing(machine, tmp_path):
+    (tmp_path / "meminfo").write_text("nothing known\n")
+    machine("own", "strange")
+    assert usable_memory() is None
+    check_memory(10, 10**18, copy=10**18)
+
+
+def test_a_group_that_uses_more_than_it_may_has_nothing_left(machine):
+    machine("own", "0::/")
+    group(machine, "", 100 * MB, 200, 0)
+    assert usable_memory() == 0
+
+
+def test_a_replay_that_does_not_fit_is_refused_with_one_that_does(machine):
+    check_memory(1000, 1000 * MB, copy=0)
+    check_memory(1000, 500 * MB, copy=500 * MB)
+    with pytest.raises(ConfigError) as caught:
+        check_memory(1000, 800 * MB, copy=800 * MB)
+    assert str(caught.value) == (
+        "algorithm.capacity=1000 needs 1.68 GB of memory on this host with the copy for checkpoints, and 1.05 GB are "
+        "free; use algorithm.checkpoint_replay=false, algorithm.capacity=625 or less, algorithm.replay_path for files "
+        "instead, with checkpoint_replay=false"
+    )
+    with pytest.raises(ConfigError, match=r"needs 2\.10 GB of memory on this host, and .* use algorithm\.capacity=500"):
+        check_memory(1000, 2000 * MB, copy=0)
+    with pytest.raises(ConfigError) as caught:
+        check_memory(1000, 2000 * MB, copy=2000 * MB)
+    assert "use algorithm.checkpoint_replay" not in str(caught.value)  # alone it would not help
+
+
+def test_checkpoints_copy_what_lies_in_files_too(machine):
+    with pytest.raises(
+        ConfigError, match=r"1\.26 GB .* with the copy for checkpoints.*checkpoint_replay=false"
+    ) as caught:
+        check_memory(1000, 1 * MB, copy=1200 * MB)
+    assert "replay_path" not in str(caught.value)  # it is in files already
+
+
+PONG = EnvSpec(
+    4 * 84 * 84, ActionSpec("discrete", (6,)), "next_step", separately_seedable=True, image=(4, 84, 84), frames=4
+)
+REACH = film_spec("same_step", image=False, action=ActionSpec("continuous", (2,), (-1.0, -1.0), (1.0, 1.0)))
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("spec", [film_spec("next_step"), film_spec("same_step", image=False), REACH])
+def test_bytes_are_those_that_are_taken(spec, prioritized):
+    options = {"n_step": 3, "prioritized": prioritized}
+    replay = Replay(spec, 4, 200_000, gamma=0.9, **options)
+    arrays = [value for value in vars(replay._frames).values() if isinstance(value, np.ndarray)]
+    arrays += [value for value in vars(replay).values() if isinstance(value, np.ndarray)]
+    arrays += replay._tree._levels if replay._tree else []
+    assert sum(array.nbytes for array in arrays) == pytest.approx(replay_bytes(spec, 4, 200_000, **options), rel=0.01)
+
+
+def test_100_000_frames_of_pong_fit_in_800_megabytes():
+    taken = replay_bytes(PONG, 8, 100_000, n_step=3, prioritized=True)
+    assert 0.7e9 < taken < 0.8e9
+    assert replay_bytes(PONG, 8, 100_000, n_step=3, prioritized=True, mapped=True) < 0.003e9

@@ -1,0 +1,99 @@
+"""The policy file: comes back as it was, runs no code, and says what is wrong with a bad one."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.normalize import RunningMoments
+from lockstep.run import NetworkConfig, Run
+from lockstep.session.policy_file import POLICY_FILE
+from lockstep.torch.export import load_policy, save_policy, start_from
+from lockstep.torch.networks import Policy
+
+SPEC = EnvSpec(
+    observation_size=3,
+    action=ActionSpec("continuous", (2,), (-1.0, float("-inf")), (1.0, float("inf"))),
+    autoreset="same_step",
+    separately_seedable=True,
+)
+NETWORK = NetworkConfig(hidden=(8,), activation="elu", shared=True, initial_log_std=-0.5)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A policy, its normalizer, and the directory that they were saved to."""
+    policy, moments = Policy(SPEC, NETWORK, seed=3), RunningMoments(3)
+    moments.update(moments.sums(np.random.default_rng(0).normal(2.0, 3.0, (50, 3)), np.ones(50)))
+    save_policy(tmp_path / POLICY_FILE, policy, moments, Run(task="any", network=NETWORK))
+    return policy, moments, tmp_path
+
+
+class Attack:
+    """What unpickling would run."""
+
+    def __reduce__(self):
+        return os.mkdir, ("it_ran",)
+
+
+def test_it_comes_back_as_it_was(saved):
+    policy, moments, folder = saved
+    loaded, normalizer = load_policy(folder)
+    spec = loaded.spec
+    assert spec == SPEC
+    assert loaded.state_dict().keys() == policy.state_dict().keys()
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), policy.state_dict().values(), strict=True)
+    )
+    assert normalizer is not None
+    for mine, theirs in zip(normalizer.state().values(), moments.state().values(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert [path.name for path in folder.iterdir()] == [POLICY_FILE], "a half-written file was left"
+
+
+@pytest.mark.parametrize("damage", ["pickle", "text", "cut", "header"])
+def test_a_bad_file_is_one_clear_line_and_runs_nothing(saved, monkeypatch, damage):
+    folder = saved[2]
+    monkeypatch.chdir(folder)
+    path = folder / POLICY_FILE
+    good = path.read_bytes()
+    path.write_bytes(
+        {
+            "pickle": pickle.dumps(Attack()),
+            "text": b"hello",
+            "cut": good[:-40],
+            "header": good.replace(b"lockstep", b"somebody"),
+        }[damage]
+    )
+    with pytest.raises(ConfigError, match="is not a Lockstep policy file, or is damaged"):
+        load_policy(folder)
+    assert not (folder / "it_ran").exists()
+
+
+def test_a_missing_file_is_one_clear_line(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_policy(tmp_path)
+
+
+def test_another_training_starts_from_it(saved):
+    policy, moments, folder = saved
+    fresh, normalizer = Policy(SPEC, NETWORK, seed=4), RunningMoments(3)
+    start_from(folder, fresh, normalizer)
+    assert torch.equal(fresh.network.actor.layers[0].weight, policy.network.actor.layers[0].weight)
+    assert normalizer.count == moments.count
+
+
+@pytest.mark.parametrize(
+    ("network", "normalizer", "word"),
+    [
+        (NetworkConfig(hidden=(9,), shared=True), RunningMoments(3), "network differs"),
+        (NETWORK, None, "normalize_observation"),
+    ],
+)
+def test_what_does_not_fit_is_refused(saved, network, normalizer, word):
+    with pytest.raises(ConfigError, match=word):
+        start_from(saved[2], Policy(SPEC, network), normalizer)

@@ -1,0 +1,162 @@
+"""What a resumed run may change, and what it is told."""
+
+import json
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.record import checkpoint
+from lockstep.record.checkpoint import FORMAT, write_state
+from lockstep.record.run_dir import RunDir
+from lockstep.run import Run, load, to_dict
+from lockstep.session.resume import prepare
+
+RUN = Run(task="CartPole-v1", num_shards=4)
+REPLAY = Run(task="CartPole-v1", num_shards=4, algo="dqn")
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "run"
+    RunDir.create(path, RUN)
+    return path
+
+
+def add(run_dir, step, **more):
+    beside = checkpoint.partial(run_dir, step)
+    beside.mkdir(parents=True)
+    files = {"learner.safetensors": write_state(beside / "learner.safetensors", {})}
+    manifest = {"format": FORMAT, "step": step, "num_shards": 4, "world_size": 2, "run": to_dict(RUN), "files": files}
+    checkpoint.commit(run_dir, json.loads(json.dumps(manifest | more)), 3)
+    return run_dir / "checkpoints" / f"step_{step}"
+
+
+def test_the_run_goes_on_as_it_was(run_dir):
+    add(run_dir, 512)
+    found = prepare(run_dir, {})
+    assert (found.run, found.run_dir, found.world_size, found.num_shards, found.step) == (RUN, run_dir, 2, 4, 512)
+    assert found.notes == []
+    assert found.run == load(run_dir / "run.yaml")
+
+
+def test_one_checkpoint_can_be_named(run_dir):
+    older = add(run_dir, 512)
+    add(run_dir, 1024)
+    assert prepare(run_dir, {}).step == 1024
+    found = prepare(older, {})
+    assert (found.step, found.exact, found.run_dir) == (512, older, run_dir)
+
+
+def test_without_checkpoint_the_run_begins_from_its_start_and_says_so(run_dir):
+    (run_dir / "summary.json").write_text('{"world_size": 3}')
+    found = prepare(run_dir, {})
+    assert (found.step, found.num_shards, found.world_size) == (None, None, 3)
+    assert found.notes == ["there is no checkpoint yet: the run begins from its start"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("task=Acrobot-v1", "ml_framework=jax", "seed=1", "num_envs=16", "num_shards=2", "num_shards=null"),
+        *("hidden=[8]", "max_episode_steps=9", "normalize_observation=true", "env.kwargs.x=1"),
+    ],
+)
+def test_what_the_state_was_made_with_cannot_change(run_dir, name):
+    add(run_dir, 512)
+    key, value = name.split("=")
+    with pytest.raises(
+        ConfigError, match=rf"{key.rpartition('.')[2]}=.* differs from the .* cannot change within a run"
+    ):
+        prepare(run_dir, {key: value})
+
+
+@pytest.fixture
+def replay_dir(tmp_path):
+    path = tmp_path / "run"
+    RunDir.create(path, REPLAY)
+    add(path, 512, run=to_dict(REPLAY))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("capacity=50000", "n_step=3", "prioritized=true", "learning_starts=5"),
+        *("dueling=true", "value_distribution=quantile", "v_max=3", "noisy=true"),
+    ],
+)
+def test_a_replay_and_the_meaning_of_outputs_cannot_change(replay_dir, name):
+    key, value = name.split("=")
+    with pytest.raises(ConfigError, match=rf"algorithm.{key}=.* cannot change within a run") as caught:
+        prepare(replay_dir, {key: value})
+    assert ("checkpoint_replay=false" in str(caught.value)) == (
+        key in ("capacity", "n_step", "prioritized", "learning_starts")
+    )
+
+
+def test_a_replay_that_is_left_out_may_have_another_form(replay_dir):
+    found = prepare(replay_dir, {"capacity": "50000", "n_step": "3", "checkpoint_replay": "false"})
+    assert (found.run.algorithm.capacity, found.run.algorithm.n_step) == (50_000, 3)
+    assert [note.split()[0] for note in found.notes] == [
+        "algorithm.capacity", "algorithm.checkpoint_replay", "algorithm.n_step",
+    ]  # fmt: skip
+
+
+def test_another_algorithm_cannot_go_on(replay_dir):
+    with pytest.raises(ConfigError, match=r"^algo=ppo differs from the dqn that the checkpoint was made with"):
+        prepare(replay_dir, {"algo": "ppo"})
+
+
+def test_settings_that_are_new_since_the_checkpoint_have_their_defaults(run_dir):
+    older = to_dict(RUN)
+    del older["network"]["encoder"], older["check_every"]
+    add(run_dir, 512, run=older)
+    assert prepare(run_dir, {}).notes == []
+    with pytest.raises(ConfigError, match=r"network.encoder=small differs from the auto"):
+        prepare(run_dir, {"encoder": "small"})
+
+
+def test_what_may_change_is_noted_with_its_effect(run_dir):
+    add(run_dir, 512)
+    found = prepare(run_dir, {"total_steps": "1000000", "learning_rate": "0.001"})
+    assert found.run != load(run_dir / "run.yaml")
+    assert (found.run.total_steps, found.run.algorithm.learning_rate) == (1_000_000, 0.001)
+    assert found.notes == [
+        "algorithm.learning_rate is 0.001 from here on, was 0.00025; "
+        "the result will differ from that of a run without the change",
+        "total_steps is 1000000 from here on, was 500000",
+    ]
+
+
+def test_a_hand_edited_config_is_compared_too(run_dir):
+    add(run_dir, 512)
+    text = (run_dir / "run.yaml").read_text()
+    (run_dir / "run.yaml").write_text(text.replace("seed: 0", "seed: 5"))
+    with pytest.raises(ConfigError, match="seed=5 differs from the 0"):
+        prepare(run_dir, {})
+
+
+def test_a_damaged_manifest_is_left_out_and_the_last_one_refuses(run_dir):
+    first, second = add(run_dir, 512), add(run_dir, 1024)
+    (second / "manifest.json").write_text("half")
+    found = prepare(run_dir, {})
+    assert found.step == 512
+    assert "checkpoint step_1024 is damaged and skipped" in found.notes[0]
+    with pytest.raises(ConfigError, match="not the manifest"):
+        prepare(second, {})
+    (first / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match=r"manifest\.json cannot be read"):
+        prepare(run_dir, {})
+
+
+def test_another_format_is_refused(run_dir):
+    add(run_dir, 512, format=99)
+    with pytest.raises(ConfigError, match="has format 99"):
+        prepare(run_dir, {})
+
+
+@pytest.mark.parametrize("name", ["nowhere", "run/checkpoints/step_9", "run/logs"])
+def test_what_is_no_run_is_refused(tmp_path, run_dir, name):
+    (run_dir / "logs").mkdir()
+    with pytest.raises(ConfigError, match="--resume"):
+        prepare(tmp_path / name, {})

@@ -1,0 +1,193 @@
+"""What a run demands of its task and of a host is told before anything starts."""
+
+import sys
+
+import pytest
+
+import made_data
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.data.prepare import PrepareOptions, prepared
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.memory import replay_bytes
+from lockstep.run import OfflineRun, Run, override
+from lockstep.session import checks as demands
+from lockstep.session.checks import bytes_of_host, check_data, check_host, check_model_path, check_task
+from lockstep.world import World
+from made_logs import parametric, write
+
+VECTOR = EnvSpec(
+    observation_size=4, action=ActionSpec(kind="discrete", sizes=(2,)), autoreset="same_step", separately_seedable=True
+)
+IMAGE = EnvSpec(
+    observation_size=2 * 36 * 36,
+    action=ActionSpec(kind="discrete", sizes=(2,)),
+    autoreset="same_step",
+    separately_seedable=True,
+    image=(2, 36, 36),
+    frames=2,
+)
+FORCES = EnvSpec(
+    observation_size=4,
+    action=ActionSpec(kind="continuous", sizes=(1,), low=(-1.0,), high=(1.0,)),
+    autoreset="same_step",
+    separately_seedable=True,
+)
+RUN = Run(task="a", algo="dqn", num_envs=8, algorithm=DQNConfig(capacity=8000, n_step=3))
+
+
+def test_a_task_that_can_be_learned_passes():
+    for run, spec in ((RUN, VECTOR), (RUN, IMAGE), (Run(task="a"), FORCES), (Run(task="a"), IMAGE)):
+        check_task(run, spec)
+    check_task(override(RUN, {"encoder": "impala"}), IMAGE)
+    check_task(override(RUN, {"encoder": "mlp"}), IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("run", "spec", "words"),
+    [
+        (RUN, FORCES, ["task=a", "algo=dqn", "one discrete action", "real numbers", "use algo=ppo"]),
+        (override(RUN, {"encoder": "nature"}), VECTOR, ["network.encoder=nature needs images", "mlp, or auto"]),
+        (
+            override(Run(task="a"), {"normalize_observation": True}),
+            IMAGE,
+            ["normalize_observation=true", "set it false"],
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_learned_is_refused(run, spec, words):
+    with pytest.raises(ConfigError) as caught:
+        check_task(run, spec)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_host_holds_the_parts_of_its_own_ranks():
+    part = {"n_step": 3, "prioritized": False}
+    whole = bytes_of_host(RUN, VECTOR, World())
+    assert whole == replay_bytes(VECTOR, 8, 8000, **part)
+    here = World(rank=2, size=4, local_rank=0, local_size=2)
+    assert bytes_of_host(RUN, VECTOR, here) == 2 * replay_bytes(VECTOR, 2, 2000, **part)
+    uneven = World(rank=2, size=3, local_rank=0, local_size=1).with_shards(4)
+    assert bytes_of_host(RUN, VECTOR, uneven) == len(uneven.shards) * replay_bytes(VECTOR, 2, 2000, **part)
+    in_files = override(RUN, {"replay_path": "/tmp"})
+    assert bytes_of_host(in_files, VECTOR, World()) == replay_bytes(VECTOR, 8, 8000, **part, mapped=True) < whole
+    assert bytes_of_host(in_files, VECTOR, World(), mapped=False) == whole
+
+
+def test_memory_is_asked_for_what_this_host_holds(monkeypatch):
+    asked = []
+    monkeypatch.setattr(demands, "check_memory", lambda capacity, wanted, *, copy: asked.append((wanted, copy)))
+    here = World(rank=2, size=4, local_rank=0, local_size=2)
+    check_host(RUN, VECTOR, here)
+    check_host(override(RUN, {"checkpoint_replay": "false"}), VECTOR, here)
+    whole = bytes_of_host(RUN, VECTOR, here)
+    assert asked == [(whole, whole), (whole, 0)]
+    in_files = override(RUN, {"replay_path": "/tmp"})
+    check_host(in_files, VECTOR, here)
+    assert asked[2] == (bytes_of_host(in_files, VECTOR, here), whole), "the copy for a checkpoint lies in memory"
+    check_host(Run(task="a"), VECTOR, here)
+    assert len(asked) == 3, "there is no replay"
+
+
+def test_a_directory_that_cannot_hold_the_replay_is_refused(tmp_path):
+    check_host(override(RUN, {"replay_path": str(tmp_path / "new" / "replay")}), VECTOR, World())
+    assert list(tmp_path.iterdir()) == [], "only asked"
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"replay_path=.*/file/below cannot take .* \(.*/file is a file\)"):
+        check_host(override(RUN, {"replay_path": str(tmp_path / "file" / "below")}), VECTOR, World())
+    larger = override(RUN, {"replay_path": str(tmp_path), "capacity": "1e12", "checkpoint_replay": "false"})
+    with pytest.raises(ConfigError, match=r"capacity|cannot take .* are free there"):
+        check_host(larger, VECTOR, World())
+
+
+def test_a_place_for_the_policy_that_cannot_be_written_is_told_before(tmp_path):
+    check_model_path(OfflineRun(data="data"))
+    check_model_path(OfflineRun(data="data", model_path=str(tmp_path / "made" / "later")))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"model_path=.*below cannot be written \(.*file is a file\)"):
+        check_model_path(OfflineRun(data="data", model_path=str(tmp_path / "file" / "below")))
+
+
+@pytest.mark.parametrize(
+    ("config", "way_out"),
+    [
+        (OfflineDQNConfig(), "--set maxq=false --set estimate=false"),
+        (OfflineDQNConfig(estimate=False), "--set maxq=false --set estimate=false"),
+        (CloningConfig(), "alone: --set estimate=false"),
+        (OfflineDQNConfig(maxq=False, estimate=False), None),
+        (CloningConfig(estimate=False), None),
+    ],
+)
+def test_data_without_candidates_can_be_learned_from_by_what_was_done_alone(tmp_path, config, way_out):
+    log = write(tmp_path / "log.jsonl", [parametric(i, possible_actions=...) for i in range(9)])
+    data = prepared([log], tmp_path / "data", PrepareOptions(), say=lambda text: None)
+    algo = "bc" if isinstance(config, CloningConfig) else "parametric_dqn"
+    run = OfflineRun(data=str(data), algo=algo, algorithm=config)
+    if way_out is None:
+        check_data(run)
+        return
+    with pytest.raises(ConfigError, match=way_out):
+        check_data(run)
+
+
+def test_a_package_that_estimates_need_is_asked_for_before(tmp_path, monkeypatch):
+    data = made_data.discrete(tmp_path / "data")
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ConfigError, match="needs the package scipy"):
+        check_data(OfflineRun(data=str(data)))
+    check_data(OfflineRun(data=str(data), algorithm=OfflineDQNConfig(estimate=False)))
+
+
+def test_data_that_are_damaged_are_refused_before_a_run(tmp_path):
+    data = made_data.discrete(tmp_path / "data")
+    column = data / "part_00000" / "reward.npy"
+    column.write_bytes(column.read_bytes()[:-1] + b"\x7f")
+    check_data(OfflineRun(data=str(data)))  # as large as it was
+    with pytest.raises(ConfigError, match=r"reward\.npy"):
+        check_data(OfflineRun(data=str(data)), verify=True)
+
+
+def test_large_data_are_not_read_whole_before_a_run(tmp_path, monkeypatch):
+    data = made_data.discrete(tmp_path / "data")
+    column = data / "part_00000" / "reward.npy"
+    column.write_bytes(column.read_bytes()[:-1] + b"\x7f")
+    monkeypatch.setattr(demands, "_VERIFIED", 100)
+    check_data(OfflineRun(data=str(data)), verify=True)
+
+
+def test_what_is_not_there_is_named_by_its_setting(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made_data.discrete(tmp_path / "data")
+    with pytest.raises(
+        ConfigError, match=r"eval_data=nowhere does not exist below .*; say where it is now \(--set eval"
+    ):
+        check_data(OfflineRun(data="data", eval_data="nowhere"))
+
+
+def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()  # of a run, where the command is given
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(ConfigError, match=r"ml_framework=torch needs the package torch: pip install"):
+        demands.check_package("torch")
+
+
+@pytest.mark.parametrize(
+    ("framework", "installed", "words"),
+    [
+        ("jax", {"torch"}, "pip install 'lockstep-rl[jax]', or use --ml-framework torch"),
+        ("torch", {"jax"}, "pip install 'lockstep-rl[torch]', or use --ml-framework jax"),
+        ("torch", set(), "pip install 'lockstep-rl[torch]'"),
+        ("jax", {"jax"}, None),
+    ],
+)
+def test_a_framework_that_is_not_installed_is_named(monkeypatch, framework, installed, words):
+    monkeypatch.setattr(demands, "_installed", lambda name: name in installed)
+    run = Run(task="CartPole-v1", ml_framework=framework)
+    if words is None:
+        demands.check_framework(run)
+        return
+    with pytest.raises(ConfigError, match=f"ml_framework={framework} needs") as caught:
+        demands.check_framework(run)
+    assert str(caught.value).endswith(words)

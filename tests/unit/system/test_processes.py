@@ -1,0 +1,85 @@
+"""Names of processes that no other process ever has, and the private folder for files that belong to one."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.system.processes import identity, private_folder, torchrun_agent
+
+ASK = "import os; from lockstep.system.processes import torchrun_agent; print(torchrun_agent())"
+
+
+def asked(*command, **variables):
+    """What a process finds that `command`, run by this one, starts in the end."""
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_agent_is_the_nearest_ancestor_without_the_variables_of_a_rank():
+    python = [sys.executable, "-c", ASK]
+    wrapped = ["bash", "-c", f"'{sys.executable}' -c '{ASK}'; true"]
+    twice = ["bash", "-c", f"bash -c \"'{sys.executable}' -c '{ASK}'; true\"; true"]
+    for command in (python, wrapped, twice):
+        assert asked(*command, TORCHELASTIC_RUN_ID="123") == str(os.getpid())
+        assert asked(*command, TORCHELASTIC_RUN_ID="none") == str(os.getpid())
+
+
+def test_without_torchrun_there_is_no_agent():
+    assert torchrun_agent({}) is None
+    assert asked(sys.executable, "-c", ASK) == "None"
+
+
+def test_an_identity_names_one_process():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        names = {identity(os.getpid()), identity(child.pid), identity(os.getpid())}
+    finally:
+        child.communicate(b"\n")
+    assert len(names) == 2
+    boot, namespace, pid, started = identity(os.getpid()).split("-")
+    assert re.fullmatch("[0-9a-f]{32}", boot)
+    assert (int(pid), int(namespace)) == (os.getpid(), os.stat("/proc/self/ns/pid").st_ino)
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    assert int(started) == ticks
+
+
+def test_files_of_ended_processes_go_and_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = private_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    own = identity(os.getpid())
+    boot, namespace, pid, started = own.split("-")
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        pass
+    stay = [
+        f"{own}.json",
+        f"{own}.ab.json",
+        f"{boot}-{int(namespace) + 1}-{pid}-1.json",
+        f"{'0' * 32}-{namespace}-{pid}-1.json",
+    ]
+    gone = [f"{boot}-{namespace}-{pid}-{int(started) + 1}.json", f"{boot}-{namespace}-{child.pid}-1.json"]
+    for name in (*stay, *gone, "another"):
+        (folder / name).touch()
+    assert private_folder() == folder
+    assert sorted(os.listdir(folder)) == sorted([*stay, "another"])
+
+
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = private_folder()
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError, match="not private to this user"):
+        private_folder()
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="not private to this user"):
+        private_folder()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="set TMPDIR to another directory"):
+        private_folder()

@@ -1,0 +1,128 @@
+"""Policies of environments as files: from observations to actions, as an evaluation acts."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.cli.main import main
+from lockstep.envs.make import env_spec
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import RunError
+from lockstep.experience.normalize import RunningMoments
+from lockstep.run import NetworkConfig, Run
+from lockstep.torch.deploy import acting_export
+from lockstep.torch.deploy.acting_export import export_acting
+from lockstep.torch.deploy.exported_file import run_program
+from lockstep.torch.deploy.onnx_model import run_onnx
+from lockstep.torch.export import save_policy
+from lockstep.torch.networks import Policy
+from lockstep.torch.q_networks import QPolicy
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+SMALL = NetworkConfig(hidden=(8, 8))
+CHOICE = ActionSpec("discrete", (3,))
+CHOICES = ActionSpec("multi_discrete", (3, 2))
+FORCE = ActionSpec("continuous", (2,), (-0.01, -np.inf), (0.01, np.inf))
+
+
+def spec(action, **image):
+    size = int(np.prod(image["image"])) if image else 4
+    return EnvSpec(size, action, "next_step", separately_seedable=True, **image)
+
+
+def moments():
+    found = RunningMoments(4)
+    rows = np.random.default_rng(0).normal([0.0, 50.0, -3.0, 0.0], [1.0, 20.0, 0.1, 1e-3], (100, 4))
+    found.update(found.sums(rows, np.ones(100)))
+    return found
+
+
+POLICIES = {
+    "choice": (lambda: Policy(spec(CHOICE), SMALL, 1), None),
+    "choices": (lambda: Policy(spec(CHOICES), SMALL, 1), None),
+    "normalized": (lambda: Policy(spec(FORCE), SMALL, 1), moments()),
+    "image": (lambda: Policy(spec(CHOICE, image=(2, 40, 40)), NetworkConfig(features=16), 1), None),
+    "dqn": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(dueling=True, noisy=True), 1), None),
+    "c51": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(value_distribution="categorical"), 1), None),
+    "qr": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(value_distribution="quantile"), 1), None),
+}
+
+
+def some(spec):
+    draws = np.random.default_rng(5)
+    if spec.image is not None:
+        return draws.integers(256, size=(6, *spec.image), dtype=np.uint8)
+    return (100 * draws.normal(size=(6, 4))).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_file_acts_as_the_policy(tmp_path, name):
+    make, observations = POLICIES[name]
+    policy = make()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(3)
+    done = export_acting(policy, observations, tmp_path / "policy.onnx", "onnx")
+    assert (done.rows, done.same_choice) == (1000, None if name == "normalized" else 1000)
+    assert done.difference < 1e-5
+    observation = some(policy.spec)
+    seen = observation if observations is None else observations.normalize(observation)
+    with torch.no_grad():
+        wanted = policy(torch.from_numpy(seen))[0].numpy()
+    action = policy.distribution.mode(wanted)
+    if name == "normalized":
+        action = action.clip(FORCE.low, FORCE.high)
+    for rows in (slice(0, 6), slice(2, 3)):
+        found = run_onnx(done.path, {"observation": observation[rows]})
+        np.testing.assert_allclose(found["scores"], wanted[rows], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found["action"], action[rows], rtol=1e-4, atol=1e-5)
+
+
+def test_torchs_own_format(tmp_path):
+    make, observations = POLICIES["normalized"]
+    done = export_acting(make(), observations, tmp_path / "policy.pt2", "torch")
+    found = run_program(done.path, {"observation": some(spec(FORCE))[:1]})
+    assert (np.abs(found["action"][0, 0]) <= 0.01, found["action"].shape) == (True, (1, 2))
+
+
+def test_a_file_that_acts_differently_does_not_appear(tmp_path, monkeypatch):
+    monkeypatch.setattr(acting_export, "_LIMIT", 0.5)  # of the file alone: the policy's normalizer has its own
+    make, observations = POLICIES["normalized"]
+    with pytest.raises(RunError, match=r"was not written: of random observation \d+ it would make something else"):
+        export_acting(make(), observations, tmp_path / "policy.pt2", "torch")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_that_cannot_be_traced_is_told(tmp_path):
+    policy = POLICIES["choice"][0]()
+
+    class Undecided(torch.nn.Module):
+        def forward(self, x):
+            if x.sum() > 0:
+                return x, x[:, 0]
+            return -x, x[:, 0]
+
+    policy.network = Undecided()
+    with pytest.raises(RunError, match=r"cannot be traced by torch.export, so there is no file of it: .+"):
+        export_acting(policy, None, tmp_path / "policy.onnx", "onnx")
+
+
+def test_the_command(tmp_path, capsys):
+    config = Run(task="CartPole-v1")
+    policy = Policy(env_spec(config.task, config.env), config.network)
+    save_policy(tmp_path / "policy.safetensors", policy, None, config)
+    assert main(["export", str(tmp_path)]) == 0
+    assert "policy.onnx: compared in 1000 rows" in capsys.readouterr().out
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+    assert EnvSpec.from_dict(about["spec"]) == policy.spec
+    assert session.get_inputs()[0].shape == ["observations", 4]
+    assert main(["export", str(tmp_path), "--data", str(tmp_path), "--out", str(tmp_path / "other.onnx")]) == 2
+    assert "learned in environments, not from data" in capsys.readouterr().err
