@@ -43,9 +43,9 @@ def synchronise(rank: int, num_parameters: int, way: str, calls: int) -> float:
 
             return jax.lax.scan(step, shared, None, length=calls)[0], own
 
-        compiled = comm.spread(steps, donate=False)
-        shared = comm.share(np.zeros(num_parameters, np.float32))
-        own = comm.deal([np.full(num_parameters, rank + 1.0, np.float32)] * len(world.shards))
+        compiled = comm.spmd(steps, donate=False)
+        shared = comm.replicate(np.zeros(num_parameters, np.float32))
+        own = comm.shard([np.full(num_parameters, rank + 1.0, np.float32)] * len(world.shards))
         jax.block_until_ready(compiled(shared, own))
         comm.barrier()
         start = time.perf_counter()

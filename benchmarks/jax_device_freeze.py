@@ -4,8 +4,8 @@
     python benchmarks/jax_device_freeze.py --asleep    without what wakes XLA's threads: hangs, mostly within that time
 
 A thread in which a device computes is stopped for a moment whenever it ends its search for work, and the one that hands
-work over before it does, as if other processes had taken their cores just there. See src/lockstep/jax/collectives/waker.py. Needs
-Linux on x86-64, cc, nm and the right to trace processes.
+work over before it does, as if other processes had taken their cores just there. See
+src/lockstep/jax/collectives/waker.py. Needs Linux on x86-64, cc, nm and the right to trace processes.
 """
 
 import argparse
@@ -97,13 +97,13 @@ def main() -> None:
             total = comm.sum_shards(sum(own))
             return [array + total for array in shared], own
 
-        compiled, rows = comm.spread(step), [[np.zeros(8, np.float32)] * 4] * _DEVICES
-        shared, _ = compiled(comm.share([np.zeros(8, np.float32)] * _ARRAYS), comm.deal(rows))
+        compiled, rows = comm.spmd(step), [[np.zeros(8, np.float32)] * 4] * _DEVICES
+        shared, _ = compiled(comm.replicate([np.zeros(8, np.float32)] * _ARRAYS), comm.shard(rows))
         stopping = tracers(args.microseconds, thread_of_a_device(), folder)
         began = since = time.monotonic()
         threading.Thread(target=watch, daemon=True).start()
         while since - began < args.seconds:
-            shared, _ = jax.block_until_ready(compiled(shared, comm.deal(rows)))
+            shared, _ = jax.block_until_ready(compiled(shared, comm.shard(rows)))
             calls, slowest = calls + 1, max(slowest, time.monotonic() - since)
             time.sleep(max(0.0, random.uniform(-1e-3, 1e-3)))  # the threads find work at once, or sleep meanwhile
             since = time.monotonic()

@@ -43,9 +43,9 @@ def start(devices: int, uses: int) -> None:
             def step(shared: Any, own: Any, scale: float = use + 1.0) -> tuple[Any, Any]:
                 return shared + comm.sum_shards(own * scale), own
 
-            compiled, shared = comm.spread(step), comm.share(np.zeros(_COLUMNS, np.float32))
+            compiled, shared = comm.spmd(step), comm.replicate(np.zeros(_COLUMNS, np.float32))
             for _ in range(2):
-                shared, _ = compiled(shared, comm.deal(rows))
+                shared, _ = compiled(shared, comm.shard(rows))
             found, wanted = float(comm.read(shared)[0]), (use + 1.0) * devices * (devices + 1)
             if found != wanted:
                 raise SystemExit(f"the sum is {found}, not {wanted}")

@@ -18,7 +18,7 @@ from pathlib import Path
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 """Environment variables that keep every library to one thread."""
 
-LOCKSTEP = [sys.executable, "-m", "lockstep.cli.main"]
+LOCKSTEP = [sys.executable, "-m", "lockstep.cli"]
 
 
 def call(command: Sequence[str], cores: set[int] | None = None) -> str:

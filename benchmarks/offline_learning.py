@@ -64,7 +64,7 @@ def learn(folder: Path, seed: int, ranks: int, algo: str, changes: list[str]) ->
     words = ["offline", "train", str(data), "--task", "CartPole-v1", "--algo", algo, "--ranks", str(ranks)]
     settings = (*SETTINGS, f"env.max_episode_steps={LIMIT}", "stop_when_solved=false", *changes)
     words += ["--seed", str(seed), "--run-dir", str(run_dir), *(w for change in settings for w in ("--set", change))]
-    done = subprocess.run([sys.executable, "-m", "lockstep.cli.main", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "lockstep.cli", *words], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     return lengths, json.loads((run_dir / "summary.json").read_text())

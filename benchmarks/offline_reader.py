@@ -31,7 +31,7 @@ from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.offline.parametric_dqn import ParametricDQN
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import stream
 
 BATCH, ACTIONS, ACTION_SIZE, EPISODE = 1024, 4, 2, 100
@@ -95,7 +95,7 @@ def learner_step(dataset: Dataset, reader: Reader) -> Callable[[], object]:
     parametric = dataset.info.kind == "parametric"
     config = OfflineDQNConfig(batch_size=BATCH, estimate=False)
     run = OfflineRun(data="any", algo="parametric_dqn" if parametric else "dqn", algorithm=config)
-    about = About(
+    about = PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,
@@ -104,8 +104,8 @@ def learner_step(dataset: Dataset, reader: Reader) -> Callable[[], object]:
         algorithm=config,
     )
     learner = (ParametricDQN if parametric else OfflineDQN)(run, ScoringPolicy(about), Comm(World(), device="cpu"))
-    parts, progress, also = reader.next()[0], Progress(1 << 40), np.zeros((1, 2))
-    return lambda: learner.update(parts, also, progress)
+    parts, progress, extra_sums = reader.next()[0], Progress(1 << 40), np.zeros((1, 2))
+    return lambda: learner.update(parts, extra_sums, progress)
 
 
 def rows_per_second(call: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.memory import in_words, replay_bytes
 from lockstep.experience.replay import Replay
 from lockstep.record import checkpoint
-from lockstep.record.checkpoint_writer import Keeper
+from lockstep.record.checkpoint_writer import CheckpointWriter
 from lockstep.world import World, stream
 
 PONG = EnvSpec(
@@ -66,7 +66,7 @@ def checkpoints(replay: Replay, fresh: Callable[[], Replay]) -> dict[str, float]
     """Seconds that training waits, that writing takes beside it, and that a resumed run reads."""
     with tempfile.TemporaryDirectory() as folder:
         warnings: list[str] = []
-        keeper = Keeper(Path(folder), World(), lambda value, tag: [value], warnings.append, 1)
+        keeper = CheckpointWriter(Path(folder), World(), lambda value, tag: [value], warnings.append, 1)
         keeper.prepare({}, {0: replay.state()})
         keeper.finish(lambda: None)
         told = {"first stall": 0.0}
@@ -76,7 +76,7 @@ def checkpoints(replay: Replay, fresh: Callable[[], Replay]) -> dict[str, float]
             told["write"] = seconds(lambda: keeper.finish(lambda: None))
         keeper.close()
         found = []
-        reader = Keeper(Path(folder), World(), lambda value, tag: [value], warnings.append, 1)
+        reader = CheckpointWriter(Path(folder), World(), lambda value, tag: [value], warnings.append, 1)
         told["read"] = seconds(lambda: found.append(reader.load(None)))
         other = fresh()
         told["restore"] = seconds(lambda: other.restore(found[0][2][0]))

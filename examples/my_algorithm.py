@@ -43,8 +43,8 @@ class A2C:
         self.optimizer = Adam(self.flat.values, self.flat.gradient, rate, eps=self.config.adam_eps)
         self.metrics = Metrics(METRICS, comm.device)
 
-    def update(self, rollouts: list[Rollout], facts: np.ndarray) -> np.ndarray:
-        """Learn from one rollout of each local shard; returns `facts` [K, M] summed over all shards [M]. Collective."""
+    def update(self, rollouts: list[Rollout], statistics: np.ndarray) -> np.ndarray:
+        """Learn from one rollout of each local shard; returns `statistics` [K, M] summed over all shards."""
         for k, rollout in enumerate(rollouts):
             self.flat.zero_gradient_()  # not zero_grad(): gradients are views of one buffer
             loss, sums = self.loss(rollout)
@@ -55,7 +55,7 @@ class A2C:
         gradient.mul_((0.5 / (gradient.norm() + 1e-6)).clamp_(max=1.0))
         self.optimizer.step()
         self.metrics.add(METRICS, sums[1:], sums[0])
-        return self.comm.sum_shards(torch.from_numpy(facts), "facts").numpy()
+        return self.comm.sum_shards(torch.from_numpy(statistics), "facts").numpy()
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """What all ranks hold alike: it is compared while training, and kept in checkpoints."""
@@ -77,8 +77,8 @@ class A2C:
         with torch.no_grad():
             for t, envs, final in rollout.final:  # truncated: the row after is the next episode's, use the true one
                 next_value[t, torch.from_numpy(envs)] = self.policy(torch.from_numpy(final).to(device))[1]
-            facts = (rollout.reward, rollout.terminated, rollout.ended)
-            reward, terminated, ended = (torch.from_numpy(x).to(device, torch.float32) for x in facts)
+            statistics = (rollout.reward, rollout.terminated, rollout.ended)
+            reward, terminated, ended = (torch.from_numpy(x).to(device, torch.float32) for x in statistics)
             advantage = gae(
                 reward, value.detach(), next_value, terminated, ended, gamma=c.gamma, gae_lambda=c.gae_lambda
             )
@@ -106,7 +106,7 @@ def train(session: Session) -> None:
         while not session.over:
             rollouts = collector.collect()
             timers.enter(LEARN)
-            told = a2c.update(rollouts, session.local_facts())
+            told = a2c.update(rollouts, session.local_statistics())
             timers.enter(OTHER)
             session.advance(batch_size, told)
             if progress.due(run.log_every, batch_size):
@@ -114,7 +114,7 @@ def train(session: Session) -> None:
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
             session.keep(batch_size)
-        session.keep_last(a2c.metrics.read)
+        session.checkpoint_last(a2c.metrics.read)
 
 
 def one_rank(rank: int, run: Run, run_dir: Path | None = None) -> dict:

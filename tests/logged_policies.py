@@ -7,7 +7,7 @@ import numpy as np
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 
 SMALL = ScoreNetworkConfig(hidden=(8, 5))
 
@@ -15,7 +15,7 @@ SMALL = ScoreNetworkConfig(hidden=(8, 5))
 def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> ScoringPolicy:
     """What learns, as it begins."""
     action = dataset.action_features if dataset.info.kind == "parametric" else None
-    about = About(
+    about = PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=action,

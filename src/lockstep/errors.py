@@ -54,7 +54,7 @@ class MismatchError(RunError):
 _INTERRUPTED = 130
 
 
-def told(command: Callable[[], int], *, debug: bool = False) -> int:
+def exit_code_of(command: Callable[[], int], *, debug: bool = False) -> int:
     """The exit code of a command; what goes wrong is told on stderr, in one line where it is no defect of ours."""
     try:
         return command()

@@ -1,6 +1,7 @@
 """Train a run: `python -m lockstep.train ...` is `lockstep train ...`; `lockstep.train(run)` is for Python callers.
 
-`lockstep.train` is this module, and calling it calls the function `train` of `lockstep.launch.train` (docs/decisions/0015).
+`lockstep.train` is this module, and calling it calls the function `train` of `lockstep.launch.train`
+(docs/decisions/0015).
 """
 
 import sys

@@ -103,7 +103,7 @@ class World:
             raise ConfigError(f"{name}={total} does not divide among {self.num_shards} shards; use {use} ({SHARDS})")
         return total // self.num_shards
 
-    def doubts(self, shard_envs: int) -> list[str]:
+    def shard_warnings(self, shard_envs: int) -> list[str]:
         """What a user should know of a run cut like this, `shard_envs` environments in a shard; one line each."""
         found: list[str] = []
         if self.pinned and shard_envs < _MIN_EXACT_ENVS:

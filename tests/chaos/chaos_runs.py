@@ -15,7 +15,7 @@ import pytest
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.cli.chaos.faults import Fault
+from lockstep.cli.chaos.faults import InjectedFault
 from lockstep.run import NetworkConfig, Run, dump, override
 
 START_S = 90.0  # to start four ranks on a machine that is busy with other things
@@ -74,14 +74,16 @@ class Start:
         command: of `lockstep`.
     """
 
-    def __init__(self, folder: Path, *arguments: str, fault: Fault | None = None, environment=None, command="train"):
+    def __init__(
+        self, folder: Path, *arguments: str, fault: InjectedFault | None = None, environment=None, command="train"
+    ):
         self.folder, self.run_dir = folder, folder / "run"
         self.mark = uuid4().hex
         self._seen: dict[int, str] = {}
         self._dead_since: dict[int, float] = {}
         self.zombies: set[int] = set()
         self.out, self.err = folder / f"{self.mark[:4]}.out", folder / f"{self.mark[:4]}.err"
-        words = ["lockstep.cli.main"] if fault is None else ["lockstep.cli.chaos.faults", fault.to_json()]
+        words = ["lockstep.cli"] if fault is None else ["lockstep.cli.chaos.faults", fault.to_json()]
         kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCKSTEP_RESTARTS")}
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
@@ -207,12 +209,12 @@ def folder_for(path: Path, run: Run) -> Path:
     return path
 
 
-def train(folder: Path, ranks: int, *more: str, fault: Fault | None = None) -> Start:
+def train(folder: Path, ranks: int, *more: str, fault: InjectedFault | None = None) -> Start:
     """Start the run of a folder anew."""
     return Start(folder, "run.yaml", "--run-dir", "run", "--ranks", str(ranks), *more, fault=fault)
 
 
-def resume(folder: Path, ranks: int, *more: str, fault: Fault | None = None) -> Start:
+def resume(folder: Path, ranks: int, *more: str, fault: InjectedFault | None = None) -> Start:
     """Go on with the run of a folder."""
     return Start(folder, "--resume", "run", "--ranks", str(ranks), *more, fault=fault)
 

@@ -15,7 +15,7 @@ import time
 import pytest
 from chaos_runs import BATCH, Start, folder_for, resume, small, timeless, train
 
-from lockstep.cli.chaos.faults import Fault
+from lockstep.cli.chaos.faults import InjectedFault
 from lockstep.launch.variables import free_port
 from lockstep.record.checkpoint import find, read_manifest, read_state
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.chaos
 def interrupted(tmp_path_factory):
     """The folder of a run whose rank 1 was killed when it had checkpoints to go back to."""
     folder = folder_for(tmp_path_factory.mktemp("interrupted"), small())
-    start = train(folder, 2, fault=Fault("kill", 1, 16, saved=True))
+    start = train(folder, 2, fault=InjectedFault("kill", 1, 16, saved=True))
     assert start.wait() == 137, start.said
     start.check_clean()
     assert len(find(start.run_dir)) > 1, "the tests need a checkpoint before the newest"
@@ -190,7 +190,7 @@ def environment(rank, ranks, port):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_restart_meets_elsewhere_when_somebody_took_its_port(undisturbed, tmp_path, ranks):
     """As soon as the first start has ended, its port is taken: the second start does not go back there."""
-    start = train(folder_for(tmp_path, small()), ranks, "--max-restarts", "1", fault=Fault("raise", 1, 10))
+    start = train(folder_for(tmp_path, small()), ranks, "--max-restarts", "1", fault=InjectedFault("raise", 1, 10))
     start.until(start.ranks)
     port = master_port(start.ranks()[0])
     with socket.socket() as taken:

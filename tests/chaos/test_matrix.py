@@ -7,7 +7,7 @@ import time
 import pytest
 from chaos_runs import BATCH, TIMEOUT_S, folder_for, resume, small, timeless, train
 
-from lockstep.cli.chaos.faults import NOTE, Fault
+from lockstep.cli.chaos.faults import NOTE, InjectedFault
 
 pytestmark = pytest.mark.chaos
 
@@ -55,7 +55,7 @@ def check_named(start, fault, number=None):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", ENDS)
 def test_a_fault_ends_the_run_and_is_named(tmp_path, kind, ranks):
-    fault = Fault(kind, ranks - 1, AT)
+    fault = InjectedFault(kind, ranks - 1, AT)
     start = train(folder_for(tmp_path, small()), ranks, fault=fault)
     assert start.wait() == ENDS[kind][0], start.said
     start.check_clean()
@@ -74,7 +74,7 @@ def test_a_fault_ends_the_run_and_is_named(tmp_path, kind, ranks):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", ENDS)
 def test_a_fault_is_recovered_from_and_costs_nothing_but_steps(undisturbed, tmp_path, kind, ranks):
-    fault = Fault(kind, ranks // 2, AT, saved=True)
+    fault = InjectedFault(kind, ranks // 2, AT, saved=True)
     start = train(folder_for(tmp_path, small()), ranks, "--max-restarts", "1", fault=fault)
     assert start.wait() == 0, start.said
     start.check_clean()
@@ -99,7 +99,7 @@ def check_nothing_lost(start, undisturbed, *, restarts, resumed=True):
 
 @pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (4, 0), (4, 1), (4, 3)])
 def test_any_rank_may_be_killed(undisturbed, tmp_path, ranks, rank):
-    fault = Fault("kill", rank, AT, saved=True)
+    fault = InjectedFault("kill", rank, AT, saved=True)
     start = train(folder_for(tmp_path, small()), ranks, "--max-restarts", "1", fault=fault)
     assert start.wait() == 0, start.said
     start.check_clean()
@@ -108,7 +108,7 @@ def test_any_rank_may_be_killed(undisturbed, tmp_path, ranks, rank):
 
 
 def test_a_fault_before_the_first_checkpoint_starts_the_run_anew(undisturbed, tmp_path):
-    start = train(folder_for(tmp_path, small()), 2, "--max-restarts", "1", fault=Fault("kill", 1, 2))
+    start = train(folder_for(tmp_path, small()), 2, "--max-restarts", "1", fault=InjectedFault("kill", 1, 2))
     assert start.wait() == 0, start.said
     start.check_clean()
     assert "restart 1 of 1 from the start" in start.errors
@@ -117,9 +117,9 @@ def test_a_fault_before_the_first_checkpoint_starts_the_run_anew(undisturbed, tm
 
 def test_a_fault_that_comes_again_uses_the_restarts_up(tmp_path):
     """The environment itself is broken from its 11th update on: every start fails alike."""
-    start = train(folder_for(tmp_path, small()), 2, fault=Fault("kill", 1, AT))
+    start = train(folder_for(tmp_path, small()), 2, fault=InjectedFault("kill", 1, AT))
     assert start.wait() == 137, start.said
-    again = resume(tmp_path, 2, fault=Fault("raise", 0, AT + 2))
+    again = resume(tmp_path, 2, fault=InjectedFault("raise", 0, AT + 2))
     assert again.wait() == 1, again.said
     assert "rank 0 failed in env.step" in again.errors
     again.check_clean()
@@ -128,7 +128,7 @@ def test_a_fault_that_comes_again_uses_the_restarts_up(tmp_path):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_end_with_a_launcher_that_is_killed_and_the_run_goes_on(undisturbed, tmp_path, ranks):
-    start = train(folder_for(tmp_path, small()), ranks, fault=Fault("launcher", ranks - 1, AT))
+    start = train(folder_for(tmp_path, small()), ranks, fault=InjectedFault("launcher", ranks - 1, AT))
     assert start.wait() == -9, start.said
     deadline = time.monotonic() + TIMEOUT_S / 2
     while start.ranks() and time.monotonic() < deadline:
@@ -143,7 +143,7 @@ def test_ranks_end_with_a_launcher_that_is_killed_and_the_run_goes_on(undisturbe
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(undisturbed, tmp_path, ranks):
-    start = train(folder_for(tmp_path, small()), ranks, "--max-restarts", "1", fault=Fault("corrupt", 1, AT))
+    start = train(folder_for(tmp_path, small()), ranks, "--max-restarts", "1", fault=InjectedFault("corrupt", 1, AT))
     assert start.wait() == 0, start.said
     start.check_clean()
     assert re.search(r"step_\d+ is damaged and skipped: .*SHA-256", start.said), start.said
@@ -152,7 +152,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(undisturbed,
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_disk_that_is_full_for_a_while_costs_one_warning(undisturbed, tmp_path, ranks):
-    start = train(folder_for(tmp_path, small()), ranks, fault=Fault("diskfull", ranks - 1, AT))
+    start = train(folder_for(tmp_path, small()), ranks, fault=InjectedFault("diskfull", ranks - 1, AT))
     assert start.wait() == 0, start.said
     start.check_clean()
     assert (start.run_dir / NOTE).exists(), "the fault did not strike"

@@ -14,7 +14,7 @@ UPDATES = ("--updates", "12", "--every", "4")
 
 def command(examples, folder, ranks):
     script = [str(examples / "my_checkpointed_loop.py"), "--folder", folder, *UPDATES]
-    launcher = ["-m", "lockstep.cli.main", "launch", "--ranks", str(ranks)]
+    launcher = ["-m", "lockstep.cli", "launch", "--ranks", str(ranks)]
     return [sys.executable, *(launcher if ranks > 1 else []), *script]
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("jax")
 
 
 def test_it_has_no_faults(examples, python):
-    out = python("-m", "lockstep.cli.main", "check", examples / "my_jax_env.py:MyJaxEnv")
+    out = python("-m", "lockstep.cli", "check", examples / "my_jax_env.py:MyJaxEnv")
     assert out.splitlines()[-1] == "no faults, no warnings"
     assert "can be saved in mid-episode" in out
 

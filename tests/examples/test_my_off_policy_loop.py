@@ -51,5 +51,5 @@ def test_launchers(examples, python):
     told = python("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *script)
     assert "rank 0: parameters" in told
     assert "rank 1: parameters" in told
-    launched = python("-m", "lockstep.cli.main", "launch", "--nproc-per-node", 2, *script)
+    launched = python("-m", "lockstep.cli", "launch", "--nproc-per-node", 2, *script)
     assert told.splitlines()[-2:] == [line.partition("] ")[2] or line for line in launched.splitlines()[-2:]]

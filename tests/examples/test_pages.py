@@ -23,7 +23,7 @@ def test_the_loop_of_the_guide_runs_on_two_ranks(examples, python):
     assert shorter != text
     Path("guide.py").write_text(f"import sys\nsys.path.append({str(examples)!r})\n{shorter}")
     for _ in range(2):  # the second time from its checkpoints
-        python("-m", "lockstep.cli.main", "launch", "--ranks", "2", "guide.py")
+        python("-m", "lockstep.cli", "launch", "--ranks", "2", "guide.py")
     assert sorted(path.name for path in Path("runs/my_checkpoints/checkpoints").glob("step_*"))[-1] == "step_3"
 
 

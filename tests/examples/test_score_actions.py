@@ -14,7 +14,7 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.deploy.offline_export import export
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -30,7 +30,7 @@ def exported(path, kind):
     columns = made_data.discrete_columns() if kind == "discrete" else made_data.parametric_columns()
     said = {} if kind == "discrete" else {"candidates": LISTED}
     data = Dataset.open(made_data.write(path / "data", columns, **said))
-    about = About(
+    about = PolicySpec(
         info=data.info,
         state=data.state_features,
         action=data.action_features,

@@ -20,7 +20,7 @@ from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
 from lockstep.torch.offline.parametric_batch import ParametricBatch  # noqa: E402
 from lockstep.torch.offline.parametric_dqn import ParametricDQN  # noqa: E402
-from lockstep.torch.scoring.policy import About, ScoringPolicy  # noqa: E402
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy  # noqa: E402
 
 BASE = OfflineDQNConfig(gamma=0.5, estimate=False, double=True)
 INFO = DatasetInfo(
@@ -62,7 +62,7 @@ def set_linear(network, of_state, of_action):
 def learner(config=BASE, **settings):
     run = OfflineRun(data="none", algo="parametric_dqn", algorithm=config, network=ScoreNetworkConfig(hidden=()))
     features = [Features({name: Feature(type="do_not_preprocess")}) for name in "09"]
-    about = About(
+    about = PolicySpec(
         info=INFO, state=features[0], action=features[1], network=run.network, algo=run.algo, algorithm=config
     )
     dqn = ParametricDQN(run, ScoringPolicy(about), Comm(device="cpu"))

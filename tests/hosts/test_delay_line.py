@@ -93,7 +93,7 @@ def test_the_benchmark_and_what_it_predicts(tmp_path):
     rows = [line.split(" | ") for line in measured.stdout.splitlines() if line.startswith(("| 2 x 1", "| 2 x 2"))]
     assert [row[0] for row in rows] == ["| 2 x 1", "| 2 x 1", "| 2 x 2", "| 2 x 2"]
     assert {row[2] for row in rows} == {"17.0"}  # messages of an update: 16 gradient steps, and one before
-    words = [sys.executable, "-m", "lockstep.cli.main", "report", "--predict", str(points), "--ranks-per-host", "2"]
+    words = [sys.executable, "-m", "lockstep.cli", "report", "--predict", str(points), "--ranks-per-host", "2"]
     told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert told.returncode == 0, told.stderr
     assert "held-out error: median" in told.stdout

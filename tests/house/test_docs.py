@@ -204,6 +204,6 @@ def test_no_number_is_missing(page):
 
 @pytest.mark.parametrize("given", [["--help"], ["train", "--help"], ["recipe"], ["recipe", "cartpole"]], ids=" ".join)
 def test_cheap_commands_run(given):
-    done = subprocess.run([sys.executable, "-m", "lockstep.cli.main", *given], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "lockstep.cli", *given], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "cartpole" in done.stdout.lower() or "--ranks" in done.stdout

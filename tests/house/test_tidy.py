@@ -14,10 +14,8 @@ DEBRIS = re.compile(
     r"|\.(pyc|orig|rej|swp|log|tfevents.*)$|(^|/)(core|nohup\.out|\.DS_Store)$"
 )
 LOOSE_END = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\(#\d+\))")
-MAX_LINES = 300
 MAX_FUNCTION_LINES = 60
 # Longer, and why.
-LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 
 

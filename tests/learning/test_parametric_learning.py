@@ -21,9 +21,7 @@ SETTINGS = ("batch_size=256", "epochs=60", "cql_alpha=0.5", "task=CartPole-v1", 
 
 
 def lockstep(*words):
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep.cli.main", *words], capture_output=True, text=True, timeout=900
-    )
+    done = subprocess.run([sys.executable, "-m", "lockstep.cli", *words], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done
 

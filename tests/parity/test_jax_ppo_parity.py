@@ -77,9 +77,9 @@ def updated(config, updates=2, spoil=None, **other):
             rollouts = [rollout_of(spec, shard, update) for shard in range(SHARDS)]
             if spoil is not None:
                 spoil(update, rollouts)
-            also, progress = np.array([[1.0, 2.0], [3.0, 5.0]]), Progress(10, env_steps=2 * update)
-            assert ours.update(rollouts, also, progress).tolist() == [4.0, 7.0]
-            assert theirs.update(rollouts, also, progress).tolist() == [4.0, 7.0]
+            extra_sums, progress = np.array([[1.0, 2.0], [3.0, 5.0]]), Progress(10, env_steps=2 * update)
+            assert ours.update(rollouts, extra_sums, progress).tolist() == [4.0, 7.0]
+            assert theirs.update(rollouts, extra_sums, progress).tolist() == [4.0, 7.0]
             found.append((ours.read_metrics(), theirs.metrics.read()))
         for shard in range(SHARDS):
             mine, other = (str(one.shard_state(shard)["minibatches"]) for one in (ours, theirs))

@@ -18,7 +18,7 @@ from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.parametric_dqn import ParametricDQN
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import World
 
 ROWS, BATCH, STEPS, SHARDS, PADDING = 300, 24, 50, 2, 3
@@ -194,7 +194,7 @@ def test_gradient_steps_are_those_of_the_equations(tmp_path, variant):
         data="none", algo="parametric_dqn", algorithm=c, network=ScoreNetworkConfig(hidden=(9, 5)), epochs=4
     )
     features = {"state": dataset.state_features, "action": dataset.action_features}
-    about = About(info=dataset.info, **features, network=run.network, algo=run.algo, algorithm=c)
+    about = PolicySpec(info=dataset.info, **features, network=run.network, algo=run.algo, algorithm=c)
     policy, random = ScoringPolicy(about, seed=1), np.random.default_rng(0)
     reference, progress, half = Reference(policy, c), Progress(STEPS * BATCH), BATCH // SHARDS
     with Comm(World().with_shards(SHARDS), device="cpu") as comm:
@@ -202,9 +202,9 @@ def test_gradient_steps_are_those_of_the_equations(tmp_path, variant):
         for step in range(STEPS):
             rows, one = drawn(dataset, c, random)
             parts = [[of.between(k * half, (k + 1) * half) for k in range(SHARDS)] for of in (rows, one)]
-            facts = np.arange(SHARDS * 2.0).reshape(SHARDS, 2)
-            told = dqn.update(parts[0], facts, progress, parts[1] if c.n_step > 1 else None)
-            assert told.tolist() == facts.sum(0).tolist()
+            statistics = np.arange(SHARDS * 2.0).reshape(SHARDS, 2)
+            told = dqn.update(parts[0], statistics, progress, parts[1] if c.n_step > 1 else None)
+            assert told.tolist() == statistics.sum(0).tolist()
             reference.step(rows, one, step / STEPS, step * 4 // STEPS)
             progress.env_steps += BATCH
     pairs = [("q", policy.network)]

@@ -124,9 +124,9 @@ def learn(rank: int, task: Task) -> dict[str, Any]:
         progress = Progress(run.total_steps)
         while not progress.finished:
             rollouts = collector.collect()
-            facts = np.array([[e.returns.sum(), len(e.returns)] for e in collector.episodes])
+            statistics = np.array([[e.returns.sum(), len(e.returns)] for e in collector.episodes])
             try:
-                told["returns"].append(ppo.update(rollouts, facts, progress).tolist())
+                told["returns"].append(ppo.update(rollouts, statistics, progress).tolist())
             except NonFiniteError as error:
                 save(error, Path(task.folder))
                 told |= {"error": str(error), "rank": error.rank}

@@ -11,7 +11,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline import estimate as counterfactual
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 
 
 def judged(rank: int, ports: dict[str, int], paths: dict[str, list[str]]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def judge(world: World, paths: list[str]) -> dict[str, Any]:
     algo = "dqn" if dataset.info.kind == "discrete" else "parametric_dqn"
     run = OfflineRun(data="data", algo=algo, network=ScoreNetworkConfig(hidden=(8,)))
     run = override(run, {"policy": "softmax", "seed": 3})
-    about = About(
+    about = PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

@@ -13,7 +13,7 @@ from lockstep import World
 from lockstep.envs.make import env_spec
 from lockstep.launch.variables import free_port
 from lockstep.preflight import compare as preflight
-from lockstep.preflight import identity as card
+from lockstep.preflight import identity as identity
 from lockstep.preflight import latency
 from lockstep.preflight.compare import add_forecast
 from lockstep.run import Run
@@ -31,14 +31,14 @@ def changed(name: str, folder: str) -> tuple[Run, Any]:
     """What rank 1 was started with, and what is different around it."""
     nothing = mock.patch.object(sys, "tracebacklimit", None, create=True)
     if name == "version":
-        real = card.version
-        return RUN, mock.patch.object(card, "version", lambda which: "0.0.1" if which == "torch" else real(which))
+        real = identity.version
+        return RUN, mock.patch.object(identity, "version", lambda which: "0.0.1" if which == "torch" else real(which))
     if name == "config":
         return replace(RUN, seed=5, algorithm=replace(RUN.algorithm, gamma=0.5)), nothing
     if name == "code":
         return RUN, mock.patch.object(preflight, "user_code", lambda _: f"{folder}.py 22")
     if name == "source":
-        return RUN, mock.patch.object(card, "_own_source", lambda: "another")
+        return RUN, mock.patch.object(identity, "_own_source", lambda: "another")
     if name == "clock":
         clock = mock.Mock(time=lambda: time.time() + AHEAD_S, perf_counter=time.perf_counter)
         return RUN, mock.patch.object(latency, "time", clock)

@@ -67,12 +67,12 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
             }
             return {"scale": shared["scale"], **sums}, {"row": products, "n": comm.shard_numbers()}
 
-        compiled = comm.spread(step, donate=False)
+        compiled = comm.spmd(step, donate=False)
         shared = {"scale": np.linspace(0.1, 3.0, COLUMNS, dtype=np.float32)}
         mine = list(comm.world.shards)
         parts = [{"row": rows[shard], "weight": np.float32(shard == 0)} for shard in mine]
-        told, own = compiled(comm.share(shared), comm.deal(parts))
-        told, own = compiled(comm.share(shared), comm.deal(parts))
+        told, own = compiled(comm.replicate(shared), comm.shard(parts))
+        told, own = compiled(comm.replicate(shared), comm.shard(parts))
         held = comm.collect(own)
         comm.check_equal({"total": told["total"], **shared})
         comm.check_different(f"data of {rank}")
@@ -81,7 +81,7 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
             "shards": [int(one["n"]) for one in held],
             "rows": np.stack([one["row"] for one in held]),
             "local": np.asarray(comm.local(told)["total"]),
-            "facts": comm.sum_facts(rows[mine].astype(np.float64)),
+            "facts": comm.sum_statistics(rows[mine].astype(np.float64)),
             "broadcast": comm.read(comm.broadcast({"x": np.full(3, rank, np.float32)}, comm.world.size - 1))["x"],
             "object": comm.broadcast_object([1, "é"] if rank == 0 else None),
             "objects": comm.gather_object({"rank": rank, "array": np.arange(rank)}),
@@ -118,9 +118,9 @@ def _sum(comm: Any, rows: np.ndarray, tag: str = "learn") -> np.ndarray:
     def learn(shared: Any, own: Any) -> Any:
         return {"total": comm.sum_shards(own["row"] * shared["scale"], tag)}, {}
 
-    shared = comm.share({"scale": np.float32(0.3)})
+    shared = comm.replicate({"scale": np.float32(0.3)})
     return comm.read(
-        comm.spread(learn, donate=False)(shared, comm.deal([{"row": rows[s]} for s in comm.world.shards]))[0]
+        comm.spmd(learn, donate=False)(shared, comm.shard([{"row": rows[s]} for s in comm.world.shards]))[0]
     )["total"]
 
 
@@ -141,7 +141,7 @@ def unequal(rank: int, port: int) -> dict[str, Any]:
         weight = np.arange(3, dtype=np.float32)
         odd = rank == 1
         cases = {
-            "equal": {"bias": weight, "weight": comm.share({"w": weight})["w"]},
+            "equal": {"bias": weight, "weight": comm.replicate({"w": weight})["w"]},
             "bit": {"bias": weight, "weight": weight + np.float32(1e-7) * odd},
             "zero": {"bias": -weight if odd else np.array([0, -1, -2], np.float32)},
             "shape": {"weight": weight.reshape(1, 3) if odd else weight},

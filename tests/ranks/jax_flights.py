@@ -14,7 +14,7 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.jax import preflight
 from lockstep.jax.comm import Comm
 from lockstep.jax.session import Session
-from lockstep.preflight import identity as card
+from lockstep.preflight import identity as identity
 from lockstep.run import NetworkConfig, Run
 from lockstep.train import train
 
@@ -38,10 +38,10 @@ RUN = Run(
 def preflights(rank: int, ports: dict[str, int]) -> dict[str, Any]:
     """What the preflight says where rank 1 has another version of jaxlib, or another config, and where nothing is."""
     told: dict[str, Any] = {}
-    real = card.version
+    real = identity.version
     other = {
-        "version": mock.patch.object(card, "version", lambda name: "0.0.1" if name == "jaxlib" else real(name)),
-        "torch": mock.patch.object(card, "version", lambda name: "0.0.1" if name == "torch" else real(name)),
+        "version": mock.patch.object(identity, "version", lambda name: "0.0.1" if name == "jaxlib" else real(name)),
+        "torch": mock.patch.object(identity, "version", lambda name: "0.0.1" if name == "torch" else real(name)),
     }
     for name, port in ports.items():
         run = replace(RUN, seed=5) if name == "config" and rank == 1 else RUN

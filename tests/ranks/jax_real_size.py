@@ -46,6 +46,6 @@ def gradient(rank: int, devices: int) -> tuple[str, str]:
             total = comm.sum_shards(jnp.stack([row(values, one) for one in own]), "gradient")
             return (total, norm_of(total)), ()
 
-        told, _ = comm.spread(summed, donate=False)(comm.share(flat.join(policy.params)), comm.deal(seen))
+        told, _ = comm.spmd(summed, donate=False)(comm.replicate(flat.join(policy.params)), comm.shard(seen))
         total, norm = comm.read(told)
     return fingerprint({"gradient": total}), fingerprint({"norm": norm})

@@ -83,15 +83,15 @@ class Seen:
 
     def opened(self, make: Any, *args: Any, **kwargs: Any) -> Any:
         self.comm = comm = make(*args, **kwargs)
-        deal = comm.deal
+        shard = comm.shard
 
         def counted_deal(parts: Any) -> Any:
             for part in parts:
                 batch = getattr(part, "batch", None)  # what DQN learns from
                 self.counts["learned"] += 0 if batch is None or not self._collected else len(batch.reward)
-            return deal(parts)
+            return shard(parts)
 
-        comm.deal = counted_deal
+        comm.shard = counted_deal
         return comm
 
     def collector(self, make: Any, *args: Any, **kwargs: Any) -> Any:

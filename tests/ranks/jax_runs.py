@@ -148,7 +148,7 @@ def end_all() -> None:
 
 def train(folder: Path, *words: str, **changes: Any) -> Command:
     """`lockstep train` of a small run, by its own launcher."""
-    return Command(folder, ["lockstep.cli.main", "train", "CartPole-v1", "--run-dir", "run", *small(**changes), *words])
+    return Command(folder, ["lockstep.cli", "train", "CartPole-v1", "--run-dir", "run", *small(**changes), *words])
 
 
 def new_port() -> int:

@@ -125,7 +125,7 @@ def test_a_rank_that_misses_the_first_collective_is_named(told, way, name):
 
 def test_a_launched_rank_that_misses_the_first_collective_is_named():
     script = Path(__file__).with_name("missing.py")
-    command = [sys.executable, "-m", "lockstep.cli.main", "launch", "--ranks", "2", str(script)]
+    command = [sys.executable, "-m", "lockstep.cli", "launch", "--ranks", "2", str(script)]
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

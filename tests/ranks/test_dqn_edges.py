@@ -68,7 +68,7 @@ def test_the_loss_of_an_environments_process_is_named_and_ends_all_ranks(tmp_pat
     kwargs = {"env.kwargs": {"once": str(tmp_path / "once")}, "env.vectorization": "async"}
     run = small_dqn(f"{ENVS}:Dying", num_envs=4, total_steps=10**7, timeout_s=20.0, **kwargs)
     (tmp_path / "run.yaml").write_text(dump(run))
-    command = [sys.executable, "-m", "lockstep.cli.main", "train", "run.yaml", "--run-dir", "run", "--ranks", "2"]
+    command = [sys.executable, "-m", "lockstep.cli", "train", "run.yaml", "--run-dir", "run", "--ranks", "2"]
     begun = time.monotonic()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1, done.stdout + done.stderr

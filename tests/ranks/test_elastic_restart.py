@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from running import lines, small, timeless
 
-from lockstep.cli.chaos.faults import Fault
+from lockstep.cli.chaos.faults import InjectedFault
 from lockstep.launch.variables import free_port
 from lockstep.run import dump
 from lockstep.train import train
@@ -83,7 +83,7 @@ def until(condition, what, *logs):
 
 def killed(**when):
     """The program of a rank that a fault kills, in the first start."""
-    return ["-m", "lockstep.cli.chaos.faults", Fault("kill", rank=1, **when).to_json(), "train", "run.yaml"]
+    return ["-m", "lockstep.cli.chaos.faults", InjectedFault("kill", rank=1, **when).to_json(), "train", "run.yaml"]
 
 
 def equal_to(undisturbed, run_dir):
@@ -198,7 +198,7 @@ def test_ranks_end_when_their_torchrun_is_killed(wrapped, tmp_path):
 # torchrun's wait for more nodes is 2 s instead of 30 s here, and ours is as it is.
 ELASTIC = {
     "torchrun": ["torch.distributed.run", "--rdzv_backend=c10d", "--rdzv_id=123", "--rdzv-conf=last_call_timeout=2"],
-    "lockstep": ["lockstep.cli.main", "launch", "--rdzv_id=123"],
+    "lockstep": ["lockstep.cli", "launch", "--rdzv_id=123"],
 }
 
 

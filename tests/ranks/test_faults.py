@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from running import small, timeless
 
-from lockstep.cli.chaos.faults import Fault
+from lockstep.cli.chaos.faults import InjectedFault
 from lockstep.launch.variables import free_port
 from lockstep.run import dump
 
@@ -31,15 +31,13 @@ class Run:
     """One command that ended, or was ended: its code, what it said and what it left."""
 
     def __init__(self, tmp_path, fault="", *, launcher="lockstep", ranks=2, run_dir="run", more=(), **changes):
-        planted = fault if isinstance(fault, Fault) else None  # from outside, else by the environment itself
+        planted = fault if isinstance(fault, InjectedFault) else None  # from outside, else by the environment itself
         kwargs = {} if planted else {"env.kwargs": {"fault": fault, **changes.pop("env", {})}}
         changes = {"total_steps": 100_000_000, "timeout_s": 4.0, **changes}
         task = "CartPole-v1" if planted else f"{ENVS}:Faulty"
         (tmp_path / "fault.yaml").write_text(dump(small(task, **changes, **kwargs)))
         self.run_dir = Path(tmp_path, run_dir)
-        command = (
-            ["lockstep.cli.chaos.faults", planted.to_json(), "train"] if planted else ["lockstep.cli.main", "train"]
-        )
+        command = ["lockstep.cli.chaos.faults", planted.to_json(), "train"] if planted else ["lockstep.cli", "train"]
         if launcher == "torchrun":
             command = [
                 "torch.distributed.run",
@@ -152,7 +150,7 @@ def test_a_rank_that_sleeps_in_env_step_is_named_with_its_phase(tmp_path):
 
 
 def test_a_stopped_rank_is_told_from_a_dead_one(tmp_path):
-    run = Run(tmp_path, Fault("stop", 1, 2))
+    run = Run(tmp_path, InjectedFault("stop", 1, 2))
     run.wait(START_S)
     run.check(1, "failed", "rank 1 is stopped (SIGSTOP) in env.step, update 3", "kill -CONT", "rank 0 waits in")
     assert "rank 1 is stopped (SIGSTOP) in env.step" in run.text
@@ -163,9 +161,9 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_nothing_els
     changes = {"num_shards": 4, "total_steps": 12 * 128, "log_every": 128, "checkpoint_every": 4 * 128}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    steady = Run(tmp_path / "one", ranks=1, fault=Fault("kill", 7, 0), **changes)
+    steady = Run(tmp_path / "one", ranks=1, fault=InjectedFault("kill", 7, 0), **changes)
     steady.wait(START_S)
-    run = Run(tmp_path / "two", Fault("kill", 1, 7, saved=True), more=["--max-restarts", "1"], **changes)
+    run = Run(tmp_path / "two", InjectedFault("kill", 1, 7, saved=True), more=["--max-restarts", "1"], **changes)
     run.wait(2 * START_S)
     run.check(0, "finished")
     assert run.summary["restarts"] == 1

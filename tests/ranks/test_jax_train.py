@@ -6,7 +6,7 @@ import time
 import pytest
 from jax_runs import START_S, Command, by_hand, end_all, jax_alone, new_port, slurm, small, train
 
-from lockstep.cli.chaos.faults import Fault
+from lockstep.cli.chaos.faults import InjectedFault
 
 pytest.importorskip("jax")
 
@@ -89,7 +89,7 @@ def struck(tmp_path, fault, *words, **changes):
     ],
 )
 def test_a_rank_that_fails_ends_the_run_and_is_named(tmp_path, kind, code, said):
-    command, returned, took = struck(tmp_path, Fault(kind, 1, 2))
+    command, returned, took = struck(tmp_path, InjectedFault(kind, 1, 2))
     assert returned == code, command.said
     assert f"lockstep: {said}" in command.said or (kind == "weight" and said in command.said)
     assert said in command.summary["error"] and command.summary["status"] == "failed"
@@ -98,7 +98,7 @@ def test_a_rank_that_fails_ends_the_run_and_is_named(tmp_path, kind, code, said)
 
 
 def test_rank_0_may_be_killed_where_all_others_meet(tmp_path):
-    command, returned, _ = struck(tmp_path, Fault("kill", 0, 2))
+    command, returned, _ = struck(tmp_path, InjectedFault("kill", 0, 2))
     assert returned == 137, command.said
     assert "rank 0 was killed by SIGKILL" in command.summary["error"]
     assert command.gone()
@@ -115,7 +115,7 @@ def test_sigterm_ends_all_at_one_step_and_the_run_goes_on_to_the_same_bits(tmp_p
     assert command.gone()
     assert command.summary["status"] == "interrupted"
     assert command.summary["env_steps"] < 200 * 128, "too late: nothing to go on with"
-    again = Command(tmp_path, ["lockstep.cli.main", "train", "--resume", "run", "--ranks", "1"])
+    again = Command(tmp_path, ["lockstep.cli", "train", "--resume", "run", "--ranks", "1"])
     assert (again.wait(), other.wait()) == (0, 0), again.said + other.said
     assert again.summary["params_fingerprint"] == other.summary["params_fingerprint"]
     assert again.summary["resumed_from"]
@@ -128,7 +128,7 @@ def test_a_fault_is_recovered_from_and_costs_nothing_but_steps(tmp_path, kind):
     long = {"total_steps": 60 * 128, "checkpoint_every": 128 * 8}
     other = train(tmp_path / "other", **long)
     assert other.wait() == 0, other.said
-    command, code, _ = struck(tmp_path, Fault(kind, 1, 10, saved=True), "--max-restarts", "1", **long)
+    command, code, _ = struck(tmp_path, InjectedFault(kind, 1, 10, saved=True), "--max-restarts", "1", **long)
     assert code == 0, command.said
     assert "restart 1 of 1 from step" in command.said
     assert command.summary["params_fingerprint"] == other.summary["params_fingerprint"]

@@ -140,7 +140,7 @@ def command(*more):
     counts |= {"log_every": 500, "evaluate_every": 5000, "evaluate_episodes": 4}
     chosen = {**counts, "checkpoint_every": "null", "stop_when_solved": "false"}
     args = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
-    return [sys.executable, "-m", "lockstep.cli.main", "train", "CartPole-v1", *args, *more]
+    return [sys.executable, "-m", "lockstep.cli", "train", "CartPole-v1", *args, *more]
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(undistu
     assert summary["status"] == "interrupted"
     assert summary["env_steps"] < 16000
     assert {path.name for path in (cut / "checkpoints").iterdir()} == {"LATEST", f"step_{summary['env_steps']}"}
-    again = [sys.executable, "-m", "lockstep.cli.main", "train", "--resume", cut, "--ranks", "4"]
+    again = [sys.executable, "-m", "lockstep.cli", "train", "--resume", cut, "--ranks", "4"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     ends = [json.loads((folder / "summary.json").read_text()) for folder in (undisturbed, cut)]

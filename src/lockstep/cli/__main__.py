@@ -1,11 +1,16 @@
-"""`python -m lockstep.cli.offline ...` is `lockstep offline ...`: what a rank on one of several machines is started as."""
+"""`python -m lockstep.cli ...` is `lockstep ...`; some ranks are started so."""
 
+import os
 import sys
 
 from lockstep.launch.child import die_with_launcher, leave
 
 if __name__ == "__main__":
+    is_rank = "RANK" in os.environ
     die_with_launcher()
-    from lockstep.cli import main as cli
+    from lockstep.cli.main import main
 
-    leave(cli.main(["offline", *sys.argv[1:]]))
+    code = main()
+    if is_rank:
+        leave(code)
+    sys.exit(code)

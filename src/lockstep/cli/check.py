@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lockstep.errors import ConfigError
-from lockstep.session.env_checks.first import _said_if_slow
+from lockstep.session.env_checks.first import warned_if_slow
 
 if TYPE_CHECKING:
     pass
@@ -26,7 +26,7 @@ def check_command(args: argparse.Namespace) -> int:
 
     run = from_environments(requested_run(args), "lockstep check")
     report = Report(skip_non_finite=run.non_finite == "skip")
-    with _said_if_slow(run, report):
+    with warned_if_slow(run, report):
         check_task(run.task, run.env, report, Limits(_LONG_STEPS, _LONG_S))
     if not report.faults:
         check_algorithm(run, env_spec(run.task, run.env))

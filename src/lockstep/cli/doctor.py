@@ -84,8 +84,8 @@ def measure_jax_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repea
 
         seconds: dict[int, float] = {}
         for size in sizes:
-            compiled, took = comm.spread(add), list[float]()
-            given: tuple[Any, Any] = comm.share(np.zeros(size, np.float32)), comm.deal([np.ones(size, np.float32)])
+            compiled, took = comm.spmd(add), list[float]()
+            given: tuple[Any, Any] = comm.replicate(np.zeros(size, np.float32)), comm.shard([np.ones(size, np.float32)])
             for _ in range(repeats + 1):
                 start = time.perf_counter()
                 given = cast(Any, jax).block_until_ready(compiled(*given))
@@ -160,9 +160,9 @@ def _torch_devices() -> Iterator[str]:
 
     cuda: Any = torch.version.cuda  # pyright: ignore[reportUnknownMemberType]
     yield f"torch {torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
-    cards: Any = torch.cuda
-    for index in range(cards.device_count() if cards.is_available() else 0):
-        properties = cards.get_device_properties(index)
+    identities: Any = torch.cuda
+    for index in range(identities.device_count() if identities.is_available() else 0):
+        properties = identities.get_device_properties(index)
         yield f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if warning := gpus.cpu_only_torch():
         yield f"WARNING: {warning}"

@@ -99,10 +99,10 @@ def _run_of(found: Found) -> AnyRun:
         return load(found.run_dir / "run.yaml")
     if found.path.is_dir() or not found.path.is_file():
         raise ConfigError(f"{found.path} is not below a run directory: there is no run.yaml; give a policy file")
-    told, _ = policy_file.read(found.path)
-    if policy_file.from_log(told):
+    lines, _ = policy_file.read(found.path)
+    if policy_file.from_log(lines):
         raise ConfigError(f"{found.path} learned from a log; evaluate the run directory that it comes from")
-    return Run(task=told["task"], algo=told.get("algo", "ppo"))
+    return Run(task=lines["task"], algo=lines.get("algo", "ppo"))
 
 
 def _play_as_rank(rank: int, job: _Job) -> dict[str, Any]:
@@ -146,9 +146,9 @@ def _by_jax(job: _Job, world: World) -> dict[str, Any]:
 
 def _played(evaluation: Evaluation, drawn: Path | None, world: World) -> dict[str, Any]:
     try:
-        played = evaluation.play(-1, beat=lambda: None)
+        played = evaluation.play(-1, heartbeat=lambda: None)
         if drawn is not None and world.rank == 0:
-            evaluation.record(drawn, -1, beat=lambda: None)
+            evaluation.record(drawn, -1, heartbeat=lambda: None)
     finally:
         evaluation.close()
     return {"returns": played.returns, "lengths": played.lengths, "ranks": world.size}

@@ -24,13 +24,14 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
     add("--seed", metavar="S", help="same seed, same parameters")
     add("--run-dir", metavar="DIR", help="where results go (default: runs/TASK-ALGO-TIME)")
-    _add_set_argument(parser)
+    add_set_argument(parser)
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
     add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
     add("--debug", action="store_true", help="show tracebacks")
 
 
-def _add_set_argument(parser: argparse.ArgumentParser) -> None:
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    """`--set KEY=VALUE`."""
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.cli.parser import did_you_mean, hyphenated, parser
 from lockstep.cli.request import checked, from_environments, requested_ranks, requested_run, says_how_long
-from lockstep.errors import ConfigError, told
+from lockstep.errors import ConfigError, exit_code_of
 from lockstep.launch.flags import number
 
 
@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The `lockstep` command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
-    return told(lambda: _run(given), debug="--debug" in given)
+    return exit_code_of(lambda: _run(given), debug="--debug" in given)
 
 
 def _run(given: list[str]) -> int:
@@ -176,7 +176,3 @@ def completion_command(args: argparse.Namespace) -> int:
     from lockstep.cli import completion
 
     return completion.completion_command(args)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
-from lockstep.cli.flags import _add_set_argument, add_run_arguments, add_train_arguments
+from lockstep.cli.flags import add_run_arguments, add_set_argument, add_train_arguments
 from lockstep.cli.policy_flags import add_choice
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import add_node_arguments, add_ranks
@@ -120,7 +120,7 @@ def _add_train(chosen: Any) -> argparse.ArgumentParser:
 def _add_check(chosen: Any, call: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
     check = chosen.add_parser("check", help="look for faults in an environment, before training", allow_abbrev=False)
     check.add_argument("target", metavar="TASK|RECIPE|CONFIG.yaml", help="what to check, such as my_env.py:MyEnv")
-    _add_set_argument(check)
+    add_set_argument(check)
     no_flags = dict.fromkeys(("task", "algo", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
     check.set_defaults(call=call, video=False, **no_flags)
     return check

@@ -10,7 +10,7 @@ from lockstep.cli.request import checked, requested_nodes, requested_world, resu
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, policy_source
 from lockstep.launch.train_ranks import PROGRAM
-from lockstep.launch.world_checks import _check_output, check_world
+from lockstep.launch.world_checks import check_output, check_world
 
 if TYPE_CHECKING:
     from lockstep.launch.nodes import Nodes
@@ -30,7 +30,7 @@ def start(args: argparse.Namespace, run: "AnyRun") -> int:
         check_first(run, tell=world.rank == 0)
     if several(nodes):
         return start_on_nodes(args, run, nodes)
-    _check_output(run, world)
+    check_output(run, world)
     run_dir = Path(args.run_dir) if args.run_dir else None
     init_from = policy_source(args.init_from)
     max_restarts = _max_restarts(args, world)
@@ -66,9 +66,9 @@ def go_on(args: argparse.Namespace) -> int:
     from lockstep.world import World
 
     going_on = resumption(args)
-    if not args.joined and (told := nothing_left(going_on)) is not None:
+    if not args.joined and (message := nothing_left(going_on)) is not None:
         if World.from_environment().rank == 0:
-            _say_first(told)
+            _say_first(message)
         return 0
     run, run_dir = checked(args, going_on.run), going_on.run_dir
     nodes = requested_nodes(args, going_on.num_shards or run.num_shards)
@@ -81,7 +81,7 @@ def go_on(args: argparse.Namespace) -> int:
     check_world(run, world, going_on.num_shards)
     if several(nodes):
         return start_on_nodes(args, run, nodes)
-    _check_output(run, world)
+    check_output(run, world)
     max_restarts = _max_restarts(args, world)
     if world.rank == 0 and not args.joined:
         for note in going_on.notes:

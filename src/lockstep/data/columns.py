@@ -64,7 +64,7 @@ class Ragged:
         return Ragged(aligned(self.values[offsets[0] : offsets[-1]]), offsets - offsets[0])
 
 
-class Places:
+class RowLocations:
     """In which part each of the wanted rows [N] lies, and where there. Worked out once for all columns."""
 
     def __init__(self, index: Index, part_rows: int, num_rows: int) -> None:
@@ -95,7 +95,7 @@ class Column:
 
     def __getitem__(self, index: slice | Index) -> NDArray[Any]:
         if not isinstance(index, slice):
-            return self.gather(Places(index, self._part_rows, self._num_rows))
+            return self.gather(RowLocations(index, self._part_rows, self._num_rows))
         start, stop, step = index.indices(self._num_rows)
         if step != 1:
             raise ValueError("runs of rows have step 1")
@@ -106,7 +106,7 @@ class Column:
         ]
         return np.concatenate(found) if found else self._parts[0][:0].copy()
 
-    def gather(self, places: Places) -> NDArray[Any]:
+    def gather(self, places: RowLocations) -> NDArray[Any]:
         """The rows at `places`, in the order they were asked for; a new array."""
         found = aligned_empty((places.count, *self.row_shape), self.dtype)
         for part, which, where in places.parts:
@@ -130,7 +130,7 @@ class RaggedColumn:
     def __getitem__(self, index: slice | Index) -> Ragged:
         if isinstance(index, slice):
             index = np.arange(*index.indices(self._num_rows), dtype=np.int64)
-        return self.gather(Places(index, self._part_rows, self._num_rows))
+        return self.gather(RowLocations(index, self._part_rows, self._num_rows))
 
     def lengths(self, rows: slice) -> Index:
         """How long the lists of some rows are; the lists are not read."""
@@ -142,7 +142,7 @@ class RaggedColumn:
             found[here] = offsets[within[here] + 1] - offsets[within[here]]
         return found
 
-    def gather(self, places: Places) -> Ragged:
+    def gather(self, places: RowLocations) -> Ragged:
         """The lists of the rows at `places`, in the order they were asked for; new arrays."""
         begins = [np.take(self._offsets[part], where, mode="clip") for part, _, where in places.parts]
         lengths = [

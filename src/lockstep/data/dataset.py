@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.columns import Column, Index, Places, Ragged, RaggedColumn, columns, offsets_of, ragged_names
+from lockstep.data.columns import Column, Index, Ragged, RaggedColumn, RowLocations, columns, offsets_of, ragged_names
 from lockstep.data.dataset_files import (
     ACTION_FEATURES,
     CHECK,
@@ -146,18 +146,20 @@ class Dataset:
             weight=np.ones(len(index), np.float32),
         )
 
-    def _places(self, index: Index) -> Places:
-        return Places(index, self._part_rows, self.info.num_rows)
+    def _places(self, index: Index) -> RowLocations:
+        return RowLocations(index, self._part_rows, self.info.num_rows)
 
-    def _gathered(self, name: str, places: Places) -> NDArray[Any]:
+    def _gathered(self, name: str, places: RowLocations) -> NDArray[Any]:
         return self.column(name).gather(places)
 
-    def _possible(self, name: str, places: Places) -> Float | Ragged:
+    def _possible(self, name: str, places: RowLocations) -> Float | Ragged:
         column = self._columns[name]
         found = column.gather(places)
         return found if isinstance(found, Ragged) else found.astype(np.float32)
 
-    def _window(self, index: Index, places: Places, n_step: int, gamma: float) -> tuple[Index, Float, Float, Float]:
+    def _window(
+        self, index: Index, places: RowLocations, n_step: int, gamma: float
+    ) -> tuple[Index, Float, Float, Float]:
         """Of each window: its last row, its length, and the discounted sums of reward and metrics."""
         reward, metrics = self._gathered("reward", places), self._gathered("metrics", places)
         if n_step == 1:

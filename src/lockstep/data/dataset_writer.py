@@ -173,8 +173,8 @@ class DatasetWriter:
     def _end_part(self) -> None:
         with ThreadPoolExecutor(usable_cores()) as pool:  # to wait for the disk, and to read for checksums, at once
             closed = pool.map(_Stream.close, self._streams.values())
-            for name, told in zip(self._streams, closed, strict=True):
-                self._files[column_file(len(self._parts) - 1, name)] = told
+            for name, reported in zip(self._streams, closed, strict=True):
+                self._files[column_file(len(self._parts) - 1, name)] = reported
         self._streams.clear()
 
     def _appear(self) -> None:

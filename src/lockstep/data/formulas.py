@@ -17,8 +17,9 @@ Those without bounds of their own are clamped to +-11.513 (the logit of 1 - 1e-5
 `do_not_preprocess` to what float32 holds.
 
 A raw value is float64, NaN where the feature is absent; a normalized one is float32, and 0 where the feature is absent.
-Between them all arithmetic is float64, so that large ids and timestamps keep their digits. `lockstep.torch.scoring.preprocess`
-has the same formulas as a module; tables computed by hand hold both, and the exported policy, together.
+Between them all arithmetic is float64, so that large ids and timestamps keep their digits.
+`lockstep.torch.scoring.preprocess` has the same formulas as a module; tables computed by hand hold both, and the
+exported policy, together.
 
 Shapes: n rows, G features of one type.
 """

@@ -68,11 +68,11 @@ def agree(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") 
         ConfigError: on every rank alike: machines hold overlapping parts, data that does not fit together, or
             something else than was wanted.
     """
-    told = gather([world.node_rank, _facts(dataset)], "data of all machines")
-    nodes = sorted({int(node) for node, _ in told})
-    speaker = [next(rank for rank, (node, _) in enumerate(told) if node == number) for number in nodes]
-    facts = [told[rank][1] for rank in speaker]
-    for (node, said), first in zip(told, (facts[nodes.index(node)] for node, _ in told), strict=True):
+    gathered = gather([world.node_rank, _facts(dataset)], "data of all machines")
+    nodes = sorted({int(node) for node, _ in gathered})
+    speaker = [next(rank for rank, (node, _) in enumerate(gathered) if node == number) for number in nodes]
+    facts = [gathered[rank][1] for rank in speaker]
+    for (node, said), first in zip(gathered, (facts[nodes.index(node)] for node, _ in gathered), strict=True):
         if said != first:
             raise ConfigError(
                 f"ranks of node {node} see different data under {said['path']}; give all of them the same directory"
@@ -81,7 +81,7 @@ def agree(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") 
     place: dict[str, Any] = {
         "rows_of_node": tuple(int(said["num_rows"]) for said in facts),
         "node": nodes.index(world.node_rank),
-        "node_of_rank": tuple(nodes.index(node) for node, _ in told),
+        "node_of_rank": tuple(nodes.index(node) for node, _ in gathered),
         "digest": facts[0]["digest"],
     }
     if len({said["digest"] for said in facts}) == 1:
@@ -166,9 +166,9 @@ def _check_disjoint(
     for number in range(rounds):
         low, high = _ALL * number // rounds, _ALL * (number + 1) // rounds
         mine = dataset.keys_between(low, high) if world.rank in speakers else np.zeros((0, 2), np.uint64)
-        told = gather(mine, "keys of the data")
+        gathered = gather(mine, "keys of the data")
         for a, b in combinations(range(len(speakers)), 2):
-            if count := _num_common(told[speakers[a]], told[speakers[b]]):
+            if count := _num_common(gathered[speakers[a]], gathered[speakers[b]]):
                 common[a, b] = common.get((a, b), 0) + count
     if common:
         (a, b), count = max(common.items(), key=lambda item: item[1])

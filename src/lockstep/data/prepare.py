@@ -2,8 +2,9 @@
 
 The log is read once. Its rows go to the disk, sorted roughly by trajectory, while their names, the kind of their marks
 and a sample of their features are noted. Then a range of trajectories at a time is read again, ordered, completed by
-what follows each row (`lockstep.data.preparation.next_rows`), normalized and written. Rows come out ordered by the hash of their
-trajectory and then by sequence number, whatever the order of files and rows was and however much memory there is.
+what follows each row (`lockstep.data.preparation.next_rows`), normalized and written. Rows come out ordered by the hash
+of their trajectory and then by sequence number, whatever the order of files and rows was and however much memory there
+is.
 
 A trajectory has to fit into memory, and so do the names of features and of discrete actions.
 """
@@ -21,7 +22,7 @@ from lockstep.data.features import Features
 from lockstep.data.preparation.identify import NormParams, identify
 from lockstep.data.preparation.passes import Preparation, scanned
 from lockstep.data.preparation.scan import FeatureSample, merged
-from lockstep.data.preparation.scratch import alone_in, check_space, leftovers_removed, scratch
+from lockstep.data.preparation.scratch import check_space, leftovers_removed, locked, scratch
 from lockstep.errors import ConfigError
 
 __all__ = ["FeatureSample", "PrepareOptions", "feature_sample", "identified", "prepared"]
@@ -109,7 +110,7 @@ def prepared(
     out = out if out.name not in ("", "..") else out.resolve()
     rules = options.plain()
     about = {"version": _VERSION, "sources": [_source(path) for path in log.paths], "options": rules}
-    with alone_in(out, say):
+    with locked(out, say):
         leftovers_removed(out)
         if (out / DESCRIPTION).exists() and described(out)["about"] == about:
             say(f"{out} is prepared already")

@@ -57,7 +57,7 @@ class Reader:
         rows_per_epoch: different rows, all machines together.
         batches_per_epoch: global batches.
         total_rows: in all epochs.
-        doubts: what a user should know, one line each.
+        warnings: what a user should know, one line each.
         episodes: none, for each local shard.
 
     Raises:
@@ -89,7 +89,7 @@ class Reader:
         self.total_rows = epochs * self.rows_per_epoch
         self.epoch, self.batch = 0, 0
         self.episodes = [NoEpisodes() for _ in world.shards]
-        self.doubts = _doubts(layout, batch_size)
+        self.warnings = _warnings(layout, batch_size)
         self._fingerprint = ""
         wanted = min(_BYTES_AHEAD // max(dataset.row_bytes, 1), _ROWS_AHEAD) // (self._size * len(world.shards))
         self._most_ahead = max(wanted, 1)
@@ -221,7 +221,7 @@ def _deals(dataset: Dataset, world: World, layout: Layout) -> list[_Deal]:
     return deals
 
 
-def _doubts(layout: Layout, batch_size: int) -> list[str]:
+def _warnings(layout: Layout, batch_size: int) -> list[str]:
     found: list[str] = []
     if batch_size > layout.num_rows:
         found.append(

@@ -47,8 +47,8 @@ def check_different(comm: Gathers, fingerprint: str | Sequence[str], tag: str) -
         fingerprint: of the data of this process' rank, or one for each of its ranks.
         tag: what is compared; for messages about ranks that are elsewhere.
     """
-    told: list[Any] = comm.gather_object([fingerprint] if isinstance(fingerprint, str) else list(fingerprint), tag)
-    every = [one for mine in told for one in mine]
+    gathered: list[Any] = comm.gather_object([fingerprint] if isinstance(fingerprint, str) else list(fingerprint), tag)
+    every = [one for mine in gathered for one in mine]
     twins = [rank for rank, one in enumerate(every) if every.count(one) > 1]
     if twins:
         raise RunError(

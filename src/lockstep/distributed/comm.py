@@ -41,7 +41,7 @@ class Comm(AbstractContextManager["Comm"], Protocol):
         """How many messages this process has sent, by tag."""
         ...
 
-    def sum_facts(self, rows: np.ndarray, tag: str = ...) -> np.ndarray:
+    def sum_statistics(self, rows: np.ndarray, tag: str = ...) -> np.ndarray:
         """The sum over all shards of one row [n] each, from the rows [K, n] of this process; *collective*."""
         ...
 

@@ -6,7 +6,8 @@ import time
 PHASES = ("env", "act", "learn", "sync", "wait", "evaluate", "checkpoint", "other")
 ENV, ACT, LEARN, SYNC, WAIT, EVALUATE, CHECKPOINT, OTHER = range(len(PHASES))
 
-# Fields of a rank's row on the board, in 8-byte integers; the rest of the row belongs to `lockstep.distributed.shared_memory`.
+# Fields of a rank's row on the board, in 8-byte integers; the rest of the row belongs to
+# `lockstep.distributed.shared_memory`.
 PHASE, SINCE_NS, UPDATES, PID, BEHIND = range(5)
 ROW = 8
 
@@ -15,8 +16,8 @@ class Timers:
     """Seconds spent in each phase. Entering a phase costs about half a microsecond and no collective.
 
     The current phase and its start are written to `row`, which may lie in memory that the ranks of a host share: it is
-    the heartbeat that `lockstep.distributed.watch` reads. Clocks are monotonic and, on one host, common to all processes. All that
-    changes is kept in memory, where C code can go on with it (`lockstep.jax.collectives.native`).
+    the heartbeat that `lockstep.distributed.watch` reads. Clocks are monotonic and, on one host, common to all
+    processes. All that changes is kept in memory, where C code can go on with it (`lockstep.jax.collectives.native`).
 
     Attributes:
         row: the record of this rank.

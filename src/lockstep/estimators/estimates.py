@@ -58,7 +58,7 @@ def largest_weights(trajectories: int, rows: int) -> tuple[float, float]:
 
 
 def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0) -> dict[str, Any]:
-    """What the policy would earn, by every estimator that the log supports, as plain values; `told` makes text of them.
+    """What the policy would earn, by every estimator that the log supports, as plain values.
 
     Args:
         sums: over groups of trajectories.
@@ -88,10 +88,10 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
             if name in drawn and name not in left:
                 other = TRUSTS_MODEL.get(name)
                 corrected = _of(drawn[other], c) if other in drawn and other not in left else None
-                told = _described(_of(drawn[name], c), groups, corrected)
+                described = _described(_of(drawn[name], c), groups, corrected)
                 compared = base[column]["decision_logged" if name in DECISION else "logged"]
-                found[column][name] = told | _normalized(told, compared)
-                if other and corrected and told != _described(_of(drawn[name], c), groups):
+                found[column][name] = described | _normalized(described, compared)
+                if other and corrected and described != _described(_of(drawn[name], c), groups):
                     widened[column][name] = other
         _state_bias(found[column], sums)
     result: dict[str, Any] = {
@@ -111,17 +111,17 @@ def estimates(sums: Sums, columns: Sequence[str], facts: Facts, *, seed: int = 0
 def _all_estimates(sums: Sums, resampling: Floats) -> dict[str, _Drawn]:
     """Every estimate, of all groups and of each bootstrap sample."""
     kinds = np.ones((1, len(sums.trajectories))), resampling
-    told = [logged(sums, d) | decision_estimates(sums, d) | trajectory_estimates(sums, d) for d in kinds]
+    described = [logged(sums, d) | decision_estimates(sums, d) | trajectory_estimates(sums, d) for d in kinds]
     if sums.has_ratio:
         steps = steps_to_blend(int(sums.steps.max()))
         rewards, returns = zip(*(j_step_returns(sums, d, steps) for d in kinds), strict=True)
-        for one, reward in zip(told, rewards, strict=True):
+        for one, reward in zip(described, rewards, strict=True):
             one["per_decision_snips"] = reward
         if sums.has_predictions:
             x = np.stack([blend(returns[0][0, :, c], returns[1][:, :, c]) for c in range(sums.reward.shape[1])], 1)
-            for one, g in zip(told, returns, strict=True):
+            for one, g in zip(described, returns, strict=True):
                 one["weighted_sequential_dr"], one["magic"] = g[:, -1], np.einsum("bjc,jc->bc", g, x)
-    return {name: _Drawn(told[0][name][0], told[1][name]) for name in told[0]}
+    return {name: _Drawn(described[0][name][0], described[1][name]) for name in described[0]}
 
 
 def _of(one: _Drawn, column: int) -> _Drawn:
@@ -139,18 +139,18 @@ def _described(one: _Drawn, groups: int, corrected: _Drawn | None = None) -> dic
     if corrected is not None:
         ends = interval(corrected.resampled, groups, CONFIDENCE)
         low, high, error = min(low, ends[0]), max(high, ends[1]), max(error, _spread(corrected))
-    told = {"value": float(one.point), "low": low, "high": high, "std_error": error}
-    return {name: value if math.isfinite(value) else None for name, value in told.items()}
+    described = {"value": float(one.point), "low": low, "high": high, "std_error": error}
+    return {name: value if math.isfinite(value) else None for name, value in described.items()}
 
 
-def _normalized(told: Mapping[str, float | None], logged: Mapping[str, float | None]) -> dict[str, float | None]:
+def _normalized(described: Mapping[str, float | None], logged: Mapping[str, float | None]) -> dict[str, float | None]:
     """1 + (x - logged) / |logged|: more is better whatever the sign; None where the logged value may well be 0."""
     base, low, high = logged["value"], logged["low"], logged["high"]
     if base is None or low is None or high is None or low <= 0 <= high:
         return {"normalized": None, "normalized_low": None, "normalized_high": None}
     return {
         f"normalized{end}": None if x is None else 1.0 + (x - base) / abs(base)
-        for end, x in (("", told["value"]), ("_low", told["low"]), ("_high", told["high"]))
+        for end, x in (("", described["value"]), ("_low", described["low"]), ("_high", described["high"]))
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.estimators.importance import DECISION, TRAJECTORY
-from lockstep.estimators.verdict import compared, short, told
+from lockstep.estimators.verdict import compared, short, with_interval
 
 ESTIMATES_FILE = "estimates.json"
 """Where a run directory holds them."""
@@ -53,8 +53,13 @@ class Estimates:
             if (name := found["verdict"][level]) is not None:
                 what = "a trajectory, discounted" if level == "trajectory" else "one decision"
                 logged = found["logged"]["reward"][base]
-                return f"estimated reward of {what}: {told(reward[name])} by {name}, {compared(reward[name], logged)}"
-        guess = f" (fitted_q says {told(reward['fitted_q'])}, from the models alone)" if "fitted_q" in reward else ""
+                estimate = f"{with_interval(reward[name])} by {name}, {compared(reward[name], logged)}"
+                return f"estimated reward of {what}: {estimate}"
+        guess = (
+            f" (fitted_q says {with_interval(reward['fitted_q'])}, from the models alone)"
+            if "fitted_q" in reward
+            else ""
+        )
         return f"no estimate of the policy's reward is reliable{guess}"
 
 

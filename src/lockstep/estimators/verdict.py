@@ -50,7 +50,7 @@ def short(name: str) -> str:
     return name.removeprefix("decision_")
 
 
-def told(one: Mapping[str, Any]) -> str:
+def with_interval(one: Mapping[str, Any]) -> str:
     """A value and its interval."""
     if one["value"] is None:
         return "not known"
@@ -61,10 +61,10 @@ def told(one: Mapping[str, Any]) -> str:
 def compared(one: Mapping[str, Any], logged: Mapping[str, Any]) -> str:
     """What an estimate says beside what the log earned."""
     if one["low"] is not None and logged["high"] is not None and one["low"] > logged["high"]:
-        return f"more than the {told(logged)} that the log earned"
+        return f"more than the {with_interval(logged)} that the log earned"
     if one["high"] is not None and logged["low"] is not None and one["high"] < logged["low"]:
-        return f"less than the {told(logged)} that the log earned"
-    return f"not clearly different from the {told(logged)} that the log earned"
+        return f"less than the {with_interval(logged)} that the log earned"
+    return f"not clearly different from the {with_interval(logged)} that the log earned"
 
 
 def _believed(level: str, found: Mapping[str, Any], sums: Sums, facts: Facts) -> tuple[str | None, str]:
@@ -80,7 +80,8 @@ def _believed(level: str, found: Mapping[str, Any], sums: Sums, facts: Facts) ->
     models = "the models and the log correct each other" if "dr" in name else "no models were learned"
     logged = found["logged"]["reward"][_LOGGED[level]]
     return name, (
-        f"{_OF[level]}: believe {short(name)}, {told(there[name])} ({why}; {models}): {compared(there[name], logged)}"
+        f"{_OF[level]}: believe {short(name)}, {with_interval(there[name])} ({why}; {models}): "
+        f"{compared(there[name], logged)}"
     )
 
 
@@ -115,7 +116,9 @@ def apart(level: str, column: str, found: Mapping[str, Any]) -> list[str]:
     ]
     if not pairs:
         return []
-    named = "; ".join(f"{short(a)} {told(there[a])} and {short(b)} {told(there[b])}" for a, b in pairs[:_MOST_PAIRS])
+    named = "; ".join(
+        f"{short(a)} {with_interval(there[a])} and {short(b)} {with_interval(there[b])}" for a, b in pairs[:_MOST_PAIRS]
+    )
     more = f"; and {len(pairs) - _MOST_PAIRS} pairs more" if len(pairs) > _MOST_PAIRS else ""
     return [
         f"{column} {_OF[level]}: estimators disagree, since their intervals do not meet, so at least one of each pair "

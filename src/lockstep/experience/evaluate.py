@@ -46,7 +46,7 @@ def play(
     choose: Callable[[np.ndarray], np.ndarray],
     episodes: int,
     seeds: list[int],
-    beat: Callable[[], object],
+    heartbeat: Callable[[], object],
 ) -> Episodes:
     """Play `episodes` episodes on the environments of `env`, each environment its fixed share of them.
 
@@ -55,7 +55,7 @@ def play(
         choose: observations [B, O] to actions for the environment.
         episodes: how many.
         seeds: one for each environment.
-        beat: called every step, to tell the watch that this goes on; may raise `GivenUp`.
+        heartbeat: called every step, to tell the watch that this goes on; may raise `GivenUp`.
     """
     size = env.num_envs
     share = np.array([len(block(episodes, size, i)) for i in range(size)])
@@ -67,7 +67,7 @@ def play(
     left = int(share.sum())
     longest = env.spec.max_episode_steps or MAX_STEPS
     while left:
-        beat()
+        heartbeat()
         observation, reward, terminated, truncated, _ = env.step(choose(observation))
         ended = terminated | truncated
         total += np.where(resetting, 0.0, reward)

@@ -40,7 +40,7 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class NonFiniteValue:
     """A number from an environment that is not finite."""
 
     step: int
@@ -73,7 +73,7 @@ class Rollout:
     """[T, B] float32: 0 for the rows in which an environment only resets itself, 1 otherwise."""
     final: list[tuple[int, np.ndarray, np.ndarray]]
     """`(t, b, observation)` of truncated episodes where `observation[t + 1]` already belongs to the next episode."""
-    fault: Fault | None = None
+    fault: NonFiniteValue | None = None
     """The first number from an environment that is not finite; None if all are."""
 
 
@@ -207,17 +207,17 @@ class Collector:
             f"(environments {first} to {first + size - 1}): {what}"
         )
 
-    def _fault(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> Fault | None:
+    def _fault(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> NonFiniteValue | None:
         """The first number of local shard number `k` that is not finite; looked for once per rollout."""
         # Row 0 is looked at again: what the last rollout left there is learned from in this one.
         parts = [(0, None, "a reward", self._reward[k]), (-1, None, "an observation", self._observation[k])]
         parts += [(t, rows, "an observation", last[None]) for t, rows, last in final]
-        first, found = self._world.shards[k] * self._reward.shape[2], list[Fault]()
+        first, found = self._world.shards[k] * self._reward.shape[2], list[NonFiniteValue]()
         for start, rows, what, array in parts:
             if array.dtype != np.uint8 and not np.isfinite(array).all():
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
                 env = int(place[1] if rows is None else rows[place[1]])
-                found.append(Fault(int(place[0]) + start, first + env, what, float(array[place])))
+                found.append(NonFiniteValue(int(place[0]) + start, first + env, what, float(array[place])))
         return min(found, key=lambda fault: (fault.step, fault.env), default=None)
 
     @property

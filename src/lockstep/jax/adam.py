@@ -41,7 +41,7 @@ class Adam:
         return AdamState(jnp.zeros_like(values), jnp.zeros_like(values), jnp.zeros((), jnp.int32))
 
     def step(
-        self, state: AdamState, values: Array, gradient: Array, learning_rate: Array, left_out: Array
+        self, state: AdamState, values: Array, gradient: Array, learning_rate: Array, skipped: Array
     ) -> tuple[Array, AdamState]:
         """Change the values [P] once.
 
@@ -50,13 +50,13 @@ class Adam:
             values: x.
             gradient: g.
             learning_rate: lr, an array of no dimensions: a number would be compiled in.
-            left_out: a bool of no dimensions. Where it is true nothing changes, whatever the gradient holds: neither
+            skipped: a bool of no dimensions. Where it is true nothing changes, whatever the gradient holds: neither
                 values nor moments, nor the count of steps.
         """
         before = optax.ScaleByAdamState(state.steps, state.moment, state.square)
         change, after = cast(Any, self._adam).update(gradient, before)
         old, new = (values, *state), (values - learning_rate * change, after.mu, after.nu, after.count)
-        values, moment, square, steps = (jnp.where(left_out, was, now) for was, now in zip(old, new, strict=True))
+        values, moment, square, steps = (jnp.where(skipped, was, now) for was, now in zip(old, new, strict=True))
         return values, AdamState(moment, square, steps)
 
 

@@ -81,7 +81,7 @@ class Collect:
         first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],
-            told=tell(shard.told, seen, update), fault=find_fault(seen, observation), first=first,
+            totals=tell(shard.totals, seen, update), fault=find_fault(seen, observation), first=first,
         )  # fmt: skip
         return shard, steps, jnp.concatenate(sums) if sums else jnp.zeros(0, jnp.float32)
 
@@ -125,13 +125,13 @@ class Collect:
         counted = jnp.where(jnp.isfinite(reward), reward, 0.0)
         returned, length = returned + counted, length + 1
         grown = self._gamma * discounted + counted if "returns" in normalizers else None
-        told = Seen(
+        totals = Seen(
             None if observations is None else raw, seen, parameters, action, reward, terminated.astype(jnp.float32),
             ended.astype(jnp.float32), value, is_final.astype(jnp.float32), returned, length, grown,
         )  # fmt: skip
         new = [jnp.where(ended, jnp.zeros_like(x), x) for x in (returned, length)]
         new.append(discounted if grown is None else jnp.where(ended, 0.0, grown))
-        return (state, observation, *new), told
+        return (state, observation, *new), totals
 
 
 def _like(flags: Array, rows: Array) -> Array:

@@ -1,9 +1,9 @@
 """What crosses ranks in JAX: the only file, with its helpers, that knows of devices beyond one.
 
 Two worlds meet here. *Outside* compiled code, processes exchange numpy arrays and small objects. *Inside* a function
-compiled by `spread`, devices exchange arrays; every device is a rank of the one axis that data is spread over. Every
-sum over shards is taken along the tree of `lockstep.distributed.tree`. In a world of one device every collective is the identity,
-and no server, connection or thread exists.
+compiled by `spmd`, devices exchange arrays; every device is a rank of the one axis that data is spread over. Every
+sum over shards is taken along the tree of `lockstep.distributed.tree`. In a world of one device every collective is the
+identity, and no server, connection or thread exists.
 """
 
 import json
@@ -24,9 +24,9 @@ from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
 from lockstep.jax import hardware
 from lockstep.jax.collectives import mesh
-from lockstep.jax.collectives.mesh import AXIS, Places, Spread, Tree, places
+from lockstep.jax.collectives.mesh import AXIS, DeviceMap, Spread, Tree, places
 from lockstep.jax.collectives.processes import Processes
-from lockstep.jax.collectives.transports import Alone, Function, OverMesh, ThroughProcesses, Way
+from lockstep.jax.collectives.transports import Alone, Function, OverMesh, ThroughProcesses, Transport
 from lockstep.jax.collectives.waker import Waker
 from lockstep.jax.flat import divisor
 from lockstep.world import World
@@ -51,7 +51,7 @@ class Comm:
         devices: the same, for JAX.
         num_slots: shards on each device; where a device has fewer, a slot repeats one, and sums leave it out.
         num_messages: how many messages each tag has sent outside compiled code.
-        num_compilations: how often each function given to `spread` was compiled, by its name.
+        num_compilations: how often each function given to `spmd` was compiled, by its name.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Comm:
         self.backend = hardware.backend_of(self._kind, backend)
         self.timers = timers or Timers()
         self.num_compilations: Counter[str] = Counter()
-        self._places: Places = places(self.world, devices_per_process)
+        self._places: DeviceMap = places(self.world, devices_per_process)
         self.num_slots = self._places.num_slots
         self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
         self._devices_per_process, self._by_jax = devices_per_process, backend == "gloo"
@@ -103,11 +103,11 @@ class Comm:
         mesh = Mesh(np.array(axis), (AXIS,)) if len(axis) > 1 else None
         self._spread = Spread(self._places, self.devices, mesh)
         if world.size > 1 and not together:
-            self._way: Way = ThroughProcesses(self._places, mesh, self.devices[0], self._processes)
+            self._transport: Transport = ThroughProcesses(self._places, mesh, self.devices[0], self._processes)
         elif mesh is not None:
-            self._way = OverMesh(self._places, mesh, self._processes if together else None)
+            self._transport = OverMesh(self._places, mesh, self._processes if together else None)
         else:
-            self._way = Alone(self._places, self.devices[0])
+            self._transport = Alone(self._places, self.devices[0])
         self._waker = Waker(self.devices)
 
     def __exit__(
@@ -119,13 +119,13 @@ class Comm:
 
     # -- arrays on devices ---------------------------------------------------------------------------------------------
 
-    def share(self, tree: Tree) -> Tree:
+    def replicate(self, tree: Tree) -> Tree:
         """Arrays on all devices, from host values that are equal on all ranks; nothing is checked or sent."""
-        return self._spread.share(tree)
+        return self._spread.replicate(tree)
 
-    def deal(self, parts: Sequence[Tree]) -> Tree:
+    def shard(self, parts: Sequence[Tree]) -> Tree:
         """Arrays [devices * num_slots, ...] over all devices, from one pytree of equal shapes per local shard."""
-        return self._spread.deal(parts)
+        return self._spread.shard(parts)
 
     def collect(self, own: Tree) -> list[Tree]:
         """Of arrays over all devices, what belongs to each local shard, as numpy pytrees."""
@@ -139,7 +139,7 @@ class Comm:
         """Of arrays that are the same on all devices, those on this process' first one, not copied."""
         return mesh.local(tree)
 
-    def spread(self, function: Function, *, donate: bool = True) -> Function:
+    def spmd(self, function: Function, *, donate: bool = True) -> Function:
         """Compile `function(shared, own) -> (shared, own)` for all devices at once; calls are *collective*.
 
         Inside, leaves of `shared` are whole and the same on all devices, and must be again when they come out; leaves
@@ -156,13 +156,13 @@ class Comm:
             return function(shared, own)
 
         counted.__name__ = name
-        return self._way.compiled(counted, donate=donate)
+        return self._transport.compiled(counted, donate=donate)
 
     # -- inside compiled code ------------------------------------------------------------------------------------------
 
     def shard_numbers(self) -> Array:
         """[num_slots] int32: which shard is in each slot of the device that computes."""
-        return jnp.asarray(self._places.slots)[self._way.index()]
+        return jnp.asarray(self._places.slots)[self._transport.index()]
 
     def sum_shards(self, rows: Array, tag: str = "sum_shards") -> Array:
         """The sum over all shards of one row [n] each, the same bits on any number of ranks; *collective*.
@@ -173,7 +173,7 @@ class Comm:
         """
         # The rows as they are, not fused into the additions: a product would be rounded once instead of twice there.
         rows = lax.optimization_barrier(rows)
-        return lax.optimization_barrier(self._way.sum_slots(rows, tag))
+        return lax.optimization_barrier(self._transport.sum_slots(rows, tag))
 
     def sum(self, value: Array, tag: str = "sum") -> Array:
         """The sum over devices; *collective*."""
@@ -208,7 +208,7 @@ class Comm:
         weights = jnp.ones(len(flat), jnp.float32) if weight is None else weight.astype(jnp.float32)
         own_mean = weights @ flat / divisor(weights.sum())
         squares = weights @ jnp.square(flat - own_mean[None])
-        every = self._way.gather(jnp.concatenate([weights.sum()[None], own_mean, squares]), tag)
+        every = self._transport.gather(jnp.concatenate([weights.sum()[None], own_mean, squares]), tag)
         counts, means, inner = every[:, :1], every[:, 1 : 1 + flat.shape[1]], every[:, 1 + flat.shape[1] :]
         shape, count = value.shape[1:], counts.sum()
         mean = (counts * means).sum(0) / divisor(count)
@@ -231,13 +231,13 @@ class Comm:
         return jax.tree.unflatten(structure, shaped)
 
     def _over_devices(self, value: Array, add: Any, tag: str) -> Array:
-        every = self._way.gather(lax.optimization_barrier(value.reshape(-1)), tag)
+        every = self._transport.gather(lax.optimization_barrier(value.reshape(-1)), tag)
         values: dict[Node, Array] = {(device, device + 1): row for device, row in enumerate(every)}
         return tree_sum(values, (0, len(self._places.shards)), add).reshape(value.shape)
 
     # -- outside compiled code -----------------------------------------------------------------------------------------
 
-    def sum_facts(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
+    def sum_statistics(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
         """The float64 sum over all shards of one row [n] each, the same bits on any number of ranks; *collective*.
 
         Args:
@@ -257,10 +257,10 @@ class Comm:
     def broadcast(self, tree: Tree, source: int = 0, tag: str = "broadcast") -> Tree:
         """Arrays on all devices of all ranks, with the host values of process `source`; *collective*."""
         if self.world.size == 1:
-            return self.share(tree)
+            return self.replicate(tree)
         leaves, structure = mesh.flat(tree)
         mine = [np.asarray(leaf) for leaf in leaves] if self.world.rank == source else None
-        return self.share(jax.tree.unflatten(structure, self.broadcast_object(mine, source, tag)))
+        return self.replicate(jax.tree.unflatten(structure, self.broadcast_object(mine, source, tag)))
 
     def broadcast_object(self, value: Any = None, source: int = 0, tag: str = "broadcast_object") -> Any:
         """The JSON-able value (arrays allowed) of process `source`; *collective*."""

@@ -19,7 +19,7 @@ REWARD, OBSERVATION = 1, 2
 """What a fault is of."""
 
 
-class Fault(NamedTuple):
+class NonFiniteValue(NamedTuple):
     """The first number of a shard's environments in the last rollout that is not finite."""
 
     what: Array
@@ -62,8 +62,8 @@ class Shard(NamedTuple):
     """[2] of the shard, for its actions."""
     order_key: Array
     """[2] of the shard, for its minibatches."""
-    told: Told
-    fault: Fault
+    totals: Told
+    fault: NonFiniteValue
     first: Array
     """uint32: a checksum of the first rollout of the run."""
 
@@ -110,13 +110,13 @@ def nothing_told() -> Told:
     return Told(count, returns, count, jnp.zeros(KEPT, jnp.float32), jnp.zeros(KEPT, jnp.int32))
 
 
-def no_fault() -> Fault:
+def no_fault() -> NonFiniteValue:
     """All numbers are finite."""
     zero = jnp.zeros((), jnp.int32)
-    return Fault(zero, zero, zero, jnp.zeros((), jnp.float32))
+    return NonFiniteValue(zero, zero, zero, jnp.zeros((), jnp.float32))
 
 
-def tell(told: Told, seen: Seen, update: Array) -> Told:
+def tell(totals: Told, seen: Seen, update: Array) -> Told:
     """With the episodes that ended in a rollout."""
     ended = seen.ended.reshape(-1) > 0
     total = ended.sum(dtype=jnp.int32)
@@ -126,25 +126,25 @@ def tell(told: Told, seen: Seen, update: Array) -> Told:
         back = jnp.arange(KEPT - 1, -1, -1, dtype=jnp.int32)  # how many episodes came later
         place = jnp.searchsorted(counted, total - back)
         new, old = back < total, jnp.minimum(jnp.arange(KEPT, dtype=jnp.int32) + total, KEPT - 1)
-        recent = jnp.where(new, seen.returned.reshape(-1)[place], told.recent[old])
+        recent = jnp.where(new, seen.returned.reshape(-1)[place], totals.recent[old])
         return Told(
-            told.ended + total,
-            told.returns + (seen.returned * seen.ended).sum(),
-            told.lengths + jnp.where(seen.ended > 0, seen.length, 0).sum(dtype=jnp.int32),
+            totals.ended + total,
+            totals.returns + (seen.returned * seen.ended).sum(),
+            totals.lengths + jnp.where(seen.ended > 0, seen.length, 0).sum(dtype=jnp.int32),
             recent,
-            jnp.where(new, update, told.updates[old]),
+            jnp.where(new, update, totals.updates[old]),
         )
 
-    return jax.lax.cond(total > 0, add, lambda: told)
+    return jax.lax.cond(total > 0, add, lambda: totals)
 
 
-def find_fault(seen: Seen, last: Array) -> Fault:
+def find_fault(seen: Seen, last: Array) -> NonFiniteValue:
     """The first number of a rollout that is not finite; `last` are the observations [B, ...] after it."""
     raw = jnp.concatenate([seen.observation if seen.raw is None else seen.raw, last[None]]).astype(jnp.float32)
     final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)  # no number where the observation was none
     healthy = jnp.isfinite(seen.reward).all() & jnp.isfinite(raw).all() & jnp.isfinite(final).all()
 
-    def find() -> Fault:
+    def find() -> NonFiniteValue:
         flat = raw.reshape(*raw.shape[:2], -1)
         bad = ~jnp.isfinite(flat)
         value = jnp.take_along_axis(flat, bad.argmax(-1, keepdims=True), -1)[..., 0]
@@ -160,8 +160,10 @@ def find_fault(seen: Seen, last: Array) -> Fault:
             place = where.reshape(-1).argmax().astype(jnp.int32)
             when = place + shift * where.shape[1]
             sooner = where.any() & (when < order)
-            new = Fault(jnp.int32(what), when // where.shape[1], place % where.shape[1], values.reshape(-1)[place])
-            found = Fault(*(jnp.where(sooner, x, y) for x, y in zip(new, found, strict=True)))
+            new = NonFiniteValue(
+                jnp.int32(what), when // where.shape[1], place % where.shape[1], values.reshape(-1)[place]
+            )
+            found = NonFiniteValue(*(jnp.where(sooner, x, y) for x, y in zip(new, found, strict=True)))
             order = jnp.where(sooner, when, order)
         return found
 

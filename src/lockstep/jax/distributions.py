@@ -1,7 +1,7 @@
 """What a network's output says about actions: learning, and drawing where environments are compiled, too.
 
-Environments of the host draw by numpy: `lockstep.experience.sampling`, here as `sampler`. Shapes: N rows, P parameters of the
-distribution, A choices, D dimensions of a continuous action.
+Environments of the host draw by numpy: `lockstep.experience.sampling`, here as `sampler`. Shapes: N rows, P parameters
+of the distribution, A choices, D dimensions of a continuous action.
 """
 
 import math

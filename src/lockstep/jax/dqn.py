@@ -24,7 +24,7 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.dqn_state import State
 from lockstep.jax.flat import Flat, Params
 from lockstep.jax.networks import actor_of
-from lockstep.jax.non_finite import blame_replayed
+from lockstep.jax.non_finite import locate_non_finite_replayed
 from lockstep.jax.q_networks import NoisyActor, QPolicy
 from lockstep.jax.session import Session
 from lockstep.jax.transitions import Part, TransitionBatch, weighing
@@ -58,35 +58,37 @@ class DQN:
         self.flat, self.optimizer = Flat(policy.params), Adam(config.adam_eps)
         self.counters, self.metrics = np.array([0.0, config.learning_starts, 0.0]), Means(METRICS)
         self._stops, self._precision = run.non_finite == "stop", run.precision
-        self._step, self._copy = comm.spread(self.step), comm.spread(self._copied)
+        self._step, self._copy = comm.spmd(self.step), comm.spmd(self._copied)
         self._split = jax.jit(self.flat.split)
         values, rate = self.flat.join(policy.params), jnp.asarray(config.learning_rate, jnp.float32)
         start = State(values, values, self.optimizer.init(values), rate, jnp.asarray(_NO_SUMS))
-        self.state: State = comm.share(start)
+        self.state: State = comm.replicate(start)
 
-    def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Put a rollout of every local shard into its replay, and take the gradient steps that are due; collective.
 
         Args:
             rollouts: one for each local shard.
-            also: [K, M] numbers that the caller wants summed over all shards with the same message.
+            extra_sums: [K, M] numbers that the caller wants summed over all shards with the same message.
             progress: how far the run is, this rollout not counted; default: at its start.
 
         Returns:
-            The sums of `also` [M].
+            The sums of `extra_sums` [M].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        (faults, waiting, size), told = self._take_in(rollouts, also)
+        (faults, waiting, size), totals = self._take_in(rollouts, extra_sums)
         if faults and self._stops:
             raise self._blame(rollouts, [], progress)
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
         due = self._due(progress.env_steps, rollouts[0].reward.size * self.comm.world.num_shards, ready=not waiting)
         weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
         if due:
-            self.state = self.state._replace(**self.comm.share({"learning_rate": np.float32(rate), "sums": _NO_SUMS}))
+            self.state = self.state._replace(
+                **self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
+            )
         kept = list[list[Part]]()
         for _ in range(due):
             self.comm.timers.enter(LEARN)  # tells the watch that this goes on
@@ -99,28 +101,29 @@ class DQN:
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stops:
             raise self._blame(rollouts, kept, progress)
-        facts = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
-        self.metrics.add(METRICS[-3:], facts, 1.0)
+        statistics = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
+        self.metrics.add(METRICS[-3:], statistics, 1.0)
         if due:
             self.policy.params = self._split(self.comm.local(self.state.values))
             self.metrics.add(_SUMS, sums[1:-2], sums[0])
             self.metrics.add(("optim/grad_norm",), sums[-2:-1], due - sums[-1])
             self.metrics.add(("optim/skipped",), sums[-1:], due)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
-        return told
+        return totals
 
-    def _take_in(self, rollouts: list[Rollout], also: np.ndarray) -> tuple[list[float], np.ndarray]:
+    def _take_in(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
         """Put each shard's rollout into its replay, unless a number in it is not finite. One message.
 
         Returns:
-            Of all shards: how many found such a number, how many cannot yet draw, transitions; and the sums of `also`.
+            Of all shards: how many found such a number, how many cannot yet draw, transitions; and the sums of
+            `extra_sums`.
         """
-        facts = np.zeros((len(rollouts), 3))
+        statistics = np.zeros((len(rollouts), 3))
         for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
             if rollout.fault is None:
                 replay.extend(rollout)
-            facts[k] = rollout.fault is not None, not replay.ready(1), replay.size
-        total = self.comm.sum_facts(np.concatenate([facts, also], 1), "facts")
+            statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
+        total = self.comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "facts")
         return total[:3].tolist(), total[3:]
 
     def _due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
@@ -129,15 +132,15 @@ class DQN:
             self.counters[_BEGIN] = env_steps + self.config.learning_starts
         if not ready or env_steps + new_steps < self.counters[_BEGIN]:
             return 0
-        owed = float(self.counters[_OWED]) + new_steps * self.config.updates_per_step
-        due = int(owed + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
-        self.counters[_OWED] = owed - due
+        pending = float(self.counters[_OWED]) + new_steps * self.config.updates_per_step
+        due = int(pending + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
+        self.counters[_OWED] = pending - due
         return due
 
     def _learn(self, parts: Sequence[Part], drawn: Sequence[Transitions]) -> None:
         """One gradient step on a minibatch, of which every local shard drew its part."""
         c = self.config
-        self.state, priorities = self._step(self.state, self.comm.deal(parts))
+        self.state, priorities = self._step(self.state, self.comm.shard(parts))
         self.counters[_TAKEN] += 1
         if c.target_rate is None and not self.counters[_TAKEN] % c.target_update_every:
             self.copy_to_target()
@@ -157,19 +160,19 @@ class DQN:
         gradient, sums, largest = jnp.split(total, [end, end + 1 + len(_SUMS)])
         gradient, scale = gradient / sums[0], 1.0 / largest.max()
         norm = norm_of(gradient) * scale
-        told = jnp.concatenate([sums[:1], sums[1:2] * scale, sums[2:], jnp.stack([norm, jnp.zeros_like(norm)])])
+        totals = jnp.concatenate([sums[:1], sums[1:2] * scale, sums[2:], jnp.stack([norm, jnp.zeros_like(norm)])])
         if c.max_grad_norm is not None:
             scale *= jnp.minimum(c.max_grad_norm / (norm + 1e-6), 1.0)
-        left_out = ~jnp.isfinite(told).all()
+        skipped = ~jnp.isfinite(totals).all()
         if self._stops:  # no step after it either: the parameters stay those with which it happened
-            left_out |= state.sums[-1] > 0
+            skipped |= state.sums[-1] > 0
         held = state.optimizer, state.values, gradient * scale, state.learning_rate
-        values, optimizer = self.optimizer.step(*held, left_out)
-        sums = state.sums + jnp.where(left_out, jnp.zeros_like(told).at[-1].set(1.0), told)
+        values, optimizer = self.optimizer.step(*held, skipped)
+        sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
         after = State(values, state.target, optimizer, state.learning_rate, sums)
         if c.target_rate is not None:
             after = after._replace(target=after.target + c.target_rate * (after.values - after.target))
-        return after, jnp.where(left_out, jnp.nan, jnp.stack(priorities))
+        return after, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
 
     def _row(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
         """What a shard adds to a step: gradient sum [P], sums, its largest weight in one place of S; priorities [N]."""
@@ -209,8 +212,8 @@ class DQN:
     def rehearse(self) -> None:
         """Compile all that an update calls, before the clocks start; collective. Nothing is changed."""
         batch, noise = TransitionBatch.blank(self.policy.spec, self.rows), self._draw_noise()
-        own = self.comm.deal([Part(batch, *noise) for _ in self.replays])
-        state, priorities = self._step(self.comm.share(self.comm.read(self.state)), own)
+        own = self.comm.shard([Part(batch, *noise) for _ in self.replays])
+        state, priorities = self._step(self.comm.replicate(self.comm.read(self.state)), own)
         self.comm.collect(priorities)
         self._split(self.comm.local(self._copy(state, ())[0].values))
 
@@ -227,7 +230,7 @@ class DQN:
         def row(own: Part) -> list[Array]:
             return jnp.split(self._row(state, number, own)[0], end)
 
-        return blame_replayed(self.comm, rollouts, kept, progress, row)
+        return locate_non_finite_replayed(self.comm, rollouts, kept, progress, row)
 
     def _draw_noise(self) -> list[np.ndarray | None]:
         """New noise of all networks, the same on all ranks: by the number of the gradient step, from no state."""
@@ -238,12 +241,12 @@ class DQN:
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Copies of everything that must be equal on all ranks."""
-        told = {"counters": self.counters.copy(), "metrics": self.metrics.table.copy()}
-        return self.comm.read(self.state).named(self.flat) | told
+        totals = {"counters": self.counters.copy(), "metrics": self.metrics.table.copy()}
+        return self.comm.read(self.state).named(self.flat) | totals
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Continue from what `shared_arrays` told, or a part of it."""
-        self.state = self.comm.share(self.comm.read(self.state).loaded(self.flat, arrays))
+        self.state = self.comm.replicate(self.comm.read(self.state).loaded(self.flat, arrays))
         self.policy.params = self._split(self.comm.local(self.state.values))
         self.counters[:] = arrays.get("counters", self.counters)
         self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
@@ -289,12 +292,12 @@ def train(session: Session) -> None:
                 actor.begin(progress.updates)
             rollouts = collector.collect()
             session.timers.enter(LEARN)
-            told = dqn.update(rollouts, session.local_facts(), progress)
+            totals = dqn.update(rollouts, session.local_statistics(), progress)
             session.timers.enter(OTHER)
-            session.advance(batch_size, told)
+            session.advance(batch_size, totals)
             if progress.due(run.log_every, batch_size):
                 session.log(dqn.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
             session.keep(batch_size)
-        session.keep_last(dqn.metrics.read)
+        session.checkpoint_last(dqn.metrics.read)

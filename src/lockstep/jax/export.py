@@ -17,7 +17,7 @@ from lockstep.jax.q_networks import QPolicy
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
-from lockstep.session.policy_file import About
+from lockstep.session.policy_file import PolicySpec
 
 AnyPolicy = Policy | QPolicy
 
@@ -67,17 +67,17 @@ def load_player(path: Path | str, comm: Comm | None = None) -> tuple[EnvSpec, Pl
     return policy.spec, Player(policy.sampler, actor_of(policy, device), observations, policy.spec)
 
 
-def _read(path: Path) -> tuple[About, dict[str, np.ndarray], RunningMoments | None]:
-    told, arrays = policy_file.read(path)
-    if policy_file.from_log(told):
+def _read(path: Path) -> tuple[PolicySpec, dict[str, np.ndarray], RunningMoments | None]:
+    header, arrays = policy_file.read(path)
+    if policy_file.from_log(header):
         raise ConfigError(f"{path} learned from a log, which only torch does; use --ml-framework torch")
-    about = About.from_dict(told)
+    about = PolicySpec.from_dict(header)
     return about, *policy_file.apart(about.spec, arrays)
 
 
-def _about(policy: AnyPolicy, task: str, network: NetworkConfig) -> About:
+def _about(policy: AnyPolicy, task: str, network: NetworkConfig) -> PolicySpec:
     algorithm = policy.algorithm if isinstance(policy, QPolicy) else None
-    return About(task=task, spec=policy.spec, network=network, algorithm=algorithm)
+    return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=algorithm)
 
 
 def _shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Running moments of observations and returns on the device: `lockstep.experience.normalize`, as pure functions in float32.
+"""Running moments on the device: `lockstep.experience.normalize` as pure functions in float32.
 
 Each number that is kept between updates is two of float32, a number and what its rounding left out: counts go beyond
 2^24, and late updates move a mean by less than its last digit.

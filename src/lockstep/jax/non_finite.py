@@ -1,4 +1,4 @@
-"""Which rows give a loss or gradient that is not finite, in JAX; what is said about them: `lockstep.session.non_finite`."""
+"""Which rows give a loss or gradient that is not finite, in JAX; the messages: `lockstep.session.non_finite`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -17,7 +17,7 @@ from lockstep.session import non_finite as common
 from lockstep.session.non_finite import NonFiniteError
 
 
-def blame(
+def locate_non_finite(
     comm: Comm,
     rollouts: Sequence[Rollout],
     batches: Sequence[Batch],
@@ -47,10 +47,10 @@ def blame(
         return bool(finite(Batch(*cast(Any, columns))))
 
     columns = [batch._asdict() for batch in batches]
-    return common.blame(comm, rollouts, columns, progress, is_finite, len(blank.weight))
+    return common.locate_non_finite(comm, rollouts, columns, progress, is_finite, len(blank.weight))
 
 
-def blame_replayed(
+def locate_non_finite_replayed(
     comm: Comm,
     rollouts: Sequence[Rollout],
     drawn: Sequence[Sequence[Part]],
@@ -77,4 +77,4 @@ def blame_replayed(
         return bool(finite(part if i is None else part._replace(batch=part.batch.row(i))))
 
     columns = [[part.batch._asdict() for part in parts] for parts in drawn]
-    return common.blame_replayed(comm, rollouts, columns, progress, is_finite)
+    return common.locate_non_finite_replayed(comm, rollouts, columns, progress, is_finite)

@@ -20,7 +20,7 @@ from lockstep.experience.episodes import EpisodeStats
 from lockstep.jax import moments
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.collect import Collect
-from lockstep.jax.device_shard import REWARD, Fault, Shard, keys_of, nothing_told
+from lockstep.jax.device_shard import REWARD, NonFiniteValue, Shard, keys_of, nothing_told
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv, unpacked
 from lockstep.jax.moments import Moments
@@ -89,15 +89,15 @@ class DeviceCollector:
         # nothing is known yet; rewards are cut at 10 deviations, so that a deviation that is small need not be exact.
         seen = [] if ppo.observations is None else [(ppo.observations, [part.observation for part in parts])]
         begin(comm, seen, [np.ones(size)] * len(parts))
-        self._own: Shard = comm.deal(parts)
-        self._updates = comm.spread(self._make_updates)
+        self._own: Shard = comm.shard(parts)
+        self._updates = comm.spmd(self._make_updates)
         self.episodes = [EpisodeStats(size) for _ in world.shards]  # always empty: see `tell`
 
     # -- in one compiled call ------------------------------------------------------------------------------------------
 
     def _make_updates(self, shared: Shared, own: Shard) -> tuple[Shared, Shard]:
         """Make updates until none is left, or a number is not finite and the run is to stop for it."""
-        shards = [shard._replace(told=nothing_told()) for shard in slots(own, len(own.first))]
+        shards = [shard._replace(totals=nothing_told()) for shard in slots(own, len(own.first))]
         shared, shards = jax.lax.while_loop(
             lambda carry: (carry[0].left > 0) & ~carry[0].state.halted, self._make_update, (shared, shards)
         )
@@ -163,11 +163,11 @@ class DeviceCollector:
         """Make updates. Returns the normalizers, whether the run is to stop, how many were not made, and `bad`."""
         ppo, comm = self._ppo, self._comm
         held = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
-        normalizers, *counters = comm.share((held, np.int32(update), np.int32(count), np.int32(-1)))
+        normalizers, *counters = comm.replicate((held, np.int32(update), np.int32(count), np.int32(-1)))
         shared, self._own = self._updates(Shared(ppo.state, normalizers, *counters), self._own)
         ppo.state = shared.state
-        told = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
-        values, halted, left, found, bad = comm.read(told)
+        totals = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
+        values, halted, left, found, bad = comm.read(totals)
         ppo.policy.params = ppo.flat.split(values)
         return found, bool(halted), int(left), int(bad)
 
@@ -193,21 +193,21 @@ class DeviceCollector:
         steps = min([run.total_steps, *ends]) - progress.env_steps
         return max(min(-(-steps // size), run.check_every - progress.updates % run.check_every), 1)
 
-    def tell(self, facts: np.ndarray, recent: Sequence[RecentEpisodes], first: int) -> None:
+    def tell(self, statistics: np.ndarray, recent: Sequence[RecentEpisodes], first: int) -> None:
         """Number, returns and lengths of the episodes that ended in `advance`.
 
         Args:
-            facts: [K, ...] the first three columns are written.
+            statistics: [K, ...] the first three columns are written.
             recent: of each local shard; the newest episodes are added.
             first: number of the first update of `advance`.
         """
         for k, shard in enumerate(self._comm.collect(self._own)):
-            told = shard.told
-            facts[k, :3] = told.ended, told.returns, told.lengths
-            kept = min(int(told.ended), KEPT)
-            recent[k].count += int(told.ended) - kept
+            totals = shard.totals
+            statistics[k, :3] = totals.ended, totals.returns, totals.lengths
+            kept = min(int(totals.ended), KEPT)
+            recent[k].count += int(totals.ended) - kept
             for i in range(KEPT - kept, KEPT):
-                recent[k].add(int(told.updates[i]), told.recent[i : i + 1])
+                recent[k].add(int(totals.updates[i]), totals.recent[i : i + 1])
 
     @property
     def fingerprints(self) -> list[str]:
@@ -231,7 +231,7 @@ class DeviceCollector:
         changed = {name: np.asarray(state[name], getattr(parts[k], name).dtype) for name in state if name != "state"}
         held = tuple(np.asarray(new, old.dtype) for new, old in zip(state["state"], parts[k].state, strict=True))
         parts[k] = parts[k]._replace(state=held, **changed)
-        self._own = self._comm.deal(parts)
+        self._own = self._comm.shard(parts)
         return True
 
     def _blame(self, update: int, bad: int) -> NonFiniteError:
@@ -239,12 +239,12 @@ class DeviceCollector:
         comm = self._comm
         mine: list[Any] = []
         for shard, held in zip(comm.world.shards, comm.collect(self._own), strict=True):
-            fault: Fault = held.fault
+            fault: NonFiniteValue = held.fault
             if fault.what:
                 what = "a reward" if fault.what == REWARD else "an observation"
                 env = shard * self._size + int(fault.env)
                 mine.append([int(fault.step), env, what, str(float(fault.value)), comm.world.rank])
-        found = min((fault for told in comm.gather_object(mine, "blame") for fault in told), default=None)
+        found = min((fault for totals in comm.gather_object(mine, "blame") for fault in totals), default=None)
         after = f"in update {update + 1} (non_finite=stop)"
         if found is None and bad >= 0:
             columns = [(name, i) for name, m in self._ppo.normalizers.named().items() for i in range(len(m.mean))]
@@ -280,12 +280,12 @@ def train(session: Session) -> None:
             timers.enter(LEARN)
             count = collector.advance(progress)
             timers.enter(OTHER)
-            facts = session.local_facts()
-            collector.tell(facts, session.journal.episodes, progress.updates)
-            session.advance(count * batch_size, comm.sum_facts(facts, "facts"), updates=count)
+            statistics = session.local_statistics()
+            collector.tell(statistics, session.journal.episodes, progress.updates)
+            session.advance(count * batch_size, comm.sum_statistics(statistics, "facts"), updates=count)
             if progress.due(run.log_every, count * batch_size):
                 session.log(ppo.read_metrics())
             if progress.due(run.evaluate_every, count * batch_size):
                 session.evaluate()
             session.keep(count * batch_size)
-        session.keep_last(ppo.read_metrics)
+        session.checkpoint_last(ppo.read_metrics)

@@ -21,7 +21,7 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Flat, Params, divisor
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
-from lockstep.jax.non_finite import blame
+from lockstep.jax.non_finite import locate_non_finite
 from lockstep.jax.ppo_state import State
 from lockstep.jax.prepare import Preparation
 from lockstep.jax.repeat import may_scan, repeat
@@ -54,14 +54,14 @@ class PPO:
         self.flat, self.optimizer, self.metrics = Flat(policy.params), Adam(config.adam_eps), Metrics(METRICS)
         values = self.flat.join(policy.params)
         start = State.start(values, self.optimizer.init(values), config.learning_rate, self.metrics.zeros())
-        self.state: State = comm.share(start)
+        self.state: State = comm.replicate(start)
         self._host = Preparation(config, policy, comm, shard_envs, run.precision)
         self.normalizers = self._host.normalizers
         self.observations, self.returns = self.normalizers.observations, self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in world.shards]
         self._stops, self._precision = run.non_finite == "stop", run.precision
         self._scan = may_scan(run, spec, comm.devices[0].platform)
-        self._learned = comm.spread(self._learn_shards)
+        self._learned = comm.spmd(self._learn_shards)
 
     # -- maths -----------------------------------------------------------------------------------------------------
 
@@ -101,8 +101,8 @@ class PPO:
         Returns:
             The state after, and what each gradient step [E, steps] told, as `_step` does.
         """
-        state, told = self._epochs(state._replace(stopped=jnp.zeros((), bool)), batches, orders)
-        return self._ended(state, jnp.ones(())), told
+        state, totals = self._epochs(state._replace(stopped=jnp.zeros((), bool)), batches, orders)
+        return self._ended(state, jnp.ones(())), totals
 
     def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
         return repeat(self._scan, lambda state, order: self._epoch(state, batches, order), state, orders.swapaxes(0, 1))
@@ -119,8 +119,8 @@ class PPO:
             return self._step(state, [batch.at(own) for batch, own in zip(batches, rows, strict=True)])
 
         parts = order.reshape(len(batches), c.num_minibatches, self.rows).swapaxes(0, 1)
-        state, told = repeat(self._scan, step, state, parts)
-        sums = told.sum(0)
+        state, totals = repeat(self._scan, step, state, parts)
+        sums = totals.sum(0)
         table = self.metrics.add(state.table, _SUMS, sums[1:-3], sums[0])
         table = self.metrics.add(table, ("optim/grad_norm",), sums[-3:-2], sums[-2])
         state = state._replace(table=self.metrics.add(table, ("optim/skipped",), sums[-1:], sums[-2] + sums[-1]))
@@ -129,7 +129,7 @@ class PPO:
             state = state._replace(learning_rate=adapted(state.learning_rate, kl, c.desired_kl))
         if c.target_kl is not None:
             state = state._replace(stopped=state.stopped | (kl > c.target_kl))
-        return state, told
+        return state, totals
 
     def _step(self, state: State, parts: Sequence[Batch]) -> tuple[State, Array]:
         """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
@@ -143,17 +143,17 @@ class PPO:
         norm = norm_of(gradient)
         if self.config.max_grad_norm is not None:
             gradient = gradient * jnp.minimum(self.config.max_grad_norm / (norm + 1e-6), 1.0)
-        told = jnp.concatenate([sums, norm[None], jnp.array([1.0, 0.0])])
+        totals = jnp.concatenate([sums, norm[None], jnp.array([1.0, 0.0])])
         # The same on every rank, and no host waits for it.
-        left_out = ~empty & ~jnp.isfinite(told).all()
+        skipped = ~empty & ~jnp.isfinite(totals).all()
         if self._stops:  # no step after it either: the parameters stay those with which it happened
-            left_out = state.halted | (left_out & ~state.stopped)
-            state = state._replace(halted=left_out)
+            skipped = state.halted | (skipped & ~state.stopped)
+            state = state._replace(halted=skipped)
         values, optimizer = self.optimizer.step(
-            state.optimizer, state.values, gradient, state.learning_rate, left_out | empty | state.stopped
+            state.optimizer, state.values, gradient, state.learning_rate, skipped | empty | state.stopped
         )
-        told = jnp.where(left_out, jnp.zeros_like(told).at[-1].set(1.0), jnp.where(empty, 0.0, told))
-        return state._replace(values=values, optimizer=optimizer), jnp.where(state.stopped, 0.0, told)
+        totals = jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), jnp.where(empty, 0.0, totals))
+        return state._replace(values=values, optimizer=optimizer), jnp.where(state.stopped, 0.0, totals)
 
     def _row(self, values: Array, part: Batch) -> Array:
         """What one shard adds to a step: its gradient sum [P], then its sums."""
@@ -163,30 +163,30 @@ class PPO:
         return jax.lax.optimization_barrier(jnp.concatenate([self.flat.join(gradient), sums]))
 
     @np.errstate(over="ignore")  # what is too large for float32 leaves the update out, or ends the run with a name
-    def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Improve the policy on one rollout of every local shard; collective.
 
         Args:
             rollouts: one for each local shard.
-            also: [K, M] numbers that the caller wants summed over all shards with the same message.
+            extra_sums: [K, M] numbers that the caller wants summed over all shards with the same message.
             progress: how far the run is, for the schedule of the learning rate; default: at its start.
 
         Returns:
-            The sums of `also` [M].
+            The sums of `extra_sums` [M].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, comm, progress = self.config, self.comm, progress or Progress(1)
-        batches, found, told = self._host.prepare(self.state.values, rollouts, also)
+        batches, found, totals = self._host.prepare(self.state.values, rollouts, extra_sums)
         if found is None:
             if self._stops:
                 fault = self._host.fault
                 raise NormalizerError(*fault, progress) if fault else self._blame(rollouts, batches, (0, 1), progress)
             steps = np.full(1, c.num_epochs * c.num_minibatches, np.float32)
             table = self.metrics.add(comm.read(self.state.table), ("optim/skipped",), steps, steps[0])
-            self.state = self.state._replace(table=comm.share(table))
-            return told
+            self.state = self.state._replace(table=comm.replicate(table))
+            return totals
         orders = [
             np.stack([s.permutation(r.reward.size) for _ in range(c.num_epochs)]).astype(np.int32)
             for s, r in zip(self._streams, rollouts, strict=True)
@@ -196,14 +196,14 @@ class PPO:
         for i, part in enumerate(passes):
             rate = c.learning_rate * (1.0 - progress.fraction)
             given = np.array([*found, rate, i == 0, i == len(passes) - 1], np.float32)
-            dealt = comm.deal([order[part] for order in orders])
+            dealt = comm.shard([order[part] for order in orders])
             (self.state, *_), _ = self._learned((self.state, given), (batches, dealt))
         # The host reads this once per update; it would wait for the device anyway, when next it acts.
         values, halted = comm.read((self.state.values, self.state.halted))
         self.policy.params = self.flat.split(values)
         if halted:
             raise self._blame(rollouts, batches, found[:2], progress)
-        return told
+        return totals
 
     def rehearse(self, actor: Callable[[np.ndarray], np.ndarray]) -> None:
         """Compile all that an iteration calls, by calling it with rows that weigh nothing; collective."""
@@ -211,8 +211,8 @@ class PPO:
         actor(np.stack([blank.observation[0]] * held))
         batches = self._host.batches(self.state.values, [blank] * held)
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
-        copy, given = self.comm.share(self.comm.read(self.state)), np.zeros(7, np.float32)
-        (state, *_), _ = self._learned((copy, given), (batches, self.comm.deal([order] * held)))
+        copy, given = self.comm.replicate(self.comm.read(self.state)), np.zeros(7, np.float32)
+        (state, *_), _ = self._learned((copy, given), (batches, self.comm.shard([order] * held)))
         self.comm.read(state.halted)  # what goes wrong, goes wrong here
 
     def _learn_shards(self, shared: tuple[State, Array], own: tuple[Batch, Array]) -> tuple[Any, Any]:
@@ -225,15 +225,15 @@ class PPO:
         batches = slots(stacked, len(orders))
         if self.config.normalize_advantage:
             batches = [batch._replace(advantage=(batch.advantage - mean) * scale) for batch in batches]
-        state, told = self._epochs(state, batches, orders)
+        state, totals = self._epochs(state, batches, orders)
         table = self.metrics.add(state.table, ("value/explained_variance",), explained[None] * last, told_of * last)
-        return (self._ended(state._replace(table=table), last), given, told), ()
+        return (self._ended(state._replace(table=table), last), given, totals), ()
 
     def read_metrics(self) -> dict[str, float]:
         """Means of what was learned since the last read. Starts afresh."""
-        told = self.metrics.read(self.comm.read(self.state.table))
-        self.state = self.state._replace(table=self.comm.share(self.metrics.zeros()))
-        return told
+        totals = self.metrics.read(self.comm.read(self.state.table))
+        self.state = self.state._replace(table=self.comm.replicate(self.metrics.zeros()))
+        return totals
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Everything that must be equal on all ranks, as copies: loaded, it continues another run."""
@@ -242,7 +242,7 @@ class PPO:
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Continue from what `shared_arrays` told, or from a part of it: the policy's parameters, say."""
         state = self.comm.read(self.state).loaded(self.flat, arrays)
-        self.state, self.policy.params = self.comm.share(state), self.flat.split(state.values)
+        self.state, self.policy.params = self.comm.replicate(state), self.flat.split(state.values)
         self._host.load_shared(arrays)
 
     def shard_state(self, k: int) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class PPO:
             parts = [part._replace(advantage=(part.advantage - scale[0]) * scale[1]) for part in parts]
         values, blank = self.comm.local(self.state.values), Batch.blank(self.policy.spec, self.rows)
         row = lambda part: jnp.split(self._row(values, part), [self.flat.num_parameters])  # noqa: E731
-        return blame(self.comm, rollouts, parts, progress, row, blank)
+        return locate_non_finite(self.comm, rollouts, parts, progress, row, blank)
 
 
 def train(session: Session) -> None:
@@ -289,12 +289,12 @@ def train(session: Session) -> None:
         while not session.over:
             rollouts = collector.collect()
             timers.enter(LEARN)
-            told = ppo.update(rollouts, session.local_facts(), progress)
+            totals = ppo.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(batch_size, told)
+            session.advance(batch_size, totals)
             if progress.due(run.log_every, batch_size):
                 session.log(ppo.read_metrics())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
             session.keep(batch_size)
-        session.keep_last(ppo.read_metrics)
+        session.checkpoint_last(ppo.read_metrics)

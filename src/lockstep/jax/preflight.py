@@ -15,7 +15,7 @@ def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Prefli
 
     def summing(size: int) -> Callable[[], object]:
         rows = np.ones((len(comm.world.shards), size // 2))  # float64: as many bytes
-        return lambda: comm.sum_facts(rows, shared.TAG)
+        return lambda: comm.sum_statistics(rows, shared.TAG)
 
     instruments = Instruments(
         device=comm.devices[0].device_kind if comm.devices[0].platform != "cpu" else "cpu",

@@ -64,34 +64,34 @@ class Preparation:
         self.fault: tuple[str, int] | None = None
         self._flat = flat = Flat(policy.params)
         self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
-        self._spread_batches = comm.spread(self._batches_of_shards, donate=False)
+        self._spread_batches = comm.spmd(self._batches_of_shards, donate=False)
 
     @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
     def prepare(
-        self, values: Array, rollouts: list[Rollout], also: np.ndarray
+        self, values: Array, rollouts: list[Rollout], extra_sums: np.ndarray
     ) -> tuple[Batch, tuple[float, float, float, float] | None, np.ndarray]:
         """Make batches of the rollouts of local shards, and update the normalizers; one message.
 
         Args:
             values: the parameters of the policy that acted.
             rollouts: one for each local shard.
-            also: [K, M] numbers to be summed over all shards with the same message.
+            extra_sums: [K, M] numbers to be summed over all shards with the same message.
 
         Returns:
-            The batches [L, T * B] of each device; what `take_in` found; the sums of `also`.
+            The batches [L, T * B] of each device; what `take_in` found; the sums of `extra_sums`.
         """
         comm, batches = self._comm, self.batches(values, rollouts)
         learned = comm.collect((batches.advantage, batches.target))
         sums = [self.sums(rollout, *own) for rollout, own in zip(rollouts, learned, strict=True)]
-        parts = zip(sums, self.normalizers.sums(comm, rollouts), also, strict=True)
+        parts = zip(sums, self.normalizers.sums(comm, rollouts), extra_sums, strict=True)
         rows = np.stack([np.concatenate(row) for row in parts])
-        total, told = np.split(comm.sum_facts(rows, "moments"), [-also.shape[1]])
-        return batches, self.take_in(total), told
+        total, totals = np.split(comm.sum_statistics(rows, "moments"), [-extra_sums.shape[1]])
+        return batches, self.take_in(total), totals
 
     def batches(self, values: Array, rollouts: list[Rollout]) -> Batch:
         """What the policy makes of the rollouts of local shards, [L, T * B] on each device."""
         value = partial(self._value, self._comm.local(values))
-        dealt = self._comm.deal([self.steps(rollout, value) for rollout in rollouts])
+        dealt = self._comm.shard([self.steps(rollout, value) for rollout in rollouts])
         return self._spread_batches(values, dealt)[1]
 
     def blank(self) -> Rollout:

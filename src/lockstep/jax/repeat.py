@@ -31,8 +31,8 @@ def repeat(
     """
     if scan:
         return jax.lax.scan(step, state, rows)
-    told: list[Array] = []
+    outputs: list[Array] = []
     for row in rows:
         state, one = step(state, row)
-        told.append(one)
-    return state, jnp.stack(told)
+        outputs.append(one)
+    return state, jnp.stack(outputs)

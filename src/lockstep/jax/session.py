@@ -22,9 +22,9 @@ from lockstep.jax.state import InArrays, Learner
 from lockstep.preflight.compare import Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
 from lockstep.run import AnyRun, Run
-from lockstep.session.debug_dump import save_evidence
+from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
-from lockstep.session.session import Surroundings
+from lockstep.session.session import BaseSession
 from lockstep.world import World
 
 _STRIDES = 64
@@ -94,10 +94,10 @@ class Jax:
         devices = comm.devices if isinstance(error, MismatchError) else comm.devices[:1]
         for d, device in enumerate(devices):
             held = {name: _copy(tensor, device) for name, tensor in tensors.items()}
-            save_evidence(error, run_dir, comm.world.rank * len(comm.devices) + d, held)
+            save_debug_dump(error, run_dir, comm.world.rank * len(comm.devices) + d, held)
 
 
-class Session(Surroundings[Run, Comm, AnyPolicy, Learner]):
+class Session(BaseSession[Run, Comm, AnyPolicy, Learner]):
     """One run on this process, as a context manager. Collective throughout."""
 
     backend = Jax()

@@ -14,9 +14,9 @@ from lockstep.errors import ConfigError
 from lockstep.launch.flags import max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.restarts import new_memo
+from lockstep.launch.restarts import new_start_record
 from lockstep.launch.train_ranks import PROGRAM, search_path
-from lockstep.preflight.identity import card, user_code
+from lockstep.preflight.identity import identity, user_code
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -75,7 +75,7 @@ def run_program(
     """
     script = str(args.script)
     code = user_code([f"{script}:" if args.module else script])
-    shown = card(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
+    shown = identity(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
     log_dir = Path(args.log_dir) if args.log_dir is not None else None
     return _start([*command, *args.script_args], nodes, shown, args, log_dir=log_dir, given=environment)
 
@@ -96,13 +96,13 @@ def train_on_nodes(
     from lockstep.run import dump, to_dict
 
     code, everywhere = user_code([*run.user_code, args.target or ""]), without_folders(run)
-    shown = {**card(dump(everywhere), code, run.ml_framework), "settings": leaves(to_dict(everywhere))}
+    shown = {**identity(dump(everywhere), code, run.ml_framework), "settings": leaves(to_dict(everywhere))}
     return _start([*start, *without_node_flags(words)], nodes, shown, args)
 
 
 def doctor_on_nodes(args: argparse.Namespace) -> int:
     """`lockstep doctor --nnodes`: what ranks on these machines find out before they train, and nothing else."""
-    return _start(list(PROBE), nodes_of(args), card("doctor"), args)
+    return _start(list(PROBE), nodes_of(args), identity("doctor"), args)
 
 
 def _start(
@@ -114,7 +114,7 @@ def _start(
     log_dir: Path | None = None,
     given: Mapping[str, str] | None = None,
 ) -> int:
-    restarts, memo = max_restarts_of(args, nodes), new_memo()
+    restarts, memo = max_restarts_of(args, nodes), new_start_record()
     environment = {"PYTHONPATH": search_path(), "LOCKSTEP_MEMO": str(memo), **(given or {})}
     try:
         if nodes.maximum == 1:
@@ -122,7 +122,7 @@ def _start(
             return launch(command, ranks=nodes.nproc, run_dir=log_dir, environment=environment, restarts=again)
         from lockstep.launch.rounds import launch_nodes
 
-        told: dict[str, Any] = {"environment": environment, "max_restarts": restarts}
-        return launch_nodes(command, nodes, card=shown, log_dir=log_dir, **told)
+        options: dict[str, Any] = {"environment": environment, "max_restarts": restarts}
+        return launch_nodes(command, nodes, identity=shown, log_dir=log_dir, **options)
     finally:
         memo.unlink(missing_ok=True)

@@ -170,7 +170,7 @@ class _Line:
         return self._messages.pop(0) if self._messages else None
 
 
-class _Guest:
+class _Node:
     """A connection to the host."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -189,8 +189,8 @@ class _Host(threading.Thread):
     def __init__(self, listener: socket.socket, key: bytes, num_nodes: int) -> None:
         super().__init__(daemon=True, name="nodes")
         self._listener, self._key, self._num_nodes = listener, key, num_nodes
-        self._guests: list[_Guest] = []
-        self._told: dict[str, Any] = {}
+        self._connected_nodes: list[_Node] = []
+        self._values: dict[str, Any] = {}
         self._rounds, self._closing = 0, threading.Event()
         self._selector = selectors.DefaultSelector()
 
@@ -207,74 +207,74 @@ class _Host(threading.Thread):
                     self._accept()
                 else:
                     self._hear(ready.data)
-        for guest in list(self._guests):
-            self._drop(guest)
+        for node in list(self._connected_nodes):
+            self._drop(node)
         self._selector.close()
         self._listener.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it may be gone already
-            guest = _Guest(self._listener.accept()[0])
-            self._guests.append(guest)
-            self._selector.register(guest.connection, selectors.EVENT_READ, guest)
-            self._send(guest, {"nonce": guest.nonce})
+            node = _Node(self._listener.accept()[0])
+            self._connected_nodes.append(node)
+            self._selector.register(node.connection, selectors.EVENT_READ, node)
+            self._send(node, {"nonce": node.nonce})
 
-    def _hear(self, guest: _Guest) -> None:
+    def _hear(self, node: _Node) -> None:
         try:
-            data = guest.connection.recv(1 << 16)
-            messages = guest.lines.feed(data)
+            data = node.connection.recv(1 << 16)
+            messages = node.lines.feed(data)
         except (OSError, ValueError):
             data, messages = b"", list[dict[str, Any]]()
         for message in messages:
-            if guest.proven:
-                self._answer(guest, message)
-            elif same(message.get("proof"), proof(self._key, "node", guest.nonce, "")):
-                guest.proven = True
+            if node.proven:
+                self._answer(node, message)
+            elif same(message.get("proof"), proof(self._key, "node", node.nonce, "")):
+                node.proven = True
             else:
                 data = b""
                 break
         if not data:
-            self._drop(guest)
+            self._drop(node)
 
-    def _answer(self, guest: _Guest, message: dict[str, Any]) -> None:
+    def _answer(self, node: _Node, message: dict[str, Any]) -> None:
         value: Any = message.get("value")
         if message["ask"] == "join":
-            guest.ready = value
+            node.ready = value
             self._begin()
             return
-        keys, told = message["keys"], self._told
+        keys, values = message["keys"], self._values
         match message["ask"]:
             case "check":
-                answer = all(key in told for key in keys)
+                answer = all(key in values for key in keys)
             case "get":
-                answer = told[keys[0]]
+                answer = values[keys[0]]
             case "add":
-                answer = told[keys[0]] = told.get(keys[0], 0) + value
+                answer = values[keys[0]] = values.get(keys[0], 0) + value
             case _:  # compare_set
-                if told.get(keys[0], "") == value[0]:
-                    told[keys[0]] = value[1]
-                answer = told[keys[0]]
-        self._send(guest, {"answer": answer})
+                if values.get(keys[0], "") == value[0]:
+                    values[keys[0]] = value[1]
+                answer = values[keys[0]]
+        self._send(node, {"answer": answer})
 
     def _begin(self) -> None:
         """A round, if all nodes are ready."""
-        ready = [guest for guest in self._guests if guest.ready is not None]
+        ready = [node for node in self._connected_nodes if node.ready is not None]
         if len(ready) < self._num_nodes:
             return
-        every = [guest.ready for guest in ready]
-        for index, guest in enumerate(ready):
-            guest.ready = None
-            self._send(guest, {"answer": {"round": self._rounds, "every": every, "index": index}})
+        every = [node.ready for node in ready]
+        for index, node in enumerate(ready):
+            node.ready = None
+            self._send(node, {"answer": {"round": self._rounds, "every": every, "index": index}})
         self._rounds += 1
 
-    def _send(self, guest: _Guest, message: dict[str, Any]) -> None:
+    def _send(self, node: _Node, message: dict[str, Any]) -> None:
         try:
-            send(guest.connection, message)
+            send(node.connection, message)
         except Dropped:
-            self._drop(guest)
+            self._drop(node)
 
-    def _drop(self, guest: _Guest) -> None:
-        if guest in self._guests:
-            self._guests.remove(guest)
-            self._selector.unregister(guest.connection)
-            guest.connection.close()
+    def _drop(self, node: _Node) -> None:
+        if node in self._connected_nodes:
+            self._connected_nodes.remove(node)
+            self._selector.unregister(node.connection)
+            node.connection.close()

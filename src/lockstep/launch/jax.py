@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
-from lockstep.errors import ConfigError, told
+from lockstep.errors import ConfigError, exit_code_of
 from lockstep.launch.commands import check_no_rank, program, run_program
 from lockstep.launch.flags import (
     add_flag,
@@ -38,7 +38,7 @@ _RUNNER = (sys.executable, "-m", "lockstep.launch.script")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 0, the first failing rank's, 128 + n after signal n, or 2."""
-    return told(lambda: _launch(sys.argv[1:] if arguments is None else list(arguments)))
+    return exit_code_of(lambda: _launch(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def _launch(words: list[str]) -> int:

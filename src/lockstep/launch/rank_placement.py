@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlacement:
     """One node's ranks in a world of several nodes."""
 
     node_rank: int
@@ -22,11 +22,11 @@ class Place:
 
     def variables(self) -> dict[str, str]:
         """What all ranks of this node are told about it."""
-        told = {
+        variables = {
             "WORLD_SIZE": str(self.world_size),
             "GROUP_RANK": str(self.node_rank),
             "GROUP_WORLD_SIZE": str(self.num_nodes),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
         }
-        return {**told, "LOCKSTEP_TOKEN": self.token} if self.token else told
+        return {**variables, "LOCKSTEP_TOKEN": self.token} if self.token else variables

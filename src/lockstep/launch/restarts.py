@@ -55,7 +55,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Memo:
+class StartRecord:
     """The memo of this node's launcher, whether it has been written or not.
 
     Attributes:
@@ -79,7 +79,7 @@ class Memo:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Restart:
     """A start that is not the first of its run."""
 
     resumption: Resumption
@@ -92,7 +92,7 @@ def restarts_ranks(world: World, environment: Mapping[str, str] = os.environ) ->
     return world.launcher != "none" and (MEMO_VARIABLE in environment or TORCHRUN in environment)
 
 
-def find_memo(number: int, environment: Mapping[str, str] = os.environ) -> Memo:
+def find_start_record(number: int, environment: Mapping[str, str] = os.environ) -> StartRecord:
     """The memo of the launcher that started this rank.
 
     Args:
@@ -103,14 +103,14 @@ def find_memo(number: int, environment: Mapping[str, str] = os.environ) -> Memo:
         ConfigError: the launcher cannot be told, or there is no private place for a memo.
     """
     if given := environment.get(MEMO_VARIABLE):
-        return Memo(Path(given), number)
+        return StartRecord(Path(given), number)
     launcher = torchrun_agent(environment)
     if launcher is None:
         raise ConfigError("the process of the launcher cannot be found in /proc")
-    return Memo(private_folder() / f"{identity(launcher)}.json", number)
+    return StartRecord(private_folder() / f"{identity(launcher)}.json", number)
 
 
-def new_memo() -> Path:
+def new_start_record() -> Path:
     """A place for the memo of a launch by this process, for `LOCKSTEP_MEMO` of the ranks of all its starts.
 
     Remove the file when the launch ends. If this process is killed, somebody's next start does.
@@ -118,7 +118,7 @@ def new_memo() -> Path:
     return private_folder() / f"{identity(os.getpid())}.{secrets.token_hex(4)}.json"
 
 
-def again(memo: Memo | None, run: AnyRun, world: World, gather: Gather) -> Again | None:
+def again(memo: StartRecord | None, run: AnyRun, world: World, gather: Gather) -> Restart | None:
     """What this start goes on with, the same on all ranks; None if it is the first. Collective.
 
     Args:
@@ -132,8 +132,8 @@ def again(memo: Memo | None, run: AnyRun, world: World, gather: Gather) -> Again
     """
     found = memo.read() if memo is not None else None
     where = f"node {world.node_rank} ({socket.gethostname()})"
-    told = cast("list[dict[str, Any]]", gather({"where": where, "trained": found and asdict(found)}, "elastic"))
-    trained = agreed({one["where"]: Trained(**one["trained"]) for one in told if one["trained"]})
+    gathered = cast("list[dict[str, Any]]", gather({"where": where, "trained": found and asdict(found)}, "elastic"))
+    trained = agreed({one["where"]: Trained(**one["trained"]) for one in gathered if one["trained"]})
     if trained is None:
         return None
     _refuse(gather("" if _sees(Path(trained.run_dir)) else where, "elastic"), trained.run_dir)
@@ -149,7 +149,7 @@ def again(memo: Memo | None, run: AnyRun, world: World, gather: Gather) -> Again
             f"num_shards={shards} of the run in {run_dir} is fewer than the {world.size} ranks of this start; a run "
             f"whose launcher may add ranks begins with --set num_shards={world.size} or more"
         )
-    return Again(Resumption(run, run_dir, size, shards, step, exact, plan["notes"]), trained.starts)
+    return Restart(Resumption(run, run_dir, size, shards, step, exact, plan["notes"]), trained.starts)
 
 
 def agreed(known: Mapping[str, Trained]) -> Trained | None:
@@ -164,7 +164,7 @@ def agreed(known: Mapping[str, Trained]) -> Trained | None:
     return max(known.values(), key=lambda trained: trained.starts, default=None)
 
 
-def note(memo: Memo, run_dir: Path, earlier: Again | None, resume: Path | None) -> None:
+def note(memo: StartRecord, run_dir: Path, earlier: Restart | None, resume: Path | None) -> None:
     """Note on this node, once, that ranks begin to train. A disk that is full costs a warning.
 
     Args:

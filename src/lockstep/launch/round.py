@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 from lockstep.distributed.network.interfaces import interface_of
 from lockstep.errors import RunError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rank_placement import Place
+from lockstep.launch.rank_placement import RankPlacement
 from lockstep.system.bounded import bounded
 
 _TELL_S = 5.0  # bound on telling how a round ended: where the link is cut, each node ends alone
@@ -64,11 +64,11 @@ class Round:
         starts: how many starts there were before.
     """
 
-    def __init__(self, store: Store, place: Place, failures: int, starts: int) -> None:
+    def __init__(self, store: Store, place: RankPlacement, failures: int, starts: int) -> None:
         self.place, self.failures, self.starts = place, failures, starts
         self._store, self._lost = store, False
 
-    def told(self) -> End | None:
+    def reported_end(self) -> End | None:
         """What another node has told about this round's end."""
         with asking():
             return End(**json.loads(self._store.get(_END))) if self._store.check([_END]) else None
@@ -179,7 +179,7 @@ def order_of(every: Sequence[Member]) -> list[int]:
     return sorted(range(len(every)), key=position)
 
 
-def place_of(every: Sequence[Member], index: int, *, address: str, port: int, token: str) -> Place:
+def place_of(every: Sequence[Member], index: int, *, address: str, port: int, token: str) -> RankPlacement:
     """Where the ranks of one node stand.
 
     Args:
@@ -191,7 +191,7 @@ def place_of(every: Sequence[Member], index: int, *, address: str, port: int, to
     """
     order = order_of(every)
     sizes, number = [every[i].nproc for i in order], order.index(index)
-    return Place(
+    return RankPlacement(
         node_rank=number,
         num_nodes=len(sizes),
         first_rank=sum(sizes[:number]),
@@ -219,6 +219,6 @@ def asking() -> Generator[None]:
         raise RunError(f"the main node does not answer any more: {str(error).splitlines()[0]}") from error
 
 
-def members(told: Sequence[Mapping[str, Any]]) -> list[Member]:
+def members(reported_end: Sequence[Mapping[str, Any]]) -> list[Member]:
     """What `asdict` made of them."""
-    return [Member(**one) for one in told]
+    return [Member(**one) for one in reported_end]

@@ -31,7 +31,7 @@ def launch_nodes(
     command: list[str],
     nodes: Nodes,
     *,
-    card: Mapping[str, Any],
+    identity: Mapping[str, Any],
     log_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
     max_restarts: int = 0,
@@ -42,7 +42,7 @@ def launch_nodes(
     Args:
         command: program and arguments, the same for all ranks.
         nodes: the machines.
-        card: what must agree between them.
+        identity: what must agree between them.
         log_dir: where `logs/rank_R.log` of this node's ranks go; None: ranks print where this process prints.
         environment: variables that go before this process's own.
         max_restarts: how often all ranks may start anew after one failed. Nodes that come and go cost none.
@@ -57,7 +57,7 @@ def launch_nodes(
     """
     with caught_signals() as caught:
         try:
-            with meet(nodes, card, cancelled=lambda: bool(caught)) as met, _membership(nodes, met) as membership:
+            with meet(nodes, identity, cancelled=lambda: bool(caught)) as met, _membership(nodes, met) as membership:
                 node = _Node(nodes, membership, caught, max_restarts)
                 while True:
                     code = node.play(command, log_dir, dict(environment or {}), bounds)
@@ -244,7 +244,7 @@ class _Others:
     def _ask(self) -> None:
         try:
             while self._found is None and not self._over.wait(_LOOK_S):
-                self._found = self._this.told()
+                self._found = self._this.reported_end()
                 if self._found is None and self._node.joined_by_another():
                     self._found = self._this.tell(End("changed", "a node joins", 128 + signal.SIGTERM, None, True))
         except RunError as error:

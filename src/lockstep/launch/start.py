@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.launch.rank_placement import Place
+from lockstep.launch.rank_placement import RankPlacement
 from lockstep.launch.supervise import Bounds, Failure, RankGroup
 from lockstep.launch.variables import variables
 from lockstep.launch.verdict import MARK, agree, log_path
@@ -56,7 +56,7 @@ class Start:
     """How many starts came before."""
     title: str = "new start"
     """For logs that hold earlier starts too."""
-    place: Place | None = None
+    place: RankPlacement | None = None
     """Of these ranks among those of several machines; None: there are no others."""
 
     def run(

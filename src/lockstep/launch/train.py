@@ -14,7 +14,7 @@ from lockstep.envs.make import on_device
 from lockstep.envs.own_code import with_whole_paths
 from lockstep.errors import ConfigError
 from lockstep.launch.first_line import first_line
-from lockstep.launch.restarts import Again, Gather, again, find_memo, note, restarts_ranks, warn
+from lockstep.launch.restarts import Gather, Restart, again, find_start_record, note, restarts_ranks, warn
 from lockstep.record.console import Console
 from lockstep.record.opening import Opening
 from lockstep.run import AnyRun, OfflineRun, Run, override
@@ -25,9 +25,9 @@ from lockstep.world import World
 
 if TYPE_CHECKING:
     from lockstep.session.resume import Resumption
-    from lockstep.session.session import Surroundings
+    from lockstep.session.session import BaseSession
 
-    AnySession = Surroundings[Any, Any, Any, Any]
+    AnySession = BaseSession[Any, Any, Any, Any]
 
 _OWN_SIGNAL_S = 10.0  # for a launcher to send its own ranks the signal that ranks of another node told them of
 _runs = itertools.count()
@@ -72,9 +72,9 @@ def train(
     check_framework(run)
     run = with_whole_paths(run)
     alone, world = world is None, world or World.from_environment()
-    if resume is not None and not joined and (told := nothing_left(go_on(Path(resume), run))) is not None:
+    if resume is not None and not joined and (message := nothing_left(go_on(Path(resume), run))) is not None:
         if world.rank == 0:
-            Console().line(told)
+            Console().line(message)
         return ended(Path(resume))
     if ranks is not None and ranks != 1 and alone and world.launcher == "none":
         from lockstep.launch.train_ranks import train_on_ranks
@@ -183,14 +183,14 @@ class _Launch:
     def __init__(self, run: AnyRun, world: World) -> None:
         self._run, self._world, self._memo = run, world, None
         try:
-            self._memo = find_memo(next(_runs))
+            self._memo = find_start_record(next(_runs))
         except ConfigError as error:
             if world.local_rank == 0:
                 warn(str(error))
         trained = self._memo.read() if self._memo is not None else None
         self.run_dir = Path(trained.run_dir) if trained is not None else None
 
-    def meet(self) -> Again | None:
+    def meet(self) -> Restart | None:
         """What this start goes on with; None if it is the first. Collective."""
         # A comm of its own: how the run's is cut depends on the shards of the checkpoint.
         with _all_processes(self._run, self._world) as gather:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.rank_placement import Place
+from lockstep.launch.rank_placement import RankPlacement
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -22,7 +22,7 @@ def variables(
     environment: Mapping[str, str] | None = None,
     *,
     restarts: int = 0,
-    place: Place | None = None,
+    place: RankPlacement | None = None,
 ) -> list[dict[str, str]]:
     """The whole environment of each of `ranks` ranks on this machine.
 
@@ -59,13 +59,13 @@ def variables(
     return [{**common, **_own(place, local)} for local in range(ranks)]
 
 
-def _alone(ranks: int, given: Mapping[str, str]) -> Place:
+def _alone(ranks: int, given: Mapping[str, str]) -> RankPlacement:
     """Of ranks that are all on this machine."""
     address, port = given.get("MASTER_ADDR", "127.0.0.1"), int(given.get("MASTER_PORT", "0")) or free_port()
-    return Place(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address=address, port=port)
+    return RankPlacement(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address=address, port=port)
 
 
-def _own(place: Place, local: int) -> dict[str, str]:
+def _own(place: RankPlacement, local: int) -> dict[str, str]:
     """What one rank is told of itself, in both languages."""
     rank, size = str(place.first_rank + local), str(place.world_size)
     jax = {"JAX_RANK": rank, "JAX_LOCAL_RANK": str(local), "JAX_WORLD_SIZE": size}

@@ -86,7 +86,7 @@ def report(failure: Failure, ranks: int, late: list[int], run_dir: Path | None, 
     say(text)
     tail = [] if log is None else _tail(log)
     for line in failure.message.splitlines()[1:]:
-        if not any(line in told for told in tail):  # the rank may have told its own stack
+        if not any(line in reported for reported in tail):  # the rank may have told its own stack
             say(line)
     for line in tail:
         say(f"rank {failure.rank} | {line}")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from lockstep.world import World
 
 
-def _check_output(run: "AnyRun", world: "World") -> None:
+def check_output(run: "AnyRun", world: "World") -> None:
     """Refuse a place for the finished policy that its writer, rank 0, cannot write to."""
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_model_path

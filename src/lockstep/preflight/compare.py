@@ -19,7 +19,7 @@ from lockstep.distributed.watch import Observed, Watch
 from lockstep.envs.own_code import without_folders
 from lockstep.errors import ConfigError, RunError
 from lockstep.preflight.cost_model import Layout
-from lockstep.preflight.identity import VERSIONS, card, differences, people, user_code
+from lockstep.preflight.identity import VERSIONS, differences, identity, people, user_code
 from lockstep.preflight.latency import Network, Summing, clock_skews, measure_network
 from lockstep.run import AnyRun, dump, to_dict
 from lockstep.system.cores import processor, usable_cores
@@ -181,30 +181,30 @@ def _stalled(_: Observed, report: str) -> None:
 def _compared(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: bool | None) -> Preflight:
     world = comm.world
     everywhere = without_folders(run)
-    mine = card(dump(everywhere), user_code(run.user_code), run.ml_framework) | {
+    mine = identity(dump(everywhere), user_code(run.user_code), run.ml_framework) | {
         "node": world.rank - world.local_rank,
         "cores": usable_cores(),
         "device": instruments.device,
         "processor": processor(),
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     }
-    cards: list[dict[str, Any]] = comm.gather_object(mine, TAG)
-    if any(one["config"] != cards[0]["config"] for one in cards):
-        told: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(everywhere)).items()}, TAG)
-        cards = [one | {"settings": settings} for one, settings in zip(cards, told, strict=True)]
-    if error := differences(labelled(cards)):
+    identities: list[dict[str, Any]] = comm.gather_object(mine, TAG)
+    if any(one["config"] != identities[0]["config"] for one in identities):
+        gathered: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(everywhere)).items()}, TAG)
+        identities = [one | {"settings": settings} for one, settings in zip(identities, gathered, strict=True)]
+    if error := differences(labelled(identities)):
         raise ConfigError(error if world.local_rank == 0 else error.partition("\n\n")[0])
     several = world.local_size < world.size
     skews = clock_skews(comm, TAG) if several else [0.0] * world.size
     found = Preflight(
         rank=world.rank,
         world_size=world.size,
-        hosts=_hosts(cards, skews),
-        versions={name: cards[0][name] for name in VERSIONS if name in cards[0]},
+        hosts=_hosts(identities, skews),
+        versions={name: identities[0][name] for name in VERSIONS if name in identities[0]},
     )
     if several if measure is None else measure:
         found.network = measure_network(comm, instruments.summing, len(found.hosts), TAG)
-    found.warnings = doubts(found, pinned=world.pinned)
+    found.warnings = host_warnings(found, pinned=world.pinned)
     return found
 
 
@@ -228,16 +228,16 @@ def add_forecast(found: Preflight, forecast: Callable[[Layout, float], Forecast 
         found.warnings.append(ahead.advice)
 
 
-def labelled(cards: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def labelled(identities: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Each rank's card by who showed it; with its host where there are several."""
-    nodes = {one["node"]: one["host"] for one in cards}
+    nodes = {one["node"]: one["host"] for one in identities}
     if len(nodes) == 1:
-        return {f"rank {rank}": one for rank, one in enumerate(cards)}
+        return {f"rank {rank}": one for rank, one in enumerate(identities)}
     names = _names(nodes)
-    return {f"rank {rank} ({names[one['node']]})": one for rank, one in enumerate(cards)}
+    return {f"rank {rank} ({names[one['node']]})": one for rank, one in enumerate(identities)}
 
 
-def doubts(found: Preflight, *, pinned: bool) -> list[str]:
+def host_warnings(found: Preflight, *, pinned: bool) -> list[str]:
     """What a user should know of these hosts, one line each."""
     warnings: list[str] = []
     for host in found.hosts:
@@ -259,13 +259,13 @@ def doubts(found: Preflight, *, pinned: bool) -> list[str]:
     return warnings
 
 
-def _hosts(cards: Sequence[Mapping[str, Any]], skews: Sequence[float]) -> list[Host]:
-    names = _names({one["node"]: one["host"] for one in cards})
+def _hosts(identities: Sequence[Mapping[str, Any]], skews: Sequence[float]) -> list[Host]:
+    names = _names({one["node"]: one["host"] for one in identities})
     found: list[Host] = []
     for node, name in names.items():
-        ranks = [rank for rank, one in enumerate(cards) if one["node"] == node]
-        first = cards[ranks[0]]
-        devices = sorted({str(cards[rank]["device"]) for rank in ranks})
+        ranks = [rank for rank, one in enumerate(identities) if one["node"] == node]
+        first = identities[ranks[0]]
+        devices = sorted({str(identities[rank]["device"]) for rank in ranks})
         found.append(
             Host(
                 host=name,

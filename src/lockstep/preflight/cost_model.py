@@ -2,8 +2,8 @@
 
 An update is a rollout, gradient steps and messages. What a rank computes costs a fixed price per call and a price per
 row; ranks that share a core take turns. A message costs something by itself and for every other rank of the host and
-every other host, the way through the network (half a round trip) as often as `lockstep.distributed.network.links` makes it go, and
-the time that its bytes need on a host's link. Nothing overlaps: ranks compute, then wait for each other.
+every other host, the way through the network (half a round trip) as often as `lockstep.distributed.network.links` makes
+it go, and the time that its bytes need on a host's link. Nothing overlaps: ranks compute, then wait for each other.
 
 What the model leaves out: evaluations and checkpoints, environments of unequal speed, stragglers (of a thousand ranks
 the slowest decides), and the memory and the network that several hosts or ranks share beyond this.

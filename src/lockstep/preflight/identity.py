@@ -35,7 +35,7 @@ _DIGITS = 8
 _CELL = 40
 
 
-def card(config: str, code: str | None = None, framework: str = "torch") -> dict[str, Any]:
+def identity(config: str, code: str | None = None, framework: str = "torch") -> dict[str, Any]:
     """What all who take part must agree in, and facts about this one.
 
     Args:
@@ -71,29 +71,29 @@ def user_code(names: Iterable[str] = ()) -> str | None:
     return "; ".join(f"{name} {digest}" for name, digest in found) or None
 
 
-def differences(cards: Mapping[str, Card]) -> str | None:
+def differences(identities: Mapping[str, Card]) -> str | None:
     """One line that names who differs in what, and the way out; below an empty line a table, where that says more.
 
     Args:
-        cards: by who shows it, `rank 3` or `rank 3 (beta)`. Where all hold `settings` (name to value), those that
+        identities: by who shows it, `rank 3` or `rank 3 (beta)`. Where all hold `settings` (name to value), those that
             differ are named.
 
     Returns:
         None if all agree.
     """
     groups: dict[str, list[str]] = {}
-    for label, one in cards.items():
+    for label, one in identities.items():
         groups.setdefault(repr([one.get(name) for name in _AGREED]), []).append(label)
     if len(groups) < 2:
         return None
     alike = sorted(groups.values(), key=len, reverse=True)  # the most come first; among equals the first shown
-    rows = _rows([cards[labels[0]] for labels in alike])
+    rows = _rows([identities[labels[0]] for labels in alike])
     columns = [people(labels) for labels in alike]
-    odd, verb = " and ".join(columns[1:]), "differs" if len(cards) - len(alike[0]) == 1 else "differ"
-    told = [len(alike) == 2 and name != "config" and len("".join(row)) <= 2 * _CELL for name, row in rows.items()]
+    odd, verb = " and ".join(columns[1:]), "differs" if len(identities) - len(alike[0]) == 1 else "differ"
+    gathered = [len(alike) == 2 and name != "config" and len("".join(row)) <= 2 * _CELL for name, row in rows.items()]
     said = [
         name + (f" ({row[1]} instead of {row[0]})" if values else "")
-        for (name, row), values in zip(rows.items(), told, strict=True)
+        for (name, row), values in zip(rows.items(), gathered, strict=True)
     ]
     if more := said[_SHOWN_FIELDS:]:
         said[_SHOWN_FIELDS:] = [f"{len(more)} more"]
@@ -172,8 +172,10 @@ def _by_name(every: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def _settings(one: Card) -> dict[str, str]:
-    told: Any = one.get("settings")
-    return {str(key): str(value) for key, value in cast("Card", told).items()} if isinstance(told, Mapping) else {}
+    gathered: Any = one.get("settings")
+    return (
+        {str(key): str(value) for key, value in cast("Card", gathered).items()} if isinstance(gathered, Mapping) else {}
+    )
 
 
 def _files(one: Card) -> dict[str, str]:
@@ -190,12 +192,12 @@ def people(labels: Sequence[str]) -> str:
     found = [re.fullmatch(r"(\w+) (\d+)(?: \((.*)\))?", label) for label in labels]
     if not all(found):
         return ", ".join(labels)
-    told = [(match[1], int(match[2]), match[3]) for match in found if match]
-    word, hosts = told[0][0], {host for _, _, host in told}
+    gathered = [(match[1], int(match[2]), match[3]) for match in found if match]
+    word, hosts = gathered[0][0], {host for _, _, host in gathered}
     if len(hosts) > _SHOWN_HOSTS:
-        return f"{_ranges(word, [number for _, number, _ in told])} ({len(hosts)} hosts)"
+        return f"{_ranges(word, [number for _, number, _ in gathered])} ({len(hosts)} hosts)"
     parts: list[str] = []
-    for host, members in groupby(sorted(told, key=lambda one: (str(one[2]), one[1])), key=lambda one: one[2]):
+    for host, members in groupby(sorted(gathered, key=lambda one: (str(one[2]), one[1])), key=lambda one: one[2]):
         parts.append(_ranges(word, [number for _, number, _ in members]) + (f" ({host})" if host else ""))
     return _listed(parts)
 

@@ -17,7 +17,7 @@ _BEAT_S = 0.5
 _GIVE_UP_S = 2.0  # for a thread that writes when its run fails: what it makes later nobody removes
 
 
-class Keeper:
+class CheckpointWriter:
     """One rank's part in the checkpoints of a run.
 
     `take` copies the state and returns; a thread writes the copy. When all ranks know that all have written, they
@@ -89,23 +89,23 @@ class Keeper:
         error = job.exception()
         mine = {"files": job.result()} if error is None else {"error": _reason(error)}
         every = self._gather(mine, "checkpoint")
-        failed = [(rank, told["error"]) for rank, told in enumerate(every) if "error" in told]
+        failed = [(rank, entry["error"]) for rank, entry in enumerate(every) if "error" in entry]
         if failed:
             self._failed(self._manifest, f"rank {failed[0][0]}: {failed[0][1]}")
         elif self._world.rank == 0:
-            files = {name: entry for told in every for name, entry in told["files"].items()}
+            files = {name: entry for entry in every for name, entry in entry["files"].items()}
             self._committing = self._thread.submit(self._commit, self._manifest | {"files": files})
 
-    def finish(self, beat: Callable[[], object]) -> int:
-        """Wait until nothing is left to do; collective. `beat` is called while bytes reach the disk.
+    def finish(self, heartbeat: Callable[[], object]) -> int:
+        """Wait until nothing is left to do; collective. `heartbeat` is called while bytes reach the disk.
 
         Returns:
             The step of the newest checkpoint that this start of the run completed; -1 without one.
         """
-        self._wait(beat)
+        self._wait(heartbeat)
         if self._writing is not None:
             self.conclude()
-            self._wait(beat)
+            self._wait(heartbeat)
         return self._gather(self._whole_at, "checkpoint")[0]
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class Keeper:
     def _wrote(self, size: int) -> None:
         self._bytes += size
 
-    def _wait(self, beat: Callable[[], object]) -> None:
+    def _wait(self, heartbeat: Callable[[], object]) -> None:
         """Until no rank's thread has anything to do; collective.
 
         Ranks ask each other again and again, since one may write for longer than a message may take. A disk that takes
@@ -214,7 +214,7 @@ class Keeper:
             before = self._bytes
             wait_for(self._jobs, timeout=_BEAT_S)
             if self._bytes != before:
-                beat()
+                heartbeat()
 
 
 def _reason(error: BaseException) -> str:

@@ -38,7 +38,7 @@ class Journal:
         summary: what `summary.json` will hold.
         episodes: recent episodes of each local shard.
         evaluated_at: step of the last evaluation, -1 before the first.
-        owed: an evaluation was due and has not taken place, since the run was asked to stop.
+        pending: an evaluation was due and has not taken place, since the run was asked to stop.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Journal:
         self.path, self.summary = run_dir.path, empty_summary(run)
         self.summary |= {"world_size": world.size * run.devices_per_process, "num_shards": world.num_shards}
         self.episodes = [RecentEpisodes() for _ in world.shards]
-        self.evaluated_at, self.owed = -1, False
+        self.evaluated_at, self.pending = -1, False
         self._world, self._run_dir, self._held = world, run_dir, held
         self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
         self._log = None if joined else RankLog(run_dir.path, world.rank, said)
@@ -162,7 +162,7 @@ class Journal:
     def evaluated(self, progress: Progress, episodes: Episodes, stop_return: float | None, elapsed: float) -> bool:
         """Write an evaluation down. Returns whether it is the best so far."""
         mean = float(np.mean(episodes.returns))
-        self.evaluated_at, self.owed = progress.env_steps, False
+        self.evaluated_at, self.pending = progress.env_steps, False
         self.summary["eval_return_mean"] = mean
         self.summary["eval_return_std"] = float(np.std(episodes.returns))
         self.summary["eval_episodes"] = len(episodes.returns)
@@ -196,7 +196,7 @@ class Journal:
         self._count(progress, elapsed)
         if self._console is not None:
             self._run_dir.write_summary(self.summary)
-            self._prove(ranks)
+            self._check_in_sync(ranks)
 
     def state(self) -> dict[str, Any]:
         """What all ranks hold alike and the next line needs."""
@@ -205,7 +205,7 @@ class Journal:
             "sums": self._sums,
             "logged": list(self._logged),
             "evaluated_at": self.evaluated_at,
-            "owed": self.owed,
+            "owed": self.pending,
             "best": self._best if np.isfinite(self._best) else None,
             "summary": {key: self.summary[key] for key in _EVALUATED},
         }
@@ -215,7 +215,7 @@ class Journal:
         self._recent.extend(state["recent"])
         self._sums[:] = state["sums"]
         self._logged = (int(state["logged"][0]), float(state["logged"][1]))
-        self.evaluated_at, self.owed = state["evaluated_at"], state["owed"]
+        self.evaluated_at, self.pending = state["evaluated_at"], state["owed"]
         self._best = -np.inf if state["best"] is None else state["best"]
         self.summary |= state["summary"]
 
@@ -279,7 +279,7 @@ class Journal:
             "return_mean_100": float(np.mean(self._recent)) if self._recent else None,
         }
 
-    def _prove(self, ranks: list[dict[str, Any]]) -> None:
+    def _check_in_sync(self, ranks: list[dict[str, Any]]) -> None:
         assert self._console is not None
         summary, line = self.summary, self._console.line
         mean = summary["eval_return_mean"]

@@ -1,4 +1,4 @@
-"""What a framework does in its own way around a training loop: `lockstep.session.session` asks for no more than this."""
+"""What a framework does in its own way around a training loop, as `lockstep.session.session` asks for it."""
 
 from collections.abc import Mapping
 from pathlib import Path

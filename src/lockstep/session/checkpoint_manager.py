@@ -18,7 +18,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
-from lockstep.record.checkpoint_writer import Keeper
+from lockstep.record.checkpoint_writer import CheckpointWriter
 from lockstep.record.leftovers import remove_half_written
 from lockstep.record.run_dir import hold
 
@@ -61,7 +61,7 @@ class CheckpointManager:
         problem = self._open() if comm.world.rank == 0 else ""
         if problem := comm.broadcast_object(problem, tag="checkpoint"):
             raise ConfigError(problem)
-        self._keeper = Keeper(self._folder, comm.world, self._gather, self._warn, num_kept)
+        self._keeper = CheckpointWriter(self._folder, comm.world, self._gather, self._warn, num_kept)
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +104,8 @@ class CheckpointManager:
             "versions": {"lockstep": version("lockstep-rl")},
             "run": {},
         }
-        told = {shard: self._pack(state, f"shards[{shard}]") for shard, state in own.items()}
-        self._keeper.take(manifest, packed, told)
+        entry = {shard: self._pack(state, f"shards[{shard}]") for shard, state in own.items()}
+        self._keeper.take(manifest, packed, entry)
         return self._keeper.finish(lambda: None) == step
 
     def restore(self) -> Checkpoint | None:

@@ -6,7 +6,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.distributed.timers import CHECKPOINT
 from lockstep.envs.state import UNSAVABLE
 from lockstep.record.checkpoint import FOLDER, FORMAT
-from lockstep.record.checkpoint_writer import Keeper
+from lockstep.record.checkpoint_writer import CheckpointWriter
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.run import AnyRun, OfflineRun, to_dict
@@ -30,7 +30,7 @@ class Checkpoints:
     ) -> None:
         self._run, self._comm, self._journal = run, comm, journal
         self._resumed, self._initialized, self._timers = resumed, initialized, comm.timers
-        self._keeper = Keeper(journal.path, comm.world, comm.gather_object, journal.warn, run.num_checkpoints)
+        self._keeper = CheckpointWriter(journal.path, comm.world, comm.gather_object, journal.warn, run.num_checkpoints)
         self._due = False
 
     @property
@@ -96,13 +96,13 @@ class Checkpoints:
             self._take(elapsed_s)
         self._timers.enter(previous)
 
-    def keep_last(self, elapsed_s: float) -> None:
+    def checkpoint_last(self, elapsed_s: float) -> None:
         """Take one where the run ends, unless it is there already, and wait for it; collective."""
         step = self._progress.env_steps
         previous = self._timers.enter(CHECKPOINT)
-        if self._keeper.finish(self._beat) != step and self._begun_at != step:
+        if self._keeper.finish(self._heartbeat) != step and self._begun_at != step:
             self._take(elapsed_s)
-            if self._keeper.finish(self._beat) != step:
+            if self._keeper.finish(self._heartbeat) != step:
                 self._journal.warn(f"there is no checkpoint of step {step}, at which the run ends")
         self._timers.enter(previous)
 
@@ -125,6 +125,6 @@ class Checkpoints:
         }
         self._keeper.take(manifest, {**self._state.shared(), "elapsed_s": elapsed_s}, self._state.shards())
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """Tell the watch that this goes on."""
         self._timers.enter(CHECKPOINT)

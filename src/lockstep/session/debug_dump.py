@@ -7,13 +7,13 @@ import numpy as np
 
 from lockstep.errors import MismatchError
 from lockstep.record.array_file import leave_arrays
-from lockstep.session import non_finite as blame
+from lockstep.session import non_finite as locate_non_finite
 from lockstep.session.non_finite import NonFiniteError
 
 FOLDER = "mismatch"
 
 
-def save_evidence(error: BaseException, run_dir: Path, rank: int, arrays: Mapping[str, np.ndarray]) -> None:
+def save_debug_dump(error: BaseException, run_dir: Path, rank: int, arrays: Mapping[str, np.ndarray]) -> None:
     """Write what the error speaks of. Never raises: the error itself is to be told.
 
     Of ranks that no longer agree: `mismatch/rank_R.safetensors`, the arrays that differ as those at fault and one other
@@ -26,7 +26,7 @@ def save_evidence(error: BaseException, run_dir: Path, rank: int, arrays: Mappin
         arrays: everything that must be equal on all ranks, as this one holds it.
     """
     if isinstance(error, NonFiniteError):
-        blame.save(error, run_dir)
+        locate_non_finite.save(error, run_dir)
     if isinstance(error, MismatchError):
         agreeing = next((r for r in range(len(error.ranks) + 1) if r not in error.ranks), None)
         if rank not in error.ranks and rank != agreeing:

@@ -66,28 +66,28 @@ class Evaluation:
         self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _GAMES)
         self._envs: dict[int, VectorEnv] = {}
 
-    def play(self, index: int, *, beat: Callable[[], object]) -> Episodes:
+    def play(self, index: int, *, heartbeat: Callable[[], object]) -> Episodes:
         """All episodes of evaluation number `index`, in shard order, on every rank; collective.
 
         Args:
             index: decides seeds and noise.
-            beat: called every step; may raise `GivenUp`.
+            heartbeat: called every step; may raise `GivenUp`.
 
         Raises:
-            GivenUp: on all ranks, if `beat` raised it on any.
+            GivenUp: on all ranks, if `heartbeat` raised it on any.
         """
         mine, signal = list[tuple[int, list[float], list[int]]](), 0
         try:
-            mine = self._play(index, beat)
+            mine = self._play(index, heartbeat)
         except GivenUp as asked:
             signal = asked.signal
         every: list[Any] = self._comm.gather_object([signal, mine], "evaluate")
-        if signal := max(told for told, _ in every):
+        if signal := max(gathered for gathered, _ in every):
             raise GivenUp(signal)
         parts = sorted(part for _, played in every for part in played)
         return Episodes([r for _, returns, _ in parts for r in returns], [n for *_, lengths in parts for n in lengths])
 
-    def _play(self, index: int, beat: Callable[[], object]) -> list[tuple[int, list[float], list[int]]]:
+    def _play(self, index: int, heartbeat: Callable[[], object]) -> list[tuple[int, list[float], list[int]]]:
         """Shard, returns and lengths of each local shard's episodes; and a video, if one is wanted."""
         mine: list[tuple[int, list[float], list[int]]] = []
         world, seed = self._comm.world, self._run.seed
@@ -100,32 +100,32 @@ class Evaluation:
             key = f"evaluate {index}/{shard}"
             seeds = [stream_seed(seed, key, i) for i in range(num_envs)]
             noise = stream(seed, key)
-            played = play(self._envs[shard], lambda o, noise=noise: self._choose(o, noise), episodes, seeds, beat)
+            played = play(self._envs[shard], lambda o, noise=noise: self._choose(o, noise), episodes, seeds, heartbeat)
             mine.append((shard, played.returns, played.lengths))
         if self._journal is not None and self._run.evaluate_video and world.rank == 0:
             path = self._journal.path / "videos" / f"step_{index}.gif"
-            self._journal.attempt(lambda: self.record(path, index, beat=beat))
+            self._journal.attempt(lambda: self.record(path, index, heartbeat=heartbeat))
         return mine
 
-    def record(self, path: Path, index: int, *, beat: Callable[[], object]) -> None:
+    def record(self, path: Path, index: int, *, heartbeat: Callable[[], object]) -> None:
         """Draw one more episode, of rank 0 alone, with the seed and noise of no other.
 
         Args:
             path: the GIF; `RunError` where it cannot be written.
             index: which evaluation it belongs to.
-            beat: called every step.
+            heartbeat: called every step.
         """
         env: Any = make_vector_env(self._task, self._run.env, 1, render=True, training=False)
         try:
-            write_gif(path, self._frames(env, f"video {index}", beat), getattr(env, "frames_per_second", 30))
+            write_gif(path, self._frames(env, f"video {index}", heartbeat), getattr(env, "frames_per_second", 30))
         finally:
             env.close()
 
-    def _frames(self, env: Any, key: str, beat: Callable[[], object]) -> Generator[np.ndarray]:
+    def _frames(self, env: Any, key: str, heartbeat: Callable[[], object]) -> Generator[np.ndarray]:
         noise = stream(self._run.seed, key)
         observation = env.reset([stream_seed(self._run.seed, key)])
         for _ in range(MAX_FRAMES - 1):
-            beat()
+            heartbeat()
             yield env.render()[0]
             observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise))
             if terminated[0] or truncated[0]:

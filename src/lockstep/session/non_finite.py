@@ -49,7 +49,7 @@ class NonFiniteError(RunError):
         self.rank, self.batches = rank, batches
 
 
-def blame(
+def locate_non_finite(
     comm: Comm,
     rollouts: Sequence[Rollout],
     batches: Sequence[Columns],
@@ -83,7 +83,7 @@ def blame(
     return NonFiniteError(message, rank, saved)
 
 
-def blame_replayed(
+def locate_non_finite_replayed(
     comm: Comm,
     rollouts: Sequence[Rollout],
     drawn: Sequence[Sequence[Columns]],
@@ -132,8 +132,8 @@ def save(error: NonFiniteError, run_dir: Path) -> None:
 
 def _agreed(comm: Comm, found: dict[int, Finding]) -> Located | None:
     """The finding of all ranks that is nearest to the cause; *collective*."""
-    told: list[dict[str, Finding]] = comm.gather_object({str(shard): f for shard, f in found.items()}, "non_finite")
-    every = [(*finding, rank, int(shard)) for rank, theirs in enumerate(told) for shard, finding in theirs.items()]
+    gathered: list[dict[str, Finding]] = comm.gather_object({str(shard): f for shard, f in found.items()}, "non_finite")
+    every = [(*finding, rank, int(shard)) for rank, theirs in enumerate(gathered) for shard, finding in theirs.items()]
     return min(every, default=None)
 
 

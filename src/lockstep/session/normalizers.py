@@ -121,7 +121,7 @@ def begin(
         for k, weight in enumerate(weights)
     ]
     ends = np.cumsum([1, *(len(moments.mean) for moments, _ in new)])[:-1]
-    weight, *total = np.split(comm.sum_facts(np.stack(sums), "first_moments"), ends)
+    weight, *total = np.split(comm.sum_statistics(np.stack(sums), "first_moments"), ends)
     for (moments, _), found in zip(new, total, strict=True):
         if weight[0] > 0 and np.isfinite(found).all():
             moments.begin_at(found / weight[0])

@@ -36,7 +36,7 @@ _TOLD = (*_HEADS, "epsilon_end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class PolicySpec:
     """All that a policy for environments follows from, but its parameters."""
 
     task: str
@@ -62,7 +62,7 @@ class About:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "About":
+    def from_dict(cls, data: Mapping[str, Any]) -> "PolicySpec":
         """From what `to_dict` gave, in this version or an older one."""
         known = data.get("algo", "ppo") != "ppo"
         return cls(
@@ -134,7 +134,7 @@ def _of_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     moments = {name: tensors[name] for name in tensors if name.startswith("observations.")}
     arrays |= {_NORMALIZER + name.removeprefix("observations."): array for name, array in moments.items()}
     config = run.algorithm if isinstance(run.algorithm, DQNConfig) else None
-    about = About(task=run.task, spec=env_spec(run.task, run.env), network=run.network, algorithm=config)
+    about = PolicySpec(task=run.task, spec=env_spec(run.task, run.env), network=run.network, algorithm=config)
     return json.loads(json.dumps(about.to_dict())), arrays  # lists for tuples, as in a file
 
 
@@ -159,11 +159,13 @@ def apart(spec: EnvSpec, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np
     return parameters, observations
 
 
-def kind(about: About, shapes: Mapping[str, tuple[int, ...]], observations: RunningMoments | None) -> Kind:
+def kind(about: PolicySpec, shapes: Mapping[str, tuple[int, ...]], observations: RunningMoments | None) -> Kind:
     """Of a policy for environments."""
-    told = _told(about.algorithm)
-    names = ("value_distribution", "v_min", "v_max") if told.get("value_distribution") == "categorical" else _HEADS[1:2]
-    meaning = {f"algorithm.{name}": told[name] for name in names if told}
+    header = _told(about.algorithm)
+    names = (
+        ("value_distribution", "v_min", "v_max") if header.get("value_distribution") == "categorical" else _HEADS[1:2]
+    )
+    meaning = {f"algorithm.{name}": header[name] for name in names if header}
     return Kind(about.algo, shapes, meaning, observations is not None)
 
 

@@ -112,14 +112,14 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def nothing_left(found: Resumption) -> str | None:
     """What to say of a run that came to its end and would not go on; None if there is something to do."""
     run, run_dir, summary = found.run, found.run_dir, _summary(found.run_dir)
-    told = {name: settings.value_of(summary, name) for name in ("status", "env_steps", "solved_at_step", "rows")}
-    if told["status"] not in ("finished", "solved") or found.step is None or told["env_steps"] != found.step:
+    reported = {name: settings.value_of(summary, name) for name in ("status", "env_steps", "solved_at_step", "rows")}
+    if reported["status"] not in ("finished", "solved") or found.step is None or reported["env_steps"] != found.step:
         return None
     again = f"lockstep train --resume {shlex.quote(str(run_dir))}"
     if isinstance(run, OfflineRun):
         before = load(run_dir / RUN_FILE)
         same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (run.data, run.model_path)
-        if not same or not isinstance(told["rows"], int) or found.step < run.epochs * told["rows"]:
+        if not same or not isinstance(reported["rows"], int) or found.step < run.epochs * reported["rows"]:
             return None
         more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * run.epochs}"
         return f"nothing is left to do: {run_dir} learned from its data {run.epochs} times (epochs); go on with: {more}"
@@ -129,7 +129,7 @@ def nothing_left(found: Resumption) -> str | None:
             f"go on with: {again} --set total_steps={2 * run.total_steps}"
         )
     reached = settings.value_of(summary, "eval_return_mean")
-    if told["solved_at_step"] != found.step or not run.stop_when_solved or reached < (run.stop_return or -math.inf):
+    if reported["solved_at_step"] != found.step or not run.stop_when_solved or reached < (run.stop_return or -math.inf):
         return None
     return (
         f"nothing is left to do: {run_dir} solved its task at step {found.step}; "

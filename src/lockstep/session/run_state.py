@@ -104,11 +104,11 @@ class RunState:
             parameters: what was trained, by name.
             devices: where each rank of this process computes; each has a block of the process' shards.
         """
-        world, count, told = self._world, len(devices), list[dict[str, Any]]()
+        world, count, gathered = self._world, len(devices), list[dict[str, Any]]()
         same, first = fingerprint(parameters), self.fingerprints(count)
         for d, device in enumerate(devices):
             local = block(len(world.shards), count, d)
-            told.append(
+            gathered.append(
                 {
                     "rank": world.rank * count + d,
                     "host": os.uname().nodename,
@@ -119,7 +119,7 @@ class RunState:
                     "episodes": sum(self._journal.episodes[k].count for k in local),
                 }
             )
-        return told
+        return gathered
 
     def fingerprints(self, ranks: int) -> list[str]:
         """Of the first data of each of this process' ranks; each has a block of the process' shards."""

@@ -41,7 +41,7 @@ from lockstep.session.signals import WATCHED, StopSignals
 from lockstep.world import World
 
 
-class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
+class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     """One run on this rank, as a context manager. Collective throughout.
 
     Args:
@@ -139,8 +139,8 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def make_envs(self, num_envs: int) -> list[VectorEnv]:
         """The vector environment of each local shard; closed with the session."""
         size = self.world.shard_size(num_envs, "num_envs")
-        for doubt in self.world.doubts(size):
-            self.journal.warn(doubt)
+        for warning in self.world.shard_warnings(size):
+            self.journal.warn(warning)
         envs = [make_vector_env(self.run.task or "", self.run.env, size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)
@@ -173,7 +173,7 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.solved = self._reached() and self.run.stop_when_solved
         self.timers.restart()
         self._started, self._updated = time.monotonic() - behind_s, False
-        if self.journal.owed:
+        if self.journal.pending:
             self.evaluate()
         yield
         self._finish()
@@ -183,24 +183,24 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """Whether the loop ends: steps taken, task solved, or a signal. The same on every rank at the same update."""
         return self.progress.finished or self.solved or self.stopped_by != 0
 
-    def local_facts(self) -> np.ndarray:
+    def local_statistics(self) -> np.ndarray:
         """What all ranks must know of this one after a rollout: `[K, ...]` episodes, returns and lengths, signals."""
-        facts = np.zeros((len(self.world.shards), 4 + len(WATCHED)))
+        statistics = np.zeros((len(self.world.shards), 4 + len(WATCHED)))
         for k, episodes in enumerate(self._source.episodes):
-            facts[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
+            statistics[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)
-        facts[0, 3:] = [self._checkpoints.busy, *self.signals.flags()]
-        return facts
+        statistics[0, 3:] = [self._checkpoints.busy, *self.signals.flags()]
+        return statistics
 
-    def advance(self, num_steps: int, told: np.ndarray, updates: int = 1) -> None:
+    def advance(self, num_steps: int, totals: np.ndarray, updates: int = 1) -> None:
         """Count `updates` updates of `num_steps` global steps together and take in the summed facts of all ranks."""
         self.progress.env_steps += num_steps
         self.progress.updates += updates
         self._new_updates = updates
-        self.progress.episodes += int(told[0])
-        self.journal.add_episodes(told[:3])
-        self.stopped_by = max((n for n, told_of in zip(WATCHED, told[4:], strict=True) if told_of), default=0)
-        self._any_writes = bool(told[3] > 0)
+        self.progress.episodes += int(totals[0])
+        self.journal.add_episodes(totals[:3])
+        self.stopped_by = max((n for n, told_of in zip(WATCHED, totals[4:], strict=True) if told_of), default=0)
+        self._any_writes = bool(totals[3] > 0)
         self.timers.updated(self.progress.updates)
         if not self._updated:
             self._updated = True
@@ -220,7 +220,7 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         spread = np.zeros((len(rows), self.world.num_shards, rows.shape[1]))
         for k, shard in enumerate(self.world.shards):
             spread[k, shard] = rows[k]
-        total = self.comm.sum_facts(spread.reshape(len(rows), -1), "log")
+        total = self.comm.sum_statistics(spread.reshape(len(rows), -1), "log")
         self.journal.log(self.progress, metrics, total.reshape(self.world.num_shards, -1))
 
     def evaluate(self) -> None:
@@ -232,9 +232,9 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             return
         previous = self.timers.enter(EVALUATE)
         try:
-            episodes = self._evaluation.play(self.progress.env_steps, beat=self._beat)
+            episodes = self._evaluation.play(self.progress.env_steps, heartbeat=self._heartbeat)
         except GivenUp as asked:
-            self.journal.owed, self.stopped_by = True, asked.signal
+            self.journal.pending, self.stopped_by = True, asked.signal
             self.timers.enter(previous)
             return
         best = self.journal.evaluated(self.progress, episodes, self._stop_return, self._elapsed_s)
@@ -249,12 +249,12 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def keep(self, num_steps: int) -> None:
         """After each iteration of `num_steps` global steps: prove that ranks agree and take a checkpoint, when due."""
         if self.progress.updates % self.run.check_every < self._new_updates:
-            self._prove()
+            self._check_in_sync()
         self._checkpoints.keep(num_steps, self._elapsed_s, any_busy=self._any_writes)
 
-    def keep_last(self, read: Callable[[], dict[str, float]]) -> None:
+    def checkpoint_last(self, read: Callable[[], dict[str, float]]) -> None:
         """After the loop: a checkpoint of its end, then a log line of what came after the last, if anything did."""
-        self._checkpoints.keep_last(self._elapsed_s)
+        self._checkpoints.checkpoint_last(self._elapsed_s)
         if self.journal.logged_at != self.progress.env_steps:
             self.log(read())
 
@@ -265,12 +265,12 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
             self.evaluate()
         wall = self._elapsed_s
-        self._prove()
+        self._check_in_sync()
         assert self._state is not None
         phases = {"phases_s": self.timers.read()}
         done = self._state.done(self.backend.parameters(self._policy), self.backend.devices(self.comm))
         every: list[list[dict[str, Any]]] = self.comm.gather_object([one | phases for one in done], "summary")
-        ranks = [one for told in every for one in told]
+        ranks = [one for totals in every for one in totals]
         ended = "finished" if self.summary["solved_at_step"] is None else "solved"
         if self.world.rank == 0:
             self._save(POLICY_FILE)
@@ -285,12 +285,12 @@ class Surroundings(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         mean: float | None = self.summary["eval_return_mean"]
         return self._stop_return is not None and mean is not None and mean >= self._stop_return
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         self.timers.enter(EVALUATE)
         if self.signals.received is not None:
             raise GivenUp(self.signals.received[1])
 
-    def _prove(self) -> None:
+    def _check_in_sync(self) -> None:
         assert self._state is not None
         self.comm.check_equal(self._state.tensors())
 

@@ -39,21 +39,21 @@ class Adam:
         self.square = torch.zeros_like(self._values)
         self.steps = torch.zeros((), device=values.device)
 
-    def step(self, left_out: Tensor | None = None) -> None:
+    def step(self, skipped: Tensor | None = None) -> None:
         """Change the values once.
 
         Args:
-            left_out: a float32 tensor of no dimensions on the device. Where it is 1 nothing changes, whatever the
+            skipped: a float32 tensor of no dimensions on the device. Where it is 1 nothing changes, whatever the
                 gradient holds: neither values nor moments, nor the count of steps.
         """
         self.steps += 1
         torch._fused_adam_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             [self._values], [self._gradient], [self.moment], [self.square], [], [self.steps],
             lr=self._learning_rate, beta1=self._betas[0], beta2=self._betas[1], eps=self._eps,
-            weight_decay=self._l2_decay, amsgrad=False, maximize=False, found_inf=left_out,
+            weight_decay=self._l2_decay, amsgrad=False, maximize=False, found_inf=skipped,
         )  # fmt: skip
-        if left_out is not None:
-            self.steps -= left_out
+        if skipped is not None:
+            self.steps -= skipped
 
     def state(self) -> dict[str, Tensor]:
         """Everything that must survive a restart and be equal on all ranks."""

@@ -1,9 +1,9 @@
 """What crosses ranks in PyTorch.
 
-Every sum over shards is taken along the tree of `lockstep.distributed.tree`. CPU ranks of one host reduce through shared memory,
-and hosts send each other one message (`lockstep.distributed.network.hosts`); otherwise each rank sends the sums it can take alone
-and everyone finishes the tree. In a world of one every collective is the identity, and no process group, server or
-thread exists.
+Every sum over shards is taken along the tree of `lockstep.distributed.tree`. CPU ranks of one host reduce through
+shared memory, and hosts send each other one message (`lockstep.distributed.network.hosts`); otherwise each rank sends
+the sums it can take alone and everyone finishes the tree. In a world of one every collective is the identity, and no
+process group, server or thread exists.
 """
 
 import contextlib
@@ -126,7 +126,7 @@ class Comm:
         """
         return self._sum_rows(rows, tag).clone()
 
-    def sum_facts(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
+    def sum_statistics(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
         """`sum_shards` of numbers of the host, [K, n] float64; *collective*, one message."""
         return self.sum_shards(torch.from_numpy(rows), tag).numpy()
 

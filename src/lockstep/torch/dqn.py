@@ -28,11 +28,11 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import actor_of
-from lockstep.torch.non_finite import blame_replayed
+from lockstep.torch.non_finite import locate_non_finite_replayed
 from lockstep.torch.q_networks import NoisyActor, QPolicy
 from lockstep.torch.session import Session
 from lockstep.torch.transitions import TransitionBatch, weighing
-from lockstep.torch.warmup import rehearsal
+from lockstep.torch.warmup import warmup
 from lockstep.world import block, stream, stream_seed
 
 _SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
@@ -70,34 +70,34 @@ class DQN:
         self.counters = torch.tensor([0, config.learning_starts, 0], dtype=torch.float64)
         self.metrics = Metrics(METRICS, comm.device)
         self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
-        self._left_out = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
+        self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
         low = run.precision == "bfloat16"
         self._precision = torch.autocast(comm.device.type, torch.bfloat16) if low else contextlib.nullcontext()
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
-    def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Put a rollout of every local shard into its replay, and take the gradient steps that are due; collective.
 
         Args:
             rollouts: one for each local shard.
-            also: [K, M] numbers that the caller wants summed over all shards with the same message.
+            extra_sums: [K, M] numbers that the caller wants summed over all shards with the same message.
             progress: how far the run is, this rollout not counted; default: at its start.
 
         Returns:
-            The sums of `also` [M].
+            The sums of `extra_sums` [M].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        (faults, waiting, size), told = self._take_in(rollouts, also)
+        (faults, waiting, size), totals = self._take_in(rollouts, extra_sums)
         if faults and self._stops:
-            raise blame_replayed(self.comm, rollouts, [], progress, self.loss, self.flat)
+            raise locate_non_finite_replayed(self.comm, rollouts, [], progress, self.loss, self.flat)
         if c.learning_rate_schedule == "linear":
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
         due = self._due(progress.env_steps, rollouts[0].reward.size * self.comm.world.num_shards, ready=not waiting)
         weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
-        sums, kept = torch.zeros_like(self._left_out), list[list[TransitionBatch]]()
+        sums, kept = torch.zeros_like(self._skipped), list[list[TransitionBatch]]()
         for _ in range(due):
             self.comm.timers.enter(LEARN)  # tells the watch that this goes on
             drawn = [replay.sample(self.rows, s) for replay, s in zip(self.replays, self._streams, strict=True)]
@@ -106,29 +106,30 @@ class DQN:
             kept += [parts] * self._stops
         # The host reads this once per rollout; it would wait for the device anyway, when next it acts.
         if due and self._stops and bool(self._halted):
-            raise blame_replayed(self.comm, rollouts, kept, progress, self.loss, self.flat)
+            raise locate_non_finite_replayed(self.comm, rollouts, kept, progress, self.loss, self.flat)
         self.policy.resample(None)  # evaluations and files see the network without noise
-        facts = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
-        self.metrics.add(METRICS[-3:], torch.tensor(facts, dtype=torch.float64).to(self.comm.device), 1.0)
+        statistics = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
+        self.metrics.add(METRICS[-3:], torch.tensor(statistics, dtype=torch.float64).to(self.comm.device), 1.0)
         if due:
             self.metrics.add(_SUMS, sums[1:-2], sums[0])
             self.metrics.add(("optim/grad_norm",), sums[-2:-1], due - sums[-1])
             self.metrics.add(("optim/skipped",), sums[-1:], due)
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
-        return told
+        return totals
 
-    def _take_in(self, rollouts: list[Rollout], also: np.ndarray) -> tuple[list[float], np.ndarray]:
+    def _take_in(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
         """Put each shard's rollout into its replay, unless a number in it is not finite. One message.
 
         Returns:
-            Of all shards: how many found such a number, how many cannot yet draw, transitions; and the sums of `also`.
+            Of all shards: how many found such a number, how many cannot yet draw, transitions; and the sums of
+            `extra_sums`.
         """
-        facts = np.zeros((len(rollouts), 3))
+        statistics = np.zeros((len(rollouts), 3))
         for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
             if rollout.fault is None:
                 replay.extend(rollout)
-            facts[k] = rollout.fault is not None, not replay.ready(1), replay.size
-        total = self.comm.sum_shards(torch.from_numpy(np.concatenate([facts, also], 1)), "facts")
+            statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
+        total = self.comm.sum_shards(torch.from_numpy(np.concatenate([statistics, extra_sums], 1)), "facts")
         return cast("list[float]", total[:3].tolist()), total[3:].numpy()
 
     def _due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
@@ -137,9 +138,9 @@ class DQN:
             self.counters[_BEGIN] = env_steps + self.config.learning_starts
         if not ready or env_steps + new_steps < self.counters[_BEGIN]:
             return 0
-        owed = float(self.counters[_OWED]) + new_steps * self.config.updates_per_step
-        due = int(owed + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
-        self.counters[_OWED] = owed - due
+        pending = float(self.counters[_OWED]) + new_steps * self.config.updates_per_step
+        due = int(pending + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
+        self.counters[_OWED] = pending - due
         return due
 
     def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
@@ -164,21 +165,21 @@ class DQN:
             gradient.mul_(scale * (c.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         elif c.prioritized:
             gradient.mul_(scale)
-        told = torch.cat([sums[:1], sums[1:2] * scale, sums[2:], norm.reshape(1), self._left_out[:1]])
+        totals = torch.cat([sums[:1], sums[1:2] * scale, sums[2:], norm.reshape(1), self._skipped[:1]])
         # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
-        left_out = (told - told).any()
+        skipped = (totals - totals).any()
         if self._stops:  # no step after it either: the parameters stay those with which it happened
-            left_out = self._halted.logical_or_(left_out)
-        self.optimizer.step(left_out.float())
+            skipped = self._halted.logical_or_(skipped)
+        self.optimizer.step(skipped.float())
         self.counters[_TAKEN] += 1
         if c.target_rate is not None:
             self._move_target(c.target_rate)
         elif not self.counters[_TAKEN] % c.target_update_every:
             self.copy_to_target()
-        if c.prioritized and not left_out:
+        if c.prioritized and not skipped:
             for replay, one, priority in zip(self.replays, drawn, priorities, strict=True):
                 replay.update_priorities(one.index, priority.cpu().numpy())
-        return torch.where(left_out, self._left_out, told)
+        return torch.where(skipped, self._skipped, totals)
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The weighted *sum* over rows [N] of how far off Q is; sums to tell, rows first; priorities [N].
@@ -210,7 +211,7 @@ class DQN:
         priority = error if c.value_distribution == "none" else row.detach()
         return torch.dot(batch.weight, row), sums, priority
 
-    def rehearsal(self, rows: int) -> Callable[[], object]:
+    def warmup(self, rows: int) -> Callable[[], object]:
         """A gradient step on `rows` rows of zeros, as a function: it sends nothing and changes nothing."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device)
 
@@ -220,7 +221,7 @@ class DQN:
             self.policy.resample(None)
             return total, torch.cat([sums, self._slot[0]])
 
-        return rehearsal(self.flat, self.optimizer, loss)
+        return warmup(self.flat, self.optimizer, loss)
 
     def copy_to_target(self) -> None:
         """Make the target network equal to the one that learns."""
@@ -278,7 +279,7 @@ def train(session: Session[Run]) -> None:
         num_steps=config.num_steps, seed=run.seed, timers=timers, noise_per_env=True, tell_faults=True,
     )  # fmt: skip
     if run.compile:
-        dqn.rehearsal(dqn.rows)()
+        dqn.warmup(dqn.rows)()
     progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
@@ -287,12 +288,12 @@ def train(session: Session[Run]) -> None:
                 actor.begin(progress.updates)
             rollouts = collector.collect()
             timers.enter(LEARN)
-            told = dqn.update(rollouts, session.local_facts(), progress)
+            totals = dqn.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(batch_size, told)
+            session.advance(batch_size, totals)
             if progress.due(run.log_every, batch_size):
                 session.log(dqn.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
             session.keep(batch_size)
-        session.keep_last(dqn.metrics.read)
+        session.checkpoint_last(dqn.metrics.read)

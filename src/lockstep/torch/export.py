@@ -14,7 +14,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
-from lockstep.session.policy_file import FROM_LOG, About, Kind
+from lockstep.session.policy_file import FROM_LOG, Kind, PolicySpec
 from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy, made_scoring, save_scoring
@@ -32,11 +32,11 @@ def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | No
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     """Read a policy file, or the policy of a run directory. Which class it is says the file."""
-    told, arrays = policy_file.read(Path(path))
+    header, arrays = policy_file.read(Path(path))
     path = policy_file.file_of(Path(path))
-    if policy_file.from_log(told):
-        return made_scoring(path, told, _tensors(arrays)), None
-    about = About.from_dict(told)
+    if policy_file.from_log(header):
+        return made_scoring(path, header, _tensors(arrays)), None
+    about = PolicySpec.from_dict(header)
     parameters, observations = policy_file.apart(about.spec, arrays)
     policy = (
         Policy(about.spec, about.network)
@@ -82,15 +82,15 @@ def _kind(policy: AnyPolicy, observations: RunningMoments | None) -> Kind:
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     if isinstance(policy, ScoringPolicy):
         about = policy.about
-        told = {"state": about.state, "action": about.action, "actions": about.info.actions}
-        meaning = {f"{name} features": features for name, features in told.items()}
+        header = {"state": about.state, "action": about.action, "actions": about.info.actions}
+        meaning = {f"{name} features": features for name, features in header.items()}
         return Kind(FROM_LOG + about.algo, shapes, meaning, observations is not None)
     return policy_file.kind(_about(policy, "", NetworkConfig()), shapes, observations)
 
 
-def _about(policy: Policy | QPolicy, task: str, network: NetworkConfig) -> About:
+def _about(policy: Policy | QPolicy, task: str, network: NetworkConfig) -> PolicySpec:
     algorithm: DQNConfig | None = policy.algorithm if isinstance(policy, QPolicy) else None
-    return About(task=task, spec=policy.spec, network=network, algorithm=algorithm)
+    return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=algorithm)
 
 
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ class Learner(Protocol):
         """All parameters."""
         ...
 
-    def rehearsal(self, rows: int) -> Callable[[], object]:
+    def warmup(self, rows: int) -> Callable[[], object]:
         """A gradient step on `rows` rows, as a function; it sends nothing and changes nothing."""
         ...
 
@@ -103,10 +103,10 @@ def _measured(run: Run, comm: Comm, learner: Learner, layout: Layout, message_s:
             env.close()
     share_cores(world, rows * multiplications(policy))  # as training will
     part = max(1, rows // 8)
-    gradients = [(part, _seconds(learner.rehearsal(part)))]
+    gradients = [(part, _seconds(learner.warmup(part)))]
     whole = min(rows, int(part * max(1.0, _FOR_S / gradients[0][1])))  # as much of it as there is time for
     other = whole if whole > part else max(1, part // 4)
-    gradients.append((other, _seconds(learner.rehearsal(other))))
+    gradients.append((other, _seconds(learner.warmup(other))))
     fixed = world.pinned or world.num_shards != world.size
     work = Work.of(run, num_bytes=4 * num_parameters, num_shards=world.num_shards if fixed else None)
     costs, layout = measured(layout, steps, gradients, message_s)

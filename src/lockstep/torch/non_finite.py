@@ -1,4 +1,4 @@
-"""Which rows give a loss or gradient that is not finite, in PyTorch; what is said about them: `lockstep.session.non_finite`."""
+"""Which rows give a loss or gradient that is not finite, in PyTorch; the messages: `lockstep.session.non_finite`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -21,7 +21,7 @@ Loss = Callable[[Batch], tuple[Tensor, Tensor]]
 ReplayLoss = Callable[[TransitionBatch], tuple[Tensor, Tensor, Tensor]]
 
 
-def blame(
+def locate_non_finite(
     comm: Comm,
     rollouts: Sequence[Rollout],
     batches: Sequence[Batch],
@@ -46,10 +46,10 @@ def blame(
         order = torch.arange(first, first + count, device=batches[k].target.device)
         return _is_finite(*loss(batches[k].shuffled(order)), flat=flat)
 
-    return common.blame(comm, rollouts, [_columns(batch) for batch in batches], progress, is_finite, rows)
+    return common.locate_non_finite(comm, rollouts, [_columns(batch) for batch in batches], progress, is_finite, rows)
 
 
-def blame_replayed(
+def locate_non_finite_replayed(
     comm: Comm,
     rollouts: Sequence[Rollout],
     drawn: Sequence[Sequence[TransitionBatch]],
@@ -74,7 +74,7 @@ def blame_replayed(
         return _is_finite(value, sums, flat=flat)
 
     columns = [[_columns(part) for part in parts] for parts in drawn]
-    return common.blame_replayed(comm, rollouts, columns, progress, is_finite)
+    return common.locate_non_finite_replayed(comm, rollouts, columns, progress, is_finite)
 
 
 def _is_finite(value: Tensor, sums: Tensor, *, flat: FlatParameters) -> bool:

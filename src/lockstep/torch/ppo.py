@@ -24,10 +24,10 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
-from lockstep.torch.non_finite import blame
+from lockstep.torch.non_finite import locate_non_finite
 from lockstep.torch.returns import gae
 from lockstep.torch.session import Session
-from lockstep.torch.warmup import rehearsal
+from lockstep.torch.warmup import warmup
 from lockstep.world import stream, stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
@@ -59,21 +59,21 @@ class PPO:
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self.metrics = Metrics(METRICS, comm.device)
         self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
-        self._left_out = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
+        self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
         self._low = run.precision == "bfloat16"
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=self._low)
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
-    def update(self, rollouts: list[Rollout], also: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Improve the policy on one rollout of every local shard; collective.
 
         Args:
             rollouts: one for each local shard.
-            also: [K, M] numbers that the caller wants summed over all shards with the same message.
+            extra_sums: [K, M] numbers that the caller wants summed over all shards with the same message.
             progress: how far the run is, for the schedule of the learning rate; default: at its start.
 
         Returns:
-            The sums of `also` [M].
+            The sums of `extra_sums` [M].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
@@ -81,22 +81,22 @@ class PPO:
         c, progress = self.config, progress or Progress(1)
         if c.learning_rate_schedule == "linear":
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
-        batches, finite, fault, told = self._prepare(rollouts, also)
+        batches, finite, fault, totals = self._prepare(rollouts, extra_sums)
         if not finite:
             if self._stops and fault is not None:
                 raise NormalizerError(*fault, progress)
             if self._stops:
-                raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
+                raise locate_non_finite(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
             steps = c.num_epochs * c.num_minibatches
-            self.metrics.add(("optim/skipped",), steps * self._left_out[-1:], steps)
-            return told
+            self.metrics.add(("optim/skipped",), steps * self._skipped[-1:], steps)
+            return totals
         orders = [  # of all epochs, those that an early stop leaves out included: as in JAX
             torch.from_numpy(np.stack([s.permutation(len(b.target)) for _ in range(c.num_epochs)])).to(self.comm.device)
             for s, b in zip(self._streams, batches, strict=True)
         ]
         for epoch in zip(*orders, strict=True):
             minibatches = [b.shuffled(order).split(self.rows) for b, order in zip(batches, epoch, strict=True)]
-            sums = torch.zeros_like(self._left_out)
+            sums = torch.zeros_like(self._skipped)
             for parts in zip(*minibatches, strict=True):
                 sums += self._step(parts)
             self.metrics.add(_SUMS, sums[1:-3], sums[0])
@@ -110,14 +110,14 @@ class PPO:
                 break
         # The host reads this once per update; it would wait for the device anyway, when next it acts.
         if self._stops and bool(self._halted):
-            raise blame(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
+            raise locate_non_finite(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
-        return told
+        return totals
 
-    def rehearsal(self, rows: int) -> Callable[[], object]:
+    def warmup(self, rows: int) -> Callable[[], object]:
         """A gradient step on `rows` rows that weigh nothing, as a function: it sends nothing and changes nothing."""
         batch = Batch.blank(self.policy.spec, rows, self.comm.device)
-        return rehearsal(self.flat, self.optimizer, lambda: self._loss(batch))
+        return warmup(self.flat, self.optimizer, lambda: self._loss(batch))
 
     def _step(self, parts: Sequence[Batch]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
@@ -137,14 +137,14 @@ class PPO:
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        told = torch.cat([sums, norm.reshape(1), self._left_out[-1:], self._left_out[:1]])
+        totals = torch.cat([sums, norm.reshape(1), self._skipped[-1:], self._skipped[:1]])
         # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
         empty = sums[0] == 0
-        left_out = (told - told).any() & ~empty
+        skipped = (totals - totals).any() & ~empty
         if self._stops:  # no step after it either: the parameters stay those with which it happened
-            left_out = self._halted.logical_or_(left_out)
-        self.optimizer.step((left_out | empty).float())
-        return torch.where(left_out | empty, self._left_out * left_out, told)
+            skipped = self._halted.logical_or_(skipped)
+        self.optimizer.step((skipped | empty).float())
+        return torch.where(skipped | empty, self._skipped * skipped, totals)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, weight first.
@@ -175,13 +175,13 @@ class PPO:
 
     @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
     def _prepare(
-        self, rollouts: list[Rollout], also: np.ndarray
+        self, rollouts: list[Rollout], extra_sums: np.ndarray
     ) -> tuple[list[Batch], bool, tuple[str, int] | None, np.ndarray]:
         """What an update needs once: values, advantages on one scale over all ranks, normalizers. One message.
 
         Returns:
             The batches; whether all is finite on all ranks (if not, nothing was scaled or taken in); which of the
-            normalizers would not be, where environments are not to blame; sums of `also`.
+            normalizers would not be, where environments are not to blame; sums of `extra_sums`.
         """
         batches: list[Batch] = []
         rows: list[np.ndarray] = []
@@ -192,15 +192,15 @@ class PPO:
             weight = batch.weight.double()
             moments = torch.cat([columns @ weight, columns[1:].square() @ weight]).cpu().numpy()
             faults = [float(rollout.fault is not None)]
-            rows.append(np.concatenate([moments, faults, normalizer_sums[k], also[k]]))
+            rows.append(np.concatenate([moments, faults, normalizer_sums[k], extra_sums[k]]))
             batches.append(batch)
         total = self.comm.sum_shards(torch.from_numpy(np.stack(rows)), "moments").numpy()
-        total, told = np.split(total, [len(total) - also.shape[1]])
+        total, totals = np.split(total, [len(total) - extra_sums.shape[1]])
         fault = None if total[5] else self.normalizers.fault(total[6:])
         if total[5] or fault or not np.isfinite(total).all():
-            return batches, False, fault, told
+            return batches, False, fault, totals
         if total[0] == 0:  # all rows are resets: there is nothing to put on a scale or to take in
-            return batches, True, None, told
+            return batches, True, None, totals
         mean, target_mean, square, target_square = total[1:5] / total[0]
         target_variance = max(target_square - target_mean**2, 1e-8)
         explained = torch.tensor([1.0 - square / target_variance])  # the advantage is what the value left unexplained
@@ -210,7 +210,7 @@ class PPO:
             for batch in batches:
                 batch.advantage = (batch.advantage - mean) * scale
         self.normalizers.update(total[6:])
-        return batches, True, None, told
+        return batches, True, None, totals
 
     def _seen(self, rollout: Rollout) -> Tensor:
         """Observations [T + 1, B, O] as the policy saw them, with the normalizer as it was."""
@@ -278,18 +278,18 @@ def train(session: Session[Run]) -> None:
         tell_faults=True,
     )
     if run.compile:
-        ppo.rehearsal(ppo.rows)()
+        ppo.warmup(ppo.rows)()
     progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
         while not session.over:
             rollouts = collector.collect()
             timers.enter(LEARN)
-            told = ppo.update(rollouts, session.local_facts(), progress)
+            totals = ppo.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(batch_size, told)
+            session.advance(batch_size, totals)
             if progress.due(run.log_every, batch_size):
                 session.log(ppo.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
             session.keep(batch_size)
-        session.keep_last(ppo.metrics.read)
+        session.checkpoint_last(ppo.metrics.read)

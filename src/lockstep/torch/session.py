@@ -12,9 +12,9 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
 from lockstep.run import AnyRun, Run, SomeRun
-from lockstep.session.debug_dump import save_evidence
+from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
-from lockstep.session.session import Surroundings
+from lockstep.session.session import BaseSession
 from lockstep.torch.comm import Comm
 from lockstep.torch.export import save_policy, start_from
 from lockstep.torch.forecast import Learner as Forecastable
@@ -81,10 +81,10 @@ class Torch:
     def leave(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
         """Leave for inspection what a failed run's error speaks of."""
         held = {name: torch.as_tensor(tensor).numpy(force=True) for name, tensor in tensors.items()}
-        save_evidence(error, run_dir, comm.world.rank, held)
+        save_debug_dump(error, run_dir, comm.world.rank, held)
 
 
-class Session(Surroundings[SomeRun, Comm, AnyPolicy, Learner]):
+class Session(BaseSession[SomeRun, Comm, AnyPolicy, Learner]):
     """One run on this rank, as a context manager. Collective throughout."""
 
     backend = Torch()

@@ -19,16 +19,16 @@ class Sgd:
         self._learning_rate, self._l2_decay = learning_rate, l2_decay
         self.steps = torch.zeros((), device=values.device)
 
-    def step(self, left_out: Tensor | None = None) -> None:
-        """Change the values once, unless `left_out` (a float32 tensor of no dimensions, on the device) is 1."""
+    def step(self, skipped: Tensor | None = None) -> None:
+        """Change the values once, unless `skipped` (a float32 tensor of no dimensions, on the device) is 1."""
         torch._fused_sgd_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             [self._values], [self._gradient], [],
             weight_decay=self._l2_decay, momentum=0.0, lr=self._learning_rate, dampening=0.0,
-            nesterov=False, maximize=False, is_first_step=True, found_inf=left_out,
+            nesterov=False, maximize=False, is_first_step=True, found_inf=skipped,
         )  # fmt: skip
         self.steps += 1
-        if left_out is not None:
-            self.steps -= left_out
+        if skipped is not None:
+            self.steps -= skipped
 
     def state(self) -> dict[str, Tensor]:
         """Everything that must survive a restart and be equal on all ranks."""

@@ -10,7 +10,7 @@ from lockstep.torch.flat import FlatParameters
 from lockstep.torch.sgd import Sgd
 
 
-def rehearsal(
+def warmup(
     flat: FlatParameters, optimizer: Adam | Sgd, loss: Callable[[], tuple[Tensor, Tensor]]
 ) -> Callable[[], object]:
     """A gradient step that sends nothing and changes nothing, as a function.
@@ -20,14 +20,14 @@ def rehearsal(
         optimizer: of them.
         loss: computes the loss and its sums to tell.
     """
-    left_out = torch.ones((), device=flat.values.device)
+    skipped = torch.ones((), device=flat.values.device)
 
     def once() -> None:
         flat.zero_gradient_()
         total, sums = loss()
         total.backward()
         flat.keep(0, sums)
-        optimizer.step(left_out)
+        optimizer.step(skipped)
         float(optimizer.steps)  # on a GPU: wait until it is there
 
     return once

@@ -228,10 +228,10 @@ def test_more_ranks_than_rows_are_refused(tmp_path):
 
 def test_a_batch_of_more_rows_than_there_are(dataset):
     ranks = readers(dataset, 2, batch_size=512)
-    assert "batch_size=512 is more than the 203 rows" in ranks[0].doubts[0]
+    assert "batch_size=512 is more than the 203 rows" in ranks[0].warnings[0]
     told = batches(ranks)
     assert [batch for _, batch in told] == [list(range(ROWS))] * 2
-    assert readers(dataset)[0].doubts == []
+    assert readers(dataset)[0].warnings == []
 
 
 def test_a_batch_that_does_not_divide(dataset):
@@ -333,4 +333,4 @@ def test_a_machine_with_fewer_rows_than_shards(halves):
 
 
 def test_parts_are_warned_of(halves):
-    assert "every machine holds its own part" in split_readers(halves, (0, 1))[0].doubts[0]
+    assert "every machine holds its own part" in split_readers(halves, (0, 1))[0].warnings[0]

@@ -12,7 +12,7 @@ import pytest
 from lockstep.cli import main as cli
 from lockstep.envs.make import env_spec
 from lockstep.envs.own_code import with_whole_paths, without_folders
-from lockstep.preflight.identity import card, user_code
+from lockstep.preflight.identity import identity, user_code
 from lockstep.run import EnvConfig, NetworkConfig, Run, dump, load, to_dict
 from lockstep.session.resume import compare, nothing_left, prepare
 from lockstep.train import train
@@ -64,7 +64,7 @@ def test_hosts_with_other_folders_agree_and_other_code_does_not(mine, tmp_path):
     shown = []
     for place in mine:
         run = Run(task=f"{place}/my_env.py:Mine")
-        shown.append({**card(dump(without_folders(run)), user_code(run.user_code)), "clock": 0, "host": ""})
+        shown.append({**identity(dump(without_folders(run)), user_code(run.user_code)), "clock": 0, "host": ""})
     assert shown[0] == shown[1]
     assert (
         compare(to_dict(Run(task=f"{folder}/my_env.py:Mine")), to_dict(Run(task=f"{elsewhere}/my_env.py:Mine"))) == []
@@ -86,7 +86,7 @@ def test_a_run_is_evaluated_and_resumed_from_any_directory(mine, target, ranks):
     pytest.importorskip("torch")
     folder, elsewhere = mine
     small = ["--set=total_steps=128", "--set=num_steps=8", "--set=num_minibatches=2", "--set=evaluate_episodes=4"]
-    lockstep = [sys.executable, "-m", "lockstep.cli.main"]
+    lockstep = [sys.executable, "-m", "lockstep.cli"]
     begun = [*lockstep, "train", target, *small, "--run-dir", "my run", "--ranks", str(ranks)]
     done = subprocess.run(begun, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -115,7 +115,7 @@ def contents(folder: Path) -> dict[str, tuple[str, int]]:
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_resume_with_nothing_to_do_changes_no_file(mine, framework, capsys):
     pytest.importorskip(framework)
-    run_dir, lockstep = Path("my run").absolute(), [sys.executable, "-m", "lockstep.cli.main"]
+    run_dir, lockstep = Path("my run").absolute(), [sys.executable, "-m", "lockstep.cli"]
     first = [*lockstep, "train", "my_recipe.py:recipe", "--run-dir", str(run_dir), "--ml-framework", framework]
     assert subprocess.run(first, capture_output=True).returncode == 0
     before = contents(run_dir)

@@ -12,7 +12,7 @@ from lockstep.session.normalizers import begin
 class Alone:
     """What a sum over all shards is where one process holds them all."""
 
-    def sum_facts(self, rows, tag=""):
+    def sum_statistics(self, rows, tag=""):
         return np.sum(rows, 0)
 
 

@@ -9,7 +9,7 @@ from lockstep.distributed.timers import Timers
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import RunError
 from lockstep.experience.normalize import DiscountedReturns, RunningMoments
-from lockstep.experience.rollout import Collector, EpisodeStats, Fault, clipper
+from lockstep.experience.rollout import Collector, EpisodeStats, NonFiniteValue, clipper
 from lockstep.world import World, stream_seed
 
 
@@ -222,7 +222,7 @@ def test_numbers_that_are_not_finite_name_their_environment(value, what, words):
 def test_an_algorithm_that_asks_is_told_of_the_first_number_that_is_not_finite(what, at, row, step):
     (rollout,) = collector([faulty(np.inf, what, at, row)], tell_faults=True).collect()
     name = "a reward" if what == "reward" else "an observation"
-    assert rollout.fault == (None if step is None else Fault(step, row, name, np.inf))
+    assert rollout.fault == (None if step is None else NonFiniteValue(step, row, name, np.inf))
 
 
 def test_an_observation_at_the_end_of_a_rollout_spoils_the_next_one_too():

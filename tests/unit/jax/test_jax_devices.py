@@ -33,7 +33,9 @@ def scaled_sum(comm, rows):
         products = own["row"] * shared["scale"][None]
         return {"scale": shared["scale"], "sum": comm.sum_shards(products)}, {"product": products}
 
-    shared, own = comm.spread(scaled, donate=False)(comm.share({"scale": SCALE}), comm.deal([{"row": r} for r in rows]))
+    shared, own = comm.spmd(scaled, donate=False)(
+        comm.replicate({"scale": SCALE}), comm.shard([{"row": r} for r in rows])
+    )
     return comm.read(shared)["sum"], np.stack([one["product"] for one in comm.collect(own)])
 
 
@@ -73,7 +75,7 @@ def test_what_ranks_tell_each_other(devices):
 
         weights = np.arange(1, 5, dtype=np.float32) if devices > 1 else np.full(4, 2.0, np.float32)
         parts = [{"row": row, "weight": weight} for row, weight in zip(rows, weights, strict=True)]
-        shared, own = comm.spread(told)(comm.share({}), comm.deal(parts))
+        shared, own = comm.spmd(told)(comm.replicate({}), comm.shard(parts))
         found = comm.read(shared)
         assert [int(one["number"]) for one in comm.collect(own)] == [0, 1, 2, 3]
     w = weights[:: 4 // devices, None]
@@ -99,8 +101,8 @@ def test_what_ranks_tell_each_other(devices):
 def test_moments_of_numbers_far_from_zero_keep_their_digits(devices):
     rows = (1e4 + rows_of(4)).astype(np.float32)
     with comm_of(4, devices) as comm:
-        compiled = comm.spread(lambda shared, own: ({"m": comm.moments(own)}, {}))
-        _, _, variance = comm.read(compiled(comm.share({}), comm.deal(list(rows)))[0])["m"]
+        compiled = comm.spmd(lambda shared, own: ({"m": comm.moments(own)}, {}))
+        _, _, variance = comm.read(compiled(comm.replicate({}), comm.shard(list(rows)))[0])["m"]
     np.testing.assert_allclose(variance, rows.astype(np.float64).var(0), rtol=2e-2)
 
 
@@ -116,13 +118,13 @@ def test_a_function_is_compiled_once_for_host_arrays_and_for_what_came_out(devic
         def count_up(shared, own):
             return {"n": shared["n"] + comm.sum_shards(own[:, None])[0]}, own + 1.0
 
-        step = comm.spread(count_up)
-        shared, own = comm.share({"n": np.float32(0)}), comm.deal([np.float32(1), np.float32(2)])
+        step = comm.spmd(count_up)
+        shared, own = comm.replicate({"n": np.float32(0)}), comm.shard([np.float32(1), np.float32(2)])
         jax.monitoring.register_event_duration_secs_listener(listen)
         try:
             for _ in range(3):
                 shared, own = step(shared, own)
-            shared, own = step(comm.share({"n": np.float32(0)}), comm.deal([np.float32(1), np.float32(2)]))
+            shared, own = step(comm.replicate({"n": np.float32(0)}), comm.shard([np.float32(1), np.float32(2)]))
         finally:
             jax.monitoring.unregister_event_duration_listener(listen)
         assert comm.num_compilations == {"count_up": 1}
@@ -134,13 +136,13 @@ def test_a_function_is_compiled_once_for_host_arrays_and_for_what_came_out(devic
 def test_arrays_on_devices_are_copies(devices):
     with comm_of(2, devices) as comm:
         mine = np.zeros(64, np.float32)
-        shared = comm.share({"x": mine})
+        shared = comm.replicate({"x": mine})
         mine[:] = 1.0
         assert comm.read(shared)["x"].sum() == 0.0, "what the host does afterwards is seen on the device"
         read = comm.read(shared)["x"]
         kept = read.copy()
-        double = comm.spread(lambda shared, own: ({"x": shared["x"] * 2.0 + 1.0}, own))
-        shared, _ = double(shared, comm.deal([np.float32(0)] * 2))
+        double = comm.spmd(lambda shared, own: ({"x": shared["x"] * 2.0 + 1.0}, own))
+        shared, _ = double(shared, comm.shard([np.float32(0)] * 2))
         assert np.array_equal(read, kept), "what was read changes when the memory is used again"
         assert np.asarray(comm.local(shared)["x"]).tolist() == [1.0] * 64
 
@@ -149,7 +151,7 @@ def test_facts_are_summed_in_float64_along_the_tree():
     rows = np.random.default_rng(0).normal(size=(7, 5)) * 1e9
     with comm_of(7, 1) as comm:
         expected = tree_sum({(s, s + 1): row for s, row in enumerate(rows)}, (0, 7), np.add)
-        assert np.array_equal(comm.sum_facts(rows), expected)
+        assert np.array_equal(comm.sum_statistics(rows), expected)
         assert comm.gather_object({"a": np.arange(2)})[0]["a"].tolist() == [0, 1]
         assert comm.any(True) is True
         assert comm.broadcast_object("x") == "x"
@@ -161,7 +163,7 @@ def test_facts_are_summed_in_float64_along_the_tree():
 
 def test_a_device_that_differs_is_named():
     with comm_of(2, 2) as comm:
-        shared = comm.share({"x": np.zeros(3, np.float32)})["x"]
+        shared = comm.replicate({"x": np.zeros(3, np.float32)})["x"]
         comm.check_equal({"x": shared, "y": np.ones(2)})
         pieces = [jax.device_put(np.full(3, n, np.float32), device) for n, device in enumerate(comm.devices)]
         spoiled = jax.make_array_from_single_device_arrays((3,), shared.sharding, pieces)

@@ -93,15 +93,15 @@ def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
     assert rows["terminated"].sum() >= 1
     assert rows["is_final"].sum() >= 4
     where = rows["ended"] > 0
-    told = after.told
-    assert (int(told.ended), float(told.returns)) == (
+    totals = after.totals
+    assert (int(totals.ended), float(totals.returns)) == (
         where.sum(),
         pytest.approx(rows["returned"][where].sum(), rel=1e-4),
     )
     lengths = [np.diff(np.flatnonzero(np.append(1, where[:, b]))) for b in range(B)]
-    assert int(told.lengths) == sum(int(each.sum()) for each in lengths)
-    np.testing.assert_allclose(told.recent[KEPT - where.sum() :], rows["returned"][where], rtol=1e-4)
-    assert set(np.asarray(told.updates)[KEPT - where.sum() :].tolist()) == {UPDATE}
+    assert int(totals.lengths) == sum(int(each.sum()) for each in lengths)
+    np.testing.assert_allclose(totals.recent[KEPT - where.sum() :], rows["returned"][where], rtol=1e-4)
+    assert set(np.asarray(totals.updates)[KEPT - where.sum() :].tolist()) == {UPDATE}
     if normalizers:
         host, discounted = RunningMoments(2), DiscountedReturns(B, GAMMA)
         moments.write(FROZEN["observations"], host)
@@ -162,9 +162,9 @@ def test_the_newest_episodes_are_kept_in_their_order():
     for update in range(2):
         shard, steps, _ = rollout(policy.params, {}, shard, jnp.int32(update))
         returns += np.asarray(steps.reward).reshape(-1).tolist()
-    assert int(shard.told.ended) == 2 * T * B > KEPT
-    np.testing.assert_allclose(shard.told.recent, returns[-KEPT:], rtol=1e-5)
-    assert np.asarray(shard.told.updates).tolist() == [1] * KEPT
+    assert int(shard.totals.ended) == 2 * T * B > KEPT
+    np.testing.assert_allclose(shard.totals.recent, returns[-KEPT:], rtol=1e-5)
+    assert np.asarray(shard.totals.updates).tolist() == [1] * KEPT
 
 
 @pytest.mark.parametrize("size", [1, 2, 60, 1024, 20_000])

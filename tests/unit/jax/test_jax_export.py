@@ -148,7 +148,7 @@ def test_a_file_that_describes_another_network_is_refused(tmp_path, change):
 
 def test_a_file_of_a_newer_version_or_of_a_log_is_refused(tmp_path):
     run, policy = made(SPEC)
-    about = policy_file.About(task="some-task", spec=SPEC, network=run.network, algorithm=None).to_dict()
+    about = policy_file.PolicySpec(task="some-task", spec=SPEC, network=run.network, algorithm=None).to_dict()
     for changes, words in (
         ({"format": 3}, r"written by a newer version \(format 3\); upgrade lockstep-rl"),
         ({"algo": "offline/dqn"}, "learned from a log, which only torch does; use --ml-framework torch"),

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from lockstep import World
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.experience.rollout import Fault, Rollout
+from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.non_finite import NonFiniteError, save
@@ -269,7 +269,7 @@ def test_an_update_left_out_leaves_all_else_alone(learner):
     ppo.update(collected, np.zeros((2, 1)))
     before = state_of(ppo)
     ppo.read_metrics()
-    collected[1].reward[3, 3], collected[1].fault = np.inf, Fault(3, 9, "a reward", np.inf)
+    collected[1].reward[3, 3], collected[1].fault = np.inf, NonFiniteValue(3, 9, "a reward", np.inf)
     assert ppo.update(collected, np.array([[1.0], [2.0]])).tolist() == [3.0]
     assert same(before, state_of(ppo))
     assert ppo.read_metrics() == {"optim/skipped": 1.0}
@@ -279,7 +279,7 @@ def test_an_update_left_out_leaves_all_else_alone(learner):
 def test_batches_are_saved_with_what_is_wrong(learner, tmp_path):
     ppo, collected = learner(), rollouts()
     collected[0].reward[1, 2] = np.nan
-    collected[0] = dataclasses.replace(collected[0], fault=Fault(1, 2, "a reward", np.nan))
+    collected[0] = dataclasses.replace(collected[0], fault=NonFiniteValue(1, 2, "a reward", np.nan))
     error = stopped(ppo, collected)
     assert "environment 2 gave a reward that is not finite (nan), in step 1" in str(error)
     save(error, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from meeting_nodes import Node
 
 from lockstep.launch.rendezvous import client as calling
-from lockstep.launch.rendezvous import server as reception
+from lockstep.launch.rendezvous import server as server
 from lockstep.launch.variables import free_port
 
 
@@ -56,8 +56,8 @@ def at():
 @pytest.fixture
 def impatient(monkeypatch):
     """Bounds of seconds instead of half a minute, except where a test says otherwise."""
-    monkeypatch.setattr(reception, "_SETTLE_S", 1.0)
-    monkeypatch.setattr(reception, "_FREE_S", 1.0)
+    monkeypatch.setattr(server, "_SETTLE_S", 1.0)
+    monkeypatch.setattr(server, "_FREE_S", 1.0)
     monkeypatch.setattr(calling, "_PATIENCE_S", 1.0)
     monkeypatch.setattr(calling, "_TELL_S", 1.0)
     monkeypatch.setattr(calling, "_CLOSED_S", 1.0)

@@ -16,17 +16,17 @@ CARD = {"config": "one"}
 class Node(threading.Thread):
     """A node that meets others and stays until it is told to leave."""
 
-    def __init__(self, card=None, **flags):
+    def __init__(self, identity=None, **flags):
         super().__init__(daemon=True)
         self.nodes = Nodes(**{"minimum": 2, "maximum": 2, "join_timeout_s": OUTER_S, **flags})
-        self.card = card or CARD
+        self.identity = identity or CARD
         self.met = self.error = None
         self.decided, self.cancel, self.leaving = threading.Event(), threading.Event(), threading.Event()
         self.start()
 
     def run(self):
         try:
-            with meet(self.nodes, self.card, cancelled=self.cancel.is_set) as self.met:
+            with meet(self.nodes, self.identity, cancelled=self.cancel.is_set) as self.met:
                 self.decided.set()
                 self.leaving.wait(OUTER_S)
         except BaseException as error:

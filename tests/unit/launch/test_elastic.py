@@ -12,12 +12,12 @@ from lockstep.errors import ConfigError
 from lockstep.launch import train
 from lockstep.launch.restarts import (
     MEMO_VARIABLE,
-    Memo,
+    StartRecord,
     Trained,
     again,
     agreed,
-    find_memo,
-    new_memo,
+    find_start_record,
+    new_start_record,
     note,
     restarts_ranks,
 )
@@ -81,13 +81,13 @@ def ranks(*memos, run=RUN, world=WORLD):
 
 
 def test_a_first_start_has_no_earlier_one(tmp_path):
-    assert ranks(Memo(tmp_path / "a"), Memo(tmp_path / "b")) == [None, None]
-    assert ranks(None, Memo(tmp_path / "b")) == [None, None]
+    assert ranks(StartRecord(tmp_path / "a"), StartRecord(tmp_path / "b")) == [None, None]
+    assert ranks(None, StartRecord(tmp_path / "b")) == [None, None]
 
 
 def test_all_ranks_go_on_with_the_run_of_any_memo(run_dir, tmp_path):
     add(run_dir, 512)
-    old, new = Memo(tmp_path / "old"), Memo(tmp_path / "new")
+    old, new = StartRecord(tmp_path / "old"), StartRecord(tmp_path / "new")
     note(old, run_dir, None, None)
     first, second = ranks(new, old)
     assert first == second
@@ -105,7 +105,7 @@ def test_nodes_that_trained_different_runs_are_told(tmp_path):
 
 def test_a_node_that_does_not_see_the_run_is_named(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr("lockstep.launch.restarts._SEEN_S", 0.2)
-    memo = Memo(tmp_path / "memo")
+    memo = StartRecord(tmp_path / "memo")
     note(memo, run_dir, None, None)
     (run_dir / "run.yaml").unlink()
     with pytest.raises(ConfigError, match=rf"node 0 \(.*\) cannot see {run_dir}/run.yaml.*--run-dir on a disk"):
@@ -114,7 +114,7 @@ def test_a_node_that_does_not_see_the_run_is_named(run_dir, tmp_path, monkeypatc
 
 def test_another_config_is_refused_as_by_resume(run_dir, tmp_path):
     add(run_dir, 512)
-    memo = Memo(tmp_path / "memo")
+    memo = StartRecord(tmp_path / "memo")
     note(memo, run_dir, None, None)
     with pytest.raises(ConfigError, match="seed=7 differs from the 0"):
         ranks(memo, run=override(RUN, {"seed": 7}))
@@ -125,7 +125,7 @@ def test_another_config_is_refused_as_by_resume(run_dir, tmp_path):
 
 def test_more_ranks_than_shards_are_refused(run_dir, tmp_path):
     add(run_dir, 512)
-    memo = Memo(tmp_path / "memo")
+    memo = StartRecord(tmp_path / "memo")
     note(memo, run_dir, None, None)
     with pytest.raises(ConfigError, match=r"num_shards=4 of the run in .* fewer than the 5 ranks.*num_shards=5"):
         ranks(memo, world=World(size=5, launcher="torchrun"))
@@ -134,7 +134,7 @@ def test_more_ranks_than_shards_are_refused(run_dir, tmp_path):
 def test_a_checkpoint_that_the_user_named_counts_until_the_run_wrote_one(run_dir, tmp_path):
     older = add(run_dir, 512)
     add(run_dir, 1024)
-    memo = Memo(tmp_path / "memo")
+    memo = StartRecord(tmp_path / "memo")
     note(memo, run_dir, None, older)
     (found,) = ranks(memo)
     assert (found.resumption.step, found.resumption.exact) == (512, older)
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_the_user_named_counts_until_the_run_wrote_one(run_dir
 
 
 def test_a_run_without_checkpoint_begins_again(run_dir, tmp_path):
-    memo = Memo(tmp_path / "memo")
+    memo = StartRecord(tmp_path / "memo")
     note(memo, run_dir, None, None)
     (found,) = ranks(memo)
     assert (found.resumption.step, found.resumption.run_dir) == (None, run_dir)
@@ -154,7 +154,7 @@ def test_a_run_without_checkpoint_begins_again(run_dir, tmp_path):
 
 
 def test_each_run_of_a_process_has_its_own_place(tmp_path):
-    first, second, third = (Memo(tmp_path / "memo", number) for number in range(3))
+    first, second, third = (StartRecord(tmp_path / "memo", number) for number in range(3))
     third.write(Trained(run_dir="/c", starts=1))  # of a node that came late
     assert (first.read(), second.read(), third.read().run_dir) == (None, None, "/c")
     first.write(Trained(run_dir="/a", starts=1))
@@ -163,7 +163,7 @@ def test_each_run_of_a_process_has_its_own_place(tmp_path):
 
 
 def test_a_disk_that_is_full_costs_a_warning(tmp_path, capsys):
-    note(Memo(tmp_path / "missing" / "memo"), tmp_path, None, None)
+    note(StartRecord(tmp_path / "missing" / "memo"), tmp_path, None, None)
     assert "warning" in capsys.readouterr().err
 
 
@@ -172,20 +172,20 @@ def test_only_launchers_that_restart_have_memos(monkeypatch):
     assert not restarts_ranks(world, {})
     assert restarts_ranks(world, {"TORCHELASTIC_RUN_ID": "123"})
     assert not restarts_ranks(World(size=2), {"TORCHELASTIC_RUN_ID": "123"})  # a world that the caller made
-    path = new_memo()
+    path = new_start_record()
     assert restarts_ranks(World(launcher="lockstep"), {MEMO_VARIABLE: str(path)})
-    assert find_memo(3, {MEMO_VARIABLE: str(path)}) == Memo(path, 3)
-    assert new_memo() != path  # one process may launch more than once
+    assert find_start_record(3, {MEMO_VARIABLE: str(path)}) == StartRecord(path, 3)
+    assert new_start_record() != path  # one process may launch more than once
     with pytest.raises(ConfigError, match="cannot be found"):
-        find_memo(0, {})
+        find_start_record(0, {})
 
 
 def test_a_memo_belongs_to_the_process_and_to_no_name(monkeypatch):
     agents = iter([os.getpid(), os.getpid(), os.getppid()])
     monkeypatch.setattr("lockstep.launch.restarts.torchrun_agent", lambda _: next(agents))
-    first = find_memo(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "0"})
-    again = find_memo(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "1"})
-    other = find_memo(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "0"})
+    first = find_start_record(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "0"})
+    again = find_start_record(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "1"})
+    other = find_start_record(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "0"})
     assert first == again, "two starts by one launcher"
     assert first != other, "two launchers"
 

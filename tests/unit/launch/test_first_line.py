@@ -53,7 +53,7 @@ def test_a_gpu_is_found_without_a_framework(monkeypatch):
 def started(*arguments: str, ranks: int = 1, environment: dict[str, str] | None = None) -> list[tuple[float, str]]:
     """What `lockstep train` prints, and after how many seconds."""
     began, found = time.monotonic(), []
-    program = [sys.executable, "-m", "lockstep.cli.main", "train", *arguments, f"--ranks={ranks}"]
+    program = [sys.executable, "-m", "lockstep.cli", "train", *arguments, f"--ranks={ranks}"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=os.environ | (environment or {})) as process:
         assert process.stdout is not None
         found = [(time.monotonic() - began, line.rstrip("\n")) for line in process.stdout]
@@ -99,7 +99,7 @@ def test_what_cannot_run_is_refused_before_it(here, command):
     Path("full").mkdir()
     Path("full", "thing").write_text("")
     done = subprocess.run(
-        [sys.executable, "-m", "lockstep.cli.main", "train", "cartpole", *command], capture_output=True, text=True
+        [sys.executable, "-m", "lockstep.cli", "train", "cartpole", *command], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
 

@@ -68,11 +68,11 @@ def test_the_first_end_that_is_told_holds_for_all_and_the_next_round_knows_nothi
             threads = [Joining(one), Joining(two)]
             first, second = (thread.joined() for thread in threads)
             assert first.starts == second.starts == starts
-            assert first.told() is None
+            assert first.reported_end() is None
             held = second.tell(End("failed", "rank 1 exited with code 7", 7, 1, True))
             assert (held.code, held.node_rank) == (7, 1)
             assert first.tell(End("interrupted", "stopped", 143, None, False)).code == 7
-            assert first.told() == held
+            assert first.reported_end() == held
             for part in (first, second):
                 assert not part.all_succeeded() and not part.all_seen()
                 part.succeeded()
@@ -118,7 +118,7 @@ def test_who_does_not_know_the_key_is_told_nothing(store):
             member(store, 1, key=bytes(32), count=1) as stranger,
         ):
             stranger.join(0, lambda: False)
-        assert first.told() is None
+        assert first.reported_end() is None
 
 
 def test_where_the_main_node_is_gone_each_node_ends_alone(store):
@@ -130,5 +130,5 @@ def test_where_the_main_node_is_gone_each_node_ends_alone(store):
     assert (mine.code, mine.again) == (7, False), "nothing starts again without the main node"
     assert second.all_seen(), "nobody is waited for"
     with pytest.raises(RunError, match="the main node does not answer any more"):
-        second.told()
+        second.reported_end()
     two.__exit__()

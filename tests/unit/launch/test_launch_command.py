@@ -326,7 +326,7 @@ def test_a_rank_whose_launcher_is_already_dead_ends():
     assert (done.returncode, done.stdout) == (-9, b"")
 
 
-@pytest.mark.parametrize("how", [["lockstep.cli.main", "launch"], ["lockstep.launch.jax"]], ids=["any", "jax"])
+@pytest.mark.parametrize("how", [["lockstep.cli", "launch"], ["lockstep.launch.jax"]], ids=["any", "jax"])
 def test_ranks_count_as_processes_per_node(tmp_path, how):
     (tmp_path / "script.py").write_text("import os\nos.write(1, f\"{os.environ['WORLD_SIZE']}\\n\".encode())\n")
 

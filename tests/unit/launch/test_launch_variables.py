@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import local
-from lockstep.launch.rank_placement import Place
+from lockstep.launch.rank_placement import RankPlacement
 from lockstep.launch.variables import free_port, variables
 from lockstep.record.failure import keep_failure, read_failure, record_failure
 from lockstep.world import World
@@ -114,7 +114,7 @@ def test_other_systems_are_refused_in_one_line_when_launching():
 
 
 def test_ranks_are_told_in_the_words_of_jax_launchers_too():
-    place = Place(node_rank=1, num_nodes=2, first_rank=2, world_size=4, address="10.0.0.1", port=5555)
+    place = RankPlacement(node_rank=1, num_nodes=2, first_rank=2, world_size=4, address="10.0.0.1", port=5555)
     told = variables(2, 8, place=place)[1]
     expected = {"JAX_RANK": "3", "JAX_LOCAL_RANK": "1", "JAX_WORLD_SIZE": "4"}
     expected |= {"JAX_COORDINATOR_ADDR": "10.0.0.1", "JAX_COORDINATOR_PORT": "5555"}

@@ -16,7 +16,7 @@ from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, waiting
 from lockstep.launch.rendezvous import client as calling
 from lockstep.launch.rendezvous import handshake as greeting
-from lockstep.launch.rendezvous import server as reception
+from lockstep.launch.rendezvous import server as server
 from lockstep.launch.variables import free_port
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.usefixtures("impatient")
 def test_nodes_meet_and_reach_the_main_nodes_store(start, at, ranks):
     main, other = start(node_rank=ranks[0], **at), start(node_rank=ranks[1], **at)
     found = sorted((main.admitted(), other.admitted()), key=lambda met: not met.main)
-    host, guest = found
-    assert (host.main, guest.main) == (True, False)
-    assert host.key == guest.key
+    host, node = found
+    assert (host.main, node.main) == (True, False)
+    assert host.key == node.key
     assert len(host.key) == 32
-    assert host.address == host.main_address == guest.address == guest.main_address == "127.0.0.1"
-    assert host.interface == guest.interface == "lo"
-    assert host.store_port == guest.store_port
-    with socket.create_connection((guest.main_address, guest.store_port), timeout=OUTER_S):
+    assert host.address == host.main_address == node.address == node.main_address == "127.0.0.1"
+    assert host.interface == node.interface == "lo"
+    assert host.store_port == node.store_port
+    with socket.create_connection((node.main_address, node.store_port), timeout=OUTER_S):
         assert host.listener.accept()[0].close() is None
 
 
@@ -121,9 +121,9 @@ def test_a_rank_that_does_not_exist_is_refused_though_nobody_is_there(start, at)
 
 
 def test_a_contradiction_waits_a_little_for_the_others(start, at, monkeypatch):
-    monkeypatch.setattr(reception, "_SETTLE_S", OUTER_S)
+    monkeypatch.setattr(server, "_SETTLE_S", OUTER_S)
     flags = {"minimum": 3, "maximum": 3, **at}
-    main, wrong = start(node_rank=0, **flags), start(node_rank=2, card={"config": "two"}, **flags)
+    main, wrong = start(node_rank=0, **flags), start(node_rank=2, identity={"config": "two"}, **flags)
     assert not main.decided.wait(1.0)
     last = start(node_rank=1, **flags)
     assert main.refused() == wrong.refused() == last.refused()
@@ -132,7 +132,7 @@ def test_a_contradiction_waits_a_little_for_the_others(start, at, monkeypatch):
 
 def test_a_contradiction_does_not_wait_for_ever(start, at):
     flags = {"minimum": 3, "maximum": 3, **at}
-    main, wrong = start(node_rank=0, **flags), start(node_rank=2, card={"config": "two"}, **flags)
+    main, wrong = start(node_rank=0, **flags), start(node_rank=2, identity={"config": "two"}, **flags)
     assert main.refused() == wrong.refused()
 
 
@@ -155,7 +155,7 @@ def test_without_the_secret_a_node_is_sent_away_and_both_hear_why(start, at, fir
 
 
 def test_a_stranger_does_not_keep_the_right_nodes_from_meeting(start, at, monkeypatch):
-    monkeypatch.setattr(reception, "_SETTLE_S", OUTER_S)
+    monkeypatch.setattr(server, "_SETTLE_S", OUTER_S)
     main = start(node_rank=0, token="right", **at)
     start(node_rank=1, token="wrong", **at).refused()
     right = start(node_rank=1, token="right", **at)
@@ -199,8 +199,8 @@ def test_nothing_is_told_before_the_proof(start, at):
         assert stranger.hear() is None, "the connection stays open"
     with contextlib.closing(Stranger(at["port"])) as stranger:
         stranger.hear()
-        hello = greeting.Guest(
-            process="p", host="h", address="a", node_rank=1, minimum=2, maximum=2, nproc=1, run_id="", card=CARD
+        hello = greeting.NodeInfo(
+            process="p", host="h", address="a", node_rank=1, minimum=2, maximum=2, nproc=1, run_id="", identity=CARD
         )
         stranger.say(**{name: getattr(hello, name) for name in hello.__slots__})
         assert "error" in stranger.hear()
@@ -369,12 +369,12 @@ def test_a_node_that_lost_its_connection_takes_its_own_place_again(start, at):
     """The main node has not noticed yet that the first connection leads nowhere."""
     flags = {"minimum": 3, "maximum": 3, **at}
     main, nodes = start(node_rank=0, **flags), Nodes(**flags)
-    guest = meeting._guest(Nodes(**flags, node_rank=1), CARD)
+    node = meeting._node_info(Nodes(**flags, node_rank=1), CARD)
     joined = []
 
     def join():
         with contextlib.suppress(ConfigError):
-            joined.append(calling.Caller(nodes, guest, waiting.Waiting(lambda: False, OUTER_S)).join())
+            joined.append(calling.RendezvousClient(nodes, node, waiting.Waiting(lambda: False, OUTER_S)).join())
 
     threads = [threading.Thread(target=join) for _ in range(2)]
     for thread in threads:
@@ -390,7 +390,7 @@ def test_a_node_that_lost_its_connection_takes_its_own_place_again(start, at):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_defect_of_the_receiving_thread_ends_the_meeting(start, at, monkeypatch):
-    monkeypatch.setattr(reception, "contradiction", lambda _: 1 / 0)
+    monkeypatch.setattr(server, "contradiction", lambda _: 1 / 0)
     assert "receiving other nodes failed: ZeroDivisionError" in start(node_rank=0, **at).refused(RunError)
 
 
@@ -436,7 +436,7 @@ def test_later_nodes_are_judged_one_by_one(start, at):
     main.admitted()
     first = start(node_rank=1, **flags)
     first.admitted()
-    assert "in config" in start(node_rank=2, card={"config": "two"}, **flags).refused()
+    assert "in config" in start(node_rank=2, identity={"config": "two"}, **flags).refused()
     assert "--nnodes differs: 1:3 on " in start(node_rank=2, **{**flags, "minimum": 2}).refused()
     assert "--node-rank 1 is taken by " in start(node_rank=1, **flags).refused()
     assert "--node-rank 0 is given on 2 nodes" in start(node_rank=0, **flags).refused()
@@ -448,7 +448,7 @@ def test_later_nodes_are_judged_one_by_one(start, at):
 
 def test_a_place_that_becomes_free_goes_to_who_waits_for_it(start, at, monkeypatch, capfd):
     """As after a machine vanished: its connection is open until the kernel notices."""
-    monkeypatch.setattr(reception, "_FREE_S", OUTER_S)
+    monkeypatch.setattr(server, "_FREE_S", OUTER_S)
     monkeypatch.setattr(waiting, "_FIRST_SAID_S", 0.3)
     main, first = start(node_rank=0, **at), start(node_rank=1, **at)
     first.admitted()
@@ -462,7 +462,7 @@ def test_a_place_that_becomes_free_goes_to_who_waits_for_it(start, at, monkeypat
 
 def test_a_vanished_machine_is_noticed_by_the_kernel(start, at, monkeypatch):
     seen = []
-    monkeypatch.setattr(reception, "keep_alive", lambda connection: seen.append(greeting.keep_alive(connection)))
+    monkeypatch.setattr(server, "keep_alive", lambda connection: seen.append(greeting.keep_alive(connection)))
     monkeypatch.setattr(calling, "keep_alive", seen.append)
     start(node_rank=0, **at)
     start(node_rank=1, **at).admitted()

@@ -8,10 +8,10 @@ import pytest
 from meeting_nodes import OUTER_S, listens, serve, until
 
 from lockstep.distributed.network import init_file
-from lockstep.distributed.network.init_file import Place, read
+from lockstep.distributed.network.init_file import PublishedEndpoint, read
 from lockstep.launch import rendezvous as meeting
 from lockstep.launch.rendezvous import client as calling
-from lockstep.launch.rendezvous import server as reception
+from lockstep.launch.rendezvous import server as server
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -23,7 +23,7 @@ def file(tmp_path):
 
 def stale(file, port, nonce="stale"):
     """What a run leaves that was killed."""
-    init_file._write(file, Place(("127.0.0.1",), port, nonce, "alpha", 1, time.time()))
+    init_file._write(file, PublishedEndpoint(("127.0.0.1",), port, nonce, "alpha", 1, time.time()))
 
 
 @pytest.mark.parametrize("before", [None, ""])
@@ -107,10 +107,10 @@ def test_a_file_that_is_lost_while_nodes_gather_is_written_again(start, file, mo
 
 def test_contradictions_are_told_to_both(start, file, monkeypatch):
     flags = {"init_file": file}
-    main, other = start(node_rank=0, **flags), start(node_rank=1, card={"config": "two"}, **flags)
+    main, other = start(node_rank=0, **flags), start(node_rank=1, identity={"config": "two"}, **flags)
     assert main.refused() == other.refused()
     assert not file.exists()
-    monkeypatch.setattr(reception, "_SETTLE_S", 0.2)
+    monkeypatch.setattr(server, "_SETTLE_S", 0.2)
     main, other = start(node_rank=0, token="a", **flags), start(node_rank=1, token="b", **flags)
     assert "sent this one away" in other.refused()
     assert "was sent away" in main.refused()

@@ -31,7 +31,7 @@ class Node:
         self.output = folder / f"node{len(list(folder.glob('node*')))}.txt"
         with open(self.output, "wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.cli.main", "launch", *words],
+                [sys.executable, "-m", "lockstep.cli", "launch", *words],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

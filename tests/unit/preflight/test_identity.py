@@ -5,8 +5,8 @@ from importlib import metadata
 
 import pytest
 
-from lockstep.preflight import identity as cards
-from lockstep.preflight.identity import card, differences, people, user_code
+from lockstep.preflight import identity as identities
+from lockstep.preflight.identity import differences, identity, people, user_code
 
 ONE = {"python": "3.11.7", "torch": "2.13.0", "lockstep": "0.1.0 (source aa)", "numpy": "2.4.6", "config": "c0"}
 ONE |= {"code": None, "host": "alpha", "clock": 1.0}
@@ -19,12 +19,12 @@ def ranks(*shown, host="vm"):
 def test_a_card_says_versions_config_and_facts():
     import numpy
 
-    shown = card("seed: 0", "mine.py 12")
+    shown = identity("seed: 0", "mine.py 12")
     assert shown["python"] == ".".join(map(str, sys.version_info[:3]))
     assert shown["numpy"] == numpy.__version__
     assert shown["lockstep"].startswith(metadata.version("lockstep-rl") + " (source ")
     assert shown["code"] == "mine.py 12"
-    assert shown["config"] == card("seed: 0")["config"] != card("seed: 1")["config"]
+    assert shown["config"] == identity("seed: 0")["config"] != identity("seed: 1")["config"]
     assert shown["host"]
     assert shown["clock"] > 1e9
 
@@ -33,8 +33,8 @@ def test_a_package_that_is_not_installed_is_told_as_such(monkeypatch):
     def version(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(cards, "version", version)
-    assert card("")["torch"] == "not installed"
+    monkeypatch.setattr(identities, "version", version)
+    assert identity("")["torch"] == "not installed"
 
 
 def test_equal_cards_differ_in_nothing_whatever_their_facts():
@@ -140,11 +140,11 @@ def test_our_own_source_counts(monkeypatch, tmp_path):
     """Editable installs of one version may differ."""
     package = tmp_path / "lockstep"
     package.mkdir()
-    monkeypatch.setattr(cards, "__file__", str(package / "card.py"))
+    monkeypatch.setattr(identities, "__file__", str(package / "card.py"))
     digests = set()
     for text in ("x = 1\n", "x = 2\n"):
         (package / "card.py").write_text(text)
-        cards._own_source.cache_clear()
-        digests.add(card("")["lockstep"])
-    cards._own_source.cache_clear()
+        identities._own_source.cache_clear()
+        digests.add(identity("")["lockstep"])
+    identities._own_source.cache_clear()
     assert len(digests) == 2

@@ -9,13 +9,13 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
-from lockstep.record.checkpoint_writer import Keeper
+from lockstep.record.checkpoint_writer import CheckpointWriter
 from lockstep.world import World
 
 
 def keeper(run_dir, warnings=None, world=None, num_kept=3):
     world = world or World(num_shards=2)
-    return Keeper(
+    return CheckpointWriter(
         run_dir, world, lambda value, tag: [value], (warnings if warnings is not None else []).append, num_kept
     )
 
@@ -105,7 +105,7 @@ def test_files_that_rank_0_does_not_see_make_no_checkpoint(tmp_path):
     def gather(value, tag):
         return [value, elsewhere] if isinstance(value, dict) else [value, value]
 
-    one = Keeper(tmp_path, World(size=2), gather, warnings.append, 3)
+    one = CheckpointWriter(tmp_path, World(size=2), gather, warnings.append, 3)
     one.take(manifest(10), {}, {0: {}})
     assert one.finish(lambda: None) == -1
     assert "rank 0 does not see shard_1.safetensors" in warnings[0]
@@ -140,7 +140,7 @@ def test_one_rank_that_cannot_write_is_named_and_nobody_commits(tmp_path):
     def gather(value, tag):
         return [value, failed] if isinstance(value, dict) else [value, value]
 
-    one = Keeper(tmp_path, World(size=2), gather, warnings.append, 3)
+    one = CheckpointWriter(tmp_path, World(size=2), gather, warnings.append, 3)
     one.take(manifest(10), {}, {0: {}})
     assert one.finish(lambda: None) == -1
     assert "(rank 1: No space left on device)" in warnings[0]

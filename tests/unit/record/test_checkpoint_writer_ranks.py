@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
-from lockstep.record.checkpoint_writer import Keeper
+from lockstep.record.checkpoint_writer import CheckpointWriter
 from lockstep.world import World
 
 RANKS = 2
@@ -28,7 +28,7 @@ def together(run_dir, act, warnings=None):
 
         warn = (warnings if warnings is not None and rank == 0 else []).append
         try:
-            return act(Keeper(run_dir, World(rank=rank, size=RANKS), gather, warn, 3), rank)
+            return act(CheckpointWriter(run_dir, World(rank=rank, size=RANKS), gather, warn, 3), rank)
         except (ConfigError, threading.BrokenBarrierError) as error:
             return error
 

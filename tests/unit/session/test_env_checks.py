@@ -242,7 +242,7 @@ def test_a_file_without_a_class_suggests_those_it_has(tmp_path, monkeypatch, cap
 
 
 def test_an_environment_that_hangs_is_named_and_ends_the_command():
-    command = [sys.executable, "-m", "lockstep.cli.main", "check", f"{ENVS}:Hangs", "--set", "startup_timeout_s=0.5"]
+    command = [sys.executable, "-m", "lockstep.cli", "check", f"{ENVS}:Hangs", "--set", "startup_timeout_s=0.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "Hangs: reset takes more than 0.5 s" in done.stderr

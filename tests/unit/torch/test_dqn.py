@@ -14,7 +14,7 @@ from safetensors import safe_open
 from lockstep import World
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.experience.rollout import Fault, Rollout
+from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.non_finite import NonFiniteError, save
@@ -176,7 +176,7 @@ def copied(state):
 def test_a_fault_of_an_environment_stops_with_its_name():
     dqn, collected = learner(), rollouts()
     collected[1].reward[5, 2] = math.nan
-    collected[1].fault = Fault(5, 6, "a reward", math.nan)
+    collected[1].fault = NonFiniteValue(5, 6, "a reward", math.nan)
     with pytest.raises(NonFiniteError) as caught:
         update(dqn, collected, before=ROWS)
     place = "in step 5 of the rollout of update 2 (environment step 176, rank 0, shard 1)"
@@ -187,7 +187,7 @@ def test_a_fault_of_an_environment_stops_with_its_name():
 def test_a_fault_may_be_left_out():
     dqn, collected = learner(non_finite="skip"), rollouts()
     collected[1].reward[5, 2] = math.nan
-    collected[1].fault = Fault(5, 6, "a reward", math.nan)
+    collected[1].fault = NonFiniteValue(5, 6, "a reward", math.nan)
     update(dqn, collected)
     assert [replay.size > 0 for replay in dqn.replays] == [True, False]
     update(dqn, rollouts(1), before=ROWS)
@@ -242,6 +242,6 @@ def test_a_rehearsal_changes_nothing():
     dqn = learner(noisy=True)
     update(dqn, rollouts())
     before = {name: tensor.clone() for name, tensor in dqn.shared_tensors().items()}
-    dqn.rehearsal(8)()
+    dqn.warmup(8)()
     assert all((before[name] == tensor).all() for name, tensor in dqn.shared_tensors().items())
     assert all(layer.noise is None for layer in dqn.policy._noisy)

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from lockstep import World
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.experience.rollout import Fault, Rollout
+from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.non_finite import NonFiniteError, save
@@ -116,7 +116,7 @@ def test_an_update_left_out_leaves_normalizers_alone():
     ppo.update(collected, np.zeros((2, 1)))
     before = {name: tensor.clone() for name, tensor in ppo.shared_tensors().items() if name != "metrics"}
     ppo.metrics.read()
-    collected[1].reward[3, 3], collected[1].fault = np.inf, Fault(3, 9, "a reward", np.inf)
+    collected[1].reward[3, 3], collected[1].fault = np.inf, NonFiniteValue(3, 9, "a reward", np.inf)
     assert ppo.update(collected, np.array([[1.0], [2.0]])).tolist() == [3.0]
     assert all(torch.equal(before[name], t) for name, t in ppo.shared_tensors().items() if name in before)
     assert ppo.metrics.read() == {"optim/skipped": 1.0}

@@ -44,11 +44,11 @@ def test_an_update_whose_moments_are_not_finite_is_skipped_alone():
 
 def test_an_environment_is_blamed_for_its_own_numbers():
     run, rollout = config(num_envs=4, normalize_observation=True), make_rollout(0)
-    from lockstep.experience.rollout import Fault
+    from lockstep.experience.rollout import NonFiniteValue
     from lockstep.session.non_finite import NonFiniteError
 
     rollout.observation[3, 1, 1] = np.nan
-    rollout.fault = Fault(2, 1, "an observation", float("nan"))
+    rollout.fault = NonFiniteValue(2, 1, "an observation", float("nan"))
     with (
         learner(World(), run) as ppo,
         pytest.raises(NonFiniteError, match="environment 1 gave an observation") as error,

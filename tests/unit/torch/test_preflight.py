@@ -14,7 +14,7 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.cli import probe
 from lockstep.envs.make import env_spec
 from lockstep.errors import RunError
-from lockstep.preflight.compare import FILE, Forecast, Host, Preflight, doubts, labelled
+from lockstep.preflight.compare import FILE, Forecast, Host, Preflight, host_warnings, labelled
 from lockstep.preflight.cost_model import Layout
 from lockstep.preflight.latency import Network, Timing
 from lockstep.run import EnvConfig, NetworkConfig, Run, override
@@ -74,23 +74,23 @@ def test_ranks_are_named_with_their_host_where_there_are_several():
 
 
 def test_clocks_that_differ_by_more_than_a_second_are_doubted():
-    assert doubts(found(ALPHA, BETA), pinned=True) == []
-    (ahead,) = doubts(found(ALPHA, replace(BETA, clock_skew_s=90.04)), pinned=False)
+    assert host_warnings(found(ALPHA, BETA), pinned=True) == []
+    (ahead,) = host_warnings(found(ALPHA, replace(BETA, clock_skew_s=90.04)), pinned=False)
     assert ahead.startswith("the clock of beta is 90.0 s ahead of that of alpha")
-    (behind,) = doubts(found(ALPHA, replace(BETA, clock_skew_s=-1.5)), pinned=False)
+    (behind,) = host_warnings(found(ALPHA, replace(BETA, clock_skew_s=-1.5)), pinned=False)
     assert "1.5 s behind that of alpha" in behind
 
 
 def test_different_processors_matter_to_pinned_runs_and_different_gpus_to_all():
     other = replace(BETA, processor="B")
-    assert doubts(found(ALPHA, other), pinned=False) == []
-    (said,) = doubts(found(ALPHA, other), pinned=True)
+    assert host_warnings(found(ALPHA, other), pinned=False) == []
+    (said,) = host_warnings(found(ALPHA, other), pinned=True)
     assert said == "different processors (A on alpha, B on beta): equal bits are promised for one kind of hardware only"
     gpus = [replace(ALPHA, device="H100"), replace(other, device="A100")]
-    assert doubts(found(*gpus), pinned=False) == [
+    assert host_warnings(found(*gpus), pinned=False) == [
         "different devices (H100 on alpha, A100 on beta): the slowest decides"
     ]
-    (said,) = doubts(found(*gpus), pinned=True)
+    (said,) = host_warnings(found(*gpus), pinned=True)
     assert "equal bits" in said
     assert "processors" not in said, "who computes on GPUs is not told of processors"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.cli.chaos.faults import KINDS, Fault
+from lockstep.cli.chaos.faults import KINDS, InjectedFault
 from lockstep.cli.chaos.trial import HEAD, Interrupted, Trial, Trials
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import caught_signals
@@ -62,13 +62,13 @@ def prepared(run: Run, ranks: int, *, whole: bool) -> Run:
     return override(run, changes)
 
 
-def schedule(faults: Sequence[str], run: Run, ranks: int, seed: int) -> list[Fault]:
+def schedule(faults: Sequence[str], run: Run, ranks: int, seed: int) -> list[InjectedFault]:
     """When each fault strikes and whom; what the seed draws for one does not depend on the others."""
     updates = run.total_steps // (run.num_envs * run.algorithm.num_steps)
-    drawn: list[Fault] = []
+    drawn: list[InjectedFault] = []
     for kind in faults:
         draw = random.Random(f"{seed} {kind}")
-        drawn.append(Fault(kind, draw.randrange(ranks), draw.randrange(1, updates - 1)))
+        drawn.append(InjectedFault(kind, draw.randrange(ranks), draw.randrange(1, updates - 1)))
     return drawn
 
 

@@ -1,6 +1,7 @@
 """Faults on purpose: what `lockstep chaos` and the fault tests put into one rank of a run.
 
-    python -m lockstep.cli.chaos.faults '{"fault": "kill", "rank": 1, "update": 8}' train cartpole --ranks 2 --max-restarts 3
+    python -m lockstep.cli.chaos.faults '{"fault": "kill", "rank": 1, "update": 8}' train cartpole --ranks 2
+    --max-restarts 3
 
 is `lockstep train cartpole --ranks 2 --max-restarts 3`, but rank 1 is killed after its 8th update. The code under trial
 knows nothing of it: one function is replaced from outside, and only in the rank that is meant.
@@ -43,7 +44,7 @@ _FOREVER_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """One fault and when it strikes."""
 
     fault: str
@@ -65,7 +66,7 @@ class Fault:
             raise ConfigError(f"unknown fault {self.fault}; there are {', '.join(KINDS)}")
 
     @classmethod
-    def from_json(cls, text: str) -> "Fault":
+    def from_json(cls, text: str) -> "InjectedFault":
         """A fault from what `to_json` wrote."""
         try:
             return cls(**json.loads(text))
@@ -81,7 +82,7 @@ class Fault:
 class _Strike:
     """Knows when the moment has come, and notes it down."""
 
-    def __init__(self, fault: Fault, run_dir: Path | None, framework: str) -> None:
+    def __init__(self, fault: InjectedFault, run_dir: Path | None, framework: str) -> None:
         self.fault, self._run_dir, self.framework = fault, run_dir, framework
         self.updates = -1  # none known yet: nothing strikes before the first update ended
         self._struck = False
@@ -109,7 +110,7 @@ class _Strike:
         return True
 
 
-def plant(fault: Fault, run_dir: Path | None = None, framework: str = "torch") -> None:
+def plant(fault: InjectedFault, run_dir: Path | None = None, framework: str = "torch") -> None:
     """Put a fault into this process, which is about to train.
 
     Args:
@@ -258,7 +259,7 @@ def _framework(arguments: Sequence[str]) -> str:
     return "jax" if any("ml_framework: jax" in text for text in texts) else "torch"
 
 
-def _redirect_ranks(fault: Fault) -> None:
+def _redirect_ranks(fault: InjectedFault) -> None:
     """Let the launcher in this process start its ranks through this module."""
     from lockstep.launch.supervise import RankGroup
 
@@ -276,7 +277,7 @@ def _redirect_ranks(fault: Fault) -> None:
 def main() -> None:
     """The command line; ends the process as `python -m lockstep.train` and `lockstep` do."""
     try:
-        fault = Fault.from_json(sys.argv[1] if len(sys.argv) > 1 else "")
+        fault = InjectedFault.from_json(sys.argv[1] if len(sys.argv) > 1 else "")
     except ConfigError as error:
         print(f"lockstep: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -284,7 +285,7 @@ def main() -> None:
     if "RANK" not in os.environ:
         _redirect_ranks(fault)
         sys.argv = ["lockstep", *arguments]
-        runpy.run_module("lockstep.cli.main", run_name="__main__")
+        runpy.run_module("lockstep.cli", run_name="__main__")
         return
     from lockstep.launch.child import die_with_launcher
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from lockstep.cli.chaos.faults import NOTE, Fault
+from lockstep.cli.chaos.faults import NOTE, InjectedFault
 from lockstep.errors import RunError
 from lockstep.run import Run
 
@@ -113,7 +113,7 @@ class Trials:
             )
         self.fingerprint = str(summary["params_fingerprint"])
 
-    def try_fault(self, fault: Fault) -> Trial:
+    def try_fault(self, fault: InjectedFault) -> Trial:
         """One run with one fault."""
         name, problems = fault.fault, list[str]()
         limit = 60.0 + 3 * (self._took + self._run.timeout_s)
@@ -129,7 +129,7 @@ class Trials:
         problems += self._cleared(name)
         return self._judge(fault, code, resumed, problems, limit)
 
-    def _judge(self, fault: Fault, code: int | None, resumed: int, problems: list[str], limit: float) -> Trial:
+    def _judge(self, fault: InjectedFault, code: int | None, resumed: int, problems: list[str], limit: float) -> Trial:
         run_dir = self._folder / fault.fault
         summary, note = _json(run_dir / "summary.json"), _json(run_dir / NOTE)
         restarts = int(summary.get("restarts") or 0) + resumed
@@ -178,11 +178,11 @@ class Trials:
                 stderr=said,
                 start_new_session=True,  # a Ctrl-C is passed on by us, once
             )
-        deadline, told = time.monotonic() + limit_s, 0
+        deadline, lines = time.monotonic() + limit_s, 0
         while process.poll() is None:
-            if len(self._caught) > told:
-                process.send_signal(self._caught[told])
-                told += 1
+            if len(self._caught) > lines:
+                process.send_signal(self._caught[lines])
+                lines += 1
             if time.monotonic() > deadline:
                 process.kill()  # its guardian ends its ranks
                 process.wait()

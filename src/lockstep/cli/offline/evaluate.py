@@ -47,10 +47,10 @@ def evaluate_command(args: argparse.Namespace) -> int:
     else:
         found = judge_run(path, data, world)
     if world.rank == 0:
-        told = json.dumps(found.to_dict(), indent=2)
-        print(told if args.json else found.text())
+        as_json = json.dumps(found.to_dict(), indent=2)
+        print(as_json if args.json else found.text())
         try:
-            write_atomically(path / ESTIMATES_FILE, told + "\n")
+            write_atomically(path / ESTIMATES_FILE, as_json + "\n")
         except OSError as error:
             raise RunError(f"{path / ESTIMATES_FILE} could not be written: {error.strerror}") from error
     return 0

@@ -33,7 +33,7 @@ def record_command(args: argparse.Namespace) -> int:
     seed = number(args.seed, "--seed", least=0)
     from lockstep.torch.offline.record import Recording, record
 
-    told = record(
+    summary = record(
         Recording(
             source=args.source,
             out=Path(args.out),
@@ -44,8 +44,8 @@ def record_command(args: argparse.Namespace) -> int:
             seed=seed,
         )
     )
-    mean = "" if told["return_mean"] is None else f", mean return {told['return_mean']:.2f}"
-    print(f"{args.out}: {told['rows']} rows of {told['task']}, {told['episodes']} whole episodes{mean}")
+    mean = "" if summary["return_mean"] is None else f", mean return {summary['return_mean']:.2f}"
+    print(f"{args.out}: {summary['rows']} rows of {summary['task']}, {summary['episodes']} whole episodes{mean}")
     return 0
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockstep.cli.workflow_files.files import Workflow
     from lockstep.run import OfflineRun
 
-PROGRAM = (sys.executable, "-m", "lockstep.cli.offline", "train")
+PROGRAM = (sys.executable, "-m", "lockstep.cli", "offline", "train")
 _ALGORITHMS = ("dqn", "parametric_dqn", "cql", "bc")
 _CQL_ALPHA = "1.0"
 

@@ -1,4 +1,4 @@
-"""Fitting the cost model of `lockstep.preflight.cost_model` on measurements, and how well it predicts those it has not seen."""
+"""Fitting the cost model (`lockstep.preflight.cost_model`) on measurements, and its error on those it has not seen."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields

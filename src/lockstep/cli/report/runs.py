@@ -135,8 +135,8 @@ def _returns(
 ) -> tuple[float | None, float | None, str | None]:
     """Last and best mean return, and where they are from."""
     means = [mean for line in evaluations if (mean := _mean(line.get("returns"))) is not None]
-    if not means and (told := _number(summary.get("eval_return_mean"))) is not None:
-        means = [told]
+    if not means and (mean := _number(summary.get("eval_return_mean"))) is not None:
+        means = [mean]
     if means:
         return means[-1], max(means), "evaluation"
     means = [mean for line in metrics if (mean := _number(line.get("episode/return_mean_100"))) is not None]

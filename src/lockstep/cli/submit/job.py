@@ -237,7 +237,7 @@ def _lockstep(args: argparse.Namespace) -> list[str]:
     if beside.exists():
         return [str(beside)]
     found = shutil.which("lockstep")
-    return [found] if found else [sys.executable, "-m", "lockstep.cli.main"]
+    return [found] if found else [sys.executable, "-m", "lockstep.cli"]
 
 
 def _port(text: str | None) -> int | None:

@@ -139,12 +139,12 @@ def _wait(hosts: list[_Host], caught: list[int], elastic: bool) -> _Host | None:
 
 def _pass_on(hosts: list[_Host], caught: list[int], grace_s: float) -> None:
     """Tell every launcher of each signal as it comes."""
-    told, deadline = 0, time.monotonic() + grace_s
+    passed_on, deadline = 0, time.monotonic() + grace_s
     while any(host.code is None for host in hosts) and time.monotonic() < deadline:
-        for number in caught[told:]:
+        for number in caught[passed_on:]:
             for host in hosts:
                 host.tell(_SIGNALS[number])
-        told = len(caught)
+        passed_on = len(caught)
         time.sleep(_TICK_S)
 
 

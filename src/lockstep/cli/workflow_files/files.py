@@ -175,8 +175,8 @@ def _placed(source: Source, key: str) -> Source:
 
 def _key(source: Source, *more: object) -> str:
     """Names what is prepared, equal on all nodes: by paths and options, never by contents."""
-    told = [*(str(path.absolute()) for path in source.paths), repr(more)]
-    return hashlib.blake2b("\n".join(told).encode(), digest_size=6).hexdigest()
+    parts = [*(str(path.absolute()) for path in source.paths), repr(more)]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
 
 def _learner(

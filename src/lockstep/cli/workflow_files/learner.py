@@ -48,12 +48,12 @@ def learner_settings(found: Mapping[str, Mapping[str, Any]], algo: str, num_acti
 
 def told_defaults(found: Mapping[str, Mapping[str, Any]], run: OfflineRun) -> list[str]:
     """What to tell of fields that are left out, where the classic default was another."""
-    told: list[str] = []
+    defaults: list[str] = []
     for (section, name), (classic, setting) in _CLASSIC_DEFAULTS.items():
         ours: Any = settings.plain(attrgetter(setting)(run))
         if name not in found[section] and ours != classic:
-            told.append(f"{section}.{name}={ours} ({classic})")
-    return [f"left out, with Lockstep's default instead of the classic one: {', '.join(told)}"] if told else []
+            defaults.append(f"{section}.{name}={ours} ({classic})")
+    return [f"left out, with Lockstep's default instead of the classic one: {', '.join(defaults)}"] if defaults else []
 
 
 def _bcq(rainbow: Mapping[str, Any]) -> dict[str, Any]:

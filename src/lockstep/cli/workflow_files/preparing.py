@@ -115,14 +115,14 @@ class _Nodes:
 
     def each(self, tag: str, work: Callable[[], _T]) -> list[_T]:
         """What the leader of each node comes to; *collective*. What one refuses or fails in is raised on all ranks."""
-        told: dict[str, Any] = {}
+        details: dict[str, Any] = {}
         if self.world.local_rank == 0:
-            told = {"node": self.world.node_rank, "host": socket.gethostname()}
+            details = {"node": self.world.node_rank, "host": socket.gethostname()}
             try:
-                told["value"] = work()
+                details["value"] = work()
             except (ConfigError, RunError) as error:
-                told |= {"error": str(error), "refused": isinstance(error, ConfigError)}
-        leaders = [one for one in self.gather(told, f"prepare/{tag}") if one]
+                details |= {"error": str(error), "refused": isinstance(error, ConfigError)}
+        leaders = [one for one in self.gather(details, f"prepare/{tag}") if one]
         for one in leaders:
             if "error" in one:
                 where = f"node {one['node']} ({one['host']}): " if len(leaders) > 1 else ""
@@ -251,10 +251,10 @@ def _logs(workflow: Workflow, found: Mapping[str, Any]) -> dict[tuple[Path, ...]
     return logs
 
 
-def _sample(told: Mapping[str, Any]) -> FeatureSample:
+def _sample(details: Mapping[str, Any]) -> FeatureSample:
     """As it was before it went through a message, which has no tuples."""
-    names: dict[str, Any] = {name: tuple(cast(list[str], told[name])) for name in ("state_ids", "action_ids")}
-    return FeatureSample(**{**told, **names})
+    names: dict[str, Any] = {name: tuple(cast(list[str], details[name])) for name in ("state_ids", "action_ids")}
+    return FeatureSample(**{**details, **names})
 
 
 def _write(one: Normalization, features: Mapping[str, Any], nodes: _Nodes) -> None:

@@ -13,7 +13,7 @@ _SAMPLED = 1 << 16  # bytes of a file's beginning and end that tell it from anot
 
 def checked_sources(workflow: Workflow) -> dict[str, Any]:
     """Refuses what is not there, or not what the file says; tells logs apart."""
-    told = hashlib.blake2b(digest_size=16)
+    lines = hashlib.blake2b(digest_size=16)
     named = {"training_data_path": workflow.training, "eval_data_path": workflow.evaluation}
     for name, source in named.items():
         if source is None:
@@ -25,12 +25,12 @@ def checked_sources(workflow: Workflow) -> dict[str, Any]:
             _check_prepared(workflow, name, source)
             continue
         for file in (file for path in source.paths for file in _files(path)):
-            told.update(f"{file.name} {file.stat().st_size} ".encode())
+            lines.update(f"{file.name} {file.stat().st_size} ".encode())
             with file.open("rb") as opened:
-                told.update(opened.read(_SAMPLED))
+                lines.update(opened.read(_SAMPLED))
                 opened.seek(max(0, file.stat().st_size - _SAMPLED))
-                told.update(opened.read())
-    return {"fingerprint": told.hexdigest()}
+                lines.update(opened.read())
+    return {"fingerprint": lines.hexdigest()}
 
 
 def _files(path: Path) -> list[Path]:

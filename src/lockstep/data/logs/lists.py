@@ -128,10 +128,10 @@ def _marked(
     marks: NDArray[np.float64],
     counts: NDArray[np.int64],
     null: NDArray[np.bool_],
-    told: tuple[ActionNames, Where, str],
+    context: tuple[ActionNames, Where, str],
 ) -> pl.Series:
     """Lists of the names that marks [m] mark."""
-    names, where, column = told
+    names, where, column = context
     row = np.repeat(np.arange(len(counts)), counts)
     wrong = np.flatnonzero(~np.isin(marks, (0.0, 1.0)))
     lengths = counts[counts > 0]

@@ -56,8 +56,8 @@ def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], 
         yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, (action, schema))
 
 
-def _found(episodes: list[Any], where: Where, file: int, told: tuple[Any, Schema]) -> Found:
-    action, schema = told
+def _found(episodes: list[Any], where: Where, file: int, context: tuple[Any, Schema]) -> Found:
+    action, schema = context
     lengths = [len(episode.rewards) for episode in episodes]
     found = Found(where, file)
     observations = [np.asarray(episode.observations, np.float64) for episode in episodes]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lockstep.data.features import Features
 from lockstep.data.preparation.blocks import Block, item_hashes
 from lockstep.data.preparation.lists import Lists, offsets_of, slices
-from lockstep.data.preparation.next_rows import Timeline
+from lockstep.data.preparation.next_rows import NextRows
 
 Index = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
@@ -65,7 +65,7 @@ class Decisions:
     lists: Index
 
 
-def decisions(block: Block, line: Timeline, schema: Schema, key: NDArray[np.uint64]) -> Decisions:
+def decisions(block: Block, line: NextRows, schema: Schema, key: NDArray[np.uint64]) -> Decisions:
     """Columns of the rows that are kept. `key` is that of all rows [n, 2]."""
     rows = np.flatnonzero(line.kept)
     after = line.following[rows]
@@ -98,7 +98,7 @@ def _following(table: NDArray[Any], after: Index, some: Index) -> NDArray[Any]:
     return found
 
 
-def _numbers(block: Block, line: Timeline, schema: Schema, rows: Index) -> Columns:
+def _numbers(block: Block, line: NextRows, schema: Schema, rows: Index) -> Columns:
     source = block.columns
     trajectory = np.cumsum(line.first)[rows]
     change = np.ones(len(rows), np.int64)
@@ -114,7 +114,7 @@ def _numbers(block: Block, line: Timeline, schema: Schema, rows: Index) -> Colum
     }
 
 
-def _next_decision(block: Block, line: Timeline, rows: Index) -> tuple[Index, Index]:
+def _next_decision(block: Block, line: NextRows, rows: Index) -> tuple[Index, Index]:
     """Which of the kept rows have a decision after them that is known, and which only say what it was."""
     after, open_ = line.following[rows], ~line.terminal[rows]
     decided = block.columns["has_action"]
@@ -123,7 +123,7 @@ def _next_decision(block: Block, line: Timeline, rows: Index) -> tuple[Index, In
     return np.flatnonzero(follows), np.flatnonzero(said)
 
 
-def _discrete(block: Block, line: Timeline, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+def _discrete(block: Block, line: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
     actions = np.append(schema.renumbered, np.int32(-1))
     action = actions[block.columns["action"]]
     follows, said = _next_decision(block, line, rows)
@@ -150,7 +150,7 @@ def _discrete(block: Block, line: Timeline, schema: Schema, rows: Index) -> tupl
     return columns, added, np.zeros(0, np.int64)
 
 
-def _parametric(block: Block, line: Timeline, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+def _parametric(block: Block, line: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
     features = schema.action
     assert features is not None
     raw = block.table("action", features.ids)
@@ -211,7 +211,7 @@ def _own_lists(
     return whole, index, int((missing & (lengths > 0)).sum()), np.where(missing, -1, lists.index)
 
 
-def _next_lists(line: Timeline, rows: Index, next_own: Index, own: Lists, said: tuple[Index, int]) -> Lists:
+def _next_lists(line: NextRows, rows: Index, next_own: Index, own: Lists, said: tuple[Index, int]) -> Lists:
     """The possible actions after each kept row: those of the decision that follows, or what the log says instead."""
     log, which = line.lists, line.next_index[rows]
     chosen = np.where(next_own >= 0, next_own, -1)

@@ -56,7 +56,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class Timeline:
+class NextRows:
     """Of each row of whole trajectories, in order."""
 
     first: Bools
@@ -97,7 +97,7 @@ def order(block: Block) -> Index:
     return found
 
 
-def timeline(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], Words]) -> Timeline:
+def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], Words]) -> NextRows:
     """What follows each of the rows.
 
     Args:
@@ -137,7 +137,7 @@ def timeline(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], W
     own_index, next_index = _possible(lists, next_lists, following, shared)
     next_index[terminal] = -1
     begins = np.flatnonzero(first)
-    return Timeline(
+    return NextRows(
         first,
         kept,
         following,

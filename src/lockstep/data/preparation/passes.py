@@ -19,8 +19,8 @@ from lockstep.data.preparation.decisions import Decisions, Schema, decisions
 from lockstep.data.preparation.digest import Digest, Sums
 from lockstep.data.preparation.hashing import Words
 from lockstep.data.preparation.lists import Lists, none, widened
-from lockstep.data.preparation.next_rows import Rules, Timeline, order, timeline
-from lockstep.data.preparation.prefetch import ahead, in_order
+from lockstep.data.preparation.next_rows import NextRows, Rules, next_rows, order
+from lockstep.data.preparation.prefetch import in_order, prefetch
 from lockstep.data.preparation.rules import Counts, words_of
 from lockstep.data.preparation.scan import FeatureSample, Sample, Seen, feature_sample_of, keys
 from lockstep.data.preparation.scratch import check_space
@@ -60,7 +60,7 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
     prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
     sample, rows, clock = Sample(num_samples, prefixes), 0, _Clock(progress)
     spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
-    for frame, done in ahead(_with_place(log)):
+    for frame, done in prefetch(_with_place(log)):
         block = coding.block(frame)
         seen.add(block)
         sample.add(block, keys(block))
@@ -93,7 +93,7 @@ class _Group:
     rows: int
     """Of the log."""
     kept: Block
-    line: Timeline
+    line: NextRows
     found: Decisions
     sums: Sums
     left_out: str
@@ -218,7 +218,7 @@ class Preparation:
             return f"{self._paths[block.columns['file'][row]]}, row {block.columns['row'][row]}"
 
         key = keys(block)
-        line = timeline(block, self._rules, where, self._hashes)
+        line = next_rows(block, self._rules, where, self._hashes)
         sums = self._digest.sums(block, key, np.flatnonzero(line.following < 0))
         found = decisions(block, line, self._schema, key)
         left_out = ""

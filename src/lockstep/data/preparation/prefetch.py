@@ -13,7 +13,7 @@ _MOST = 4
 """Items made ahead: they come in bursts (all rows of a row group are decoded at once), and are used steadily."""
 
 
-def ahead(items: Iterable[_In]) -> Generator[_In]:
+def prefetch(items: Iterable[_In]) -> Generator[_In]:
     """The same items; a thread makes the next few while the last one is used."""
     iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:

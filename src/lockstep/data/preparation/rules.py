@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.preparation.decisions import Decisions
-from lockstep.data.preparation.next_rows import Rules, Timeline
+from lockstep.data.preparation.next_rows import NextRows, Rules
 
 _MARKS = {
     "terminated": "the log marks it (terminated, or not truncated)",
@@ -45,7 +45,7 @@ class Counts:
     num_longest: int = 0
     num_longest_terminal: int = 0
 
-    def add(self, line: Timeline, found: Decisions) -> None:
+    def add(self, line: NextRows, found: Decisions) -> None:
         """Count a group of whole trajectories; `found.columns["trajectory"]` counts on from the groups before."""
         columns = found.columns
         self.kept += len(found.rows)
@@ -59,7 +59,7 @@ class Counts:
             setattr(self, name, getattr(self, name) + getattr(line, name))
         self._add_lengths(line)
 
-    def _add_lengths(self, line: Timeline) -> None:
+    def _add_lengths(self, line: NextRows) -> None:
         lengths = line.lengths
         if not lengths.any():
             return

@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError, RunError
 
 
 @contextmanager
-def alone_in(out: Path, say: Callable[[str], None]) -> Generator[None]:
+def locked(out: Path, say: Callable[[str], None]) -> Generator[None]:
     """Hold the lock of a directory that is to be made; waits while another process of this machine prepares it."""
     path = out.parent / f".{out.name}.lock"
     try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from lockstep.distributed.network.interfaces import family_of
-from lockstep.distributed.network.links import Link, Links, Place
+from lockstep.distributed.network.links import Endpoint, Link, Links
 from lockstep.errors import PeerError
 
 KEY_SIZE = 64
@@ -32,7 +32,7 @@ def unpaced(made: socket.socket) -> socket.socket:
 
 
 def connected(
-    listener: socket.socket, places: Sequence[Place], mine: int, deadline: float, timeout_s: float, patience_s: float
+    listener: socket.socket, places: Sequence[Endpoint], mine: int, deadline: float, timeout_s: float, patience_s: float
 ) -> Links:
     """Connections to all other places; raises `PeerError` naming the one that cannot be reached.
 
@@ -70,7 +70,7 @@ def connected(
     return Links(me.rank, links, timeout_s, patience_s)
 
 
-def _connect(me: Place, other: Place, mine: int, deadline: float) -> socket.socket:
+def _connect(me: Endpoint, other: Endpoint, mine: int, deadline: float) -> socket.socket:
     made = unpaced(socket.socket(family_of(other.address), socket.SOCK_STREAM))
     try:
         made.settimeout(max(0.01, deadline - time.monotonic()))
@@ -85,7 +85,7 @@ def _connect(me: Place, other: Place, mine: int, deadline: float) -> socket.sock
 
 
 def _accept(
-    made: socket.socket, me: Place, places: Sequence[Place], deadline: float
+    made: socket.socket, me: Endpoint, places: Sequence[Endpoint], deadline: float
 ) -> tuple[int, socket.socket] | None:
     """The host that connected, if it belongs to this run; a stranger is hung up on."""
     try:

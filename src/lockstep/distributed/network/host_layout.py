@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.distributed.network.dial import KEY_SIZE, connected, unpaced
 from lockstep.distributed.network.hosts import Host, Hosts
 from lockstep.distributed.network.interfaces import addresses, listening_socket, reachable_addresses, towards
-from lockstep.distributed.network.links import Links, Place
+from lockstep.distributed.network.links import Endpoint, Links
 from lockstep.distributed.network.slots import Slots
 from lockstep.distributed.shared_memory import Segment, supported
 from lockstep.distributed.timers import Timers
@@ -51,11 +51,11 @@ def settle(
     """
     segment = Segment.create(0, world.local_size) if world.local_rank == 0 and supported() else None
     address, cores = segment.address if segment else None, sorted(os.sched_getaffinity(0))
-    told = gather([_identity(), world.local_rank, world.local_size, address, cores], "hosts")
-    hosts = hosts_of(told)
+    gathered = gather([_identity(), world.local_rank, world.local_size, address, cores], "hosts")
+    hosts = hosts_of(gathered)
     here = next(host.ranks for host in hosts if world.rank in host.ranks)
     whole = len(here) == world.local_size  # else what launchers say of hosts does not fit together
-    if whole and segment is None and (address := told[here[0]][3]):
+    if whole and segment is None and (address := gathered[here[0]][3]):
         with contextlib.suppress(OSError):
             segment = Segment.attach(address, world.local_rank, world.local_size)
     with contextlib.ExitStack() as stack:
@@ -67,33 +67,33 @@ def settle(
             segment = None
         if segment is not None:
             timers.publish(segment.row(world.local_rank))
-            if usable_cores(set[int]().union(*(told[rank][4] for rank in here))) >= len(here):
+            if usable_cores(set[int]().union(*(gathered[rank][4] for rank in here))) >= len(here):
                 segment.spin()  # also where the launcher has bound each rank to a core
         if not (memory and all(shares)):
             if len(hosts) == 1 and not always:
                 return segment, None
-            hosts = [Host(str(name[0]), range(rank, rank + 1)) for rank, (name, *_) in enumerate(told)]
+            hosts = [Host(str(name[0]), range(rank, rank + 1)) for rank, (name, *_) in enumerate(gathered)]
             here = range(world.rank, world.rank + 1)
         links = _links(hosts, world.rank, listener, places, gather, timeout_s) if len(hosts) > 1 else None
     slots = Slots(segment, here[0], timeout_s, timers) if segment is not None and len(here) > 1 else None
     return segment, Hosts(world, hosts, slots, links, timers, num_messages)
 
 
-def hosts_of(told: Sequence[Sequence[Any]]) -> list[Host]:
+def hosts_of(gathered: Sequence[Sequence[Any]]) -> list[Host]:
     """Blocks of ranks that are of one host by name, and by what their launcher says; each rank alone if it is mixed up.
 
     Args:
-        told: by rank: what identifies its machine, name first; its local rank; how many are local.
+        gathered: by rank: what identifies its machine, name first; its local rank; how many are local.
     """
     hosts: list[Host] = []
     rank = 0
-    while rank < len(told):
-        identity, _, local_size, *_ = told[rank]
+    while rank < len(gathered):
+        identity, _, local_size, *_ = gathered[rank]
         ranks = range(rank, rank + local_size)
-        if ranks.stop > len(told) or any(
-            list(told[other][:3]) != [identity, local_rank, local_size] for local_rank, other in enumerate(ranks)
+        if ranks.stop > len(gathered) or any(
+            list(gathered[other][:3]) != [identity, local_rank, local_size] for local_rank, other in enumerate(ranks)
         ):
-            return [Host(str(alone[0][0]), range(number, number + 1)) for number, alone in enumerate(told)]
+            return [Host(str(alone[0][0]), range(number, number + 1)) for number, alone in enumerate(gathered)]
         hosts.append(Host(str(identity[0]), ranks))
         rank = ranks.stop
     return hosts
@@ -133,7 +133,7 @@ def _links(
     timeout_s: float,
 ) -> Links | None:
     """Connections of the first ranks; if any fails, all ranks raise the same `PeerError`."""
-    leads = [Place(str(h), h.ranks[0], *_reached(places[h.ranks[0]])) for h in hosts]
+    leads = [Endpoint(str(h), h.ranks[0], *_reached(places[h.ranks[0]])) for h in hosts]
     mine = next((number for number, host in enumerate(hosts) if host.ranks[0] == rank), None)
     links, said = None, ""
     if mine is not None and listener is not None:

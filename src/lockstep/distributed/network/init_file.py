@@ -29,7 +29,7 @@ _NOT_THERE = (errno.ENOENT, errno.ESTALE)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PublishedEndpoint:
     """Where a run is met."""
 
     addresses: tuple[str, ...]
@@ -47,7 +47,9 @@ class Place:
         return f"{where} of host {self.host}, started {clock}, process {self.pid}"
 
 
-def publish(path: Path, addresses: Sequence[str], port: int, nonce: str, *, alive: Callable[[Place], bool]) -> Place:
+def publish(
+    path: Path, addresses: Sequence[str], port: int, nonce: str, *, alive: Callable[[PublishedEndpoint], bool]
+) -> PublishedEndpoint:
     """Write where this run is met; whatever listens there must be listening already.
 
     Args:
@@ -57,13 +59,13 @@ def publish(path: Path, addresses: Sequence[str], port: int, nonce: str, *, aliv
         nonce: names this start.
         alive: whether the run of a place answers there. If that of the file does, it is a `ConfigError`.
     """
-    place = Place(tuple(addresses), port, nonce, socket.gethostname(), os.getpid(), time.time())
+    place = PublishedEndpoint(tuple(addresses), port, nonce, socket.gethostname(), os.getpid(), time.time())
     keep(path, place, alive=alive)
     keep(path, place, alive=alive)  # two starts that saw the same stale file: the one that wrote first sees the other
     return place
 
 
-def keep(path: Path, place: Place, *, alive: Callable[[Place], bool]) -> None:
+def keep(path: Path, place: PublishedEndpoint, *, alive: Callable[[PublishedEndpoint], bool]) -> None:
     """Make sure that the file tells `place`; another run that lives there is a `ConfigError`. Call it while waiting."""
     found = read(path)
     if found is not None and found.nonce == place.nonce:
@@ -75,7 +77,7 @@ def keep(path: Path, place: Place, *, alive: Callable[[Place], bool]) -> None:
     _write(path, place)
 
 
-def read(path: Path) -> Place | None:
+def read(path: Path) -> PublishedEndpoint | None:
     """What the file says now; None where it does not exist, is empty or is not whole. Never waits.
 
     Raises:
@@ -104,7 +106,7 @@ def read(path: Path) -> Place | None:
         raise ConfigError(f"--init-file {path} was written by another version of Lockstep; use the same on all nodes")
     try:
         content["addresses"] = tuple(content["addresses"])
-        return Place(**content)
+        return PublishedEndpoint(**content)
     except (KeyError, TypeError):
         raise foreign from None
 
@@ -114,10 +116,10 @@ def find(
     deadline: float,
     refused: Collection[str] = (),
     *,
-    alive: Callable[[Place], bool] = lambda _: True,
+    alive: Callable[[PublishedEndpoint], bool] = lambda _: True,
     waiting: Callable[[str], None] = lambda _: None,
     writer: str = "rank 0",
-) -> Place:
+) -> PublishedEndpoint:
     """Wait for a place at which a run is met.
 
     Args:
@@ -154,13 +156,13 @@ def withdraw(path: Path, nonce: str) -> None:
             path.unlink()
 
 
-def _why_not(place: Place | None) -> str:
+def _why_not(place: PublishedEndpoint | None) -> str:
     if place is None:
         return ""
     return f" (it holds the address of a run that is gone or cannot be reached from here: {place})"
 
 
-def _write(path: Path, place: Place) -> None:
+def _write(path: Path, place: PublishedEndpoint) -> None:
     beside = path.with_name(f".{path.name}.{place.nonce}")
     text = json.dumps({"lockstep_init_file": _FORMAT, **asdict(place)}) + "\n"
     try:

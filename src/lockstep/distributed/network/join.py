@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.distributed.network.interfaces import listening_socket, reachable_addresses
-from lockstep.distributed.network.pmi import told_by_rank_0
+from lockstep.distributed.network.pmi import from_rank_0
 from lockstep.distributed.network.routes import several_hosts
 from lockstep.errors import ConfigError
 from lockstep.system.launchers import port_of
@@ -113,7 +113,7 @@ def _by_pmi(world: World, timeout_s: float, environment: Mapping[str, str]) -> W
             addresses = reachable_addresses() if several_hosts(world) else ["127.0.0.1"]
             with listening_socket("", 0) as probe:  # free now; rank 0 opens it in a moment
                 mine = f"{','.join(addresses)}/{probe.getsockname()[1]}"
-        address, _, port = told_by_rank_0(mine, timeout_s, environment).rpartition("/")
+        address, _, port = from_rank_0(mine, timeout_s, environment).rpartition("/")
         _told[key] = address, int(port)
     address, port = _told[key]
     return replace(world, address=address, port=port)

@@ -33,7 +33,7 @@ def in_slices(num_hosts: int, num_bytes: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where the first rank of a host can be reached, and by whom."""
 
     name: str
@@ -49,7 +49,7 @@ class Place:
 class Link:
     """The connection to one other host, and what is on its way."""
 
-    place: Place
+    place: Endpoint
     socket: socket.socket
     header: bytearray = field(default_factory=lambda: bytearray(_HEADER_SIZE))
     out: list[memoryview] = field(default_factory=list[memoryview])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lockstep.distributed.network.interfaces import is_local
 from lockstep.distributed.network.join import placed
-from lockstep.distributed.network.membership_check import CompleteError, Store, ranges, roll_call
+from lockstep.distributed.network.membership_check import CompleteError, Store, check_membership, ranges
 from lockstep.distributed.network.rank_zero import host, join, withdraw
 from lockstep.distributed.network.routes import choose_interface, several_hosts
 from lockstep.distributed.network.stores import Kind, Met
@@ -82,7 +82,7 @@ def _meet(
 
     if several_hosts(world) and not is_local(met.address):
         store.compare_set("reached", "", met.address)
-    roll_call(store, world, began + timeout_s, timeout_s, meanwhile=meanwhile, holds=world.rank == 0)
+    check_membership(store, world, began + timeout_s, timeout_s, meanwhile=meanwhile, holds=world.rank == 0)
     withdraw(world, met)
     if several_hosts(world):
         choose_interface(store.get("reached").decode() if store.check(["reached"]) else met.address)

@@ -32,7 +32,7 @@ class CompleteError(Exception):
     """The ranks that meet at this store were complete before this one came: they are of an earlier start."""
 
 
-def roll_call(
+def check_membership(
     store: Store,
     world: World,
     until: float,

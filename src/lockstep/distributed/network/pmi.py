@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lockstep.errors import PeerError
 
 
-def told_by_rank_0(text: str | None, timeout_s: float, environment: Mapping[str, str] = os.environ) -> str:
+def from_rank_0(text: str | None, timeout_s: float, environment: Mapping[str, str] = os.environ) -> str:
     """What rank 0 tells all ranks; *collective*, once in the life of a process.
 
     Args:
@@ -33,8 +33,8 @@ def told_by_rank_0(text: str | None, timeout_s: float, environment: Mapping[str,
                 if text is not None:
                     ask(f"cmd=put kvsname={name} key=lockstep value={text}")
                 ask("cmd=barrier_in")
-                told = ask(f"cmd=get kvsname={name} key=lockstep")["value"]
+                reported = ask(f"cmd=get kvsname={name} key=lockstep")["value"]
                 ask("cmd=finalize")  # mpiexec takes the end of a process that is not final for a failure
             except OSError as error:
                 raise PeerError(f"the ranks did not meet through mpiexec within {timeout_s:g} s: {error}") from error
-    return told
+    return reported

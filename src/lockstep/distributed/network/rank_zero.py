@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.distributed.network import init_file, interfaces
-from lockstep.distributed.network.init_file import Place
+from lockstep.distributed.network.init_file import PublishedEndpoint
 from lockstep.distributed.network.interfaces import (
     endpoint,
     is_local,
@@ -22,7 +22,7 @@ from lockstep.distributed.network.interfaces import (
     resolve,
     towards,
 )
-from lockstep.distributed.network.membership_check import CompleteError, Store, roll_call
+from lockstep.distributed.network.membership_check import CompleteError, Store, check_membership
 from lockstep.distributed.network.routes import several_hosts
 from lockstep.distributed.network.stores import Kind, Met, lives, serve, visit
 from lockstep.distributed.network.torchrun import Torchrun, around, loopback_cure, means_this_host
@@ -45,7 +45,7 @@ def uses_agent_store(world: World) -> bool:
 
 def host(kind: Kind, world: World) -> tuple[Met, Callable[[], None]]:
     """Open the store that this world meets at, and tell where it is; with what to do now and then while waiting."""
-    bind, port, told = _where_to_listen(world)
+    bind, port, reported = _where_to_listen(world)
     try:
         listener = interfaces.listening_socket(bind, port, "MASTER_PORT")
     except ConfigError:
@@ -54,17 +54,17 @@ def host(kind: Kind, world: World) -> tuple[Met, Callable[[], None]]:
         raise
     port = listener.getsockname()[1]
     met = serve(kind, listener, bind, world.token)
-    met.address = told[0]
+    met.address = reported[0]
     if world.init_file:
         path = Path(world.init_file)
         alive = _alive(kind)
-        place = init_file.publish(path, told, port, met.nonce, alive=alive)
+        place = init_file.publish(path, reported, port, met.nonce, alive=alive)
         return met, lambda: init_file.keep(path, place, alive=alive)
     if uses_agent_store(world):
-        _tell_agent(kind, world, json.dumps({"addresses": told, "port": port, "nonce": met.nonce}))
+        _tell_agent(kind, world, json.dumps({"addresses": reported, "port": port, "nonce": met.nonce}))
         return met, _look_for_note(kind, world)
-    elif told == _resolved(world) and not is_local(told[0]):
-        _check_that_it_is_here(kind, world, told, met.nonce)
+    elif reported == _resolved(world) and not is_local(reported[0]):
+        _check_that_it_is_here(kind, world, reported, met.nonce)
     return met, lambda: None
 
 
@@ -143,21 +143,21 @@ def _tell_the_other(kind: Kind, world: World, address: str, nonce: str) -> None:
         met = visit(kind, world, address, world.port)
         if met.nonce != nonce:
             with contextlib.suppress(CompleteError):
-                roll_call(met.part(world.token, 0), world, time.monotonic() + _FOUND_S, _FOUND_S)
+                check_membership(met.part(world.token, 0), world, time.monotonic() + _FOUND_S, _FOUND_S)
 
 
-def _check_that_it_is_here(kind: Kind, world: World, told: list[str], nonce: str) -> None:
+def _check_that_it_is_here(kind: Kind, world: World, reported: list[str], nonce: str) -> None:
     """An address that is not this machine's may forward to it, as that of a service does; or rank 0 is elsewhere."""
     until = time.monotonic() + _FOUND_S / 2
     while time.monotonic() < until:
-        for address in told:
+        for address in reported:
             with contextlib.suppress(*_GONE):
                 if visit(kind, world, address, world.port).nonce == nonce:
                     return
             _tell_the_other(kind, world, address, nonce)
         time.sleep(_POLL_S)
     raise ConfigError(
-        f"MASTER_ADDR={world.address} ({', '.join(told)}) is not an address of host {socket.gethostname()}, where "
+        f"MASTER_ADDR={world.address} ({', '.join(reported)}) is not an address of host {socket.gethostname()}, where "
         f"rank 0 runs; it has {', '.join(reachable_addresses()) or 'none but loopback'}; give all ranks the right one "
         "(--master-addr, MASTER_ADDR), or a shared --init-file"
     )
@@ -188,7 +188,7 @@ def _key(world: World) -> str:
     return f"lockstep/place/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{world.token}"
 
 
-def _alive(kind: Kind) -> Callable[[Place], bool]:
+def _alive(kind: Kind) -> Callable[[PublishedEndpoint], bool]:
     """Tells whether rank 0 of some world still answers where a file says so."""
     return lambda place: any(lives(kind, address, place.port, place.nonce) for address in place.addresses)
 
@@ -250,7 +250,7 @@ def _give_up_early(world: World, why: str, refusing: bool, complete: bool) -> No
 def _join_by_file(kind: Kind, world: World, until: float, refused: set[str]) -> Met:
     found: list[Met] = []
 
-    def alive(place: Place) -> bool:
+    def alive(place: PublishedEndpoint) -> bool:
         with contextlib.suppress(*_GONE):
             found[:] = [_join_any(kind, world, list(place.addresses), place.port, refused, place.nonce)]
             return True

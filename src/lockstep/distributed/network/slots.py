@@ -69,9 +69,9 @@ class Slots:
         others = self._segment.others()
         if others:
             rank = self._first + self._segment.index
-            told = [(self._first + index, theirs, abs(bytes_)) for index, theirs, bytes_ in others]
+            reported = [(self._first + index, theirs, abs(bytes_)) for index, theirs, bytes_ in others]
             mine = tag_text(tag).decode().rstrip()  # as the board has it, which may be shorter
-            raise RunError(different_collectives(rank, mine, abs(size), told))
+            raise RunError(different_collectives(rank, mine, abs(size), reported))
 
     def pass_on(self) -> None:
         """Say, as index 0, that what came from other hosts is in the table."""

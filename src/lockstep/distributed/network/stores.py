@@ -116,7 +116,7 @@ def visit(kind: Kind, world: World, address: str, port: int, nonce: str | None =
         OSError, TimeoutError, RuntimeError: there is no store of ours, or not that of the start called `nonce`.
     """
     store = kind.reach(address, port)
-    greeting = _greeting(store, address, port)
+    greeting = _handshake(store, address, port)
     if nonce is not None and greeting["nonce"] != nonce:
         raise TimeoutError(f"the start that was met at {endpoint(address, port)} is gone")
     if greeting["proof"] != _proof(greeting["nonce"], world.token):
@@ -131,12 +131,12 @@ def visit(kind: Kind, world: World, address: str, port: int, nonce: str | None =
 def lives(kind: Kind, address: str, port: int, nonce: str) -> bool:
     """Whether the start called `nonce` is still met at an address."""
     try:
-        return _greeting(kind.reach(address, port), address, port)["nonce"] == nonce
+        return _handshake(kind.reach(address, port), address, port)["nonce"] == nonce
     except (OSError, RuntimeError):
         return False
 
 
-def _greeting(store: Store, address: str, port: int) -> dict[str, str]:
+def _handshake(store: Store, address: str, port: int) -> dict[str, str]:
     until = time.monotonic() + ANSWER_S
     while not store.check([_GREETING]):  # rank 0 sets it at once
         if time.monotonic() > until:

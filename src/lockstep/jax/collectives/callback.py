@@ -117,7 +117,7 @@ class Callback:
         jax.ffi.register_ffi_target(self._target, jax.ffi.pycapsule(self._handler), platform="cpu")
         self._use: native.Use | None = None
 
-    def quicken(self, make: Callable[[int, int], native.Use | None], wait: Callable[[], None]) -> None:
+    def use_native(self, make: Callable[[int, int], native.Use | None], wait: Callable[[], None]) -> None:
         """Let C code be called instead, as far as it can do what the function does.
 
         Args:
@@ -141,8 +141,8 @@ class Callback:
     def _handle(self, address: Any) -> int | None:
         frame = address.contents
         if frame.extension and frame.extension.contents.type == _METADATA:
-            told = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
-            told.version.major, told.version.minor = native.API
+            reported = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
+            reported.version.major, reported.version.minor = native.API
             return None
         if frame.stage != _EXECUTE:
             return None
@@ -165,8 +165,8 @@ def _output(value: Any, *, target: str, shape: tuple[int, ...], number: int | No
 
 
 def _lower(context: Any, value: Any, *, target: str, shape: tuple[int, ...], number: int | None) -> Any:
-    told = {} if number is None else {"number": np.int64(number)}
-    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value, **told)
+    reported = {} if number is None else {"number": np.int64(number)}
+    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value, **reported)
 
 
 # `jax.ffi.ffi_call` of something with a side effect has JAX dispatch every call in Python, which takes several times as

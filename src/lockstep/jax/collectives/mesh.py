@@ -24,7 +24,7 @@ Tree = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DeviceMap:
     """Where the shards of a world lie.
 
     Attributes:
@@ -66,7 +66,7 @@ def _steps(nodes: list[Node]) -> list[Any]:
     return [split(node) for node in nodes]
 
 
-def places(world: World, devices: int) -> Places:
+def places(world: World, devices: int) -> DeviceMap:
     """Deal the shards of every process to its devices. Raises `ConfigError` where a device gets none."""
     if world.num_shards < world.size * devices:
         raise ConfigError(
@@ -80,11 +80,11 @@ def places(world: World, devices: int) -> Places:
         parts = [block(len(held), devices, device) for device in range(devices)]
         shards += [range(held.start + part.start, held.start + part.stop) for part in parts]
     own = range(world.rank * devices, (world.rank + 1) * devices)
-    return Places(tuple(shards), own, max(map(len, shards)), world.num_shards)
+    return DeviceMap(tuple(shards), own, max(map(len, shards)), world.num_shards)
 
 
 class Spread:
-    """Arrays over devices: the same on all (`share`), or slots in rank order (`deal`).
+    """Arrays over devices: the same on all (`replicate`), or slots in rank order (`shard`).
 
     Args:
         places: which shards lie where.
@@ -92,10 +92,10 @@ class Spread:
         mesh: of all devices; None where each process computes by itself.
     """
 
-    def __init__(self, places: Places, devices: Sequence[Any], mesh: Mesh | None) -> None:
+    def __init__(self, places: DeviceMap, devices: Sequence[Any], mesh: Mesh | None) -> None:
         self._places, self._devices, self._mesh = places, list(devices), mesh
 
-    def share(self, tree: Tree) -> Tree:
+    def replicate(self, tree: Tree) -> Tree:
         """Copies of host values on all devices."""
         return jax.tree.map(self._share, tree)
 
@@ -108,7 +108,7 @@ class Spread:
             host.shape, sharding, [jax.device_put(host, device) for device in self._devices]
         )
 
-    def deal(self, parts: Sequence[Tree]) -> Tree:
+    def shard(self, parts: Sequence[Tree]) -> Tree:
         """One pytree of equal shapes for each local shard -> arrays [devices * num_slots, ...]."""
         held = [self._places.shards[device] for device in self._places.own]
         assert len(parts) == held[-1].stop - held[0].start, f"{len(parts)} parts for shards {held}"

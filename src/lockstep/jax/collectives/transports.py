@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.jax.collectives.callback import Callback
-from lockstep.jax.collectives.mesh import AXIS, Places
+from lockstep.jax.collectives.mesh import AXIS, DeviceMap
 from lockstep.jax.collectives.processes import Processes
 
 Tree = Any
@@ -22,7 +22,7 @@ _NETWORK = ("Gloo", "gloo", "NCCL", "nccl", "ollective", "imed out", "DEADLINE_E
 Exchange = Callable[[np.ndarray, np.ndarray], None]
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """What `Comm` needs of a way, inside compiled code."""
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
@@ -45,7 +45,7 @@ class Way(Protocol):
 class Alone:
     """One device is the whole world."""
 
-    def __init__(self, places: Places, device: Any) -> None:
+    def __init__(self, places: DeviceMap, device: Any) -> None:
         self._places, self._device = places, device
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
@@ -68,7 +68,7 @@ class Alone:
 class OverMesh:
     """Devices, of one or more processes, that JAX computes on together."""
 
-    def __init__(self, places: Places, mesh: Mesh, processes: Processes | None = None) -> None:
+    def __init__(self, places: DeviceMap, mesh: Mesh, processes: Processes | None = None) -> None:
         self._places, self._mesh, self._processes = places, mesh, processes
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
@@ -103,9 +103,9 @@ class OverMesh:
         return total(known, self._places.num_shards)
 
 
-def finished(told: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+def finished(reported: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     """The arrays, once they are computed."""
-    return cast("tuple[Tree, Tree]", jax.block_until_ready(told))
+    return cast("tuple[Tree, Tree]", jax.block_until_ready(reported))
 
 
 def _on_one_device(function: Function, device: Any, *, donate: bool) -> Function:
@@ -137,13 +137,13 @@ class ThroughProcesses:
     compilers chose another order are told apart.
     """
 
-    def __init__(self, places: Places, mesh: Mesh | None, device: Any, processes: Processes) -> None:
+    def __init__(self, places: DeviceMap, mesh: Mesh | None, device: Any, processes: Processes) -> None:
         self._places, self._device, self._processes = places, device, processes
         self._local = None if mesh is None else OverMesh(places, mesh)
         self._mesh = mesh
         first, last = places.shards[places.own.start], places.shards[places.own[-1]]
         self._held = range(first.start, last.stop)
-        self._gates: list[Gate] = []
+        self._gates: list[CollectiveCall] = []
         self._uses: Counter[str] = Counter()
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
@@ -164,14 +164,14 @@ class ThroughProcesses:
                 # What runs on would meet the others at the same time as what this process sends next.
                 return finished(compiled(shared, own))
             except (RuntimeError, ValueError) as error:  # JAX raises either
-                for gate in self._gates:
-                    cause = gate.error
+                for call in self._gates:
+                    cause = call.error
                     if cause is not None:
                         raise cause from error
                 raise
             finally:
-                for gate in self._gates:
-                    self._processes.num_messages[gate.tag] += gate.taken()
+                for call in self._gates:
+                    self._processes.num_messages[call.tag] += call.taken()
 
         return call
 
@@ -183,12 +183,12 @@ class ThroughProcesses:
     def gather(self, flat: Array, tag: str) -> Array:
         """By a message of each process, with the arrays of all its devices."""
         own = flat[None] if self._local is None else self._local.gather(flat, tag)
-        told = self._tag(tag)
+        reported = self._tag(tag)
 
         def exchange(value: np.ndarray, out: np.ndarray) -> None:
-            np.copyto(out, self._processes.gather(value.reshape(-1), told).reshape(out.shape))
+            np.copyto(out, self._processes.gather(value.reshape(-1), reported).reshape(out.shape))
 
-        return self._gate(exchange, told)(own, (len(self._places.shards), *flat.shape))
+        return self._call(exchange, reported)(own, (len(self._places.shards), *flat.shape))
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
         """By a message of each process, with what it can sum alone."""
@@ -199,27 +199,27 @@ class ThroughProcesses:
             held = [self._places.shards[device] for device in self._places.own]
             known = jnp.concatenate([every[device, : len(own)] for device, own in enumerate(held)])
         parts = lax.optimization_barrier(jnp.stack(own_sums(self._held, self._places.num_shards, known)))
-        told = self._tag(tag)
+        reported = self._tag(tag)
 
         def exchange(value: np.ndarray, out: np.ndarray) -> None:
-            np.copyto(out, self._processes.sum(list(value), told))
+            np.copyto(out, self._processes.sum(list(value), reported))
 
-        gate = self._gate(exchange, told)
+        call = self._call(exchange, reported)
         if self._local is None and parts.dtype == jnp.float32:
-            gate.quicken(self._processes, parts[0].size)
-        return gate(parts, rows.shape[1:])
+            call.use_native(self._processes, parts[0].size)
+        return call(parts, rows.shape[1:])
 
     def _tag(self, tag: str) -> str:
         self._uses[tag] += 1
         return tag if self._uses[tag] == 1 else f"{tag} ({self._uses[tag]})"
 
-    def _gate(self, exchange: Exchange, tag: str) -> "Gate":
-        gate = Gate(exchange, tag, len(self._places.own))
-        self._gates.append(gate)
-        return gate
+    def _call(self, exchange: Exchange, tag: str) -> "CollectiveCall":
+        call = CollectiveCall(exchange, tag, len(self._places.own))
+        self._gates.append(call)
+        return call
 
 
-class Gate:
+class CollectiveCall:
     """One use of a collective in a compiled function.
 
     Its threads, one per device, come with equal values, and one of them speaks for all.
@@ -243,11 +243,11 @@ class Gate:
         """What the exchange raised, if it did."""
         return self._failure or self._callback.error
 
-    def quicken(self, processes: Processes, length: int) -> None:
+    def use_native(self, processes: Processes, length: int) -> None:
         """Let C make the exchange, a sum of `length` numbers by the only thread, where it can."""
         in_c = processes.sum_in_c(length, self.tag)
         if in_c is not None:
-            self._callback.quicken(*in_c)
+            self._callback.use_native(*in_c)
 
     def taken(self) -> int:
         """How many exchanges C has made since this was last asked."""

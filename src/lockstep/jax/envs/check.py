@@ -84,12 +84,12 @@ def _check_states(before: Any, after: Any, method: str, report: Report) -> None:
     new_names, new = _leaves(after)
     if jax.tree.structure(before) != jax.tree.structure(after):
         gone, new_ones = sorted(set(names) - set(new_names)), sorted(set(new_names) - set(names))
-        told = [f"without state{name}" for name in gone] + [f"with state{name}" for name in new_ones]
-        if not told:
-            told = [f"a {type(after).__name__} instead of a {type(before).__name__}"]
+        reported = [f"without state{name}" for name in gone] + [f"with state{name}" for name in new_ones]
+        if not reported:
+            reported = [f"a {type(after).__name__} instead of a {type(before).__name__}"]
         report.fatal(
-            f"step returned a state of another structure than {method}: {', '.join(told)}; return the same tuples and "
-            "dicts, and None in the same places"
+            f"step returned a state of another structure than {method}: {', '.join(reported)}; return the same "
+            "tuples and dicts, and None in the same places"
         )
     for name, one, other in zip(names, old, new, strict=True):
         if one.shape != other.shape:
@@ -140,5 +140,5 @@ def _check_nothing_kept(env: DeviceEnv, method: str, report: Report) -> None:
 
 def _place(error: Exception) -> str:
     """Where in the user's code it was: ` (file:line)`."""
-    told = raised(error)
-    return f" {told[told.rindex(' (') + 1 :]}" if told.endswith(")") and ".py:" in told else ""
+    reported = raised(error)
+    return f" {reported[reported.rindex(' (') + 1 :]}" if reported.endswith(")") and ".py:" in reported else ""

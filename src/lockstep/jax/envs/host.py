@@ -42,9 +42,9 @@ class HostEnv:
         """Step all; where an episode ends, the next begins."""
         kind = np.float32 if self.spec.action.kind == "continuous" else np.int32
         with _on_cpu():
-            self._state, *told = self._advance(self._keys, self._state, np.asarray(action, kind), self._steps)
+            self._state, *reported = self._advance(self._keys, self._state, np.asarray(action, kind), self._steps)
         self._steps = self._steps + np.uint32(1)
-        observation, reward, terminated, truncated, final = (np.array(x) for x in told)
+        observation, reward, terminated, truncated, final = (np.array(x) for x in reported)
         return observation, reward, terminated, truncated, final
 
     def state(self) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from lockstep.distributed.network.interfaces import (
 )
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rendezvous.client import Caller, Known, answers, resolved
+from lockstep.launch.rendezvous.client import Known, RendezvousClient, answers, resolved
 from lockstep.launch.rendezvous.contradictions import contradiction
-from lockstep.launch.rendezvous.handshake import Guest, run_key, secret
-from lockstep.launch.rendezvous.server import Reception
+from lockstep.launch.rendezvous.handshake import NodeInfo, run_key, secret
+from lockstep.launch.rendezvous.server import RendezvousServer
 from lockstep.launch.rendezvous.waiting import Cancelled, Waiting
 
 __all__ = ["Cancelled", "Met", "meet"]
@@ -65,12 +65,12 @@ class Met:
 
 
 @contextlib.contextmanager
-def meet(nodes: Nodes, card: Mapping[str, Any], *, cancelled: Callable[[], bool] = lambda: False) -> Generator[Met]:
+def meet(nodes: Nodes, identity: Mapping[str, Any], *, cancelled: Callable[[], bool] = lambda: False) -> Generator[Met]:
     """Meet the other nodes; the main one goes on receiving those that come later, until the end of the block.
 
     Args:
         nodes: what the flags say.
-        card: what must agree between nodes; see `lockstep.preflight.identity`.
+        identity: what must agree between nodes; see `lockstep.preflight.identity`.
         cancelled: asked ten times a second; raises `Cancelled` once it is true.
 
     Raises:
@@ -81,28 +81,28 @@ def meet(nodes: Nodes, card: Mapping[str, Any], *, cancelled: Callable[[], bool]
     waiting = Waiting(cancelled, nodes.join_timeout_s)
     if nodes.local_address and not is_local(nodes.local_address):
         raise ConfigError(f"--local-addr {nodes.local_address} is not an address of this machine, which has {_own()}")
-    guest = _guest(nodes, card)
+    node = _node_info(nodes, identity)
     listener, known = _listener(nodes, waiting)
     if listener is not None:
-        with _host(nodes, guest, listener, waiting) as met:
+        with _host(nodes, node, listener, waiting) as met:
             yield met
         return
-    caller = Caller(nodes, guest, waiting, known)
+    caller = RendezvousClient(nodes, node, waiting, known)
     try:
-        connection, told = caller.join()
+        connection, message = caller.join()
     except ConfigError as error:
         if caller.nobody_here and known is None:
-            _stand_in(nodes, guest, error, waiting)
+            _stand_in(nodes, node, error, waiting)
         raise
     with connection:  # open to the end: this node holds its place with it
         address = nodes.local_address or str(connection.getsockname()[0])
         main_address = str(connection.getpeername()[0])
-        key = run_key(nodes.token, str(told["salt"]))
-        yield Met(False, address, interface_of(address), main_address, int(told["store_port"]), None, key)
+        key = run_key(nodes.token, str(message["salt"]))
+        yield Met(False, address, interface_of(address), main_address, int(message["store_port"]), None, key)
 
 
 @contextlib.contextmanager
-def _host(nodes: Nodes, guest: Guest, listener: socket.socket, waiting: Waiting) -> Generator[Met]:
+def _host(nodes: Nodes, node: NodeInfo, listener: socket.socket, waiting: Waiting) -> Generator[Met]:
     """The main node's part."""
     bound, port = listener.getsockname()[:2]
     salt, nonce = secrets.token_hex(32), secrets.token_hex(16)
@@ -110,8 +110,8 @@ def _host(nodes: Nodes, guest: Guest, listener: socket.socket, waiting: Waiting)
     guess = nodes.local_address or (_towards_others() if everywhere else bound)
     with listening_socket("" if bound == _EVERYWHERE[0] else bound, 0) as store:
         store_port = int(store.getsockname()[1])
-        told = {"store_port": store_port, "salt": salt}
-        with Reception(replace(guest, address=guess), listener, secret(nodes), told, nonce) as reception:
+        message = {"store_port": store_port, "salt": salt}
+        with RendezvousServer(replace(node, address=guess), listener, secret(nodes), message, nonce) as server:
             place = None
             if nodes.init_file is not None:
                 ours = (reachable_addresses() or [_LOOPBACK]) if everywhere else [bound]
@@ -119,10 +119,10 @@ def _host(nodes: Nodes, guest: Guest, listener: socket.socket, waiting: Waiting)
                 place = init_file.publish(nodes.init_file, where, port, nonce, alive=answers)
             try:
                 how = f"--init-file {nodes.init_file}" if place else f"{nodes.setting} {endpoint(guess, port)}"
-                _gather(nodes, reception, waiting, place, how)
+                _gather(nodes, server, waiting, place, how)
                 if nodes.rank_port == port:
-                    reception.close_door()
-                address = nodes.local_address or reception.reached_at or guess
+                    server.close_door()
+                address = nodes.local_address or server.reached_at or guess
                 key = run_key(nodes.token, salt)
                 yield Met(True, address, interface_of(address), address, store_port, store, key)
             finally:
@@ -130,25 +130,27 @@ def _host(nodes: Nodes, guest: Guest, listener: socket.socket, waiting: Waiting)
                     init_file.withdraw(nodes.init_file, nonce)
 
 
-def _gather(nodes: Nodes, reception: Reception, waiting: Waiting, place: init_file.Place | None, how: str) -> None:
+def _gather(
+    nodes: Nodes, server: RendezvousServer, waiting: Waiting, place: init_file.PublishedEndpoint | None, how: str
+) -> None:
     """Until enough nodes are there and agree."""
     looked = time.monotonic()
-    while not reception.gathered.wait(_LOOK_S):
-        if reception.error is not None:
-            raise RunError(f"receiving other nodes failed: {reception.error!r}") from reception.error
-        if reception.refusal:
-            raise ConfigError(reception.refusal)
+    while not server.gathered.wait(_LOOK_S):
+        if server.error is not None:
+            raise RunError(f"receiving other nodes failed: {server.error!r}") from server.error
+        if server.refusal:
+            raise ConfigError(server.refusal)
         if place is not None and nodes.init_file is not None and time.monotonic() > looked + _KEEP_S:
             init_file.keep(nodes.init_file, place, alive=answers)
             looked = time.monotonic()
-        came, where = len(reception.guests), nodes.init_file or how.partition(" ")[2]
+        came, where = len(server.nodes), nodes.init_file or how.partition(" ")[2]
         waiting(
-            f"{max(nodes.minimum - came, 0)} of {nodes.minimum} nodes at {where}: {reception.missing()}",
+            f"{max(nodes.minimum - came, 0)} of {nodes.minimum} nodes at {where}: {server.missing()}",
             f"start each missing one with {how}" + ("" if nodes.node_rank is None else " and its --node-rank"),
         )
 
 
-def _stand_in(nodes: Nodes, guest: Guest, error: ConfigError, waiting: Waiting) -> None:
+def _stand_in(nodes: Nodes, node: NodeInfo, error: ConfigError, waiting: Waiting) -> None:
     """Tell those who come to this machine, in the belief that the main node is here, that it is not.
 
     Raises:
@@ -159,13 +161,13 @@ def _stand_in(nodes: Nodes, guest: Guest, error: ConfigError, waiting: Waiting) 
     except ConfigError:  # somebody listens here now
         return
     address = nodes.local_address or _towards_others()
-    with Reception(replace(guest, address=address), listener, secret(nodes), {}) as reception:
+    with RendezvousServer(replace(node, address=address), listener, secret(nodes), {}) as server:
         end = time.monotonic() + _STAND_IN_S
-        while not reception.refusal and time.monotonic() < end:
+        while not server.refusal and time.monotonic() < end:
             waiting(f"other nodes, to tell them: {error}")
             time.sleep(_LOOK_S)
-        if reception.most > 1:
-            raise ConfigError(reception.refusal or contradiction(reception.guests))
+        if server.most > 1:
+            raise ConfigError(server.refusal or contradiction(server.nodes))
 
 
 def _listener(nodes: Nodes, waiting: Waiting) -> tuple[socket.socket | None, Known | None]:
@@ -223,8 +225,8 @@ def _towards_others() -> str:
     return next(iter(reachable_addresses()), _LOOPBACK)
 
 
-def _guest(nodes: Nodes, card: Mapping[str, Any]) -> Guest:
-    return Guest(
+def _node_info(nodes: Nodes, identity: Mapping[str, Any]) -> NodeInfo:
+    return NodeInfo(
         process=secrets.token_hex(8),
         host=os.uname().nodename,
         address=nodes.local_address,
@@ -233,7 +235,7 @@ def _guest(nodes: Nodes, card: Mapping[str, Any]) -> Guest:
         maximum=nodes.maximum,
         nproc=nodes.nproc,
         run_id=nodes.run_id,
-        card=dict(card),
+        identity=dict(identity),
     )
 
 

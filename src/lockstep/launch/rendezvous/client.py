@@ -14,7 +14,7 @@ from lockstep.distributed.network import init_file
 from lockstep.distributed.network.interfaces import endpoint, family_of, is_local, is_loopback, resolve
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rendezvous.handshake import GREETING_S, Call, Dropped, Guest, Stranger, keep_alive, secret
+from lockstep.launch.rendezvous.handshake import GREETING_S, Connection, Dropped, NodeInfo, Stranger, keep_alive, secret
 from lockstep.launch.rendezvous.waiting import Waiting
 
 _CONNECT_S = 3.0  # for one address; a machine that is there answers in milliseconds
@@ -39,15 +39,15 @@ class Known:
     """Whether it is that the main node's port was taken, here: then another main node may be what took it."""
 
 
-class Caller:
+class RendezvousClient:
     """One node's way to the main node.
 
     Attributes:
         nobody_here: whether it leads to this machine itself, and no main node is here.
     """
 
-    def __init__(self, nodes: Nodes, guest: Guest, waiting: Waiting, known: Known | None = None) -> None:
-        self._nodes, self._guest, self._waiting, self._known = nodes, guest, waiting, known
+    def __init__(self, nodes: Nodes, node: NodeInfo, waiting: Waiting, known: Known | None = None) -> None:
+        self._nodes, self._node_info, self._waiting, self._known = nodes, node, waiting, known
         self._where = endpoint(nodes.host, nodes.port) if nodes.host else ""
         self._awaited = f"the main node at {self._where}"
         self._trouble, self._since, self._heard = "", time.monotonic(), False
@@ -67,7 +67,7 @@ class Caller:
                 if (connection := self._connected(addresses, port)) is not None:
                     keep_alive(connection)
                     try:
-                        return connection, self._verdict(Call(connection, self._poll))
+                        return connection, self._verdict(Connection(connection, self._poll))
                     except Dropped:  # it may come back
                         connection.close()
                     except BaseException:
@@ -120,7 +120,7 @@ class Caller:
             self._troubled("refused", None, math.inf)
         return None
 
-    def _verdict(self, call: Call) -> dict[str, Any]:
+    def _verdict(self, call: Connection) -> dict[str, Any]:
         """Introduce this node and wait for what the main node says."""
         try:
             call.place(_IN_USE_S if self._known is not None and self._known.port_in_use else GREETING_S)
@@ -132,7 +132,7 @@ class Caller:
         self._trouble, self._heard = "", True
         try:
             address = self._nodes.local_address or str(call.connection.getsockname()[0])
-            call.introduce(replace(self._guest, address=address), secret(self._nodes))
+            call.introduce(replace(self._node_info, address=address), secret(self._nodes))
             while True:
                 message = call.receive(_SILENCE_S)
                 if "admitted" in message:
@@ -242,12 +242,12 @@ def connect(
     return connection
 
 
-def answers(place: init_file.Place, poll: Callable[[], None] = lambda: None) -> bool:
+def answers(place: init_file.PublishedEndpoint, poll: Callable[[], None] = lambda: None) -> bool:
     """Whether the main node that wrote a shared file is there."""
     for address in place.addresses:
         try:
             with connect(address, place.port, poll) as connection:
-                if Call(connection, poll).place(_ALIVE_S) == place.nonce:
+                if Connection(connection, poll).place(_ALIVE_S) == place.nonce:
                     return True
         except (OSError, Dropped, Stranger):
             continue

@@ -36,7 +36,7 @@ class Stranger(Exception):  # noqa: N818 - what it means is said by those who ca
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guest:
+class NodeInfo:
     """What a node says of itself."""
 
     process: str
@@ -48,7 +48,7 @@ class Guest:
     maximum: int
     nproc: int
     run_id: str
-    card: dict[str, Any]
+    identity: dict[str, Any]
 
     def __str__(self) -> str:
         return f"{self.host} ({self.address})"
@@ -126,7 +126,7 @@ def keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class Call:
+class Connection:
     """A node's side of a connection to a main node. Closes with it."""
 
     def __init__(self, connection: socket.socket, poll: Callable[[], None]) -> None:
@@ -143,7 +143,7 @@ class Call:
         self._nonce, self._version = str(first.get("nonce")), first
         return str(first.get("place"))
 
-    def introduce(self, guest: Guest, key: bytes) -> None:
+    def introduce(self, node: NodeInfo, key: bytes) -> None:
         """Prove the secret, have it proved, then say who we are."""
         mine = secrets.token_hex(16)
         send(
@@ -157,7 +157,7 @@ class Call:
             raise ConfigError(f"the main node sent this one away: {reply['error']}")
         if not same(reply.get("proof"), proof(key, "main", self._nonce, mine)):
             raise ConfigError(f"the main node does not know this run's secret; {KEEPS_APART}")
-        send(self.connection, asdict(guest))
+        send(self.connection, asdict(node))
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
         """The next message. `Dropped` if the connection ends, `Stranger` if there is no sense in it or none comes."""
@@ -185,9 +185,9 @@ def proof(key: bytes, side: str, challenge: str, answer: str) -> str:
     return hmac.digest(key, f"{side} {challenge} {answer}".encode(), "sha256").hex()
 
 
-def same(told: Any, right: str) -> bool:
+def same(given: Any, right: str) -> bool:
     """Whether what was told is right; how long that takes says nothing."""
-    return hmac.compare_digest(str(told).encode(), right.encode())
+    return hmac.compare_digest(str(given).encode(), right.encode())
 
 
 def _other_version(message: dict[str, Any]) -> str:

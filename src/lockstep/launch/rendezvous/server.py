@@ -21,8 +21,8 @@ from lockstep.launch.rendezvous.handshake import (
     GREETING_S,
     KEEPS_APART,
     Dropped,
-    Guest,
     Lines,
+    NodeInfo,
     answer,
     challenge,
     keep_alive,
@@ -36,7 +36,7 @@ _FREE_S = 20.0  # until the place of a node that vanished is free; then a later 
 _MAX_STRANGERS = 256  # connections that have not proved themselves
 
 
-class _Caller:
+class _Connection:
     """A connection, and how far it is."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -46,13 +46,13 @@ class _Caller:
         self.peer, self.here = _plain(connection.getpeername()[0]), _plain(connection.getsockname()[0])
         self.since, self.told_at = time.monotonic(), 0.0
         self.nonce = secrets.token_hex(16)
-        self.proven, self.guest, self.admitted = False, None, False
+        self.proven, self.node, self.admitted = False, None, False
         self.in_its_way = ""
 
-    guest: Guest | None
+    node: NodeInfo | None
 
 
-class Reception:
+class RendezvousServer:
     """A thread that receives nodes, from `__enter__` to `__exit__`.
 
     Attributes:
@@ -62,24 +62,32 @@ class Reception:
         error: a defect of this thread.
     """
 
-    def __init__(self, host: Guest, listener: socket.socket, key: bytes, told: dict[str, Any], place: str = "") -> None:
+    def __init__(
+        self, host: NodeInfo, listener: socket.socket, key: bytes, answer_message: dict[str, Any], place: str = ""
+    ) -> None:
         """Receive nodes at `listener`.
 
         Args:
             host: the main node itself.
             listener: where the others come to; closed at the end.
             key: the run's secret.
-            told: what an admitted node is told.
+            answer_message: what an admitted node is told.
             place: nonce of the file that tells where we are, if one does.
         """
-        self._host, self._listener, self._key, self._told, self._place = host, listener, key, told, place
+        self._host, self._listener, self._key, self._answer_message, self._place = (
+            host,
+            listener,
+            key,
+            answer_message,
+            place,
+        )
         self.gathered, self.refusal, self.error = threading.Event(), "", None
         self.most = 1
-        self._callers: list[_Caller] = []
+        self._callers: list[_Connection] = []
         self._closing, self._farewell = threading.Event(), dict[str, Any]()
         self._leave_door, self._door_closed = threading.Event(), threading.Event()
         self._wrong_since = self._sent_away_at = 0.0
-        self._sent_away, self._guests, self._wrong = "", list[Guest](), None
+        self._sent_away, self._connected_nodes, self._wrong = "", list[NodeInfo](), None
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="meeting")
 
@@ -102,14 +110,14 @@ class Reception:
         self._thread.join()
 
     @property
-    def guests(self) -> list[Guest]:
+    def nodes(self) -> list[NodeInfo]:
         """All nodes that are here, this one first."""
-        return [self._host, *(caller.guest for caller in list(self._callers) if caller.guest is not None)]
+        return [self._host, *(caller.node for caller in list(self._callers) if caller.node is not None)]
 
     @property
     def reached_at(self) -> str | None:
         """At which of our addresses another node reached us; one of another machine, if there is any."""
-        here = [caller.here for caller in list(self._callers) if caller.guest is not None]
+        here = [caller.here for caller in list(self._callers) if caller.node is not None]
         return next((address for address in here if not is_loopback(address)), here[0] if here else None)
 
     def close_door(self) -> None:
@@ -119,7 +127,7 @@ class Reception:
 
     def missing(self) -> str:
         """Who has not come yet, and who was sent away."""
-        return missing(self.guests) + (f" ({self._sent_away})" if self._sent_away else "")
+        return missing(self.nodes) + (f" ({self._sent_away})" if self._sent_away else "")
 
     def _serve(self) -> None:
         try:
@@ -149,7 +157,7 @@ class Reception:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-            caller = _Caller(connection)
+            caller = _Connection(connection)
         except OSError:  # it is gone already
             return
         strangers = [other for other in self._callers if not other.proven]
@@ -159,7 +167,7 @@ class Reception:
         self._selector.register(connection, selectors.EVENT_READ, caller)
         self._send(caller, challenge(caller.nonce, self._place))
 
-    def _hear(self, caller: _Caller) -> None:
+    def _hear(self, caller: _Connection) -> None:
         if caller not in self._callers:  # dropped in this round
             return
         try:
@@ -173,8 +181,8 @@ class Reception:
             if caller in self._callers:
                 self._answer(caller, message)
 
-    def _answer(self, caller: _Caller, message: dict[str, Any]) -> None:
-        if caller.guest is not None:
+    def _answer(self, caller: _Connection, message: dict[str, Any]) -> None:
+        if caller.node is not None:
             return  # it has said all
         if caller.proven:
             self._know(caller, message)
@@ -190,25 +198,25 @@ class Reception:
         caller.proven = True
         self._send(caller, {"proof": proof})
 
-    def _know(self, caller: _Caller, message: dict[str, Any]) -> None:
+    def _know(self, caller: _Connection, message: dict[str, Any]) -> None:
         try:
-            guest = msgspec.convert(message, Guest)
+            node = msgspec.convert(message, NodeInfo)
         except msgspec.ValidationError as error:
             self._refuse(caller, f"the main node does not understand this one: {error}")
             return
-        for other in [one for one in self._callers if one.guest is not None and one.guest.process == guest.process]:
+        for other in [one for one in self._callers if one.node is not None and one.node.process == node.process]:
             self._drop(other)  # it has lost that connection, and we have not noticed yet
-        caller.guest = guest
+        caller.node = node
 
-    def _send_away(self, caller: _Caller, reason: str) -> None:
+    def _send_away(self, caller: _Connection, reason: str) -> None:
         """Somebody who does not belong here. If nodes are missing, it may be one of them: then this node ends, too."""
         self._sent_away, self._sent_away_at = f"a node at {caller.peer} was sent away: {reason}", time.monotonic()
         self._refuse(caller, reason)
 
     def _advance(self, now: float) -> None:
-        for caller in [one for one in self._callers if one.guest is None and now > one.since + GREETING_S]:
+        for caller in [one for one in self._callers if one.node is None and now > one.since + GREETING_S]:
             self._drop(caller)
-        waiting = [caller for caller in self._callers if caller.guest is not None and not caller.admitted]
+        waiting = [caller for caller in self._callers if caller.node is not None and not caller.admitted]
         if self.refusal:
             for caller in waiting:
                 self._refuse(caller, self.refusal)
@@ -221,48 +229,48 @@ class Reception:
             caller.told_at = now
             self._send(caller, {"waiting": caller.in_its_way or self.missing()})
 
-    def _gather(self, waiting: list[_Caller], now: float) -> None:
-        guests = self.guests
-        if guests != self._guests:
-            self._guests, self._wrong, self.most = guests, contradiction(guests), max(self.most, len(guests))
+    def _gather(self, waiting: list[_Connection], now: float) -> None:
+        nodes = self.nodes
+        if nodes != self._connected_nodes:
+            self._connected_nodes, self._wrong, self.most = nodes, contradiction(nodes), max(self.most, len(nodes))
             self._wrong_since = (self._wrong_since or now) if self._wrong else 0.0
         if self._wrong is not None:
-            if len(guests) >= self._host.maximum or now > self._wrong_since + _SETTLE_S:
+            if len(nodes) >= self._host.maximum or now > self._wrong_since + _SETTLE_S:
                 self.refusal = self._wrong
-        elif len(guests) >= self._host.minimum:
+        elif len(nodes) >= self._host.minimum:
             for caller in waiting:
                 self._admit(caller)
             self.gathered.set()
         elif self._sent_away and now > self._sent_away_at + _SETTLE_S:
-            self.refusal = f"{self._sent_away} ({missing(guests)})"
+            self.refusal = f"{self._sent_away} ({missing(nodes)})"
 
-    def _receive_late(self, caller: _Caller, now: float) -> None:
-        assert caller.guest is not None
-        if (wrong := contradiction([self._host, caller.guest])) is not None:
+    def _receive_late(self, caller: _Connection, now: float) -> None:
+        assert caller.node is not None
+        if (wrong := contradiction([self._host, caller.node])) is not None:
             self._refuse(caller, wrong)
             return
-        present = [self._host, *(other.guest for other in self._callers if other.admitted and other.guest is not None)]
-        caller.in_its_way = obstacle(caller.guest, present) or ""
+        present = [self._host, *(other.node for other in self._callers if other.admitted and other.node is not None)]
+        caller.in_its_way = obstacle(caller.node, present) or ""
         if not caller.in_its_way:
             self._admit(caller)
         elif now > caller.since + _FREE_S:
             self._refuse(caller, caller.in_its_way)
 
-    def _admit(self, caller: _Caller) -> None:
+    def _admit(self, caller: _Connection) -> None:
         caller.admitted = True
-        self._send(caller, {"admitted": self._told})
+        self._send(caller, {"admitted": self._answer_message})
 
-    def _refuse(self, caller: _Caller, reason: str) -> None:
+    def _refuse(self, caller: _Connection, reason: str) -> None:
         self._send(caller, {"error": reason, "code": ConfigError.exit_code})
         self._drop(caller)
 
-    def _send(self, caller: _Caller, message: dict[str, Any]) -> None:
+    def _send(self, caller: _Connection, message: dict[str, Any]) -> None:
         try:
             send(caller.connection, message)
         except Dropped:
             self._drop(caller)
 
-    def _drop(self, caller: _Caller) -> None:
+    def _drop(self, caller: _Connection) -> None:
         """Close a connection; what was sent still arrives."""
         if caller in self._callers:
             self._callers.remove(caller)

@@ -59,7 +59,7 @@ def _look(run: "Run") -> "Report":
 
     report = Report(skip_non_finite=run.non_finite == "skip")
     check = functools.partial(check_task, run.task, run.env, report, Limits(), trace_only=True)
-    with _said_if_slow(run, report):
+    with warned_if_slow(run, report):
         if run.env.vectorization != "async":
             check()
             return report
@@ -93,7 +93,7 @@ def _check_in_worker(check: Any, report: "Report", sender: Any, rank_pid: int) -
 
 
 @contextmanager
-def _said_if_slow(run: "Run", report: "Report") -> Generator[None]:
+def warned_if_slow(run: "Run", report: "Report") -> Generator[None]:
     """An environment that does not come back is told of, and ends this process after `startup_timeout_s`."""
     done = threading.Event()
 

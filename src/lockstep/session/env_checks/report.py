@@ -28,7 +28,7 @@ class Report:
     finite: bool = True
     """Whether all numbers so far were finite; those that are not equal nothing, not even themselves."""
 
-    told: set[str] = field(default_factory=set[str])
+    reported: set[str] = field(default_factory=set[str])
     """What faults and warnings were about: each thing is told once, however often it is met."""
 
     def fault(self, text: str, about: str | None = None) -> None:
@@ -40,8 +40,8 @@ class Report:
         self._add(self.warnings, text, about)
 
     def _add(self, texts: list[str], text: str, about: str | None) -> None:
-        if (about or text) not in self.told:
-            self.told.add(about or text)
+        if (about or text) not in self.reported:
+            self.reported.add(about or text)
             texts.append(text)
 
     def fatal(self, text: str) -> NoReturn:

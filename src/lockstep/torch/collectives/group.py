@@ -108,12 +108,12 @@ class Group:
     def _compare(self, tag: str, size: int) -> None:
         """Tell each other what comes; raise if that is not the same. gloo ends a process that receives another size."""
         mine = torch.frombuffer(bytearray(struct.pack("<q", size) + tag_text(tag)), dtype=torch.uint8)
-        told: list[tuple[int, str, int]] = []
+        gathered: list[tuple[int, str, int]] = []
         for rank, row in enumerate(self._gather(mine, tag, messages=0)):
             (theirs,) = struct.unpack_from("<q", header := row.numpy().tobytes())
-            told.append((rank, header[8:].decode("ascii").rstrip(), theirs))
-        _, tag, _ = own = told[self._world.rank]
-        others = [one for one in told if one[1:] != own[1:]]
+            gathered.append((rank, header[8:].decode("ascii").rstrip(), theirs))
+        _, tag, _ = own = gathered[self._world.rank]
+        others = [one for one in gathered if one[1:] != own[1:]]
         if others:
             raise RunError(peers.different_collectives(self._world.rank, tag, size, others))
 

@@ -73,8 +73,8 @@ def export_acting(policy: Policy | QPolicy, observations: RunningMoments | None,
     examples = {"observation": torch.from_numpy(_random(policy, observations, 2))}
     module = Acting(copy.deepcopy(policy), observations)
     program = trace(module, examples, {"observation": "observations"}, ("scores", "action"))
-    told = {"kind": "observations", "spec": policy.spec.to_dict()}
-    return write_program(program, path, to, told, lambda run: _compared(policy, observations, path, run))
+    metadata = {"kind": "observations", "spec": policy.spec.to_dict()}
+    return write_program(program, path, to, metadata, lambda run: _compared(policy, observations, path, run))
 
 
 def _compared(

@@ -49,7 +49,7 @@ def export(policy: ScoringPolicy, dataset: Dataset, path: Path, to: Format) -> E
     return _export(policy, traced(policy), dataset, path, to)
 
 
-def hand_over(policy: ScoringPolicy, dataset: Dataset, folder: Path) -> list[str]:
+def export_policy(policy: ScoringPolicy, dataset: Dataset, folder: Path) -> list[str]:
     """Write a finished policy into a folder: `policy.safetensors`, `policy.pt2`, and `policy.onnx` if it can be.
 
     Returns:
@@ -58,13 +58,13 @@ def hand_over(policy: ScoringPolicy, dataset: Dataset, folder: Path) -> list[str
     _check_data(policy, dataset)
     program = traced(policy)
     save_scoring(folder / "policy.safetensors", policy)
-    told = [str(folder / "policy.safetensors")]
+    metadata = [str(folder / "policy.safetensors")]
     for to, suffix in SUFFIXES.items():
         try:
-            told.append(str(_export(policy, program, dataset, folder / f"policy{suffix}", to)))
+            metadata.append(str(_export(policy, program, dataset, folder / f"policy{suffix}", to)))
         except ConfigError as missing:
-            told.append(f"{folder / f'policy{suffix}'} was not written: {missing}")
-    return told
+            metadata.append(f"{folder / f'policy{suffix}'} was not written: {missing}")
+    return metadata
 
 
 def _export(policy: ScoringPolicy, program: Program, dataset: Dataset, path: Path, to: Format) -> Exported:
@@ -77,7 +77,7 @@ def _export(policy: ScoringPolicy, program: Program, dataset: Dataset, path: Pat
 def _about(policy: ScoringPolicy) -> dict[str, Any]:
     """What a user of the file has to know; the order of names is that of columns."""
     about, info = policy.about, policy.info
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "kind": info.kind,
         "state_features": info.state_features,
         "policy": about.algorithm.policy,
@@ -87,9 +87,9 @@ def _about(policy: ScoringPolicy) -> dict[str, Any]:
         "normalization": {"state": features_to_dict(about.state)["features"]},
     }
     if about.action is None:
-        return told | {"actions": info.actions, "needs_possible_actions": info.restricts_actions}
-    told["normalization"]["action"] = features_to_dict(about.action)["features"]
-    return told | {"action_features": info.action_features, "candidates": info.candidates}
+        return metadata | {"actions": info.actions, "needs_possible_actions": info.restricts_actions}
+    metadata["normalization"]["action"] = features_to_dict(about.action)["features"]
+    return metadata | {"action_features": info.action_features, "candidates": info.candidates}
 
 
 def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
@@ -111,8 +111,8 @@ def _compared(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable
     elif policy.info.restricts_actions:
         inputs["possible_actions"] = dataset.column("possible_actions")[rows] != 0
     wanted = _scores(policy, dataset, rows, inputs.get("possible_actions"))
-    told = run(inputs)
-    found = told["scores"]
+    metadata = run(inputs)
+    found = metadata["scores"]
     apart, worst = difference(found, wanted)
     if apart > LARGEST_DIFFERENCE:
         raise RunError(
@@ -120,7 +120,7 @@ def _compared(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable
             f"by {apart:.1e} of a score (up to {LARGEST_DIFFERENCE:g} is rounding); verify the data by "
             "Dataset.open(path, verify=True), or report this"
         )
-    same = None if wanted.ndim == 1 else int((told["action"] == wanted.argmax(-1)).sum())
+    same = None if wanted.ndim == 1 else int((metadata["action"] == wanted.argmax(-1)).sum())
     return Exported(path, len(rows), apart, same)
 
 

@@ -21,8 +21,8 @@ from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.offline.batch import LoggedBatch, discount_of, imitation, outcomes
-from lockstep.torch.offline.non_finite import blame_logged
-from lockstep.torch.offline.optimizer import EVERY_STEP, Descent, Followers
+from lockstep.torch.offline.non_finite import locate_non_finite_logged
+from lockstep.torch.offline.optimizer import EVERY_STEP, OfflineOptimizer, TargetNetworks
 from lockstep.torch.offline.parametric_batch import ParametricBatch
 from lockstep.torch.offline.parametric_dqn import candidate_outcomes
 from lockstep.torch.offline.session import LoggedSession
@@ -52,8 +52,8 @@ class Cloning:
         self.config, self.policy, self.comm, self.network, self.heads = config, policy, comm, policy.network, heads
         comm.broadcast_(policy)
         self._names = ("loss/behaviour", *(_OTHERS if heads is not None else ()))
-        self.target = None if heads is None else Followers([heads.value])
-        self.descent = Descent(
+        self.target = None if heads is None else TargetNetworks([heads.value])
+        self.descent = OfflineOptimizer(
             run, policy.network, [] if heads is None else [heads.value, heads.reward], comm, 1 + len(self._names)
         )
         if self.target is not None and heads is not None:
@@ -64,16 +64,16 @@ class Cloning:
         self._precision = torch.autocast(comm.device.type, torch.bfloat16) if low else contextlib.nullcontext()
         self._loss = torch.compile(self.loss, dynamic=policy.action is not None) if run.compile else self.loss
 
-    def update(self, parts: Sequence[Rows], also: np.ndarray, progress: Progress) -> np.ndarray:
+    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.
 
         Args:
             parts: one for each local shard.
-            also: [K, I] numbers that the caller wants summed over all shards with the same message.
+            extra_sums: [K, I] numbers that the caller wants summed over all shards with the same message.
             progress: how far the run is, these rows not counted.
 
         Returns:
-            The sums of `also` [I].
+            The sums of `extra_sums` [I].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
@@ -84,16 +84,16 @@ class Cloning:
             self.descent.flat.zero_gradient_()
             loss, sums = self._loss(batch)
             loss.backward()
-            self.descent.keep(k, sums, also)
-        told, facts, left_out = self.descent.step()
-        if left_out and self._stops:
+            self.descent.keep(k, sums, extra_sums)
+        totals, statistics, skipped = self.descent.step()
+        if skipped and self._stops:
             given = [(batch,) for batch in batches]
-            raise blame_logged(self.comm, given, progress, self.loss, self.descent.flat)
-        if self.target is not None and not left_out:
+            raise locate_non_finite_logged(self.comm, given, progress, self.loss, self.descent.flat)
+        if self.target is not None and not skipped:
             self.target.move(self.config.target_rate)
-        self.metrics.add(self._names, told[1:-2], told[0])
-        self.descent.tell(self.metrics, told)
-        return facts[: also.shape[1]]
+        self.metrics.add(self._names, totals[1:-2], totals[0])
+        self.descent.tell(self.metrics, totals)
+        return statistics[: extra_sums.shape[1]]
 
     def loss(self, batch: LoggedBatch | ParametricBatch) -> tuple[Tensor, Tensor]:
         """The weighted *sum* over rows [N] of how unlikely the logged actions are, and sums to tell, the weight first.
@@ -103,8 +103,8 @@ class Cloning:
         with self._precision:
             rows = self._rows(batch) if isinstance(batch, LoggedBatch) else self._rows_of_candidates(batch)
         total = torch.dot(batch.weight, torch.stack(rows).sum(0))
-        told = [batch.weight, *(batch.weight * row.detach() for row in rows)]
-        return total, torch.stack(told).sum(1)
+        totals = [batch.weight, *(batch.weight * row.detach() for row in rows)]
+        return total, torch.stack(totals).sum(1)
 
     def _batch(self, part: Rows) -> LoggedBatch | ParametricBatch:
         kind = LoggedBatch if self.policy.action is None else ParametricBatch
@@ -140,10 +140,10 @@ class Cloning:
             found += candidate_outcomes(heads, target, batch, scores, self.config)
         return found
 
-    def rehearsal(self, rows: Rows) -> Callable[[], object]:
+    def warmup(self, rows: Rows) -> Callable[[], object]:
         """A gradient step on these rows, as a function: it sends nothing and changes nothing."""
         batch = self._batch(rows)
-        return self.descent.rehearsal(lambda: self._loss(batch))
+        return self.descent.warmup(lambda: self._loss(batch))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """Everything that must be equal on all ranks, in place: written into, it continues another run."""
@@ -171,15 +171,15 @@ def train(session: LoggedSession) -> None:
     if cloning.target is not None:
         cloning.target.move(1.0)  # it may have begun from another run's policy
     if run.compile:
-        cloning.rehearsal(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
+        cloning.warmup(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
     progress = Progress(reader.total_rows)
     with session.training(progress, reader):
         while not session.over:
             parts, rows = reader.next()
             timers.enter(LEARN)
-            told = cloning.update(parts, session.local_facts(), progress)
+            totals = cloning.update(parts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(rows, told)
+            session.advance(rows, totals)
             if session.estimate_due(progress, rows):
                 session.estimate()
             if progress.due(run.log_every, rows):
@@ -187,4 +187,4 @@ def train(session: LoggedSession) -> None:
             if progress.due(run.evaluate_every, rows):
                 session.evaluate()
             session.keep(rows)
-        session.keep_last(cloning.metrics.read)
+        session.checkpoint_last(cloning.metrics.read)

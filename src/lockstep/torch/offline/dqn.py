@@ -20,8 +20,8 @@ from lockstep.torch import value_losses as losses
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.offline.batch import LoggedBatch, check_rows, discount_of, imitation, outcomes
-from lockstep.torch.offline.non_finite import blame_logged
-from lockstep.torch.offline.optimizer import EVERY_STEP, Descent, Followers
+from lockstep.torch.offline.non_finite import locate_non_finite_logged
+from lockstep.torch.offline.optimizer import EVERY_STEP, OfflineOptimizer, TargetNetworks
 from lockstep.torch.offline.session import LoggedSession
 from lockstep.torch.scoring.networks import ConstrainedNetwork, ScoreHeads, masked, probability
 from lockstep.torch.scoring.policy import ScoringPolicy
@@ -55,13 +55,13 @@ class OfflineDQN:
         followed = [self.scores, *([] if self.heads is None else [self.heads.value])]
         others = [] if self.heads is None else [self.heads.reward]
         others += [] if self.constrained is None else [self.constrained.behaviour]
-        self.target = Followers(followed)
+        self.target = TargetNetworks(followed)
         self._of_q = (*_Q, *(("loss/conservative",) if config.cql_alpha > 0 else ()))
         self._of_others = ("loss/behaviour",) if constrained else ()
         self._of_others += ("loss/reward", "loss/policy_value") if self.heads is not None else ()
         # The sums of a gradient step: what rows weigh, what they weigh in the loss of Q, then the losses.
         num_sums = 2 + len(self._of_q) + len(self._of_others)
-        self.descent = Descent(run, self.scores, [*followed[1:], *others], comm, num_sums)
+        self.descent = OfflineOptimizer(run, self.scores, [*followed[1:], *others], comm, num_sums)
         self.target.follow(self.descent)
         boost = [config.reward_boost.get(name, 0.0) for name in policy.info.actions]
         self._boost = torch.tensor(boost, device=comm.device) if config.reward_boost else None
@@ -72,18 +72,18 @@ class OfflineDQN:
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(
-        self, parts: Sequence[Rows], also: np.ndarray, progress: Progress, single: Sequence[Rows] | None = None
+        self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress, single: Sequence[Rows] | None = None
     ) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.
 
         Args:
             parts: one for each local shard.
-            also: [K, I] numbers that the caller wants summed over all shards with the same message.
+            extra_sums: [K, I] numbers that the caller wants summed over all shards with the same message.
             progress: how far the run is, these rows not counted.
             single: the same rows with the next decision after one step, if those of `parts` have several.
 
         Returns:
-            The sums of `also` [I].
+            The sums of `extra_sums` [I].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
@@ -96,14 +96,16 @@ class OfflineDQN:
             descent.flat.zero_gradient_()
             loss, sums = self._loss(batch, one)
             loss.backward()
-            descent.keep(k, sums, also)
-        told, facts, left_out = descent.step(learned=None if self.config.maxq else 1)
-        if left_out and self._stops:
-            raise blame_logged(self.comm, list(zip(batches, ones, strict=True)), progress, self.loss, descent.flat)
-        if not left_out:
+            descent.keep(k, sums, extra_sums)
+        totals, statistics, skipped = descent.step(learned=None if self.config.maxq else 1)
+        if skipped and self._stops:
+            raise locate_non_finite_logged(
+                self.comm, list(zip(batches, ones, strict=True)), progress, self.loss, descent.flat
+            )
+        if not skipped:
             self.target.move(self.config.target_rate)
-        self._tell(told)
-        return facts[: also.shape[1]]
+        self._tell(totals)
+        return statistics[: extra_sums.shape[1]]
 
     def loss(self, batch: LoggedBatch, one: LoggedBatch) -> tuple[Tensor, Tensor]:
         """The weighted *sum* over rows [N] of how far off all networks are, and sums to tell, two weights first.
@@ -132,7 +134,7 @@ class OfflineDQN:
             row = row + c.cql_alpha * conservative
             of_q.append(conservative.detach())
         learned = weight if c.maxq else weight * torch.maximum(batch.has_next_action, 1.0 - batch.not_terminal)
-        told = [
+        totals = [
             weight,
             learned,
             *(learned * of_row for of_row in of_q),
@@ -141,7 +143,7 @@ class OfflineDQN:
         total = torch.dot(learned, row)
         if others:
             total = total + torch.dot(weight, torch.stack(others).sum(0))
-        return total, torch.stack(told).sum(1)
+        return total, torch.stack(totals).sum(1)
 
     def _ahead(self, batch: LoggedBatch) -> tuple[Tensor, Tensor]:
         """At the next state: Q of the network that learns, and which actions to choose among; both [N, A]."""
@@ -172,19 +174,19 @@ class OfflineDQN:
             found += outcomes(self.heads, self.target.networks[-1], one, policy, discount_of(self.config, one))
         return found
 
-    def _tell(self, told: Tensor) -> None:
+    def _tell(self, totals: Tensor) -> None:
         """Put the sums of a gradient step into the table."""
         first = 2 + len(self._of_q)
-        self.metrics.add(self._of_q, told[2:first], told[1])
+        self.metrics.add(self._of_q, totals[2:first], totals[1])
         if self._of_others:
-            self.metrics.add(self._of_others, told[first:-2], told[0])
-        self.descent.tell(self.metrics, told)
+            self.metrics.add(self._of_others, totals[first:-2], totals[0])
+        self.descent.tell(self.metrics, totals)
 
-    def rehearsal(self, rows: Rows, single: Rows | None) -> Callable[[], object]:
+    def warmup(self, rows: Rows, single: Rows | None) -> Callable[[], object]:
         """A gradient step on these rows, as a function: it sends nothing and changes nothing."""
         batch = LoggedBatch.of(rows, self.comm.device)
         one = batch if single is None else LoggedBatch.of(single, self.comm.device)
-        return self.descent.rehearsal(lambda: self._loss(batch, one))
+        return self.descent.warmup(lambda: self._loss(batch, one))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """Everything that must be equal on all ranks, in place: written into, it continues another run."""
@@ -213,16 +215,16 @@ def train(session: LoggedSession) -> None:
     several = config.estimate and config.n_step > 1
     if run.compile:
         blank = dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64))
-        dqn.rehearsal(blank, dataset.rows(blank.index) if several else None)()
+        dqn.warmup(blank, dataset.rows(blank.index) if several else None)()
     progress = Progress(reader.total_rows)
     with session.training(progress, reader):
         while not session.over:
             parts, rows = reader.next()
             timers.enter(LEARN)
             single = [dataset.rows(part.index) for part in parts] if several else None
-            told = dqn.update(parts, session.local_facts(), progress, single)
+            totals = dqn.update(parts, session.local_statistics(), progress, single)
             timers.enter(OTHER)
-            session.advance(rows, told)
+            session.advance(rows, totals)
             if session.estimate_due(progress, rows):
                 session.estimate()
             if progress.due(run.log_every, rows):
@@ -230,4 +232,4 @@ def train(session: LoggedSession) -> None:
             if progress.due(run.evaluate_every, rows):
                 session.evaluate()
             session.keep(rows)
-        session.keep_last(dqn.metrics.read)
+        session.checkpoint_last(dqn.metrics.read)

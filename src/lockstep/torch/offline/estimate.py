@@ -25,8 +25,8 @@ from lockstep.estimators.result import Estimates
 from lockstep.estimators.trajectories import Ints, Sums, summed
 from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
-from lockstep.torch.offline.policy_evaluator import Judge
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.offline.policy_evaluator import PolicyEvaluator
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import block
 
 _BLOCK = 8192
@@ -41,7 +41,7 @@ class _Shared:
 
     trajectories: int
     """On all machines together."""
-    facts: Facts
+    statistics: Facts
     unlogged: NDArray[np.int64]
     """Actions that are nowhere in the log."""
 
@@ -52,7 +52,7 @@ def estimate(
     comm: Comm,
     run: OfflineRun,
     *,
-    beat: Callable[[], object] = lambda: None,
+    heartbeat: Callable[[], object] = lambda: None,
 ) -> Estimates:
     """All estimates that the log supports, the same on every rank; collective.
 
@@ -61,7 +61,7 @@ def estimate(
         dataset: what to judge by; must fit the policy (`check_fits`). Machines may hold parts of it.
         comm: among all ranks.
         run: `seed`, and the discount.
-        beat: called after each block, to tell the watch that this goes on.
+        heartbeat: called after each block, to tell the watch that this goes on.
     """
     layout = agree(dataset, comm.gather_object, comm.world, "auto")
     if policy.heads is not None:
@@ -69,8 +69,10 @@ def estimate(
     offsets = _trajectories(dataset)
     shared = _shared(dataset, offsets, comm, layout, seen=policy.info.digest == dataset.info.digest)
     groups = group_sizes(len(offsets) - 1, shared.trajectories)
-    clip = largest_weights(shared.trajectories, shared.facts.rows)
-    judge = Judge(policy, dataset, run, with_ratio=not shared.facts.no_propensity, unlogged=shared.unlogged)
+    clip = largest_weights(shared.trajectories, shared.statistics.rows)
+    judge = PolicyEvaluator(
+        policy, dataset, run, with_ratio=not shared.statistics.no_propensity, unlogged=shared.unlogged
+    )
     parts: list[Sums] = []
     starts = np.concatenate([[0], np.cumsum(groups)])
     blocks = _blocks(offsets[starts])
@@ -79,15 +81,15 @@ def estimate(
         for first, last in zip(blocks[own.start : own.stop], blocks[own.start + 1 : own.stop + 1], strict=True):
             rows = judge.decisions(offsets[starts[first] : starts[last] + 1])
             parts.append(summed(rows, groups[first:last], clip))
-            beat()
+            heartbeat()
     mine = [Sums.joined(parts).to_dict()] if parts else []
-    told: list[list[dict[str, Any]]] = comm.gather_object(mine, "estimates")
+    gathered: list[list[dict[str, Any]]] = comm.gather_object(mine, "estimates")
     found: dict[str, Any] = {}
     if comm.world.rank == 0:
         order = sorted(range(comm.world.size), key=lambda rank: (_part(layout, rank), rank))
-        sums = Sums.joined([Sums.from_dict(part) for rank in order for part in told[rank]])
+        sums = Sums.joined([Sums.from_dict(part) for rank in order for part in gathered[rank]])
         found = {"data": str(dataset.path), "digest": dataset.info.digest, "policy": judge.describe()}
-        found |= estimates(sums, ("reward", *dataset.info.metrics), shared.facts, seed=run.seed)
+        found |= estimates(sums, ("reward", *dataset.info.metrics), shared.statistics, seed=run.seed)
     return Estimates(comm.broadcast_object(found, tag="estimates found"))
 
 
@@ -114,14 +116,14 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, *, seen
         counts += np.isnan(propensity).sum(), (propensity == 1.0).sum(), gaps.sum()
         if len(logged):
             logged += np.bincount(dataset.column("action")[part], minlength=len(logged))
-    told = comm.gather_object([counts, logged], "log counted")
-    totals = np.sum([rank[0] for rank in told], 0)
+    gathered = comm.gather_object([counts, logged], "log counted")
+    totals = np.sum([rank[0] for rank in gathered], 0)
     # Machines that hold the same rows hold them once.
     sizes: list[list[int]] = comm.gather_object([len(offsets) - 1, len(dataset)], "log measured")
     of_part = {_part(layout, rank): size for rank, size in enumerate(sizes)}
     trajectories, rows = np.sum(list(of_part.values()), 0).tolist()
-    facts = Facts(rows=rows, no_propensity=int(totals[0]), certain=int(totals[1]), gaps=int(totals[2]), seen=seen)
-    return _Shared(trajectories, facts, np.flatnonzero(np.sum([rank[1] for rank in told], 0) == 0))
+    statistics = Facts(rows=rows, no_propensity=int(totals[0]), certain=int(totals[1]), gaps=int(totals[2]), seen=seen)
+    return _Shared(trajectories, statistics, np.flatnonzero(np.sum([rank[1] for rank in gathered], 0) == 0))
 
 
 def _blocks(starts: Ints) -> list[int]:
@@ -146,7 +148,7 @@ def _share(total: int, comm: Comm, layout: Layout) -> range:
     return block(total, len(ranks), ranks.index(me))
 
 
-def check_fits(about: About, dataset: Dataset) -> None:
+def check_fits(about: PolicySpec, dataset: Dataset) -> None:
     """Raise `ConfigError` for data whose states, actions or metrics are not those that a policy was made for."""
     info = dataset.info
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):

@@ -31,7 +31,7 @@ class LoggedPart(Protocol):
 Part = TypeVar("Part", bound=LoggedPart)
 
 
-def blame_logged(
+def locate_non_finite_logged(
     comm: Comm,
     parts: Sequence[Sequence[Part]],
     progress: Progress,
@@ -61,8 +61,8 @@ def blame_logged(
             index = given[0].index
             rows = (i for i in range(len(index)) if not is_finite([part.row(i) for part in given]))
             found[shard] = int(index[next(rows, 0)])
-    told: list[list[tuple[int, int]]] = comm.gather_object(list(found.items()), "non_finite")
-    worst = next(((rank, *finding) for rank, theirs in enumerate(told) for finding in theirs), None)
+    gathered: list[list[tuple[int, int]]] = comm.gather_object(list(found.items()), "non_finite")
+    worst = next(((rank, *finding) for rank, theirs in enumerate(gathered) for finding in theirs), None)
     held = zip(comm.world.shards, parts, strict=True)
     saved = {shard: _columns(given) for shard, given in held if shard in found or worst is None}
     where = f"update {progress.updates + 1} ({progress.env_steps} rows learned from"

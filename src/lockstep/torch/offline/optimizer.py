@@ -19,14 +19,14 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.sgd import Sgd
-from lockstep.torch.warmup import rehearsal
+from lockstep.torch.warmup import warmup
 
 EVERY_STEP = ("optim/grad_norm", "optim/skipped", "optim/learning_rate", "data/epoch")
 MAX_FACTS = 16
 """Numbers that a caller may send along with a gradient, at most."""
 
 
-class Descent:
+class OfflineOptimizer:
     """All parameters of some networks, and how they change.
 
     The networks share no parameters, and each has a loss of its own: the gradient of the sum of the losses is the
@@ -74,12 +74,14 @@ class Descent:
         elif c.learning_rate_schedule == "exponential":
             self.learning_rate.fill_(c.learning_rate * c.learning_rate_decay ** int(epochs))
 
-    def keep(self, k: int, sums: Tensor, also: np.ndarray) -> None:
-        """After the `backward()` of local shard number `k`: set aside its gradient, its sums and its row of `also`."""
-        assert also.shape[1] <= MAX_FACTS, f"{also.shape[1]} numbers do not fit into a message's {MAX_FACTS}"
-        facts = torch.zeros(MAX_FACTS)
-        facts[: also.shape[1]] = torch.from_numpy(also[k])
-        self.flat.keep(k, torch.cat([sums.detach(), facts.to(sums.device)]))
+    def keep(self, k: int, sums: Tensor, extra_sums: np.ndarray) -> None:
+        """After the `backward()` of local shard number `k`: set aside its gradient, sums and `extra_sums`."""
+        assert extra_sums.shape[1] <= MAX_FACTS, (
+            f"{extra_sums.shape[1]} numbers do not fit into a message's {MAX_FACTS}"
+        )
+        statistics = torch.zeros(MAX_FACTS)
+        statistics[: extra_sums.shape[1]] = torch.from_numpy(extra_sums[k])
+        self.flat.keep(k, torch.cat([sums.detach(), statistics.to(sums.device)]))
 
     def step(self, learned: int | None = None) -> tuple[Tensor, np.ndarray, bool]:
         """Change the parameters once, by the mean gradient of all shards, unless a number of it is not finite.
@@ -92,29 +94,29 @@ class Descent:
             more than that; what `keep` was given besides, summed [MAX_FACTS]; whether the step was left out.
         """
         sums = self._comm.average_gradients_(self.flat)
-        sums, facts = sums[: self._num_sums], sums[self._num_sums :]
+        sums, statistics = sums[: self._num_sums], sums[self._num_sums :]
         gradient, beside = cast("list[Tensor]", self.flat.gradient.split(self._sizes))
         if learned is not None:
             gradient.mul_(sums[0] / sums[learned].clamp(min=1.0))
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
-        told = torch.cat([sums, norm.reshape(1), self._nothing[:1]])
+        totals = torch.cat([sums, norm.reshape(1), self._nothing[:1]])
         # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
-        left_out = (told - told).any()
+        skipped = (totals - totals).any()
         if len(beside):
-            left_out = left_out | ~torch.isfinite(beside.sum())
+            skipped = skipped | ~torch.isfinite(beside.sum())
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self.optimizer.step(left_out.float())
+        self.optimizer.step(skipped.float())
         # The one moment of a step in which the host waits for the device: a signal to stop rides on the facts.
-        on_host = torch.cat([facts, left_out.float().reshape(1)]).double().cpu().numpy()
-        return torch.where(left_out, self._nothing, told), on_host[:-1], bool(on_host[-1])
+        on_host = torch.cat([statistics, skipped.float().reshape(1)]).double().cpu().numpy()
+        return torch.where(skipped, self._nothing, totals), on_host[:-1], bool(on_host[-1])
 
-    def tell(self, metrics: Metrics, told: Tensor) -> None:
+    def tell(self, metrics: Metrics, totals: Tensor) -> None:
         """Put what `step` told of the step itself into the table, by the names `EVERY_STEP`."""
-        weight = torch.cat([1.0 - told[-1:], self._ones])
-        metrics.add(EVERY_STEP, torch.cat([told[-2:], self._clock]), weight)
+        weight = torch.cat([1.0 - totals[-1:], self._ones])
+        metrics.add(EVERY_STEP, torch.cat([totals[-2:], self._clock]), weight)
 
-    def rehearsal(self, loss: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], object]:
+    def warmup(self, loss: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], object]:
         """A gradient step that sends nothing and changes nothing, as a function.
 
         Args:
@@ -125,7 +127,7 @@ class Descent:
             total, sums = loss()
             return total, torch.cat([sums, sums.new_zeros(MAX_FACTS)])
 
-        return rehearsal(self.flat, self.optimizer, padded)
+        return warmup(self.flat, self.optimizer, padded)
 
     def state(self) -> dict[str, Tensor]:
         """What must survive a restart and be equal on all ranks, but for the parameters."""
@@ -133,10 +135,10 @@ class Descent:
         return named | {"learning_rate": self.learning_rate}
 
 
-class Followers:
+class TargetNetworks:
     """Copies of networks whose parameters follow: x' += rate (x - x').
 
-    Make them before the `Descent`, and `follow` what lies side by side there.
+    Make them before the `OfflineOptimizer`, and `follow` what lies side by side there.
 
     Attributes:
         networks: the copies, in the given order.
@@ -145,7 +147,7 @@ class Followers:
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         self.networks = [copy.deepcopy(network).requires_grad_(False) for network in networks]
 
-    def follow(self, descent: Descent, first: nn.Module | None = None) -> None:
+    def follow(self, descent: OfflineOptimizer, first: nn.Module | None = None) -> None:
         """Follow the parameters of `descent` from those of the network `first` on; default: from the first on."""
         parameters = [p for network in self.networks for p in network.parameters()]
         size = sum(p.numel() for p in parameters)

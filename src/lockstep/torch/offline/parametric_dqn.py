@@ -23,8 +23,8 @@ from lockstep.torch import value_losses as losses
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.offline.batch import check_rows, discount_of
-from lockstep.torch.offline.non_finite import blame_logged
-from lockstep.torch.offline.optimizer import EVERY_STEP, Descent, Followers
+from lockstep.torch.offline.non_finite import locate_non_finite_logged
+from lockstep.torch.offline.optimizer import EVERY_STEP, OfflineOptimizer, TargetNetworks
 from lockstep.torch.offline.parametric_batch import ParametricBatch
 from lockstep.torch.offline.session import LoggedSession
 from lockstep.torch.scoring import ragged
@@ -54,13 +54,13 @@ class ParametricDQN:
         self.config, self.policy, self.comm, self.scores, self.heads = config, policy, comm, network, heads
         comm.broadcast_(policy)
         followed = [network, *([] if heads is None else [heads.value])]
-        self.target = Followers(followed)
+        self.target = TargetNetworks(followed)
         self._of_q = (*_Q, *(("loss/conservative",) if config.cql_alpha > 0 else ()))
         self._of_others = ("loss/reward", "loss/policy_value") if heads is not None else ()
         # The sums of a gradient step: what rows weigh, what they weigh in the loss of Q, then the losses.
         num_sums = 2 + len(self._of_q) + len(self._of_others)
         others = [*followed[1:], *([] if heads is None else [heads.reward])]
-        self.descent = Descent(run, network, others, comm, num_sums)
+        self.descent = OfflineOptimizer(run, network, others, comm, num_sums)
         self.target.follow(self.descent)
         self.metrics = Metrics([*self._of_q, *self._of_others, *EVERY_STEP], comm.device)
         self._stops = run.non_finite == "stop"
@@ -70,18 +70,18 @@ class ParametricDQN:
         self._loss = torch.compile(self.loss, dynamic=True) if run.compile else self.loss
 
     def update(
-        self, parts: Sequence[Rows], also: np.ndarray, progress: Progress, single: Sequence[Rows] | None = None
+        self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress, single: Sequence[Rows] | None = None
     ) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.
 
         Args:
             parts: one for each local shard.
-            also: [K, I] numbers that the caller wants summed over all shards with the same message.
+            extra_sums: [K, I] numbers that the caller wants summed over all shards with the same message.
             progress: how far the run is, these rows not counted.
             single: the same rows with the next decision after one step, if those of `parts` have several.
 
         Returns:
-            The sums of `also` [I].
+            The sums of `extra_sums` [I].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
@@ -94,14 +94,16 @@ class ParametricDQN:
             descent.flat.zero_gradient_()
             loss, sums = self._loss(batch, one)
             loss.backward()
-            descent.keep(k, sums, also)
-        told, facts, left_out = descent.step(learned=None if self.config.maxq else 1)
-        if left_out and self._stops:
-            raise blame_logged(self.comm, list(zip(batches, ones, strict=True)), progress, self.loss, descent.flat)
-        if not left_out:
+            descent.keep(k, sums, extra_sums)
+        totals, statistics, skipped = descent.step(learned=None if self.config.maxq else 1)
+        if skipped and self._stops:
+            raise locate_non_finite_logged(
+                self.comm, list(zip(batches, ones, strict=True)), progress, self.loss, descent.flat
+            )
+        if not skipped:
             self.target.move(self.config.target_rate)
-        self._tell(told)
-        return facts[: also.shape[1]]
+        self._tell(totals)
+        return statistics[: extra_sums.shape[1]]
 
     def loss(self, batch: ParametricBatch, one: ParametricBatch) -> tuple[Tensor, Tensor]:
         """The weighted *sum* over rows [N] of how far off all networks are, and sums to tell, two weights first.
@@ -128,7 +130,7 @@ class ParametricDQN:
             row = row + c.cql_alpha * conservative
             of_q.append(conservative.detach())
         learned = weight if c.maxq else weight * torch.maximum(batch.has_next_action, 1.0 - batch.not_terminal)
-        told = [
+        totals = [
             weight,
             learned,
             *(learned * of_row for of_row in of_q),
@@ -137,7 +139,7 @@ class ParametricDQN:
         total = torch.dot(learned, row)
         if others:
             total = total + torch.dot(weight, torch.stack(others).sum(0))
-        return total, torch.stack(told).sum(1)
+        return total, torch.stack(totals).sum(1)
 
     def _scores(self, batch: ParametricBatch) -> tuple[Tensor, Tensor | None]:
         """Q(s, a) of what was done [N]; and what CQL adds, if anything: log sum_j exp Q(s, a_j) - Q(s, a) [N]."""
@@ -177,19 +179,19 @@ class ParametricDQN:
         target = cast(CandidateNetwork, self.target.networks[1])
         return candidate_outcomes(self.heads, target, one, ahead, self.config)
 
-    def _tell(self, told: Tensor) -> None:
+    def _tell(self, totals: Tensor) -> None:
         """Put the sums of a gradient step into the table."""
         first = 2 + len(self._of_q)
-        self.metrics.add(self._of_q, told[2:first], told[1])
+        self.metrics.add(self._of_q, totals[2:first], totals[1])
         if self._of_others:
-            self.metrics.add(self._of_others, told[first:-2], told[0])
-        self.descent.tell(self.metrics, told)
+            self.metrics.add(self._of_others, totals[first:-2], totals[0])
+        self.descent.tell(self.metrics, totals)
 
-    def rehearsal(self, rows: Rows, single: Rows | None) -> Callable[[], object]:
+    def warmup(self, rows: Rows, single: Rows | None) -> Callable[[], object]:
         """A gradient step on these rows, as a function: it sends nothing and changes nothing."""
         batch = ParametricBatch.of(rows, self.comm.device)
         one = batch if single is None else ParametricBatch.of(single, self.comm.device)
-        return self.descent.rehearsal(lambda: self._loss(batch, one))
+        return self.descent.warmup(lambda: self._loss(batch, one))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """Everything that must be equal on all ranks, in place: written into, it continues another run."""
@@ -242,16 +244,16 @@ def train(session: LoggedSession) -> None:
     several = config.estimate and config.n_step > 1
     if run.compile:
         blank = dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64))
-        dqn.rehearsal(blank, dataset.rows(blank.index) if several else None)()
+        dqn.warmup(blank, dataset.rows(blank.index) if several else None)()
     progress = Progress(reader.total_rows)
     with session.training(progress, reader):
         while not session.over:
             parts, rows = reader.next()
             timers.enter(LEARN)
             single = [dataset.rows(part.index) for part in parts] if several else None
-            told = dqn.update(parts, session.local_facts(), progress, single)
+            totals = dqn.update(parts, session.local_statistics(), progress, single)
             timers.enter(OTHER)
-            session.advance(rows, told)
+            session.advance(rows, totals)
             if session.estimate_due(progress, rows):
                 session.estimate()
             if progress.due(run.log_every, rows):
@@ -259,4 +261,4 @@ def train(session: LoggedSession) -> None:
             if progress.due(run.evaluate_every, rows):
                 session.evaluate()
             session.keep(rows)
-        session.keep_last(dqn.metrics.read)
+        session.checkpoint_last(dqn.metrics.read)

@@ -25,7 +25,7 @@ _ROWS = 8192
 """Rows of one call of the networks, at most."""
 
 
-class Judge:
+class PolicyEvaluator:
     """A policy, its models and a log.
 
     Args:
@@ -93,8 +93,8 @@ class Judge:
         reward = np.concatenate([rows.reward[:, None], rows.metrics], 1)
         shape = (len(rows), len(predicted), reward.shape[1])
         stacked = torch.stack(predicted, 1).cpu().numpy() if predicted else np.zeros(shape)
-        told = probability.cpu().numpy(), unlogged.cpu().numpy(), rows.propensity, reward, rows.time_diff, stacked
-        return tuple(np.asarray(one, np.float64) for one in told)
+        reported = probability.cpu().numpy(), unlogged.cpu().numpy(), rows.propensity, reward, rows.time_diff, stacked
+        return tuple(np.asarray(one, np.float64) for one in reported)
 
     def _of_names(self, state: Tensor, index: Tensor, possible: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         policy, heads = self.policy, self.policy.heads

@@ -17,17 +17,17 @@ from lockstep.record.progress import Progress
 from lockstep.record.run_dir import write_atomically
 from lockstep.run import OfflineRun
 from lockstep.session.checks import check_data
-from lockstep.session.session import Surroundings
+from lockstep.session.session import BaseSession
 from lockstep.torch.comm import Comm
-from lockstep.torch.deploy.offline_export import hand_over
+from lockstep.torch.deploy.offline_export import export_policy
 from lockstep.torch.networks import AnyPolicy
 from lockstep.torch.offline.estimate import estimate
-from lockstep.torch.scoring.policy import About, ScoringPolicy, check_simulator
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy, check_simulator
 from lockstep.torch.session import Torch
 from lockstep.torch.state import Learner
 
 
-class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
+class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
     """One run on this rank that learns from a log, as a context manager. Collective throughout.
 
     Attributes:
@@ -37,7 +37,7 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
 
     backend = Torch()
     dataset: Dataset
-    about: About
+    about: PolicySpec
     _judged_on: Dataset
 
     def open_data(self) -> Reader:
@@ -49,7 +49,7 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
         run, problem, restricted = self.run, "", False
         try:
             self.dataset, self._judged_on = check_data(run, verify=self.world.local_rank == 0)
-            self.about = About(
+            self.about = PolicySpec(
                 info=self.dataset.info,
                 state=self.dataset.state_features,
                 action=self.dataset.action_features,
@@ -62,10 +62,10 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
             restricted = self.dataset.info.restricts_actions
         except ConfigError as error:
             problem = str(error)
-        told: list[tuple[str, bool]] = self.comm.gather_object((problem, restricted), "data")
-        if problems := [said for said, _ in told if said]:
+        gathered: list[tuple[str, bool]] = self.comm.gather_object((problem, restricted), "data")
+        if problems := [said for said, _ in gathered if said]:
             raise ConfigError(problems[0])
-        if any(some for _, some in told) and not restricted:  # machines may hold parts of a log
+        if any(some for _, some in gathered) and not restricted:  # machines may hold parts of a log
             self.about = replace(self.about, info=replace(self.about.info, has_impossible_actions=True))
         layout = agree(self.dataset, self.comm.gather_object, self.world, run.data_layout)
         info = self.dataset.info
@@ -75,8 +75,8 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
         n_step = config.n_step if isinstance(config, OfflineDQNConfig) else 1
         counts = {"batch_size": config.batch_size, "epochs": run.epochs, "n_step": n_step, "seed": run.seed}
         reader = Reader(self.dataset, self.world, layout, **counts, gamma=config.gamma)
-        for doubt in reader.doubts:
-            self.journal.warn(doubt)
+        for warning in reader.warnings:
+            self.journal.warn(warning)
         self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
         self._estimated: dict[str, float] = {}
         self._found: Estimates | None = None
@@ -91,7 +91,9 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
         """Judge the policy as it is now by what the log tells; the next line of metrics has the result."""
         previous = self.timers.enter(EVALUATE)
         assert isinstance(self._policy, ScoringPolicy)
-        found = estimate(self._policy, self._judged_on, self.comm, self.run, beat=lambda: self.timers.enter(EVALUATE))
+        found = estimate(
+            self._policy, self._judged_on, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE)
+        )
         self._estimated, self._found = found.metrics(), found
         self.summary["estimates"] = found.to_dict()
         if self.world.rank == 0:
@@ -113,7 +115,7 @@ class LoggedSession(Surroundings[OfflineRun, Comm, AnyPolicy, Learner]):
         if self.run.model_path is not None and self.world.rank == 0:
             self.timers.enter(CHECKPOINT)
             assert isinstance(self._policy, ScoringPolicy)
-            for line in hand_over(self._policy, self.dataset, Path(self.run.model_path)):
+            for line in export_policy(self._policy, self.dataset, Path(self.run.model_path)):
                 self.journal.say(line)
         if self._found is not None:
             self.journal.say(self._found.line())

@@ -63,22 +63,22 @@ class CandidateNetwork(nn.Module):
 
     def of_one(self, state: Tensor, action: Tensor) -> Tensor:
         """Of one action [N, K] in each state [N, S]; to [N], or to [N, O]."""
-        told = self.body(torch.cat([state, action], -1))
-        return self._shaped(told if self.value is None else told + self.value(state))
+        advantage = self.body(torch.cat([state, action], -1))
+        return self._shaped(advantage if self.value is None else advantage + self.value(state))
 
     def of_all(self, state: Tensor, actions: Tensor) -> Tensor:
         """Of the same actions [A, K] in each state [N, S], to [N, A], or to [N, A, O]."""
         first, weight = self._first(state)
-        told = self._behind_the_first(first.unsqueeze(1) + F.linear(actions, weight))
-        return self._shaped(told if self.value is None else told + self.value(state).unsqueeze(1))
+        advantage = self._behind_the_first(first.unsqueeze(1) + F.linear(actions, weight))
+        return self._shaped(advantage if self.value is None else advantage + self.value(state).unsqueeze(1))
 
     def _told(self, state: Tensor, candidates: Tensor, spread_out: Callable[[Tensor], Tensor]) -> Tensor:
         first, weight = self._first(state)
         x = spread_out(first)
         # Added where it lies: x is as large as anything here, and nobody else needs it.
         x = x.addmm_(candidates.to(x.dtype), weight.T.to(x.dtype))
-        told = self._behind_the_first(x)
-        return self._shaped(told if self.value is None else told + spread_out(self.value(state)))
+        advantage = self._behind_the_first(x)
+        return self._shaped(advantage if self.value is None else advantage + spread_out(self.value(state)))
 
     def _first(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """What the first layer makes of a state [N, H], and its weight for actions [H, K]."""
@@ -92,8 +92,8 @@ class CandidateNetwork(nn.Module):
             x = linear(activation(x), layer.weight, layer.bias)
         return x
 
-    def _shaped(self, told: Tensor) -> Tensor:
-        return told.squeeze(-1) if self.outputs is None else told
+    def _shaped(self, advantage: Tensor) -> Tensor:
+        return advantage.squeeze(-1) if self.outputs is None else advantage
 
 
 class CandidateHeads(nn.Module):

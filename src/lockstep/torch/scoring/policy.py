@@ -32,7 +32,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class PolicySpec:
     """All that a policy follows from, but its parameters."""
 
     info: DatasetInfo
@@ -60,7 +60,7 @@ class About:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "About":
+    def from_dict(cls, data: Mapping[str, Any]) -> "PolicySpec":
         """From what `to_dict` gave."""
         algo = str(data["algo"]).removeprefix(FROM_LOG)
         return cls(
@@ -90,7 +90,7 @@ class ScoringPolicy(nn.Module):
         distribution: how a simulator's actions are chosen from `forward`.
     """
 
-    def __init__(self, about: About, seed: int = 0) -> None:
+    def __init__(self, about: PolicySpec, seed: int = 0) -> None:
         super().__init__()
         info, config = about.info, about.algorithm
         self.about, self.spec = about, about.spec
@@ -182,7 +182,7 @@ def made_scoring(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Ten
     """The policy of a file, from what its metadata and tensors are; `path` is for messages."""
     if about["format"] > FORMAT:
         raise newer(path, about)
-    policy = ScoringPolicy(About.from_dict(about))
+    policy = ScoringPolicy(PolicySpec.from_dict(about))
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
@@ -190,7 +190,7 @@ def made_scoring(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Ten
     return policy
 
 
-def check_simulator(about: About, task: str) -> None:
+def check_simulator(about: PolicySpec, task: str) -> None:
     """Raise `ConfigError` for a simulator whose observations or actions are not those of the log."""
     spec, info = about.spec, about.info
     if spec is None:

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.cli.chaos import faults, trial
 from lockstep.cli.chaos.command import MAX_TIMEOUT_S, UPDATES, chosen_faults, prepared, schedule
-from lockstep.cli.chaos.faults import KINDS, NOTE, Fault
+from lockstep.cli.chaos.faults import KINDS, NOTE, InjectedFault
 from lockstep.cli.chaos.trial import HEAD, Trial, Trials
 from lockstep.errors import ConfigError
 from lockstep.run import Run, override
@@ -65,17 +65,17 @@ def test_the_schedule_is_the_seeds():
 
 
 def test_a_fault_goes_over_the_command_line():
-    fault = Fault("kill", 2, 7, attempt=1)
-    assert Fault.from_json(fault.to_json()) == fault
+    fault = InjectedFault("kill", 2, 7, attempt=1)
+    assert InjectedFault.from_json(fault.to_json()) == fault
     for text, words in (
         ("{", "is not a fault"),
         ('{"rank": 1}', "'fault' and 'update'"),
         ('{"fault": "x"}', "is not a fault"),
     ):
         with pytest.raises(ConfigError, match=words):
-            Fault.from_json(text)
+            InjectedFault.from_json(text)
     with pytest.raises(ConfigError, match="unknown fault quake; there are kill"):
-        Fault("quake", 0, 1)
+        InjectedFault("quake", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def left(folder, *, struck_at=10, message="rank 1 was killed", **summary):
 
 
 def judged(trials, code=0, problems=()):
-    return trials._judge(Fault("kill", 1, 9), code, 0, list(problems), 60.0)
+    return trials._judge(InjectedFault("kill", 1, 9), code, 0, list(problems), 60.0)
 
 
 def test_a_run_that_lost_nothing_survived(trials, tmp_path):

@@ -10,7 +10,7 @@ import made_data
 from lockstep.cli import main as cli
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, Run, ScoreNetworkConfig, dump, override
-from lockstep.torch.scoring.policy import About, ScoringPolicy, save_scoring
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy, save_scoring
 
 
 def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:
@@ -19,7 +19,7 @@ def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:
     algo = "dqn" if dataset.info.kind == "discrete" else "parametric_dqn"
     run = OfflineRun(data=str(root / "data"), algo=algo, network=ScoreNetworkConfig(hidden=(8,)), device="cpu")
     run = override(run, {"policy": "softmax"} | changes)
-    about = About(
+    about = PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

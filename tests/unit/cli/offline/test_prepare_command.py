@@ -168,7 +168,7 @@ def test_data_that_is_there_is_kept_unless_it_is_forced_away(tmp_path, log, caps
 
 def test_processes_that_prepare_the_same_data_at_once_do_it_once(tmp_path, log):
     out = tmp_path / "data"
-    command = [sys.executable, "-m", "lockstep.cli.main", "offline", "prepare", str(log), "--out", str(out)]
+    command = [sys.executable, "-m", "lockstep.cli", "offline", "prepare", str(log), "--out", str(out)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     running = [subprocess.Popen(command, **pipes) for _ in range(3)]
     said = [process.communicate(timeout=120)[0] for process in running]

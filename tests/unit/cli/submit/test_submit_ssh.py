@@ -54,7 +54,7 @@ def hosts(here, programs):
 
 
 def start(*words):
-    command = [sys.executable, "-m", "lockstep.cli.main", "submit", *words]
+    command = [sys.executable, "-m", "lockstep.cli", "submit", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 

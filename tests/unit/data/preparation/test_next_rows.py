@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.data.preparation.blocks import LISTS, Coding, item_hashes, name_hashes
 from lockstep.data.preparation.lists import none
-from lockstep.data.preparation.next_rows import Rules, order, timeline
+from lockstep.data.preparation.next_rows import Rules, next_rows, order
 from lockstep.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ class Log:
         empty = np.zeros(0, np.int32) if kind == "discrete" else np.zeros((0, len(coding.action_ids)))
         for name in LISTS:
             self.block.lists.setdefault(name, none(len(self.block), empty))
-        self.line = timeline(
+        self.line = next_rows(
             self.block,
             Rules(mark, limit, shared),
             lambda row: f"log, row {self.block.columns['row'][row]}",

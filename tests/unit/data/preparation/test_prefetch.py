@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lockstep.data.preparation.prefetch import ahead, in_order
+from lockstep.data.preparation.prefetch import in_order, prefetch
 
 
 def failing():
@@ -16,8 +16,8 @@ def failing():
 def test_items_come_in_order_and_then_the_error():
     found = []
     with pytest.raises(ValueError, match="the second is bad"):
-        found.extend(ahead(failing()))
-    assert list(ahead(range(1, 100))) == list(range(1, 100))
+        found.extend(prefetch(failing()))
+    assert list(prefetch(range(1, 100))) == list(range(1, 100))
 
 
 def test_the_next_four_items_are_made_while_one_is_used_and_no_more():
@@ -28,7 +28,7 @@ def test_the_next_four_items_are_made_while_one_is_used_and_no_more():
             made.append(i)
             yield i
 
-    for item in ahead(items()):
+    for item in prefetch(items()):
         most = min(item + 4, 9)
         for _ in range(100):
             if len(made) >= most:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lockstep.distributed.network.dial import KEY_SIZE, connected, unpaced
-from lockstep.distributed.network.links import Place, in_slices
+from lockstep.distributed.network.links import Endpoint, in_slices
 from lockstep.errors import PeerError, RunError
 
 
@@ -19,7 +19,7 @@ def places_of(count):
     listeners = [unpaced(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
     keys = [bytes([number]) * KEY_SIZE for number in range(count)]
     places = [
-        Place(f"host {number}", 10 * number, *listener.getsockname(), key)
+        Endpoint(f"host {number}", 10 * number, *listener.getsockname(), key)
         for number, (listener, key) in enumerate(zip(listeners, keys, strict=True))
     ]
     return listeners, places

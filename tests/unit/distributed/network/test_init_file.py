@@ -9,7 +9,7 @@ import time
 import pytest
 
 from lockstep.distributed.network import init_file
-from lockstep.distributed.network.init_file import Place, find, keep, publish, read, withdraw
+from lockstep.distributed.network.init_file import PublishedEndpoint, find, keep, publish, read, withdraw
 from lockstep.errors import ConfigError
 
 
@@ -153,7 +153,7 @@ def test_withdrawn_only_by_whom_it_belongs_to(file):
 
 
 def _write_often(path, ready, until):
-    place = [Place((f"10.0.0.{i}",) * 40, i, f"nonce{i}") for i in range(20)]
+    place = [PublishedEndpoint((f"10.0.0.{i}",) * 40, i, f"nonce{i}") for i in range(20)]
     ready.set()
     while not until.is_set():
         for one in place:
@@ -172,7 +172,7 @@ def test_a_reader_never_sees_half_a_place(file):
         for _ in range(3000):
             place = read(file)
             assert place is not None
-            assert place == Place((f"10.0.0.{place.port}",) * 40, place.port, f"nonce{place.port}")
+            assert place == PublishedEndpoint((f"10.0.0.{place.port}",) * 40, place.port, f"nonce{place.port}")
     finally:
         until.set()
         writer.join(60)

@@ -9,7 +9,7 @@ import pytest
 from lockstep.distributed.network import join
 from lockstep.distributed.network.interfaces import reachable_addresses
 from lockstep.distributed.network.join import joined, placed
-from lockstep.distributed.network.pmi import told_by_rank_0
+from lockstep.distributed.network.pmi import from_rank_0
 from lockstep.errors import ConfigError, PeerError
 from lockstep.world import World
 
@@ -168,6 +168,6 @@ def test_mpiexec_whose_other_rank_does_not_come_is_waited_for_with_a_bound():
     mpiexec = Mpiexec()
     try:
         with pytest.raises(PeerError, match="through mpiexec within"):
-            told_by_rank_0("x", 0.3, {"PMI_FD": str(mpiexec.ends[0].fileno())})
+            from_rank_0("x", 0.3, {"PMI_FD": str(mpiexec.ends[0].fileno())})
     finally:
         mpiexec.close()

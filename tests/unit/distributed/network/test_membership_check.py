@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.distributed.network.interfaces import listening_socket
 from lockstep.distributed.network.key_values import Client, KeyValues, Part, Server
-from lockstep.distributed.network.membership_check import CompleteError, ranges, roll_call
+from lockstep.distributed.network.membership_check import CompleteError, check_membership, ranges
 from lockstep.errors import ConfigError, PeerError
 from lockstep.world import World
 
@@ -20,7 +20,7 @@ def call(store, *worlds, timeout_s=20.0, **options):
 
     def enter(place, world):
         try:
-            ends[place] = roll_call(store, world, time.monotonic() + timeout_s, timeout_s, **options)
+            ends[place] = check_membership(store, world, time.monotonic() + timeout_s, timeout_s, **options)
         except Exception as error:
             ends[place] = error
 
@@ -98,7 +98,7 @@ def test_whoever_holds_the_store_stays_until_all_have_read(store):
 
     def enter(rank):
         try:
-            roll_call(store, World(rank=rank, size=3), time.monotonic() + 20, 20, holds=rank == 0)
+            check_membership(store, World(rank=rank, size=3), time.monotonic() + 20, 20, holds=rank == 0)
         except ConfigError:
             order.append(rank)
 
@@ -121,7 +121,7 @@ def test_the_end_of_the_store_is_told_as_the_end_of_rank_0():
             raise RuntimeError("Connection reset by peer\nframes")
 
     with pytest.raises(PeerError, match=r"rank 1 could not meet all 2 ranks: rank 0 has ended \(Connection") as told:
-        roll_call(Gone(), World(rank=1, size=2), time.monotonic() + 5, 5)
+        check_membership(Gone(), World(rank=1, size=2), time.monotonic() + 5, 5)
     assert told.value.rank == 0
 
 

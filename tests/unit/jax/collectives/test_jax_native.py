@@ -55,7 +55,7 @@ class Pair:
         self.native = native.Native(self.rank, self.timers.totals_ns, self.rows, own)
         self.asked, self.called = [], []
         self.callback = Callback("pair", lambda value, out: self.called.append((value.copy(), out.fill(7.0))))
-        self.callback.quicken(lambda *h: self.native.use(length, 5, "learn", *h), self.wait)
+        self.callback.use_native(lambda *h: self.native.use(length, 5, "learn", *h), self.wait)
         self.late = None
         self.sum = jax.jit(lambda value: self.callback(value, (length,)))
 

@@ -20,7 +20,7 @@ from lockstep.torch.export import load_policy, save_policy, start_from
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.networks import Policy
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring.policy import About, ScoringPolicy, save_scoring
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy, save_scoring
 
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
 IMAGES = EnvSpec(4 * 36 * 36, ActionSpec("discrete", (6,)), "next_step", True, image=(4, 36, 36), frames=4)
@@ -155,5 +155,6 @@ def policy_from_log(path, algo, config):
     data = Dataset.open(made_data.discrete(path))
     info, network = data.info, ScoreNetworkConfig(hidden=(8,))
     return ScoringPolicy(
-        About(info=info, state=data.state_features, action=None, network=network, algo=algo, algorithm=config), seed=1
+        PolicySpec(info=info, state=data.state_features, action=None, network=network, algo=algo, algorithm=config),
+        seed=1,
     )

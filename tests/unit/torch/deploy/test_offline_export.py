@@ -19,10 +19,10 @@ from lockstep.data.features import Feature, Features
 from lockstep.errors import ConfigError, RunError
 from lockstep.run import OfflineRun, ScoreNetworkConfig, dump
 from lockstep.torch.deploy.exported_file import EXTRA_FILE, SUFFIXES, run_program
-from lockstep.torch.deploy.offline_export import export, hand_over
+from lockstep.torch.deploy.offline_export import export, export_policy
 from lockstep.torch.deploy.onnx_model import run_onnx
 from lockstep.torch.export import save_policy
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import stream
 
 pytest.importorskip("onnxruntime")
@@ -89,7 +89,7 @@ def prepared(path, kind, rows=300):
 
 
 def policy_of(dataset, seed=1, algorithm=None, **changes):
-    about = About(
+    about = PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,
@@ -231,7 +231,7 @@ def test_data_of_other_features_is_refused(dataset, tmp_path):
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
 def test_a_policy_is_handed_over_in_every_form(tmp_path, kind):
     data, folder = prepared(tmp_path / "data", kind), tmp_path / "model"
-    told = hand_over(policy_of(data), data, folder)
+    told = export_policy(policy_of(data), data, folder)
     assert sorted(file.name for file in folder.iterdir()) == ["policy.onnx", "policy.pt2", "policy.safetensors"]
     assert told[0].endswith("policy.safetensors")
     assert all("compared in 300 rows, largest relative difference" in line for line in told[1:])
@@ -241,7 +241,7 @@ def test_a_policy_is_handed_over_in_every_form(tmp_path, kind):
 
 def test_without_the_packages_of_onnx_the_rest_is_handed_over(dataset, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    told = hand_over(policy_of(dataset), dataset, tmp_path)
+    told = export_policy(policy_of(dataset), dataset, tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["policy.pt2", "policy.safetensors"]
     assert "policy.onnx was not written: this needs the package onnxscript" in told[1]
     assert "pip install 'lockstep-rl[export]'" in told[1]

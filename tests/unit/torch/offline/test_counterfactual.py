@@ -15,7 +15,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.offline import estimate as counterfactual
 from lockstep.torch.offline import policy_evaluator as judged
 from lockstep.torch.offline.estimate import check_fits, estimate
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 
 NETWORK = ScoreNetworkConfig(hidden=(8, 8))
 
@@ -27,7 +27,7 @@ def run_of(dataset, **changes):
 
 
 def policy_of(dataset, run, seed=1):
-    about = About(
+    about = PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,
@@ -229,5 +229,5 @@ def test_it_tells_that_it_goes_on(tmp_path, monkeypatch):
     dataset, beats = Dataset.open(made_data.discrete(tmp_path / "data", rows=300)), []
     run = run_of(dataset)
     with Comm(World(), device="cpu") as comm:
-        estimate(policy_of(dataset, run), dataset, comm, run, beat=lambda: beats.append(1))
+        estimate(policy_of(dataset, run), dataset, comm, run, heartbeat=lambda: beats.append(1))
     assert len(beats) >= 9

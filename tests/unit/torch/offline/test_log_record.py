@@ -23,7 +23,7 @@ from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.offline.record import Recording, record
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring.policy import About, ScoringPolicy
+from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 
 
 def a_run(path, task="CartPole-v1", algo="ppo", normalized=False, **env):
@@ -155,7 +155,7 @@ def test_propensities_of_epsilon_greedy(tmp_path, how, epsilon, random):
 def learned(path, run):
     """A run directory of a policy that has nothing learned yet from the data of `run`."""
     dataset = Dataset.open(Path(run.data))
-    about = About(
+    about = PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

@@ -103,10 +103,10 @@ def test_a_step_that_is_skipped_never_was(dataset, config):
     bad = [part(dataset, rows) for rows in draws(300, [ROWS] * SHARDS, seed=1)]
     bad[0].reward[3] = 1e30
     bad[0].state[3] = 1e30
-    facts = np.ones((SHARDS, 2))
+    statistics = np.ones((SHARDS, 2))
     for learner_, batches in ((one, [good, bad, good]), (other, [good, good])):
         for batch in batches:
-            assert learner_.update(batch, facts, Progress(1000)).tolist() == [2, 2]
+            assert learner_.update(batch, statistics, Progress(1000)).tolist() == [2, 2]
     for name, value in other.policy.state_dict().items():
         assert torch.equal(value, one.policy.state_dict()[name]), name
     told, plain = one.metrics.read(), other.metrics.read()
@@ -165,7 +165,7 @@ def test_compiled_it_learns_the_same(dataset, config):
     before = {name: value.clone() for name, value in compiled.shared_tensors().items()}
     rows = part(dataset, np.zeros(ROWS, np.int64))
     given = (rows, rows if several else None) if isinstance(config, OfflineDQNConfig) else (rows,)
-    compiled.rehearsal(*given)()
+    compiled.warmup(*given)()
     for name, value in compiled.shared_tensors().items():
         assert torch.equal(value, before[name]), f"the rehearsal changed {name}"
     found = learn(compiled, dataset, single=several, **window)

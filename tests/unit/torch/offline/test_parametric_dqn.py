@@ -150,7 +150,7 @@ def test_compiled_it_learns_the_same(dataset):
     config = replace(CONFIG, cql_alpha=0.5, policy="softmax")
     compiled = learner(dataset, config, compile=True)
     before = {name: value.clone() for name, value in compiled.shared_tensors().items()}
-    compiled.rehearsal(part(dataset, np.zeros(ROWS, np.int64)), None)()
+    compiled.warmup(part(dataset, np.zeros(ROWS, np.int64)), None)()
     for name, value in compiled.shared_tensors().items():
         assert torch.equal(value, before[name]), f"the rehearsal changed {name}"
     found, plain = learn(compiled, dataset), learn(learner(dataset, config), dataset)
