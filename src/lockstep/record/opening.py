@@ -1,5 +1,6 @@
 """What rank 0 does before the ranks have met: it makes the run directory and tells the user what starts."""
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from lockstep.errors import ConfigError
 from lockstep.record.console import Console
 from lockstep.record.run_dir import RunDir
 from lockstep.run import AnyRun
+from lockstep.system.exit_signals import cleanup_on_signal
 
 _PATIENCE_S = 2.0  # what takes longer than this is named
 
@@ -29,6 +31,7 @@ class Opening:
         self._made: RunDir | None = None
         self._refused: ConfigError | None = None
         self._timer: threading.Timer | None = None
+        self._signals = contextlib.ExitStack()
 
     @classmethod
     def of(cls, given: "Path | Opening | None", joined: bool, earlier: Path | None) -> "Opening":
@@ -63,6 +66,8 @@ class Opening:
             self._refused = error
             return False
         self.path = self._made.path
+        # A launcher sends SIGTERM to all ranks when one of them refuses to start.
+        self._signals.enter_context(cleanup_on_signal(self._made.discard))
         return True
 
     def announce(self, line: str) -> None:
@@ -92,9 +97,14 @@ class Opening:
         made, self._made = self._made, None
         return made or RunDir.create(self.path, run)
 
+    def release_signals(self) -> None:
+        """Give signals back: from here on one that ends this process leaves the directory."""
+        self._signals.close()
+
     def discard(self) -> None:
         """Leave nothing behind of a run that did not begin; does nothing once `run_dir` was asked for."""
         self.done()
+        self.release_signals()
         if self._made is not None:
             self._made.discard()
             self._made = None

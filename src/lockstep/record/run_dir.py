@@ -232,11 +232,14 @@ def _new(path: Path, made: list[Path]) -> Path:
 
 
 def _new_default(name: str, made: list[Path]) -> Path:
-    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    parent = Path("runs")
+    first = parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(1, 1000):
         candidate = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
-        with suppress(FileExistsError):  # two runs in the same second: `mkdir` decides who has the name
-            Path("runs").mkdir(exist_ok=True)
+        if not parent.exists():
+            _make(parent, made)
+        # Two runs of the same second: `mkdir` decides. A run that is refused may remove `runs/` meanwhile.
+        with suppress(FileExistsError, FileNotFoundError):
             candidate.mkdir()
             made.append(candidate)
             return candidate

@@ -95,6 +95,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             stack.push(self.signals)
             self._opening.doing("meeting the other ranks" if self.world.size > 1 else "starting the device")
             stack.enter_context(self.comm)
+            self._opening.release_signals()
             self.signals.__enter__()  # until here a signal ends the process: ranks that wait for others cannot agree
             self._preflight = self.backend.preflight(self.comm, self.run)
             tell, exists = self.comm.broadcast_object, self._resumed is not None

@@ -76,6 +76,32 @@ def test_nothing_is_left_behind_when_the_config_cannot_be_written(tmp_path, monk
     assert os.listdir(tmp_path) == []
 
 
+def test_discard_removes_the_runs_folder_that_create_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RunDir.create(None, RUN).discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_discard_keeps_a_runs_folder_that_other_runs_use(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused, other = RunDir.create(None, RUN), RunDir.create(None, RUN, name="other")
+    refused.discard()
+    assert list(Path("runs").iterdir()) == [other.path]
+
+
+def test_a_runs_folder_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mkdir = Path.mkdir
+
+    def remove_first(path, *args, **kwargs):
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        mkdir(path, *args, **kwargs)
+        path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", remove_first)
+    assert RunDir.create(None, RUN).path.is_dir()
+
+
 def test_metrics_are_on_the_disk_at_once_with_null_for_nan(tmp_path):
     made = RunDir.create(tmp_path / "run", RUN)
     made.write_metrics(10, 0.5, {"a": 1.0, "b": NAN, "c": float("inf"), "d": np.float32(2)})

@@ -1,0 +1,44 @@
+"""Clean up when a signal ends this process, also while its main thread is in native code."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # SIGINT raises KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def cleanup_on_signal(cleanup: Callable[[], None]) -> Generator[None]:
+    """Call `cleanup` before SIGTERM, SIGUSR1 or SIGHUP ends this process; the exit code is then 128 + n.
+
+    A thread does it: a Python handler runs only when the main thread returns from native code, where a rendezvous may
+    wait for minutes. Signals with a handler are left alone; outside the main thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    received, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+
+    def wait() -> None:
+        while byte := os.read(received, 1):
+            if byte[0] in numbers:
+                cleanup()
+                os._exit(128 + byte[0])
+        os.close(received)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    previous = signal.set_wakeup_fd(wakeup)
+    for number in numbers:  # the wakeup descriptor reports only signals that have a handler
+        signal.signal(number, lambda *_: thread.join())
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(previous)
+        os.close(wakeup)

@@ -1,0 +1,35 @@
+"""The time from the command to the journal: what a start that does not succeed leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import ctypes, sys
+from pathlib import Path
+from lockstep.record.opening import Opening
+from lockstep.run import Run
+
+opening = Opening(Path("runs/mine"))
+opening.make(Run(task="lockstep/Cartpole-v0"), alone=False)
+if sys.argv[1] == "released":
+    opening.release_signals()
+print("ready", flush=True)
+ctypes.CDLL(None).usleep(60_000_000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("state", "code", "left"), [("pending", lambda n: 128 + n, []), ("released", int.__neg__, ["runs"])]
+)
+def test_a_signal_removes_the_run_directory_until_the_signals_are_released(tmp_path, number, state, code, left):
+    command = [sys.executable, "-c", PROGRAM, state]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.wait(timeout=30) == code(number)
+    assert os.listdir(tmp_path) == left
