@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator
+from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # SIGINT raises KeyboardInterrupt
 
@@ -30,11 +31,14 @@ def cleanup_on_signal(cleanup: Callable[[], None]) -> Generator[None]:
                 os._exit(128 + byte[0])
         os.close(received)
 
+    def join(_number: int, _frame: FrameType | None) -> None:
+        thread.join()
+
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     previous = signal.set_wakeup_fd(wakeup)
     for number in numbers:  # the wakeup descriptor reports only signals that have a handler
-        signal.signal(number, lambda *_: thread.join())
+        signal.signal(number, join)
     try:
         yield
     finally:
