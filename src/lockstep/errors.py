@@ -5,6 +5,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+SHARDS = "shards: equal parts of a run, one per rank unless num_shards is set"
+"""Explains the word in messages."""
 PEER_DELAY_S = 1.5
 """How long a rank that fails only because another one did waits before it leaves: the other must be seen first."""
 

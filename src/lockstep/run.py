@@ -14,6 +14,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import settings
+from lockstep.config.env import EnvConfig
 from lockstep.config.renamed import check_tree, check_words
 from lockstep.config.run_base import RunBase
 from lockstep.errors import ConfigError
@@ -27,20 +28,6 @@ OFFLINE_ALGORITHMS: Mapping[str, type[OfflineDQNConfig] | type[CloningConfig]] =
     "bc": CloningConfig,
 }
 """Those of algorithms that learn from logged data."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvConfig:
-    """How environments of a task are made."""
-
-    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Keyword arguments of the environment."""
-    wrappers: tuple[str, ...] = ()
-    """Gymnasium wrappers by `module:Class`, innermost first; given the environment alone."""
-    vectorization: Literal["auto", "entry_point", "sync", "async"] = "auto"
-    """`auto`: the task's own vectorized entry point if it has one, else `sync`; `async`: a process per environment."""
-    max_episode_steps: int | None = None
-    """Truncate episodes here instead of at the task's own limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

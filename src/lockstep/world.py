@@ -11,11 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from lockstep.errors import ConfigError
+from lockstep.errors import SHARDS, ConfigError
 from lockstep.system.launchers import rank_fields
 
-SHARDS = "shards: equal parts of a run, one per rank unless num_shards is set"
-"""What messages say of the word."""
 _MIN_EXACT_ENVS = 4
 
 

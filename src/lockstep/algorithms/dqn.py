@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.errors import ConfigError
-from lockstep.world import SHARDS
+from lockstep.errors import SHARDS, ConfigError
 
 METRICS = (
     "loss/value",

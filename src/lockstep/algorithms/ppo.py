@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.errors import ConfigError
-from lockstep.world import SHARDS
+from lockstep.errors import SHARDS, ConfigError
 
 METRICS = (
     "loss/policy",

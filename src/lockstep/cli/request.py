@@ -113,7 +113,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     """Refuse a framework that is not installed, a task that cannot be made or learned, and data that do not fit."""
     from lockstep import recipes
     from lockstep.envs.make import env_spec
-    from lockstep.envs.own_code import with_whole_paths
+    from lockstep.preflight.own_code import with_whole_paths
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_data, check_framework, check_task
 

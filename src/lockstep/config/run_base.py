@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lockstep.errors import ConfigError
-from lockstep.world import SHARDS, World
+from lockstep.errors import SHARDS, ConfigError
+from lockstep.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

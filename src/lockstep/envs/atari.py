@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs.atari_options import AtariOptions
 from lockstep.envs.vector import VectorEnv, refuse_unknown_kwargs
 from lockstep.errors import ConfigError
-from lockstep.run import EnvConfig
 
 FRAMES_PER_GAME = 108_000
 """Half an hour at 60 frames per second, after which a game is truncated."""

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.wrappers import TimeLimit
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs import atari
 from lockstep.envs.adapters import Env, Maker, SingleEnvs, VectorizedTask, clear_errors
 from lockstep.envs.load import load_object, near
@@ -21,7 +22,6 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import BUILT_IN, VectorEnv, refuse_unknown_kwargs
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import ConfigError
-from lockstep.run import EnvConfig
 
 
 def known_tasks() -> list[str]:

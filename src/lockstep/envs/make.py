@@ -5,12 +5,12 @@ import inspect
 import os
 from typing import Any, cast
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import BUILT_IN, VectorEnv, refuse_unknown_kwargs
 from lockstep.errors import ConfigError
-from lockstep.run import EnvConfig
 
 ON_DEVICE = ("jax", "gymnax", "brax", "playground")
 """Families of tasks whose environments are written in JAX: `FAMILY/NAME`."""
@@ -41,7 +41,7 @@ def make_vector_env(
     if on_device(task):
         if render:
             raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
-        return _in_jax("lockstep.jax.envs.host", task).make(task, config, num_envs)
+        return jax_module("host", task).make(task, config, num_envs)
     if task in BUILT_IN:
         module, name = BUILT_IN[task]
         return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)
@@ -73,7 +73,7 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
     """
     if on_device(task):
         _check(config, 1)
-        return _in_jax("lockstep.jax.envs.look", task).look(task, config)
+        return jax_module("look", task).look(task, config)
     env = make_vector_env(task, config, 1)
     try:
         return env.spec
@@ -89,10 +89,10 @@ def on_device(task: str) -> bool:
     return bool(getattr(getattr(load_module(location, f"task={task}"), name, None), "on_device", False))
 
 
-def _in_jax(module: str, task: str) -> Any:
-    """A module of `lockstep.jax.envs`, by name: nothing else here needs JAX."""
+def jax_module(name: str, task: str) -> Any:
+    """Import a module of `lockstep.jax.envs` for a task on the device; only such tasks need JAX."""
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(f"lockstep.jax.envs.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("jax", "jaxlib"):
             raise

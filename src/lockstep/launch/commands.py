@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.envs.own_code import without_folders
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import Restarts, launch
@@ -17,6 +16,7 @@ from lockstep.launch.nodes import Nodes
 from lockstep.launch.restarts import new_start_record
 from lockstep.launch.train_ranks import PROGRAM, search_path
 from lockstep.preflight.identity import identity, user_code
+from lockstep.preflight.own_code import without_folders
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 from lockstep.config.settings import leaves
 from lockstep.distributed.comm import Comm
 from lockstep.distributed.watch import Observed, Watch
-from lockstep.envs.own_code import without_folders
 from lockstep.errors import ConfigError, RunError
 from lockstep.preflight.cost_model import Layout
 from lockstep.preflight.identity import VERSIONS, differences, identity, people, user_code
 from lockstep.preflight.latency import Network, Summing, clock_skews, measure_network
+from lockstep.preflight.own_code import without_folders
 from lockstep.run import AnyRun, dump, to_dict
 from lockstep.system.cores import processor, usable_cores
 

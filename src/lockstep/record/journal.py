@@ -13,7 +13,6 @@ import numpy as np
 from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
-from lockstep.experience.evaluate import Episodes
 from lockstep.record.console import Console, significant
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
 from lockstep.record.failure import keep_failure, read_failure, record_failure
@@ -159,21 +158,28 @@ class Journal:
                 unit=self._unit,
             )
 
-    def evaluated(self, progress: Progress, episodes: Episodes, stop_return: float | None, elapsed: float) -> bool:
-        """Write an evaluation down. Returns whether it is the best so far."""
-        mean = float(np.mean(episodes.returns))
+    def record_evaluation(
+        self,
+        progress: Progress,
+        returns: Sequence[float],
+        lengths: Sequence[int],
+        stop_return: float | None,
+        elapsed: float,
+    ) -> bool:
+        """Record the returns and lengths of an evaluation's episodes. Returns whether it is the best so far."""
+        mean = float(np.mean(returns))
         self.evaluated_at, self.pending = progress.env_steps, False
         self.summary["eval_return_mean"] = mean
-        self.summary["eval_return_std"] = float(np.std(episodes.returns))
-        self.summary["eval_episodes"] = len(episodes.returns)
+        self.summary["eval_return_std"] = float(np.std(returns))
+        self.summary["eval_episodes"] = len(returns)
         solved = stop_return is not None and mean >= stop_return
         if solved and self.summary["solved_at_step"] is None:
             self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
         if self._console is not None:
-            self._run_dir.write_evaluation(progress.env_steps, episodes.returns, episodes.lengths)
+            self._run_dir.write_evaluation(progress.env_steps, returns, lengths)
             self._console.line(
                 f"evaluation at step {progress.env_steps}: return {significant(mean)} "
-                f"over {len(episodes.returns)} episodes" + (f", solved (>= {stop_return:g})" if solved else "")
+                f"over {len(returns)} episodes" + (f", solved (>= {stop_return:g})" if solved else "")
             )
         best = mean > self._best
         if best:

@@ -10,8 +10,8 @@ from typing import Any
 
 from lockstep.config import settings
 from lockstep.config.settings import leaves
-from lockstep.envs.own_code import without_folders
 from lockstep.errors import ConfigError
+from lockstep.preflight.own_code import without_folders
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.run_dir import RUN_FILE

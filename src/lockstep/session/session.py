@@ -238,7 +238,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             self.journal.pending, self.stopped_by = True, asked.signal
             self.timers.enter(previous)
             return
-        best = self.journal.evaluated(self.progress, episodes, self._stop_return, self._elapsed_s)
+        best = self.journal.record_evaluation(
+            self.progress, episodes.returns, episodes.lengths, self._stop_return, self._elapsed_s
+        )
         self.timers.enter(CHECKPOINT)
         if best and self.world.rank == 0:
             self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))

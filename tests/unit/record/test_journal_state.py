@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from lockstep.distributed.timers import PHASES
-from lockstep.experience.evaluate import Episodes
 from lockstep.record.checkpoint import read_state, write_state
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
@@ -45,7 +44,7 @@ def log(one, progress):
 
 
 def evaluate(one, progress, mean):
-    return one.evaluated(progress, Episodes(np.array([mean, mean]), np.array([3, 3])), 9.0, 0.5 * progress.updates)
+    return one.record_evaluation(progress, [mean, mean], [3, 3], 9.0, 0.5 * progress.updates)
 
 
 def first_half(one, progress):

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.jax.envs.interface import DeviceEnv
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import action_type
-from lockstep.run import EnvConfig
 from lockstep.session.env_checks.report import CheckEndedError, Report, described, raised
 
 _TRACED = "its arguments are known only when it runs"

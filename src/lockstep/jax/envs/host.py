@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs.vector import Step
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import Packed, PackedEnv, unpacked
-from lockstep.run import EnvConfig
 
 _BITS = 32
 

@@ -11,10 +11,10 @@ import subprocess
 import sys
 from dataclasses import asdict
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.make import make_device_env
-from lockstep.run import EnvConfig
 
 _REFUSED = 2
 

@@ -4,12 +4,12 @@ import importlib
 import inspect
 from typing import Any, cast
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.interface import DeviceEnv
-from lockstep.run import EnvConfig
 
 BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
 """Tasks `jax/NAME`, and the classes behind them."""

@@ -1,6 +1,5 @@
 """From the name of a task to what is found out about its environments."""
 
-import importlib
 import inspect
 import random
 import warnings
@@ -11,13 +10,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs import gymnasium as tasks
 from lockstep.envs.adapters import Env, SingleEnvs, VectorizedTask
 from lockstep.envs.load import load_module
-from lockstep.envs.make import make_vector_env, on_device
+from lockstep.envs.make import jax_module, make_vector_env, on_device
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv, refuse_unknown_kwargs
-from lockstep.run import EnvConfig
 from lockstep.session.env_checks.batch import NUM_ENVS, GymnasiumPlayer, ProtocolPlayer, check_modes
 from lockstep.session.env_checks.play import Limits, check_play
 from lockstep.session.env_checks.report import CheckEndedError, Report
@@ -48,8 +47,7 @@ def check_task(task: str, config: EnvConfig, report: Report, limits: Limits, *, 
     with _generators_kept(), warnings.catch_warnings(), suppress(CheckEndedError):
         warnings.simplefilter("ignore")
         if on_device(task):
-            check: Any = importlib.import_module("lockstep.jax.envs.check")
-            check.check_device_env(task, config, report)
+            jax_module("check", task).check_device_env(task, config, report)
             if not trace_only and not report.faults:
                 _check_protocol(lambda: make_vector_env(task, config, NUM_ENVS), report, limits)
             return

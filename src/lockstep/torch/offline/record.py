@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from lockstep.config.env import EnvConfig
 from lockstep.data.logs.writer import LogWriter
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
@@ -19,7 +20,7 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.experience.evaluate import MAX_STEPS
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.experience.rollout import clipper
-from lockstep.run import EnvConfig, load
+from lockstep.run import load
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.export import load_policy
 from lockstep.torch.networks import actor_of

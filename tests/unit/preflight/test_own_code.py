@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.cli import main as cli
 from lockstep.envs.make import env_spec
-from lockstep.envs.own_code import with_whole_paths, without_folders
 from lockstep.preflight.identity import identity, user_code
+from lockstep.preflight.own_code import with_whole_paths, without_folders
 from lockstep.run import EnvConfig, NetworkConfig, Run, dump, load, to_dict
 from lockstep.session.resume import compare, nothing_left, prepare
 from lockstep.train import train
