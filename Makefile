@@ -54,7 +54,7 @@ test-jax: setup .venv-jax/.installed  ## Run the quick suites of JAX, in an envi
 	exit $$code
 
 test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
-	$(BIN)/python -m pytest -m planted
+	$(BIN)/python -m pytest tests/planted -m planted -n $(JOBS)
 
 test-chaos: setup  ## Kill, stop and starve real runs, and see that nothing is lost and nothing hangs.
 	$(BIN)/python -m pytest -m chaos

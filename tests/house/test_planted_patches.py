@@ -1,8 +1,24 @@
 """The planted bugs fit the source and the index. `make test-planted` runs them, which takes longer."""
 
+import re
+
 import pytest
 
 from planted_patches import ROOT, Patch, index, patches
+
+# Messages of Python, pytest and NumPy; all others come from the tests or the source.
+FOREIGN_MESSAGES = {
+    "Arrays are not equal",
+    "At index 0 diff",
+    "At index 1 diff",
+    "DID NOT RAISE",
+    "Not equal to tolerance",
+    "Regex pattern did not match",
+    "killed by SIGABRT",
+    "not enough values to unpack",
+    "too many values to unpack",
+}
+MESSAGE = re.compile(r"[\w ,'-]+ [\w ,'-]+ [\w ,'-]+")  # at least three words, none of them a pattern
 
 
 def test_every_patch_has_one_line_in_the_index():
@@ -22,6 +38,17 @@ def test_every_patch_applies():
 def test_every_patch_names_a_test():
     missing = [f"{patch.name}: {patch.test}" for patch in patches() if not _has_test(patch.test)]
     assert missing == [], "tests named by patches do not exist"
+
+
+def test_every_patch_expects_a_message_that_exists():
+    text = "\n".join(path.read_text() for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py"))
+    missing = {
+        f"{patch.name}: {message}"
+        for patch in patches()
+        for message in patch.fails_with.strip("()").split("|")
+        if MESSAGE.fullmatch(message) and message not in FOREIGN_MESSAGES and message not in text
+    }
+    assert missing == set(), "messages after `fails with:` that nothing raises any more"
 
 
 def _stale(patch: Patch) -> str:
