@@ -15,19 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep import Run, World, spawn
-from lockstep.algorithms.ppo import PPOConfig
-from lockstep.distributed.timers import LEARN, OTHER
-from lockstep.experience.rollout import Collector, Rollout
-from lockstep.record.progress import Progress
-from lockstep.torch.adam import Adam
-from lockstep.torch.comm import Comm
-from lockstep.torch.flat import FlatParameters
-from lockstep.torch.metrics import Metrics
-from lockstep.torch.networks import Policy, actor_of
-from lockstep.torch.returns import gae
-from lockstep.torch.session import Session
-from lockstep.world import stream_seed
+from lockstep import Comm, PPOConfig, Progress, Run, spawn, stream_seed
+from lockstep.experience import Collector, Rollout
+from lockstep.torch import Adam, FlatParameters, Metrics, Policy, Session, actor_of, gae
 
 METRICS = ("loss/policy", "loss/value", "policy/entropy")
 
@@ -58,7 +48,7 @@ class A2C:
         return self.comm.sum_shards(torch.from_numpy(statistics), "facts").numpy()
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """What all ranks hold alike: it is compared while training, and kept in checkpoints."""
+        """What all ranks hold alike: compared while training and saved in checkpoints."""
         optimizer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         return self.policy.state_dict() | optimizer | {"metrics": self.metrics.table}
 
@@ -70,7 +60,7 @@ class A2C:
         """Go on from `shard_state`."""
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """-A log pi(a|s) + c_v (V(s) - target)^2 / 2 - c_e H, *summed* over rows; and sums to tell, weight first."""
+        """-A log pi(a|s) + c_v (V(s) - target)^2 / 2 - c_e H, *summed* over rows; sums for the log, weight first."""
         c, device, (steps, size) = self.config, self.comm.device, rollout.reward.shape
         parameters, values = self.policy(torch.from_numpy(rollout.observation).to(device).flatten(0, 1))
         value, next_value = values.view(steps + 1, size)[:-1], values.view(steps + 1, size)[1:].detach().clone()
@@ -92,7 +82,7 @@ class A2C:
 
 
 def train(session: Session) -> None:
-    """The loop. `session` brings environments, logs, evaluation, the proof at the end, and tells when it is over."""
+    """The loop. `session` brings environments, logs, evaluation, the proof at the end, and decides when it is over."""
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
     a2c = A2C(run, policy, comm)
@@ -105,10 +95,9 @@ def train(session: Session) -> None:
     with session.training(progress, collector):
         while not session.over:
             rollouts = collector.collect()
-            timers.enter(LEARN)
-            told = a2c.update(rollouts, session.local_statistics())
-            timers.enter(OTHER)
-            session.advance(batch_size, told)
+            with timers.phase("learn"):
+                totals = a2c.update(rollouts, session.local_statistics())
+            session.advance(batch_size, totals)
             if progress.due(run.log_every, batch_size):
                 session.log(a2c.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
@@ -119,7 +108,7 @@ def train(session: Session) -> None:
 
 def one_rank(rank: int, run: Run, run_dir: Path | None = None) -> dict:
     """One rank from start to end; returns the summary."""
-    with Session(run, World.from_environment(), run_dir=run_dir, init_from=None, joined=False) as session:
+    with Session(run, run_dir=run_dir) as session:
         train(session)
     return session.summary
 

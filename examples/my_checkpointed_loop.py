@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lockstep import CheckpointManager, Comm, World, spawn, stream
-from lockstep.distributed.fingerprint import fingerprint
-from lockstep.world import stream_seed
+from lockstep import CheckpointManager, Comm, World, fingerprint, spawn, stream, stream_seed
 
 SEED, EPISODES, GAMMA = 0, 8, 0.99  # EPISODES per update and rank
 

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs import ActionSpec, EnvSpec
 
 
 class MyEnv(gymnasium.Env[np.ndarray, int]):
@@ -54,7 +54,7 @@ class MyEnv(gymnasium.Env[np.ndarray, int]):
 
 
 class MyVectorEnv:
-    """All boards of a shard at once, following `lockstep.envs.vector.VectorEnv`: no base class, no Python loop."""
+    """All boards of a shard at once, following `lockstep.envs.VectorEnv`: no base class, no Python loop."""
 
     def __init__(self, num_envs: int, width: int = 5, height: int = 6) -> None:
         self.num_envs, self.width, self.height = num_envs, width, height

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs import ActionSpec, EnvSpec
 
 
 class State(NamedTuple):

@@ -19,11 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep import World, spawn, stream
-from lockstep.distributed.fingerprint import fingerprint
-from lockstep.record.run_dir import RunDir
-from lockstep.torch.comm import Comm
-from lockstep.world import stream_seed
+from lockstep import Comm, RunDir, World, fingerprint, spawn, stream, stream_seed
 
 SEED, EPISODES, GAMMA, SOLVED = 0, 16, 0.99, 475.0  # EPISODES per update, played by all ranks together
 

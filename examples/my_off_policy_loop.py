@@ -17,14 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep import World, spawn, stream
-from lockstep.distributed.fingerprint import fingerprint
-from lockstep.envs.make import make_vector_env
-from lockstep.envs.vector import VectorEnv
-from lockstep.experience.replay import Replay, Transitions
-from lockstep.run import EnvConfig
-from lockstep.torch.comm import Comm
-from lockstep.world import stream_seed
+from lockstep import Comm, EnvConfig, World, fingerprint, spawn, stream, stream_seed
+from lockstep.envs import VectorEnv, make_vector_env
+from lockstep.experience import Replay, Transitions
 
 SEED, GAMMA, SOLVED = 0, 0.99, 475.0
 NUM_ENVS, BATCH_SIZE, CAPACITY = 8, 128, 50_000  # of all ranks together

@@ -1,68 +1,34 @@
-"""Data-parallel reinforcement learning that takes the same step on every rank."""
+"""Data-parallel reinforcement learning that takes the same step on every rank.
+
+The public names are listed in `__init__.pyi` and described in docs/api.md. They are imported on first use:
+`lockstep --help` needs none of them, and a rank sets up its process before it imports torch or JAX.
+"""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from lockstep.errors import ConfigError, RunError
-    from lockstep.launch.local import spawn
-    from lockstep.run import Run
-    from lockstep.torch.checkpoint_manager import CheckpointManager
-    from lockstep.torch.comm import Comm
-    from lockstep.train import train
-    from lockstep.world import World, stream, stream_seed
+import lazy_loader
 
-    __version__: str
-
-__all__ = [
-    "CheckpointManager",
-    "Comm",
-    "ConfigError",
-    "Run",
-    "RunError",
-    "World",
-    "__version__",
-    "spawn",
-    "stream",
-    "stream_seed",
-    "train",
-]
-
-# Imported on first use: `lockstep --help` needs none of it, and a rank sets itself up before anything heavy.
-_HOMES = {
-    "CheckpointManager": "lockstep.torch.checkpoint_manager",
-    "Comm": "lockstep.torch.comm",
-    "ConfigError": "lockstep.errors",
-    "Run": "lockstep.run",
-    "RunError": "lockstep.errors",
-    "World": "lockstep.world",
-    "spawn": "lockstep.launch.local",
-    "stream": "lockstep.world",
-    "stream_seed": "lockstep.world",
-}
+_import_public, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("lockstep-rl")
     if name == "train":
         return importlib.import_module("lockstep.train")  # a module that can be called: docs/decisions/0015
-    if name == "__version__":
-        value = importlib.import_module("importlib.metadata").version("lockstep-rl")
-    elif name in _HOMES:
-        try:
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise ModuleNotFoundError(
-                f"lockstep.{name} is for PyTorch, which is not installed: pip install 'lockstep-rl[torch]'; "
-                f"with JAX, write: from {_HOMES[name].replace('torch', 'jax')} import {name}",
-                name="torch",
-            ) from error
-    else:
-        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    try:
+        return _import_public(name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"lockstep.{name} is for PyTorch, which is not installed: pip install 'lockstep-rl[torch]'; "
+            f"with JAX, write: from lockstep.jax import {name}",
+            name="torch",
+        ) from error
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return __all__

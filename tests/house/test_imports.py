@@ -10,6 +10,11 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 FRAMEWORKS = ("torch", "jax")
 
+# Packages with public names, which their `__init__.pyi` lists and docs/api.md describes.
+PUBLIC = tuple(
+    ".".join(path.parent.relative_to(SOURCE).parts) for path in sorted(SOURCE.glob("lockstep/**/__init__.pyi"))
+)
+
 # Torch's collectives, and which nodes take part. The doctor asks what there is.
 MAY_NAME_DISTRIBUTED = ("lockstep.torch.collectives", "lockstep.launch.membership", "lockstep.cli.doctor")
 
@@ -163,6 +168,13 @@ def test_no_files_import_each_other_in_a_circle():
 
 def test_no_folders_import_each_other_in_a_circle():
     assert circles(arrows_of(read_imports(), room)) == []
+
+
+def test_modules_import_from_modules_not_from_public_packages():
+    """The public names are for users: inside, they would be a circle that this file cannot see."""
+    assert "lockstep" in PUBLIC and "lockstep.torch" in PUBLIC
+    found = [str(one) for one in read_imports() if one.target in PUBLIC]
+    assert found == []
 
 
 def test_a_circle_is_seen():

@@ -1,9 +1,9 @@
 """`lockstep --help` answers at once, because it imports almost nothing."""
 
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -46,8 +46,8 @@ def test_importing_starts_nothing(tmp_path):
 
 
 def test_the_package_is_imported_in_50_milliseconds():
-    """Above what Python itself takes; names are imported when they are used."""
-    code = "import time; a = time.perf_counter(); import lockstep; print(time.perf_counter() - a)"
+    """Of processor time, which other programs do not lengthen; names are imported when they are used."""
+    code = "import time; a = time.process_time(); import lockstep; print(time.process_time() - a)"
 
     def seconds() -> float:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -83,17 +83,19 @@ def test_a_name_that_needs_torch_says_so_without_it(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')\n")
     code = "import lockstep\ntry: lockstep.Comm\nexcept ModuleNotFoundError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert "lockstep-rl[torch]" in done.stdout and "from lockstep.jax.comm import Comm" in done.stdout, done.stderr
+    assert "lockstep-rl[torch]" in done.stdout and "from lockstep.jax import Comm" in done.stdout, done.stderr
 
 
 def test_help_in_half_a_second():
+    """Of processor time, which other programs do not lengthen."""
+
     def seconds() -> float:
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([LOCKSTEP, "--help"], capture_output=True, text=True)
-        took = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("usage: lockstep")
-        return took
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     seconds()  # the first start reads files that the next ones find in memory
     assert statistics.median(seconds() for _ in range(3)) < 0.5

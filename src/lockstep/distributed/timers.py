@@ -1,7 +1,9 @@
 """Where the time goes: one running phase per rank, its clock, and a place where other processes can read it."""
 
+import contextlib
 import os
 import time
+from collections.abc import Generator
 
 PHASES = ("env", "act", "learn", "sync", "wait", "evaluate", "checkpoint", "other")
 ENV, ACT, LEARN, SYNC, WAIT, EVALUATE, CHECKPOINT, OTHER = range(len(PHASES))
@@ -45,6 +47,13 @@ class Timers:
         self.totals_ns[previous] += now - row[SINCE_NS]
         row[PHASE], row[SINCE_NS] = phase, now
         return previous
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Count the time inside the block as phase `name`, one of `PHASES`; after an error the phase stays."""
+        previous = self.enter(PHASES.index(name))
+        yield
+        self.enter(previous)
 
     def resumed(self, updates: int) -> None:
         """Tell how many updates lie behind a run that goes on; its first one still ends a start-up."""

@@ -4,3 +4,7 @@
 `sampling.py` and `exploration.py` draw actions, `episodes.py` counts returns, `evaluate.py` plays a fixed quota of
 episodes.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -82,14 +82,14 @@ if __name__ == "__main__":
 
 
 def _imports(run: Run) -> str:
-    """The statements that name the classes of a run's tree, sorted as isort does."""
-    used: dict[str, set[str]] = {}
+    """The statement that imports the classes of a run's tree."""
+    used: set[str] = set()
     nodes: list[Any] = [run]
     while nodes:
         node = nodes.pop()
-        used.setdefault(type(node).__module__, set()).add(type(node).__name__)
+        used.add(type(node).__name__)
         nodes += [value for item in fields(node) if is_dataclass(value := getattr(node, item.name))]
-    return "\n".join(f"from {module} import {', '.join(sorted(used[module]))}" for module in sorted(used))
+    return f"from lockstep import {', '.join(sorted(used))}"
 
 
 def _module(name: str) -> Any:

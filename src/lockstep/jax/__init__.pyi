@@ -1,0 +1,15 @@
+from .adam import Adam as Adam
+from .checkpoint_manager import CheckpointManager as CheckpointManager
+from .comm import Comm as Comm
+from .dqn import DQN as DQN
+from .envs.interface import DeviceEnv as DeviceEnv
+from .export import load_player as load_player
+from .export import load_policy as load_policy
+from .flat import Flat as Flat
+from .metrics import Metrics as Metrics
+from .networks import Policy as Policy
+from .networks import actor_of as actor_of
+from .ppo import PPO as PPO
+from .q_networks import QPolicy as QPolicy
+from .returns import gae as gae
+from .session import Session as Session
