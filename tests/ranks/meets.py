@@ -12,7 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from lockstep.distributed.network.join import joined
+from lockstep.distributed.network.rendezvous_address import with_rendezvous_flags
 from lockstep.errors import ConfigError, RunError
 from lockstep.torch.collectives.rendezvous import connect
 from lockstep.world import World
@@ -22,7 +22,7 @@ def main() -> int:
     flags = {"master_addr": None, "master_port": None, "init_file": None}
     given = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
     flags |= {name: given.pop(name) for name in flags if name in given and "rank" not in given}
-    world = joined(World.from_environment(), **flags) if "rank" not in given else World(**given)
+    world = with_rendezvous_flags(World.from_environment(), **flags) if "rank" not in given else World(**given)
     began, code = time.monotonic(), 0
     said = {"rank": world.rank, "local_rank": world.local_rank, "node": world.node_rank, "launcher": world.launcher}
     try:

@@ -174,9 +174,11 @@ def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes 
         )
     if (args.master_addr, args.master_port, args.init_file) == (None, None, None):
         return world
-    from lockstep.distributed.network.join import joined
+    from lockstep.distributed.network.rendezvous_address import with_rendezvous_flags
 
-    return joined(world, master_addr=args.master_addr, master_port=args.master_port, init_file=args.init_file)
+    return with_rendezvous_flags(
+        world, master_addr=args.master_addr, master_port=args.master_port, init_file=args.init_file
+    )
 
 
 def requested_ranks(text: str | None, default: int) -> int:

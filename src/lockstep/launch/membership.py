@@ -35,13 +35,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rendezvous import Cancelled, Met
+from lockstep.launch.rendezvous import STORE_TIMEOUT_S, Cancelled, NodeRendezvous
 from lockstep.launch.round import Member, Round, address_of, members, order_of, place_of
 from lockstep.launch.variables import free_port
 from lockstep.system.bounded import bounded
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them
-_ANSWER_S = 60.0  # bound on one question to the main node's store: a link that is cut for a moment is no end
 _STOP_S = 1.0
 _SIGNATURE = 32  # bytes
 
@@ -49,8 +48,8 @@ _SIGNATURE = 32  # bytes
 class ElasticMembership:
     """This node among the others, as a context manager."""
 
-    def __init__(self, nodes: Nodes, met: Met) -> None:
-        self._nodes, self._met = nodes, met
+    def __init__(self, nodes: Nodes, info: NodeRendezvous) -> None:
+        self._nodes, self._info = nodes, info
 
     def __enter__(self) -> Self:
         """Connect to the main node's store; the main node opens it."""
@@ -59,14 +58,16 @@ class ElasticMembership:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         for noisy in ("torch.distributed.elastic", "torch.distributed.elastic.rendezvous.dynamic_rendezvous"):
             logging.getLogger(noisy).setLevel(logging.ERROR)  # what matters of it we say ourselves
-        nodes, met = self._nodes, self._met
-        listening: dict[str, Any] = {} if met.listener is None else {"master_listen_fd": met.listener.detach()}
+        nodes, info = self._nodes, self._info
+        listening: dict[str, Any] = {}
+        if info.torch_listener is not None:
+            listening["master_listen_fd"] = info.torch_listener.detach()
         with _asking():
             self._store: TCPStore = TCPStore(
-                met.main_address,
-                met.store_port,
-                is_master=met.main,
-                timeout=timedelta(seconds=_ANSWER_S),
+                info.main_address,
+                info.torch_port,
+                is_master=info.main,
+                timeout=timedelta(seconds=STORE_TIMEOUT_S),
                 wait_for_workers=False,
                 **listening,
             )
@@ -75,10 +76,10 @@ class ElasticMembership:
         self._handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             run_id,
             self._store,
-            _Signed(C10dRendezvousBackend(self._store, run_id), met.key),
+            _Signed(C10dRendezvousBackend(self._store, run_id), info.key),
             nodes.minimum,
             nodes.maximum,
-            local_addr=met.address,
+            local_addr=info.address,
             timeout=RendezvousTimeout(join=join, last_call=timedelta(seconds=_LAST_CALL_S)),
         )
         return self
@@ -96,18 +97,18 @@ class ElasticMembership:
             failures: how many starts this node has seen fail.
             cancelled: polled; raises `Cancelled` once it is true.
         """
-        info = self._next_rendezvous(cancelled)
-        store, met = info.store, self._met
-        mine = Member.of(self._nodes, met.address, met.main_address, main=met.main, failures=failures)
+        found = self._next_rendezvous(cancelled)
+        store, info = found.store, self._info
+        mine = Member.of(self._nodes, info.address, info.main_address, main=info.main, failures=failures)
         with _asking():
-            store.set(f"node/{info.rank}", json.dumps(asdict(mine)))
-            every = members([json.loads(store.get(f"node/{i}")) for i in range(info.world_size)])
-            if order_of(every)[0] == info.rank:
-                first = {"address": address_of(every, info.rank), "port": free_port()}
+            store.set(f"node/{found.rank}", json.dumps(asdict(mine)))
+            every = members([json.loads(store.get(f"node/{i}")) for i in range(found.world_size)])
+            if order_of(every)[0] == found.rank:
+                first = {"address": address_of(every, found.rank), "port": free_port()}
                 store.set("first", json.dumps({**first, "starts": self._store.add("lockstep/starts", 1) - 1}))
             first = json.loads(store.get("first"))
         address, port = str(first["address"]), int(first["port"])
-        place = place_of(every, info.rank, address=address, port=port, token=met.key.hex())
+        place = place_of(every, found.rank, address=address, port=port, token=info.key.hex())
         return Round(store, place, max(one.failures for one in every), int(first["starts"]))
 
     def _next_rendezvous(self, cancelled: Callable[[], bool]) -> RendezvousInfo:
@@ -123,7 +124,7 @@ class ElasticMembership:
     @property
     def main(self) -> bool:
         """Whether this node hosts what the others ask."""
-        return self._met.main
+        return self._info.main
 
     def changed(self) -> bool:
         """Whether a node waits to be let in."""

@@ -4,11 +4,12 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, Self
 
 from lockstep.distributed.network.interfaces import interface_of
+from lockstep.distributed.network.store import Store
 from lockstep.errors import RunError
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_placement import RankPlacement
@@ -16,26 +17,6 @@ from lockstep.system.bounded import bounded
 
 _TELL_S = 5.0  # bound on telling how a round ended: where the link is cut, each node ends alone
 _END = "end"
-
-
-class Store(Protocol):
-    """What the nodes of a round ask and tell at the main node. A `RuntimeError` means that it does not answer."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all of them have been told."""
-        ...
-
-    def get(self, key: str, /) -> bytes:
-        """What was told."""
-        ...
-
-    def add(self, key: str, amount: int, /) -> int:
-        """A number that all add to, afterwards."""
-        ...
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Tell it if nobody has (`expected` is empty); what holds then."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +200,6 @@ def asking() -> Generator[None]:
         raise RunError(f"the main node does not answer any more: {str(error).splitlines()[0]}") from error
 
 
-def members(reported_end: Sequence[Mapping[str, Any]]) -> list[Member]:
-    """What `asdict` made of them."""
-    return [Member(**one) for one in reported_end]
+def members(every: Iterable[Mapping[str, Any]]) -> list[Member]:
+    """From what `asdict` made of them."""
+    return [Member(**one) for one in every]

@@ -13,7 +13,7 @@ from typing import Any, Self
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.fixed import FixedMembership
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rendezvous import Cancelled, Met, meet
+from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
 from lockstep.launch.round import End, Membership, Round
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.start import Start
@@ -57,7 +57,10 @@ def launch_nodes(
     """
     with caught_signals() as caught:
         try:
-            with meet(nodes, identity, cancelled=lambda: bool(caught)) as met, _membership(nodes, met) as membership:
+            with (
+                rendezvous(nodes, identity, cancelled=lambda: bool(caught)) as info,
+                _membership(nodes, info) as membership,
+            ):
                 node = _Node(nodes, membership, caught, max_restarts)
                 while True:
                     code = node.play(command, log_dir, dict(environment or {}), bounds)
@@ -68,10 +71,10 @@ def launch_nodes(
             return 128 + caught[0]
 
 
-def _membership(nodes: Nodes, met: Met) -> Membership:
+def _membership(nodes: Nodes, info: NodeRendezvous) -> Membership:
     """Torch's rendezvous where nodes come and go; else all that is needed is here."""
     if not nodes.elastic:
-        return FixedMembership(nodes, met)
+        return FixedMembership(nodes, info)
     if find_spec("torch") is None:
         raise ConfigError(
             f"--nnodes {nodes.minimum}:{nodes.maximum}: nodes come and go through torch's rendezvous, and torch is not "
@@ -79,7 +82,7 @@ def _membership(nodes: Nodes, met: Met) -> Membership:
         )
     with _quiet_torch():
         from lockstep.launch.membership import ElasticMembership
-    return ElasticMembership(nodes, met)
+    return ElasticMembership(nodes, info)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ import shlex
 from lockstep.distributed.network.routes import several_hosts
 from lockstep.distributed.network.torchrun import (
     address_of_this_node,
-    around,
     is_main_node,
-    loopback_cure,
+    loopback_error,
     means_this_host,
+    torchrun_command,
 )
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import check_shards
@@ -28,16 +28,16 @@ def check_torchrun(world: World) -> None:
     """
     if not several_hosts(world) or "TORCHELASTIC_RUN_ID" not in os.environ or not means_this_host(world.address):
         return
-    command = around()
+    command = torchrun_command()
     if command is None or command.endpoint is None or is_main_node(command):
         return
-    from lockstep.distributed.network.rank_zero import leave_note
-    from lockstep.torch.collectives.stores import TorchKind
+    from lockstep.distributed.network.rank_zero import leave_loopback_note
+    from lockstep.torch.collectives.stores import TorchStoreBackend
 
     with contextlib.suppress(OSError, RuntimeError):  # by all ranks: torchrun ends them when the first has failed
         node = command.flags.get("--node-rank", str(world.node_rank))
-        leave_note(TorchKind(), command, json.dumps([node, address_of_this_node(command)]))
-    raise loopback_cure(world)
+        leave_loopback_note(TorchStoreBackend(), command, json.dumps([node, address_of_this_node(command)]))
+    raise loopback_error(world)
 
 
 def check_growth(world: World, num_shards: int | None) -> None:
@@ -47,7 +47,7 @@ def check_growth(world: World, num_shards: int | None) -> None:
         world: who takes part.
         num_shards: what the config says; None: as many as there are ranks at first.
     """
-    command = around() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    command = torchrun_command() if "TORCHELASTIC_RUN_ID" in os.environ else None
     nodes = command.flags.get("--nnodes", "") if command is not None else ""
     least, _, most = nodes.partition(":")
     if command is None or not most.isdecimal() or least == most:

@@ -4,10 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
-from meeting_nodes import Node
+from rendezvous_nodes import Node
 
-from lockstep.launch.rendezvous import client as calling
-from lockstep.launch.rendezvous import server as server
+from lockstep.launch.rendezvous import client, server
 from lockstep.launch.variables import free_port
 
 
@@ -35,7 +34,7 @@ def gone():
 
 @pytest.fixture
 def start():
-    """Starts nodes that meet; all leave at the end."""
+    """Start nodes that join each other; all leave at the end."""
     nodes = []
 
     def one(**flags):
@@ -55,9 +54,9 @@ def at():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Bounds of seconds instead of half a minute, except where a test says otherwise."""
+    """Bounds of seconds instead of half a minute, except where a test sets others."""
     monkeypatch.setattr(server, "_SETTLE_S", 1.0)
     monkeypatch.setattr(server, "_FREE_S", 1.0)
-    monkeypatch.setattr(calling, "_PATIENCE_S", 1.0)
-    monkeypatch.setattr(calling, "_TELL_S", 1.0)
-    monkeypatch.setattr(calling, "_CLOSED_S", 1.0)
+    monkeypatch.setattr(client, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(client, "_REPORT_S", 1.0)
+    monkeypatch.setattr(client, "_CLOSED_S", 1.0)

@@ -1,7 +1,7 @@
-"""The command line of torchrun around this rank, and what it should have been where host names mean loopback.
+"""The command line of torchrun that started this rank, and a corrected one where its host name means loopback.
 
-torchrun tells ranks to meet at the name of one node's host. Where that name is `localhost`, each node looks for the
-others on itself; only torchrun's own `--local-addr` cures it.
+torchrun sets MASTER_ADDR to the host name of one node. Where that name is `localhost`, each node looks for the others
+on itself; only torchrun's own `--local-addr` helps.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ from lockstep.world import World
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _WITHOUT_VALUE = ("-m", "--module", "--standalone", "--no-python", "--run-path", "--virtual-local-rank", "--use-env")
 _PORT = 29400  # torchrun's, where an endpoint names none
-_UNKNOWN = "ADDRESS"  # stands for what cannot be known on this node
+_UNKNOWN = "ADDRESS"  # placeholder for an address that this node cannot determine
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Torchrun:
     """A command line of torchrun."""
 
     words: tuple[str, ...]
-    """All of it."""
+    """The whole command line."""
     first: int
-    """Where torchrun's own flags begin."""
+    """Index of torchrun's first own flag."""
     flags: Mapping[str, str]
-    """Those with a value, with hyphens."""
+    """torchrun's flags that have a value, spelled with hyphens."""
 
     @property
     def endpoint(self) -> tuple[str, int] | None:
-        """Where the nodes meet; None unless they do so through a store with a host and a port."""
+        """Host and port of torchrun's rendezvous; None unless it is a c10d store."""
         host, _, port = self.flags.get("--rdzv-endpoint", "").rpartition(":")
         if self.flags.get("--rdzv-backend") != "c10d" or not (host or port):
             return None
@@ -44,7 +44,7 @@ class Torchrun:
         return host.strip("[]"), int(port)
 
     def with_flags(self, changes: Mapping[str, str]) -> str:
-        """The command with other values of flags; one that it does not have is put before the others."""
+        """The command with other values of flags; flags that it does not have are added in front."""
         words, changes = list(self.words), dict(changes)
         for position in range(self.first, len(words)):
             flag, equals, _ = words[position].partition("=")
@@ -59,8 +59,8 @@ class Torchrun:
         return shlex.join(words)
 
 
-def around(environment: Mapping[str, str] = os.environ) -> Torchrun | None:
-    """The torchrun that started this rank, if its command line can be read."""
+def torchrun_command(environment: Mapping[str, str] = os.environ) -> Torchrun | None:
+    """The command line of the torchrun that started this rank; None if it cannot be read."""
     agent = torchrun_agent(environment)
     if agent is None:
         return None
@@ -72,12 +72,12 @@ def around(environment: Mapping[str, str] = os.environ) -> Torchrun | None:
 
 
 def parse(words: Sequence[str]) -> Torchrun | None:
-    """A command line; None if it is not torchrun's."""
+    """Parse a command line; None if it is not torchrun's."""
     starts = [i for i, word in enumerate(words) if word in _MODULES or Path(word).name == "torchrun"]
     if not starts:
         return None
     position, flags = starts[0] + 1, dict[str, str]()
-    while position < len(words) and words[position].startswith("-"):  # behind them come the script and its flags
+    while position < len(words) and words[position].startswith("-"):  # up to the script and its flags
         flag, equals, value = words[position].partition("=")
         name = flag.replace("_", "-") if flag.startswith("--") else flag
         position += 1
@@ -99,29 +99,29 @@ def means_this_host(name: str) -> bool:
 
 
 def is_main_node(command: Torchrun) -> bool:
-    """Whether the nodes meet on this host, so far as the command says."""
+    """Whether torchrun's rendezvous is on this host, as far as the command shows."""
     return command.endpoint is None or any(is_local(address) for address in resolve(command.endpoint[0]))
 
 
 def address_of_this_node(command: Torchrun) -> str:
-    """This host's address towards the main node; there, the one that the others probably come to."""
+    """This host's address towards the main node; on the main node, the one that others most likely use."""
     if not is_main_node(command) and command.endpoint is not None:
         return towards(resolve(command.endpoint[0])[0], command.endpoint[1])
     return next(iter(reachable_addresses()), _UNKNOWN)
 
 
-def loopback_cure(world: World, other: tuple[str, str] | None = None) -> ConfigError:
-    """What to tell a user whose ranks on several hosts look for rank 0 each on their own host.
+def loopback_error(world: World, other: tuple[str, str] | None = None) -> ConfigError:
+    """The error for ranks on several hosts that each look for rank 0 on their own host.
 
     Args:
-        world: whose address is loopback.
-        other: node rank and address of another node that told them.
+        world: one whose address is loopback.
+        other: node rank and address of another node that reported them.
     """
     what = (
         f"MASTER_ADDR={world.address} is loopback: on each host it means that host, and only {world.local_size} of the "
         f"{world.size} ranks are on this one"
     )
-    command = around()
+    command = torchrun_command()
     if command is None or command.endpoint is None:
         here = ", ".join(reachable_addresses()) or "none but loopback"
         return ConfigError(f"{what}; set it to the address of rank 0's host on all ranks (this host has {here})")

@@ -21,11 +21,11 @@ from lockstep.distributed import messages, peers
 from lockstep.distributed.network.host_layout import settle
 from lockstep.distributed.network.hosts import Hosts
 from lockstep.distributed.network.interfaces import endpoint, listening_socket, towards
-from lockstep.distributed.network.meeting import store_of
-from lockstep.distributed.network.membership_check import Store
+from lockstep.distributed.network.rank_store import LockstepStoreBackend
 from lockstep.distributed.network.rank_zero import uses_agent_store
+from lockstep.distributed.network.rendezvous import rendezvous
 from lockstep.distributed.network.routes import several_hosts
-from lockstep.distributed.network.stores import OwnKind
+from lockstep.distributed.network.store import Store
 from lockstep.distributed.shared_memory import Segment, ordered
 from lockstep.distributed.timers import SYNC, WAIT, Timers
 from lockstep.distributed.tree import Node, tree_sum
@@ -59,7 +59,7 @@ class Processes:
         if self._world.size == 1:
             return
         until = time.monotonic() + self._startup_timeout_s
-        store = store_of(OwnKind(), _place_under_torchrun(self._world), self._startup_timeout_s)
+        store = rendezvous(LockstepStoreBackend(), _place_under_torchrun(self._world), self._startup_timeout_s)
         number = 0
 
         def gather(value: Any, tag: str) -> list[Any]:

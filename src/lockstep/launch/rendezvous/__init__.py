@@ -1,7 +1,7 @@
-"""Nodes meet before they start any rank: who does not belong, or does not fit, is told so, and so are all others.
+"""The rendezvous of the nodes, before any rank starts: all nodes join the main one, or all report why they cannot.
 
-One node is the main one; the others come to it. Whatever is wrong is found here, by plain sockets and with a sentence,
-instead of later by a library that waits.
+Contradictions between nodes are found here, over plain sockets and with a clear message, instead of later by a library
+that waits for its timeout.
 """
 
 import contextlib
@@ -25,153 +25,190 @@ from lockstep.distributed.network.interfaces import (
     resolve,
     towards,
 )
+from lockstep.distributed.network.store import Store
+from lockstep.distributed.network.store_server import StoreClient
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rendezvous.client import Known, RendezvousClient, answers, resolved
+from lockstep.launch.rendezvous.client import LocalError, RendezvousClient, is_alive, resolve_with_retries
 from lockstep.launch.rendezvous.contradictions import contradiction
-from lockstep.launch.rendezvous.handshake import NodeInfo, run_key, secret
+from lockstep.launch.rendezvous.handshake import NodeInfo, run_key, run_secret
 from lockstep.launch.rendezvous.server import RendezvousServer
 from lockstep.launch.rendezvous.waiting import Cancelled, Waiting
 
-__all__ = ["Cancelled", "Met", "meet"]
+__all__ = ["Cancelled", "NodeRendezvous", "rendezvous"]
 
-_LOOK_S = 0.1
-_KEEP_S = 0.5  # how often the main node looks whether the shared file is still its own
-_IN_USE_S = 2.0  # for the main node that may have taken our port to take a connection
-_STAND_IN_S = 4.0  # whoever looks for the main node comes by several times a second
-_EVERYWHERE = ("0.0.0.0", "::")
-_ANYWHERE = "192.0.2.1"  # no machine has it: asks for the way to the rest of the world
+STORE_TIMEOUT_S = 60.0
+"""Bound on one request to the main node's store: a link that is cut for a moment does not end a run."""
+_POLL_S = 0.1
+_KEEP_S = 0.5  # how often the main node checks that the shared file is still its own
+_PORT_TAKEN_S = 2.0  # for the main node that may have taken our port to accept a connection
+_STAND_IN_S = 4.0  # nodes that look for the main node connect several times a second
+_ALL_INTERFACES = ("0.0.0.0", "::")
+_EXTERNAL = "192.0.2.1"  # a documentation address: the route to it is the one to other machines
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """What a node knows once the nodes have met."""
+class NodeRendezvous:
+    """The result of the rendezvous, for one node."""
 
     main: bool
-    """Whether this node hosts the store."""
+    """Whether this node is the main one, which serves the store."""
+    process: str
+    """Identifies this node's launcher among those of the run."""
     address: str
     """This node's own address towards the others."""
     interface: str | None
     """The interface that has it."""
     main_address: str
     """Where this node reaches the main node."""
-    store_port: int
-    """Where the main node's store listens."""
-    listener: socket.socket | None
-    """The main node's socket for that store, listening; None on the others."""
     key: bytes
-    """The same on all nodes of this run, and on no other: 32 bytes."""
+    """The same on all nodes of this run, and on no others: 32 bytes."""
+    store: Store
+    """The run's store, in the main node's memory."""
+    connected: Callable[[], list[str]]
+    """On the main node: `process` of all nodes that are connected now, this one first. Empty on the others."""
+    torch_listener: socket.socket | None = None
+    """The main node's listening socket for torch's own store; None on the others, and unless the run is elastic."""
+    torch_port: int = 0
+    """Its port; 0 unless the run is elastic."""
 
 
 @contextlib.contextmanager
-def meet(nodes: Nodes, identity: Mapping[str, Any], *, cancelled: Callable[[], bool] = lambda: False) -> Generator[Met]:
-    """Meet the other nodes; the main one goes on receiving those that come later, until the end of the block.
+def rendezvous(
+    nodes: Nodes, identity: Mapping[str, Any], *, cancelled: Callable[[], bool] = lambda: False
+) -> Generator[NodeRendezvous]:
+    """Join the other nodes. The main one goes on admitting those that come later, until the end of the block.
 
     Args:
         nodes: what the flags say.
         identity: what must agree between nodes; see `lockstep.preflight.identity`.
-        cancelled: asked ten times a second; raises `Cancelled` once it is true.
+        cancelled: polled ten times a second; raises `Cancelled` once it is true.
 
     Raises:
-        ConfigError: the nodes do not fit together, or do not all come; the same on every node.
+        ConfigError: the nodes contradict each other, or some do not come; the same on every node.
         RunError: the main node ended.
-        Cancelled: this node was asked to give up.
+        Cancelled: this node is to give up.
     """
     waiting = Waiting(cancelled, nodes.join_timeout_s)
     if nodes.local_address and not is_local(nodes.local_address):
         raise ConfigError(f"--local-addr {nodes.local_address} is not an address of this machine, which has {_own()}")
     node = _node_info(nodes, identity)
-    listener, known = _listener(nodes, waiting)
+    listener, local_error = _listener(nodes, waiting)
     if listener is not None:
-        with _host(nodes, node, listener, waiting) as met:
-            yield met
+        with _host(nodes, node, listener, waiting) as info:
+            yield info
         return
-    caller = RendezvousClient(nodes, node, waiting, known)
+    client = RendezvousClient(nodes, node, waiting, local_error)
     try:
-        connection, message = caller.join()
+        connection, admission = client.join()
     except ConfigError as error:
-        if caller.nobody_here and known is None:
+        if client.no_main_here and local_error is None:
             _stand_in(nodes, node, error, waiting)
         raise
-    with connection:  # open to the end: this node holds its place with it
-        address = nodes.local_address or str(connection.getsockname()[0])
-        main_address = str(connection.getpeername()[0])
-        key = run_key(nodes.token, str(message["salt"]))
-        yield Met(False, address, interface_of(address), main_address, int(message["store_port"]), None, key)
+    with contextlib.closing(connection):  # open to the end: it holds this node's place
+        address = nodes.local_address or str(connection.socket.getsockname()[0])
+        yield NodeRendezvous(
+            main=False,
+            process=node.process,
+            address=address,
+            interface=interface_of(address),
+            main_address=str(connection.socket.getpeername()[0]),
+            key=run_key(nodes.token, str(admission["salt"])),
+            store=StoreClient(connection, STORE_TIMEOUT_S),
+            connected=list,
+            torch_port=int(admission["torch_port"]),
+        )
 
 
 @contextlib.contextmanager
-def _host(nodes: Nodes, node: NodeInfo, listener: socket.socket, waiting: Waiting) -> Generator[Met]:
+def _host(nodes: Nodes, node: NodeInfo, listener: socket.socket, waiting: Waiting) -> Generator[NodeRendezvous]:
     """The main node's part."""
     bound, port = listener.getsockname()[:2]
     salt, nonce = secrets.token_hex(32), secrets.token_hex(16)
-    everywhere = bound in _EVERYWHERE
-    guess = nodes.local_address or (_towards_others() if everywhere else bound)
-    with listening_socket("" if bound == _EVERYWHERE[0] else bound, 0) as store:
-        store_port = int(store.getsockname()[1])
-        message = {"store_port": store_port, "salt": salt}
-        with RendezvousServer(replace(node, address=guess), listener, secret(nodes), message, nonce) as server:
-            place = None
-            if nodes.init_file is not None:
-                ours = (reachable_addresses() or [_LOOPBACK]) if everywhere else [bound]
-                where = [address for address in ours if bound != _EVERYWHERE[0] or ":" not in address]
-                place = init_file.publish(nodes.init_file, where, port, nonce, alive=answers)
-            try:
-                how = f"--init-file {nodes.init_file}" if place else f"{nodes.setting} {endpoint(guess, port)}"
-                _gather(nodes, server, waiting, place, how)
-                if nodes.rank_port == port:
-                    server.close_door()
-                address = nodes.local_address or server.reached_at or guess
-                key = run_key(nodes.token, salt)
-                yield Met(True, address, interface_of(address), address, store_port, store, key)
-            finally:
-                if nodes.init_file is not None:
-                    init_file.withdraw(nodes.init_file, nonce)
+    all_interfaces = bound in _ALL_INTERFACES
+    guess = nodes.local_address or (_towards_others() if all_interfaces else bound)
+    with contextlib.ExitStack() as stack:
+        torch_listener, torch_port = None, 0
+        if nodes.elastic:
+            torch_listener = stack.enter_context(listening_socket("" if bound == _ALL_INTERFACES[0] else bound, 0))
+            torch_port = int(torch_listener.getsockname()[1])
+        admission = {"torch_port": torch_port, "salt": salt}
+        server = stack.enter_context(
+            RendezvousServer(replace(node, address=guess), listener, run_secret(nodes), admission, nonce)
+        )
+        published = None
+        if nodes.init_file is not None:
+            own = (reachable_addresses() or [_LOOPBACK]) if all_interfaces else [bound]
+            addresses = [address for address in own if bound != _ALL_INTERFACES[0] or ":" not in address]
+            published = init_file.publish(nodes.init_file, addresses, port, nonce, alive=is_alive)
+            stack.callback(init_file.withdraw, nodes.init_file, nonce)
+        flag = f"--init-file {nodes.init_file}" if published else f"{nodes.setting} {endpoint(guess, port)}"
+        _gather(nodes, server, waiting, published, flag)
+        if nodes.rank_port == port:
+            server.stop_listening()
+        address = nodes.local_address or server.reached_at or guess
+        yield NodeRendezvous(
+            main=True,
+            process=node.process,
+            address=address,
+            interface=interface_of(address),
+            main_address=address,
+            key=run_key(nodes.token, salt),
+            store=server.store,
+            connected=lambda: [one.process for one in server.nodes],
+            torch_listener=torch_listener,
+            torch_port=torch_port,
+        )
 
 
 def _gather(
-    nodes: Nodes, server: RendezvousServer, waiting: Waiting, place: init_file.PublishedEndpoint | None, how: str
+    nodes: Nodes,
+    server: RendezvousServer,
+    waiting: Waiting,
+    published: init_file.PublishedEndpoint | None,
+    flag: str,
 ) -> None:
-    """Until enough nodes are there and agree."""
-    looked = time.monotonic()
-    while not server.gathered.wait(_LOOK_S):
+    """Wait until enough nodes are there and agree."""
+    kept_at = time.monotonic()
+    while not server.gathered.wait(_POLL_S):
         if server.error is not None:
             raise RunError(f"receiving other nodes failed: {server.error!r}") from server.error
         if server.refusal:
             raise ConfigError(server.refusal)
-        if place is not None and nodes.init_file is not None and time.monotonic() > looked + _KEEP_S:
-            init_file.keep(nodes.init_file, place, alive=answers)
-            looked = time.monotonic()
-        came, where = len(server.nodes), nodes.init_file or how.partition(" ")[2]
+        if published is not None and nodes.init_file is not None and time.monotonic() > kept_at + _KEEP_S:
+            init_file.keep(nodes.init_file, published, alive=is_alive)
+            kept_at = time.monotonic()
+        missing = max(nodes.minimum - len(server.nodes), 0)
+        where = nodes.init_file or flag.partition(" ")[2]
         waiting(
-            f"{max(nodes.minimum - came, 0)} of {nodes.minimum} nodes at {where}: {server.missing()}",
-            f"start each missing one with {how}" + ("" if nodes.node_rank is None else " and its --node-rank"),
+            f"{missing} of {nodes.minimum} nodes at {where}: {server.missing()}",
+            f"start each missing one with {flag}" + ("" if nodes.node_rank is None else " and its --node-rank"),
         )
 
 
 def _stand_in(nodes: Nodes, node: NodeInfo, error: ConfigError, waiting: Waiting) -> None:
-    """Tell those who come to this machine, in the belief that the main node is here, that it is not.
+    """Listen at the endpoint for a while, to refuse nodes that expect the main one on this machine.
 
     Raises:
-        ConfigError: what they were told, if anybody came.
+        ConfigError: the refusal, if any node came.
     """
     try:
-        listener = listening_socket(_bound_to(nodes, resolve(nodes.host)), nodes.port)
-    except ConfigError:  # somebody listens here now
+        listener = listening_socket(_address_to_bind(nodes, resolve(nodes.host)), nodes.port)
+    except ConfigError:  # another process listens here by now
         return
     address = nodes.local_address or _towards_others()
-    with RendezvousServer(replace(node, address=address), listener, secret(nodes), {}) as server:
+    with RendezvousServer(replace(node, address=address), listener, run_secret(nodes), {}) as server:
         end = time.monotonic() + _STAND_IN_S
         while not server.refusal and time.monotonic() < end:
             waiting(f"other nodes, to tell them: {error}")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         if server.most > 1:
             raise ConfigError(server.refusal or contradiction(server.nodes))
 
 
-def _listener(nodes: Nodes, waiting: Waiting) -> tuple[socket.socket | None, Known | None]:
-    """The socket at which this node receives the others, if it is the main one; else what is wrong here already."""
+def _listener(nodes: Nodes, waiting: Waiting) -> tuple[socket.socket | None, LocalError | None]:
+    """The main node's listening socket; on another node None, and what is already known to be wrong there."""
     alone, rank = nodes.maximum == 1, nodes.node_rank
     if rank is not None and not 0 <= rank < nodes.maximum:
         error = ConfigError(
@@ -180,48 +217,48 @@ def _listener(nodes: Nodes, waiting: Waiting) -> tuple[socket.socket | None, Kno
         )
         if alone:
             raise error
-        return None, Known(error)
+        return None, LocalError(error)
     if not nodes.host:
         if rank is None and not alone:
             raise ConfigError("--init-file tells nobody which node is the main one; give each node its --node-rank")
-        main, where = alone or rank == 0, [_LOOPBACK] if alone else []
+        main = alone or rank == 0
+        addresses = [_LOOPBACK] if alone else []
     else:
-        where = resolved(nodes, waiting)
-        own = [address for address in where if is_local(address)]
+        addresses = resolve_with_retries(nodes, waiting)
+        own = [address for address in addresses if is_local(address)]
         main = alone or (rank == 0 and bool(own or nodes.local_address)) or (rank is None and bool(own))
         if rank == 0 and not main:
-            return None, Known(ConfigError(_not_here(nodes, where)))
-        where = own or where
+            return None, LocalError(ConfigError(_not_here(nodes, addresses)))
+        addresses = own or addresses
     if not main:
         return None, None
     try:
-        return listening_socket(_bound_to(nodes, where), nodes.port, nodes.setting), None
+        return listening_socket(_address_to_bind(nodes, addresses), nodes.port, nodes.setting), None
     except ConfigError as error:
         if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
             raise
-        return None, Known(
-            error, patience_s=_IN_USE_S, port_in_use=True
-        )  # perhaps by the main node, on this machine, too
+        # perhaps by the main node, which is then on this machine, too
+        return None, LocalError(error, patience_s=_PORT_TAKEN_S, port_in_use=True)
 
 
-def _bound_to(nodes: Nodes, where: Sequence[str]) -> str:
-    """The address at which the main node receives: no wider than it must be."""
+def _address_to_bind(nodes: Nodes, addresses: Sequence[str]) -> str:
+    """Where the main node listens: on one interface, unless the endpoint leaves open which."""
     if nodes.local_address:
         return nodes.local_address
     if nodes.maximum == 1:
-        return where[0]
-    if len(where) == 1 and not is_loopback(where[0]):
-        return where[0]
-    # The user said `localhost`, or a file: the others must get in.
-    reachable = where or reachable_addresses() or [_LOOPBACK]
-    needs_ipv6 = any(":" in address for address in where) or all(":" in address for address in reachable)
-    return _EVERYWHERE[1] if needs_ipv6 else ""
+        return addresses[0]
+    if len(addresses) == 1 and not is_loopback(addresses[0]):
+        return addresses[0]
+    # With `localhost` or a file the interface is not known, and other nodes must be able to connect.
+    reachable = addresses or reachable_addresses() or [_LOOPBACK]
+    needs_ipv6 = any(":" in address for address in addresses) or all(":" in address for address in reachable)
+    return _ALL_INTERFACES[1] if needs_ipv6 else ""
 
 
 def _towards_others() -> str:
-    """This machine's address for others, as far as it can be told before one came."""
+    """This machine's most likely address for others, before any of them has connected."""
     with contextlib.suppress(OSError):
-        return towards(_ANYWHERE, 0)
+        return towards(_EXTERNAL, 0)
     return next(iter(reachable_addresses()), _LOOPBACK)
 
 
@@ -239,8 +276,8 @@ def _node_info(nodes: Nodes, identity: Mapping[str, Any]) -> NodeInfo:
     )
 
 
-def _not_here(nodes: Nodes, where: Sequence[str]) -> str:
-    called = nodes.host if nodes.host in where else f"{nodes.host} ({', '.join(where)})"
+def _not_here(nodes: Nodes, addresses: Sequence[str]) -> str:
+    called = nodes.host if nodes.host in addresses else f"{nodes.host} ({', '.join(addresses)})"
     return (
         f"--node-rank 0 is the main node, but {called} of {nodes.setting} is not an address of this machine, which has "
         f"{_own()}; start this node with another --node-rank, or all with this machine's address"

@@ -1,4 +1,4 @@
-"""The side of a node that comes to the main one: finds it, says who it is, hears the verdict."""
+"""A node's side of the rendezvous: find the main node, authenticate, wait to be admitted."""
 
 import errno
 import math
@@ -11,98 +11,114 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.distributed.network import init_file
+from lockstep.distributed.network.framing import (
+    DisconnectedError,
+    MessageConnection,
+    NotLockstepError,
+    enable_keepalive,
+)
 from lockstep.distributed.network.interfaces import endpoint, family_of, is_local, is_loopback, resolve
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rendezvous.handshake import GREETING_S, Connection, Dropped, NodeInfo, Stranger, keep_alive, secret
+from lockstep.launch.rendezvous.handshake import HANDSHAKE_S, NodeInfo, introduce, receive_greeting, run_secret
 from lockstep.launch.rendezvous.waiting import Waiting
 
-_CONNECT_S = 3.0  # for one address; a machine that is there answers in milliseconds
-_IN_USE_S = 3.0  # for what took the port of this main node to say that it is another
-_ALIVE_S = 5.0  # for the run of a shared file to answer
+_CONNECT_S = 3.0  # per address; a machine that is up accepts in milliseconds
+_PORT_TAKEN_S = 3.0  # for whatever took the port of this main node to greet as another main node
+_ALIVE_S = 5.0  # for the run of a shared file to greet
 _PAUSE_S = 0.2
-_LOOK_S = 0.1
-_PATIENCE_S = 8.0  # with what will hardly mend itself
-_TELL_S = 15.0  # how long to look for the main node to tell it what is wrong here
-_CLOSED_S = 5.0  # with a port that is open and says nothing: a main node that is just ending does so, too
-_SILENCE_S = 30.0  # the main node speaks every 2 s to those who wait
+_POLL_S = 0.1
+_PATIENCE_S = 8.0  # with a failure that will hardly go away
+_REPORT_S = 15.0  # how long to look for the main node to report what is wrong on this node
+_CLOSED_S = 5.0  # with a port that closes connections at once, as a main node that is just ending does, too
+_SILENCE_S = 30.0  # the main node sends something every 2 s to nodes that wait
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What is wrong on this node already. The main node is told all the same, if it can be: the others shall hear."""
+class LocalError:
+    """What is wrong on this node already. It joins all the same, if it can, so that the others fail with it."""
 
     error: ConfigError
-    patience_s: float = field(default_factory=lambda: _TELL_S)
+    patience_s: float = field(default_factory=lambda: _REPORT_S)
     """How long to look for the main node."""
     port_in_use: bool = False
-    """Whether it is that the main node's port was taken, here: then another main node may be what took it."""
+    """Whether the main node's port was taken on this host: then another main node may have taken it."""
 
 
 class RendezvousClient:
-    """One node's way to the main node.
+    """Finds the main node and joins it.
 
     Attributes:
-        nobody_here: whether it leads to this machine itself, and no main node is here.
+        no_main_here: whether the endpoint is this machine itself, and no main node listens here.
     """
 
-    def __init__(self, nodes: Nodes, node: NodeInfo, waiting: Waiting, known: Known | None = None) -> None:
-        self._nodes, self._node_info, self._waiting, self._known = nodes, node, waiting, known
-        self._where = endpoint(nodes.host, nodes.port) if nodes.host else ""
-        self._awaited = f"the main node at {self._where}"
-        self._trouble, self._since, self._heard = "", time.monotonic(), False
-        self.nobody_here = False
+    def __init__(self, nodes: Nodes, node: NodeInfo, waiting: Waiting, local_error: LocalError | None = None) -> None:
+        self.no_main_here = False
+        self._nodes = nodes
+        self._node = node
+        self._waiting = waiting
+        self._local_error = local_error
+        self._endpoint = endpoint(nodes.host, nodes.port) if nodes.host else ""
+        self._awaited = f"the main node at {self._endpoint}"
+        self._greeted = False
+        self._failure = ""
+        self._failing_since = time.monotonic()
 
-    def join(self) -> tuple[socket.socket, dict[str, Any]]:
-        """The open connection, and what the main node tells those it lets in.
+    def join(self) -> tuple[MessageConnection, dict[str, Any]]:
+        """Wait to be admitted; returns the open connection, and what the main node sends those it admits.
 
         Raises:
-            ConfigError: the main node cannot be found, or said no.
+            ConfigError: the main node cannot be found, or refused this node.
             RunError: the main node ended.
-            Cancelled: this node was asked to give up.
+            Cancelled: this node is to give up.
         """
         try:
             while True:
-                addresses, port = self._door()
-                if (connection := self._connected(addresses, port)) is not None:
-                    keep_alive(connection)
+                addresses, port = self._locate()
+                if (opened := self._connect(addresses, port)) is not None:
+                    enable_keepalive(opened)
+                    connection = MessageConnection(opened, self._poll)
                     try:
-                        return connection, self._verdict(Connection(connection, self._poll))
-                    except Dropped:  # it may come back
+                        admission = self._wait_for_admission(connection)
+                    except DisconnectedError:  # the main node may come back
                         connection.close()
                     except BaseException:
                         connection.close()
                         raise
+                    else:
+                        connection.poll = lambda: None
+                        return connection, admission
                 self._pause()
         except ConfigError as error:
-            if self._known is None or error is self._known.error:
+            local = self._local_error
+            if local is None or error is local.error:
                 raise
-            if not self._heard:
-                raise self._known.error from error
-            if self._known.port_in_use and (self._nodes.node_rank == 0 or self._nodes.maximum == 1):
-                raise ConfigError(f"{self._known.error} (a main node is there and says: {error})") from error
+            if not self._greeted:
+                raise local.error from error
+            if local.port_in_use and (self._nodes.node_rank == 0 or self._nodes.maximum == 1):
+                raise ConfigError(f"{local.error} (a main node is there and says: {error})") from error
             raise
 
-    def _door(self) -> tuple[Sequence[str], int]:
-        """Where the main node is."""
+    def _locate(self) -> tuple[Sequence[str], int]:
+        """The main node's addresses and port."""
         nodes = self._nodes
-        if nodes.init_file is not None:
-            patience_s = math.inf if self._known is None else self._known.patience_s
-            place = init_file.find(
-                nodes.init_file,
-                min(self._waiting.deadline, self._since + patience_s),
-                alive=lambda place: answers(place, self._poll),
-                waiting=self._waiting,
-                writer="node 0",
-            )
-            self._where = endpoint(place.addresses[0], place.port)
-            return place.addresses, place.port
-        return resolved(nodes, self._waiting), nodes.port
+        if nodes.init_file is None:
+            return resolve_with_retries(nodes, self._waiting), nodes.port
+        patience_s = math.inf if self._local_error is None else self._local_error.patience_s
+        published = init_file.find(
+            nodes.init_file,
+            min(self._waiting.deadline, self._failing_since + patience_s),
+            alive=lambda published: is_alive(published, self._poll),
+            waiting=self._waiting,
+            writer="node 0",
+        )
+        self._endpoint = endpoint(published.addresses[0], published.port)
+        return published.addresses, published.port
 
-    def _connected(self, addresses: Sequence[str], port: int) -> socket.socket | None:
-        """A connection to the first address that takes one; None if none does now, but perhaps later."""
+    def _connect(self, addresses: Sequence[str], port: int) -> socket.socket | None:
+        """A connection to the first address that accepts one; None to try again."""
         failures: dict[str, OSError] = {}
-        began = time.monotonic()  # silence counts from here
+        began = time.monotonic()
         for address in addresses:
             try:
                 return connect(address, port, self._poll, own=self._nodes.local_address)
@@ -111,51 +127,58 @@ class RendezvousClient:
         refused = [address for address, error in failures.items() if isinstance(error, ConnectionRefusedError)]
         if not refused:
             error = ConfigError(f"{self._setting}: {_unreachable(port, failures)}")
-            self._troubled("way", error, _patience(self._nodes), began)
+            self._record_failure("unreachable", error, _patience(self._nodes), since=began)
         elif self._nodes.init_file is None and all(is_local(address) for address in refused):
-            self.nobody_here = True
-            self._troubled("own", ConfigError(self._nobody_here(refused[0])), _PATIENCE_S)
-            self.nobody_here = False
+            self.no_main_here = True
+            self._record_failure("refused here", ConfigError(self._no_main_here(refused[0])), _PATIENCE_S)
+            self.no_main_here = False
         else:
-            self._troubled("refused", None, math.inf)
+            self._record_failure("refused", None, math.inf)
         return None
 
-    def _verdict(self, call: Connection) -> dict[str, Any]:
-        """Introduce this node and wait for what the main node says."""
+    def _wait_for_admission(self, connection: MessageConnection) -> dict[str, Any]:
+        """Authenticate, then wait for the main node's decision."""
+        port_in_use = self._local_error is not None and self._local_error.port_in_use
         try:
-            call.place(_IN_USE_S if self._known is not None and self._known.port_in_use else GREETING_S)
-        except Stranger as reason:
-            raise ConfigError(self._other(str(reason))) from None
-        except Dropped:
-            self._troubled("closed", ConfigError(self._other("it closes connections at once")), _CLOSED_S)
+            greeting = receive_greeting(connection, _PORT_TAKEN_S if port_in_use else HANDSHAKE_S)
+        except NotLockstepError as reason:
+            raise ConfigError(self._not_main_node(str(reason))) from None
+        except DisconnectedError:
+            error = ConfigError(self._not_main_node("it closes connections at once"))
+            self._record_failure("closed", error, _CLOSED_S)
             raise
-        self._trouble, self._heard = "", True
+        self._failure = ""
+        self._greeted = True
         try:
-            address = self._nodes.local_address or str(call.connection.getsockname()[0])
-            call.introduce(replace(self._node_info, address=address), secret(self._nodes))
+            address = self._nodes.local_address or str(connection.socket.getsockname()[0])
+            introduce(connection, greeting, replace(self._node, address=address), run_secret(self._nodes))
             while True:
-                message = call.receive(_SILENCE_S)
+                message = connection.receive(_SILENCE_S)
                 if "admitted" in message:
                     return message["admitted"]
                 if "error" in message:
                     kind = ConfigError if message.get("code") == ConfigError.exit_code else RunError
                     raise kind(str(message["error"]))
-                self._awaited = f"a place at {self._where}: {message.get('waiting')}"
-        except Stranger:  # silent after it had proved itself: its machine is gone
-            raise Dropped from None
+                self._awaited = f"a place at {self._endpoint}: {message.get('waiting')}"
+        except NotLockstepError:  # no message although it had proved itself: its machine has vanished
+            raise DisconnectedError from None
 
-    def _troubled(self, kind: str, error: ConfigError | None, patience_s: float, since: float | None = None) -> None:
-        """Note what keeps us from the main node; raises its error once it has lasted too long."""
+    def _record_failure(
+        self, kind: str, error: ConfigError | None, patience_s: float, since: float | None = None
+    ) -> None:
+        """Note what keeps this node from the main one; raises `error` once that has lasted too long."""
         now = time.monotonic()
-        if kind != self._trouble:
-            self._trouble, self._since = kind, now if since is None else since
-        self._heard, self._awaited = False, f"the main node at {self._where}"
-        if self._known is not None:
-            self._awaited += f" (to tell it: {_short(self._known.error)})"
-            error, patience_s = self._known.error, min(patience_s, self._known.patience_s)
+        if kind != self._failure:
+            self._failure = kind
+            self._failing_since = now if since is None else since
+        self._greeted = False
+        self._awaited = f"the main node at {self._endpoint}"
+        if self._local_error is not None:
+            self._awaited += f" (to tell it: {_without_advice(self._local_error.error)})"
+            error, patience_s = self._local_error.error, min(patience_s, self._local_error.patience_s)
         elif error is not None:
-            self._awaited += f" ({_short(error)})"
-        if error is not None and now > self._since + patience_s:
+            self._awaited += f" ({_without_advice(error)})"
+        if error is not None and now > self._failing_since + patience_s:
             raise error
 
     def _poll(self) -> None:
@@ -167,31 +190,31 @@ class RendezvousClient:
 
     @property
     def _setting(self) -> str:
-        """What says where the main node is."""
+        """The flag that names the main node, with its value."""
         return (
-            f"{self._nodes.setting} {self._where}"
+            f"{self._nodes.setting} {self._endpoint}"
             if self._nodes.init_file is None
             else f"--init-file {self._nodes.init_file}"
         )
 
-    def _other(self, reason: str) -> str:
+    def _not_main_node(self, reason: str) -> str:
         return (
             f"{self._setting}: what answers there is not the main node of a Lockstep run ({reason}); "
             "use another port on all nodes, or the right address"
         )
 
-    def _nobody_here(self, address: str) -> str:
+    def _no_main_here(self, address: str) -> str:
         nodes = self._nodes
         which = "loopback address" if is_loopback(address) else "own address"
         is_it = "" if nodes.host == address else f"{nodes.host} is {address} on this machine. "
         return (
-            f"{nodes.setting} {self._where}: {is_it}{address} is this machine's {which}, and no main node listens "
+            f"{nodes.setting} {self._endpoint}: {is_it}{address} is this machine's {which}, and no main node listens "
             f"here; use the address of the main node: {nodes.setting} IP_OF_MAIN:{nodes.port}"
         )
 
 
-def resolved(nodes: Nodes, waiting: Waiting) -> list[str]:
-    """The addresses of the endpoint. A name that has none is tried again for a while."""
+def resolve_with_retries(nodes: Nodes, waiting: Waiting) -> list[str]:
+    """The addresses of the endpoint. A name that does not resolve is retried for a while."""
     deadline = time.monotonic() + _patience(nodes)
     while True:
         try:
@@ -199,25 +222,25 @@ def resolved(nodes: Nodes, waiting: Waiting) -> list[str]:
         except ConfigError as error:
             if time.monotonic() > deadline:
                 raise ConfigError(f"{nodes.setting} {endpoint(nodes.host, nodes.port)}: {error}") from None
-            waiting(f"an address of the main node ({_short(error)})")
+            waiting(f"an address of the main node ({_without_advice(error)})")
         time.sleep(_PAUSE_S)
 
 
 def _patience(nodes: Nodes) -> float:
-    """A pod's name exists, and leads somewhere, once the pod has its place: that may take longer than any mistake."""
+    """How long to retry. In Kubernetes a pod's name resolves only once the pod is scheduled, which may take long."""
     return nodes.join_timeout_s if "KUBERNETES_SERVICE_HOST" in os.environ else _PATIENCE_S
 
 
 def connect(
     address: str, port: int, poll: Callable[[], None] = lambda: None, *, own: str = "", timeout_s: float = _CONNECT_S
 ) -> socket.socket:
-    """A connection, or an OSError.
+    """Open a connection. Raises OSError.
 
     Args:
-        address: a numeric one.
+        address: numeric.
         port: the port there.
         poll: called ten times a second; may raise.
-        own: which of this machine's addresses to use, if it matters.
+        own: which of this machine's addresses to connect from; "": any.
         timeout_s: bound.
     """
     connection = socket.socket(family_of(address), socket.SOCK_STREAM)
@@ -229,7 +252,7 @@ def connect(
         if code == errno.EINPROGRESS:
             poller = select.poll()
             poller.register(connection, select.POLLOUT)
-            while not poller.poll(1000 * _LOOK_S):
+            while not poller.poll(1000 * _POLL_S):
                 poll()
                 if time.monotonic() > deadline:
                     raise TimeoutError(errno.ETIMEDOUT, f"no answer within {timeout_s:g} s")
@@ -242,14 +265,14 @@ def connect(
     return connection
 
 
-def answers(place: init_file.PublishedEndpoint, poll: Callable[[], None] = lambda: None) -> bool:
-    """Whether the main node that wrote a shared file is there."""
-    for address in place.addresses:
+def is_alive(published: init_file.PublishedEndpoint, poll: Callable[[], None] = lambda: None) -> bool:
+    """Whether the main node that wrote a shared file listens there."""
+    for address in published.addresses:
         try:
-            with connect(address, place.port, poll) as connection:
-                if Connection(connection, poll).place(_ALIVE_S) == place.nonce:
+            with connect(address, published.port, poll) as opened:
+                if receive_greeting(MessageConnection(opened, poll), _ALIVE_S).get("place") == published.nonce:
                     return True
-        except (OSError, Dropped, Stranger):
+        except (OSError, DisconnectedError, NotLockstepError):
             continue
     return False
 
@@ -262,6 +285,6 @@ def _unreachable(port: int, failures: Mapping[str, OSError]) -> str:
     )
 
 
-def _short(error: ConfigError) -> str:
-    """What is wrong, without the way out."""
+def _without_advice(error: ConfigError) -> str:
+    """The first part of a message, without the way out."""
     return str(error).partition(";")[0]

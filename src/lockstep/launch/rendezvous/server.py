@@ -1,11 +1,9 @@
-"""The main node's side of a meeting: lets nodes in, compares what they say, and tells all of them the same.
+"""The main node's side of the rendezvous: admits nodes that fit together, then serves them the run's store.
 
-Until enough nodes are there, whatever contradicts among them ends the meeting for all. Later ones are judged one by one
-and change nothing for those who are in.
+Until enough nodes are there, a contradiction among them refuses all. Later nodes are judged one by one, and a refusal
+of theirs changes nothing for those admitted. A node keeps its place as long as its connection is open.
 """
 
-import secrets
-import selectors
 import socket
 import threading
 import time
@@ -15,269 +13,198 @@ from typing import Any, Self
 import msgspec
 
 from lockstep.distributed.network.interfaces import is_loopback
+from lockstep.distributed.network.store import MemoryStore
+from lockstep.distributed.network.store_server import MessageServer, ServedConnection, reply_to
 from lockstep.errors import ConfigError
 from lockstep.launch.rendezvous.contradictions import contradiction, missing, obstacle
-from lockstep.launch.rendezvous.handshake import (
-    GREETING_S,
-    KEEPS_APART,
-    Dropped,
-    Lines,
-    NodeInfo,
-    answer,
-    challenge,
-    keep_alive,
-    send,
-)
+from lockstep.launch.rendezvous.handshake import HANDSHAKE_S, SECRETS_DIFFER, NodeInfo, proof_of_main_node
 
-_TICK_S = 0.1
-_TELL_S = 2.0  # how often those who wait hear what for, and so that the main node lives
-_SETTLE_S = 10.0  # after the first contradiction: for the other nodes to come and hear of it, too
-_FREE_S = 20.0  # until the place of a node that vanished is free; then a later one is sent away
-_MAX_STRANGERS = 256  # connections that have not proved themselves
+_NOTIFY_S = 2.0  # how often waiting nodes are sent what is awaited; it also shows that the main node is alive
+_SETTLE_S = 10.0  # after the first contradiction: for the other nodes to connect and receive the refusal, too
+_FREE_S = 20.0  # until the place of a node that vanished is free; then a later node is refused
+_MAX_UNPROVEN = 256  # connections that have not proved the secret
 
 
-class _Connection:
-    """A connection, and how far it is."""
+class _NodeConnection(ServedConnection):
+    """A connection of a node, and how far its admission is."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(1.0)  # for what we send: a few kilobytes
-        keep_alive(connection)
-        self.connection, self.lines = connection, Lines()
-        self.peer, self.here = _plain(connection.getpeername()[0]), _plain(connection.getsockname()[0])
-        self.since, self.told_at = time.monotonic(), 0.0
-        self.nonce = secrets.token_hex(16)
-        self.proven, self.node, self.admitted = False, None, False
-        self.in_its_way = ""
-
-    node: NodeInfo | None
+        super().__init__(connection)
+        self.proven = False
+        self.node: NodeInfo | None = None
+        self.admitted = False
+        self.obstacle = ""
+        self.notified_at = 0.0
 
 
-class RendezvousServer:
-    """A thread that receives nodes, from `__enter__` to `__exit__`.
+class RendezvousServer(MessageServer[_NodeConnection]):
+    """Receives nodes at `listener` from `__enter__` to `__exit__`.
+
+    Args:
+        main: the main node itself.
+        listener: where the others connect; closed at the end.
+        secret: the run's.
+        admission: sent to each node that is admitted.
+        file_nonce: of the init file that names this server, if one does.
 
     Attributes:
+        store: served to admitted nodes.
         gathered: set once enough nodes are there and agree.
-        refusal: why the meeting failed, for all nodes alike; None while it has not.
+        refusal: why the rendezvous failed, for all nodes alike; empty while it has not.
         most: how many nodes were here at once, this one included.
-        error: a defect of this thread.
     """
 
     def __init__(
-        self, host: NodeInfo, listener: socket.socket, key: bytes, answer_message: dict[str, Any], place: str = ""
+        self, main: NodeInfo, listener: socket.socket, secret: bytes, admission: dict[str, Any], file_nonce: str = ""
     ) -> None:
-        """Receive nodes at `listener`.
-
-        Args:
-            host: the main node itself.
-            listener: where the others come to; closed at the end.
-            key: the run's secret.
-            answer_message: what an admitted node is told.
-            place: nonce of the file that tells where we are, if one does.
-        """
-        self._host, self._listener, self._key, self._answer_message, self._place = (
-            host,
-            listener,
-            key,
-            answer_message,
-            place,
-        )
-        self.gathered, self.refusal, self.error = threading.Event(), "", None
+        super().__init__(listener, _NodeConnection, {"place": file_nonce})
+        self.store = MemoryStore()
+        self.gathered = threading.Event()
+        self.refusal = ""
         self.most = 1
-        self._callers: list[_Connection] = []
-        self._closing, self._farewell = threading.Event(), dict[str, Any]()
-        self._leave_door, self._door_closed = threading.Event(), threading.Event()
-        self._wrong_since = self._sent_away_at = 0.0
-        self._sent_away, self._connected_nodes, self._wrong = "", list[NodeInfo](), None
-        self._selector = selectors.DefaultSelector()
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="meeting")
-
-    error: BaseException | None
-    _wrong: str | None
+        self._main = main
+        self._secret = secret
+        self._admission = admission
+        self._farewell: dict[str, Any] = {}
+        self._known_nodes: list[NodeInfo] = []
+        self._contradiction: str | None = None
+        self._contradiction_since = 0.0
+        self._rejection = ""
+        self._rejected_at = 0.0
 
     def __enter__(self) -> Self:
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Send away whoever still waits, with the reason why this node leaves."""
+        """Refuse the nodes that still wait, with the reason why this node leaves."""
         if isinstance(error, ConfigError):
             self._farewell = {"error": str(error), "code": error.exit_code}
         else:
             self._farewell = {"error": "the main node has left: it was stopped, or its run has ended", "code": 1}
-        self._closing.set()
-        self._thread.join()
+        self.close()
 
     @property
     def nodes(self) -> list[NodeInfo]:
         """All nodes that are here, this one first."""
-        return [self._host, *(caller.node for caller in list(self._callers) if caller.node is not None)]
+        return [self._main, *(c.node for c in list(self.connections) if c.node is not None)]
 
     @property
     def reached_at(self) -> str | None:
-        """At which of our addresses another node reached us; one of another machine, if there is any."""
-        here = [caller.here for caller in list(self._callers) if caller.node is not None]
+        """At which of our addresses another node connected; not loopback, if there is a choice."""
+        here = [c.own_address for c in list(self.connections) if c.node is not None]
         return next((address for address in here if not is_loopback(address)), here[0] if here else None)
 
-    def close_door(self) -> None:
-        """Let nobody in any more, so that another program may listen here; those who are in stay."""
-        self._leave_door.set()
-        self._door_closed.wait()
-
     def missing(self) -> str:
-        """Who has not come yet, and who was sent away."""
-        return missing(self.nodes) + (f" ({self._sent_away})" if self._sent_away else "")
+        """Which nodes have not come yet, and which one was rejected, for messages."""
+        return missing(self.nodes) + (f" ({self._rejection})" if self._rejection else "")
 
-    def _serve(self) -> None:
-        try:
-            while not self._closing.is_set():
-                for ready, _ in self._selector.select(_TICK_S):
-                    if ready.data is None:
-                        self._accept()
-                    else:
-                        self._hear(ready.data)
-                self._advance(time.monotonic())
-                if self._leave_door.is_set() and not self._door_closed.is_set():
-                    self._selector.unregister(self._listener)
-                    self._listener.close()
-                    self._door_closed.set()
-        except BaseException as error:
-            self.error = error
-            raise
-        finally:
-            for caller in list(self._callers):
-                if caller.proven and not caller.admitted:
-                    self._send(caller, self._farewell)
-                self._drop(caller)
-            self._selector.close()
-            self._listener.close()
-            self._door_closed.set()
+    def on_accept(self, connection: _NodeConnection) -> None:
+        """Make room: those who have not proved the secret must not keep others out."""
+        unproven = [other for other in self.connections if not other.proven]
+        if len(unproven) >= _MAX_UNPROVEN:
+            self.drop(unproven[0])
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-            caller = _Connection(connection)
-        except OSError:  # it is gone already
-            return
-        strangers = [other for other in self._callers if not other.proven]
-        if len(strangers) >= _MAX_STRANGERS:
-            self._drop(strangers[0])
-        self._callers.append(caller)
-        self._selector.register(connection, selectors.EVENT_READ, caller)
-        self._send(caller, challenge(caller.nonce, self._place))
+    def on_message(self, connection: _NodeConnection, message: dict[str, Any]) -> None:
+        """One step of the handshake; of an admitted node, a request to the store."""
+        if connection.admitted:
+            reply = reply_to(self.store, message)
+            if reply is None:
+                self.drop(connection)
+            else:
+                self.send(connection, reply)
+        elif connection.proven:
+            if connection.node is None:
+                self._register(connection, message)
+        else:
+            self._authenticate(connection, message)
 
-    def _hear(self, caller: _Connection) -> None:
-        if caller not in self._callers:  # dropped in this round
-            return
-        try:
-            data = caller.connection.recv(1 << 16)
-            messages = caller.lines.feed(data)
-        except (OSError, ValueError):
-            data, messages = b"", []
-        if not data:
-            self._drop(caller)
-        for message in messages:
-            if caller in self._callers:
-                self._answer(caller, message)
+    def on_tick(self, now: float) -> None:
+        """Decide about the nodes that wait, and send them what is awaited."""
+        for connection in list(self.connections):
+            if connection.node is None and now > connection.opened_at + HANDSHAKE_S:
+                self.drop(connection)
+        waiting = [c for c in self.connections if c.node is not None and not c.admitted and not c.closing]
+        if self.refusal:
+            for connection in waiting:
+                self._refuse(connection, self.refusal)
+        elif self.gathered.is_set():
+            for connection in waiting:
+                self._admit_late(connection, now)
+        else:
+            self._gather(waiting, now)
+        for connection in waiting:
+            if not connection.admitted and not connection.closing and now > connection.notified_at + _NOTIFY_S:
+                connection.notified_at = now
+                self.send(connection, {"waiting": connection.obstacle or self.missing()})
 
-    def _answer(self, caller: _Connection, message: dict[str, Any]) -> None:
-        if caller.node is not None:
-            return  # it has said all
-        if caller.proven:
-            self._know(caller, message)
-            return
+    def on_close(self) -> None:
+        """Send the farewell to the nodes that wait."""
+        for connection in list(self.connections):
+            if connection.proven and not connection.admitted:
+                self.send(connection, self._farewell)
+
+    def _authenticate(self, connection: _NodeConnection, message: dict[str, Any]) -> None:
         try:
-            proof = answer(message, self._key, caller.nonce)
+            proof = proof_of_main_node(message, self._secret, connection.nonce)
         except ConfigError as error:
-            self._send_away(caller, str(error))
+            self._reject(connection, str(error))
             return
         if proof is None:
-            self._send_away(caller, KEEPS_APART)
+            self._reject(connection, SECRETS_DIFFER)
             return
-        caller.proven = True
-        self._send(caller, {"proof": proof})
+        connection.proven = True
+        self.send(connection, {"proof": proof})
 
-    def _know(self, caller: _Connection, message: dict[str, Any]) -> None:
+    def _register(self, connection: _NodeConnection, message: dict[str, Any]) -> None:
         try:
             node = msgspec.convert(message, NodeInfo)
         except msgspec.ValidationError as error:
-            self._refuse(caller, f"the main node does not understand this one: {error}")
+            self._refuse(connection, f"the main node does not understand this one: {error}")
             return
-        for other in [one for one in self._callers if one.node is not None and one.node.process == node.process]:
-            self._drop(other)  # it has lost that connection, and we have not noticed yet
-        caller.node = node
+        for other in list(self.connections):
+            if other.node is not None and other.node.process == node.process:
+                self.drop(other)  # the node lost that connection, and this side has not noticed yet
+        connection.node = node
 
-    def _send_away(self, caller: _Connection, reason: str) -> None:
-        """Somebody who does not belong here. If nodes are missing, it may be one of them: then this node ends, too."""
-        self._sent_away, self._sent_away_at = f"a node at {caller.peer} was sent away: {reason}", time.monotonic()
-        self._refuse(caller, reason)
+    def _reject(self, connection: _NodeConnection, reason: str) -> None:
+        """Refuse a node without the secret. If nodes are missing it may be one of them: then this node ends, too."""
+        self._rejection = f"a node at {connection.peer} was sent away: {reason}"
+        self._rejected_at = time.monotonic()
+        self._refuse(connection, reason)
 
-    def _advance(self, now: float) -> None:
-        for caller in [one for one in self._callers if one.node is None and now > one.since + GREETING_S]:
-            self._drop(caller)
-        waiting = [caller for caller in self._callers if caller.node is not None and not caller.admitted]
-        if self.refusal:
-            for caller in waiting:
-                self._refuse(caller, self.refusal)
-        elif self.gathered.is_set():
-            for caller in waiting:
-                self._receive_late(caller, now)
-        else:
-            self._gather(waiting, now)
-        for caller in [one for one in waiting if not one.admitted and now > one.told_at + _TELL_S]:
-            caller.told_at = now
-            self._send(caller, {"waiting": caller.in_its_way or self.missing()})
-
-    def _gather(self, waiting: list[_Connection], now: float) -> None:
+    def _gather(self, waiting: list[_NodeConnection], now: float) -> None:
         nodes = self.nodes
-        if nodes != self._connected_nodes:
-            self._connected_nodes, self._wrong, self.most = nodes, contradiction(nodes), max(self.most, len(nodes))
-            self._wrong_since = (self._wrong_since or now) if self._wrong else 0.0
-        if self._wrong is not None:
-            if len(nodes) >= self._host.maximum or now > self._wrong_since + _SETTLE_S:
-                self.refusal = self._wrong
-        elif len(nodes) >= self._host.minimum:
-            for caller in waiting:
-                self._admit(caller)
+        if nodes != self._known_nodes:
+            self._known_nodes = nodes
+            self.most = max(self.most, len(nodes))
+            self._contradiction = contradiction(nodes)
+            self._contradiction_since = (self._contradiction_since or now) if self._contradiction else 0.0
+        if self._contradiction is not None:
+            if len(nodes) >= self._main.maximum or now > self._contradiction_since + _SETTLE_S:
+                self.refusal = self._contradiction
+        elif len(nodes) >= self._main.minimum:
+            for connection in waiting:
+                self._admit(connection)
             self.gathered.set()
-        elif self._sent_away and now > self._sent_away_at + _SETTLE_S:
-            self.refusal = f"{self._sent_away} ({missing(nodes)})"
+        elif self._rejection and now > self._rejected_at + _SETTLE_S:
+            self.refusal = f"{self._rejection} ({missing(nodes)})"
 
-    def _receive_late(self, caller: _Connection, now: float) -> None:
-        assert caller.node is not None
-        if (wrong := contradiction([self._host, caller.node])) is not None:
-            self._refuse(caller, wrong)
+    def _admit_late(self, connection: _NodeConnection, now: float) -> None:
+        assert connection.node is not None
+        if (reason := contradiction([self._main, connection.node])) is not None:
+            self._refuse(connection, reason)
             return
-        present = [self._host, *(other.node for other in self._callers if other.admitted and other.node is not None)]
-        caller.in_its_way = obstacle(caller.node, present) or ""
-        if not caller.in_its_way:
-            self._admit(caller)
-        elif now > caller.since + _FREE_S:
-            self._refuse(caller, caller.in_its_way)
+        present = [self._main, *(c.node for c in self.connections if c.admitted and c.node is not None)]
+        connection.obstacle = obstacle(connection.node, present) or ""
+        if not connection.obstacle:
+            self._admit(connection)
+        elif now > connection.opened_at + _FREE_S:
+            self._refuse(connection, connection.obstacle)
 
-    def _admit(self, caller: _Connection) -> None:
-        caller.admitted = True
-        self._send(caller, {"admitted": self._answer_message})
+    def _admit(self, connection: _NodeConnection) -> None:
+        connection.admitted = True
+        self.send(connection, {"admitted": self._admission})
 
-    def _refuse(self, caller: _Connection, reason: str) -> None:
-        self._send(caller, {"error": reason, "code": ConfigError.exit_code})
-        self._drop(caller)
-
-    def _send(self, caller: _Connection, message: dict[str, Any]) -> None:
-        try:
-            send(caller.connection, message)
-        except Dropped:
-            self._drop(caller)
-
-    def _drop(self, caller: _Connection) -> None:
-        """Close a connection; what was sent still arrives."""
-        if caller in self._callers:
-            self._callers.remove(caller)
-            self._selector.unregister(caller.connection)
-            caller.connection.close()
-
-
-def _plain(address: str) -> str:
-    """An IPv4 address as such, where an IPv6 socket accepted it."""
-    return address.removeprefix("::ffff:")
+    def _refuse(self, connection: _NodeConnection, reason: str) -> None:
+        self.send_and_close(connection, {"error": reason, "code": ConfigError.exit_code})

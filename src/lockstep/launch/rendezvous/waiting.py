@@ -1,4 +1,4 @@
-"""Waiting that ends: said on stderr, bounded, and given up when asked to."""
+"""Waiting for other nodes: reported on stderr, bounded by --join-timeout, and cancellable."""
 
 import time
 from collections.abc import Callable
@@ -6,43 +6,45 @@ from collections.abc import Callable
 from lockstep.errors import ConfigError
 from lockstep.launch.verdict import say
 
-_FIRST_SAID_S = 2.0
-_SAID_S = 10.0
+_FIRST_REPORT_S = 2.0
+_REPORT_EVERY_S = 10.0
 
 
-class Cancelled(Exception):  # noqa: N818 - it is what was asked for
+class Cancelled(Exception):  # noqa: N818 - no error: it was requested
     """This node was asked to give up waiting."""
 
 
 class Waiting:
-    """Call it often, with what is waited for.
+    """Call it repeatedly while waiting.
 
     Attributes:
-        deadline: `time.monotonic()` at which it is over.
+        deadline: `time.monotonic()` at which the timeout is over.
     """
 
     def __init__(self, cancelled: Callable[[], bool], timeout_s: float) -> None:
-        self._cancelled, self.timeout_s = cancelled, timeout_s
-        began = time.monotonic()
-        self.deadline, self._say_at = began + timeout_s, began + _FIRST_SAID_S
+        self._cancelled = cancelled
+        self._timeout_s = timeout_s
+        now = time.monotonic()
+        self.deadline = now + timeout_s
+        self._report_at = now + _FIRST_REPORT_S
 
-    def __call__(self, awaited: str, cure: str = "") -> None:
-        """Go on waiting.
+    def __call__(self, awaited: str, advice: str = "") -> None:
+        """Report what is awaited, now and then.
 
         Args:
-            awaited: what for, in words.
-            cure: what the user can do about it if it does not come.
+            awaited: what is waited for, in words.
+            advice: what the user can do if it does not come.
 
         Raises:
-            Cancelled: as asked.
-            ConfigError: the time is over.
+            Cancelled: as requested.
+            ConfigError: the timeout is over.
         """
         if self._cancelled():
             raise Cancelled
         now = time.monotonic()
         if now > self.deadline:
-            way_out = f"; {cure}" if cure else ""
-            raise ConfigError(f"--join-timeout {self.timeout_s:g} s is over while waiting for {awaited}{way_out}")
-        if now > self._say_at:
-            self._say_at = now + _SAID_S
+            way_out = f"; {advice}" if advice else ""
+            raise ConfigError(f"--join-timeout {self._timeout_s:g} s is over while waiting for {awaited}{way_out}")
+        if now > self._report_at:
+            self._report_at = now + _REPORT_EVERY_S
             say(f"lockstep: waiting for {awaited}")

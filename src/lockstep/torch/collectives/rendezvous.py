@@ -1,4 +1,4 @@
-"""The ranks of a world meet at a store of torch's, and open the process group."""
+"""The rendezvous of torch's ranks, which opens the process group."""
 
 import datetime
 import time
@@ -6,33 +6,33 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from lockstep.distributed.network.meeting import store_of
+from lockstep.distributed.network.rendezvous import rendezvous
 from lockstep.distributed.watch import MARGIN_S
 from lockstep.errors import PeerError
 from lockstep.system.bounded import bounded
-from lockstep.torch.collectives.stores import TorchKind
+from lockstep.torch.collectives.stores import TorchStoreBackend
 from lockstep.world import World
 
-_FULL_MESH_S = 10.0  # what opening the group may take when the last rank came at the last moment
+_FULL_MESH_S = 10.0  # for opening the group when the last rank came at the last moment
 
 
 def connect(world: World, backend: str, timeout_s: float, startup_timeout_s: float) -> None:
-    """Meet the other ranks and open the process group among them; *collective*.
+    """Wait for the other ranks and open the process group; *collective*.
 
     Args:
-        world: who is to come.
+        world: the expected ranks.
         backend: `nccl` or `gloo`.
         timeout_s: bound on every collective of the group.
-        startup_timeout_s: bound on all of this.
+        startup_timeout_s: bound on this call.
 
     Raises:
-        ConfigError: ranks contradict each other, or cannot find each other as they were told to.
+        ConfigError: ranks contradict each other, or cannot reach each other at the given address.
         PeerError: some did not come, or ended.
     """
-    until = time.monotonic() + startup_timeout_s
-    store = store_of(TorchKind(), world, startup_timeout_s)
+    deadline = time.monotonic() + startup_timeout_s
+    store = rendezvous(TorchStoreBackend(), world, startup_timeout_s)
 
-    def opened() -> bool:
+    def open_group() -> bool:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
             store=cast(Any, store),
@@ -43,8 +43,8 @@ def connect(world: World, backend: str, timeout_s: float, startup_timeout_s: flo
         return True
 
     try:
-        # Connecting everyone with everyone overruns the timeout it is given several times over.
-        bounded(opened, max(until - time.monotonic(), _FULL_MESH_S))
+        # Connecting all ranks with each other may take several times the timeout that it is given.
+        bounded(open_group, max(deadline - time.monotonic(), _FULL_MESH_S))
     except (RuntimeError, ValueError, TimeoutError) as error:
         raise PeerError(
             f"rank {world.rank} could not connect to all {world.size} ranks within "

@@ -1,4 +1,4 @@
-"""Torch's own store, as a kind of store that ranks meet at: its process groups need it."""
+"""torch's own store for the rendezvous of ranks: its process groups need it."""
 
 import datetime
 import socket
@@ -10,29 +10,30 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from lockstep.distributed.network.stores import ANSWER_S, CONNECT_S
+from lockstep.distributed.network.rank_store import CONNECT_S
+from lockstep.distributed.network.store import ANSWER_S
 from lockstep.system.bounded import bounded
 
 
-class TorchKind:
-    """Stores of `torch.distributed`."""
+class TorchStoreBackend:
+    """Opens stores of `torch.distributed`."""
 
     def serve(self, listener: socket.socket, address: str) -> Store:
-        """A store behind a listening socket, in this process."""
+        """Serve a store from this process."""
         port = listener.getsockname()[1]
         limit = datetime.timedelta(seconds=ANSWER_S)
         return TCPStore(
             address or "127.0.0.1", port, None, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
-    def reach(self, address: str, port: int) -> Store:
-        """The store that somebody serves there; also that of torchrun's agent."""
-        # The library's own client writes pages of warnings while nobody listens.
+    def connect(self, address: str, port: int) -> Store:
+        """Connect to a store; also to that of torchrun's agent."""
+        # torch's own client writes pages of warnings while nothing listens.
         socket.create_connection((address, port), CONNECT_S).close()
         limit = datetime.timedelta(seconds=ANSWER_S)
-        # To one who accepts and says nothing, its client listens for ever.
+        # torch's client waits without a bound for a server that accepts and sends nothing.
         return bounded(lambda: TCPStore(address, port, None, False, limit, wait_for_workers=False), ANSWER_S)
 
-    def part(self, prefix: str, store: Any) -> Store:
-        """What begins with a prefix."""
+    def with_prefix(self, prefix: str, store: Any) -> Store:
+        """The keys of a store that begin with `prefix`."""
         return PrefixStore(prefix, store)

@@ -1,4 +1,4 @@
-"""Where the ranks of a world meet when their launcher does not say: the user's flags, or what the launcher offers."""
+"""The address of the rendezvous where MASTER_ADDR and MASTER_PORT are not set: from flags, or from the launcher."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.distributed.network.interfaces import listening_socket, reachable_addresses
-from lockstep.distributed.network.pmi import from_rank_0
+from lockstep.distributed.network.pmi import broadcast_from_rank_0
 from lockstep.distributed.network.routes import several_hosts
 from lockstep.errors import ConfigError
 from lockstep.system.launchers import port_of
@@ -17,11 +17,11 @@ _PORT = 29500  # torchrun's
 _LARGEST_PORT = 65535
 _BY_HAND = "give all ranks --master-addr HOST (where rank 0 runs), or --init-file FILE on a file system that all share"
 
-_told: dict[tuple[int, int], tuple[str, int]] = {}
-"""By rank and size: what mpiexec was asked, which can be done once."""
+_pmi_addresses: dict[tuple[int, int], tuple[str, int]] = {}
+"""Address and port by rank and size: mpiexec can be asked once per process."""
 
 
-def joined(
+def with_rendezvous_flags(
     world: World,
     *,
     master_addr: str | None,
@@ -29,13 +29,12 @@ def joined(
     init_file: str | None,
     environment: Mapping[str, str] = os.environ,
 ) -> World:
-    """The world with its meeting place as flags say. Flags that contradict each other or the launcher are refused."""
+    """The world with the address from flags. Raises ConfigError if they contradict each other or the launcher."""
     flags = {"--master-addr": master_addr, "--master-port": master_port, "--init-file": init_file}
     given = {flag: value for flag, value in flags.items() if value is not None}
     if not given:
         return world
-    said = " ".join(f"{flag} {value}" for flag, value in given.items())
-    _check(world, flags, given, said, environment)
+    _check(world, flags, given, environment)
     if init_file is not None:
         return replace(world, init_file=os.path.abspath(init_file), address="127.0.0.1", port=0)
     port = world.port or _PORT
@@ -47,29 +46,30 @@ def joined(
 
 
 def _check(
-    world: World, flags: Mapping[str, str | None], given: Mapping[str, str], said: str, environment: Mapping[str, str]
+    world: World, flags: Mapping[str, str | None], given: Mapping[str, str], environment: Mapping[str, str]
 ) -> None:
-    """Refuse flags that contradict each other, or what the launcher said."""
+    """Raise ConfigError if flags contradict each other or the launcher's variables."""
+    typed = " ".join(f"{flag} {value}" for flag, value in given.items())
     if world.launcher == "none":
         raise ConfigError(
-            f"{said}, but nothing says which rank this process is; start it by srun or mpirun, set RANK, WORLD_SIZE, "
+            f"{typed}, but nothing says which rank this process is; start it by srun or mpirun, set RANK, WORLD_SIZE, "
             "LOCAL_RANK and LOCAL_WORLD_SIZE, or add --nnodes N"
         )
     for flag, value in given.items():
         if not value.strip():
             raise ConfigError(f"{flag} is empty; leave it out or give it a value")
     if flags["--init-file"] is not None and len(given) > 1:
-        raise ConfigError(f"{said}: ranks meet through a file or at an address; give one of them")
+        raise ConfigError(f"{typed}: ranks meet through a file or at an address; give one of them")
     for flag, variable in (("--master-addr", "MASTER_ADDR"), ("--master-port", "MASTER_PORT")):
         theirs = environment.get(variable)
         if theirs and flags[flag] not in (None, theirs):
             raise ConfigError(f"{flag} {flags[flag]} contradicts {variable}={theirs} of {world.launcher}; drop one")
         if theirs and flags["--init-file"] is not None and variable == "MASTER_ADDR":
-            raise ConfigError(f"{said} contradicts {variable}={theirs} of {world.launcher}; drop one")
+            raise ConfigError(f"{typed} contradicts {variable}={theirs} of {world.launcher}; drop one")
 
 
-def placed(world: World, timeout_s: float, environment: Mapping[str, str] = os.environ) -> World:
-    """The world with a meeting place, found through its launcher where that named none; *collective* under MPICH."""
+def with_rendezvous_address(world: World, timeout_s: float, environment: Mapping[str, str] = os.environ) -> World:
+    """The world with an address, found through its launcher where none is set; *collective* under MPICH."""
     if world.port or world.init_file:
         return world
     if environment.get("MASTER_ADDR"):
@@ -90,7 +90,7 @@ def _by_open_mpi(world: World, environment: Mapping[str, str]) -> World:
         if mpirun is None:
             raise ConfigError(f"the process of mpirun was not found; {_BY_HAND}")
         return replace(world, init_file=str(private_folder() / f"{identity(mpirun)}.ranks"))
-    # mpirun's own address. Rank 0 is usually on that host, and checks that it is.
+    # The address of mpirun itself: rank 0 is usually on its host, and checks that it is.
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
     found = [address for listed in re.findall(r"tcp6?://([^:/]+|\[[^/]*\]):\d+", uri) for address in _listed(listed)]
     if not found:
@@ -99,21 +99,21 @@ def _by_open_mpi(world: World, environment: Mapping[str, str]) -> World:
 
 
 def _listed(text: str) -> list[str]:
-    """`10.0.0.1,10.1.0.1` or `[fd00::1,fd00::2]`."""
+    """Addresses from `10.0.0.1,10.1.0.1` or `[fd00::1,fd00::2]`."""
     return text.strip("[]").split(",")
 
 
 def _by_pmi(world: World, timeout_s: float, environment: Mapping[str, str]) -> World:
     key = (world.rank, world.size)
-    if key not in _told:
+    if key not in _pmi_addresses:
         if "PMI_FD" not in environment:
             raise ConfigError(f"mpiexec does not say at which address rank 0 is; {_BY_HAND}")
         mine = None
         if world.rank == 0:
             addresses = reachable_addresses() if several_hosts(world) else ["127.0.0.1"]
-            with listening_socket("", 0) as probe:  # free now; rank 0 opens it in a moment
+            with listening_socket("", 0) as probe:  # a free port: rank 0 listens there in a moment
                 mine = f"{','.join(addresses)}/{probe.getsockname()[1]}"
-        address, _, port = from_rank_0(mine, timeout_s, environment).rpartition("/")
-        _told[key] = address, int(port)
-    address, port = _told[key]
+        address, _, port = broadcast_from_rank_0(mine, timeout_s, environment).rpartition("/")
+        _pmi_addresses[key] = address, int(port)
+    address, port = _pmi_addresses[key]
     return replace(world, address=address, port=port)

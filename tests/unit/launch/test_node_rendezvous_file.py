@@ -5,13 +5,12 @@ import threading
 import time
 
 import pytest
-from meeting_nodes import OUTER_S, listens, serve, until
+from rendezvous_nodes import OUTER_S, serve, until
 
 from lockstep.distributed.network import init_file
 from lockstep.distributed.network.init_file import PublishedEndpoint, read
-from lockstep.launch import rendezvous as meeting
-from lockstep.launch.rendezvous import client as calling
-from lockstep.launch.rendezvous import server as server
+from lockstep.launch import rendezvous
+from lockstep.launch.rendezvous import client, server
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -32,7 +31,8 @@ def test_nodes_meet_through_a_file_that_goes_with_the_run(start, file, before):
         file.write_text(before)
     other, main = start(node_rank=1, init_file=file), start(node_rank=0, init_file=file)
     assert main.admitted().key == other.admitted().key
-    assert listens(other.met.main_address, other.met.store_port)
+    other.info.store.set("a", "1")
+    assert main.info.store.get("a") == b"1"
     main.leave()
     assert not file.exists()
 
@@ -52,13 +52,13 @@ def test_a_stale_file_whose_port_another_run_has_now_is_waited_out(start, file, 
     until(lambda: read(tmp_path / "another") is not None)
     stale(file, read(tmp_path / "another").port)
     other = start(node_rank=1, init_file=file)
-    assert not other.decided.wait(1.0), (other.met, other.error)
+    assert not other.decided.wait(1.0), (other.info, other.error)
     assert start(node_rank=0, init_file=file).admitted().key == other.admitted().key
     assert not another.decided.is_set()
 
 
 def test_a_stale_file_whose_port_something_silent_has_now_is_waited_out(start, file, monkeypatch):
-    monkeypatch.setattr(calling, "_ALIVE_S", 0.3)
+    monkeypatch.setattr(client, "_ALIVE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = serve(server, b"")
         stale(file, server.getsockname()[1])
@@ -97,7 +97,7 @@ def test_of_two_runs_that_began_at_once_one_goes_on(start, file, monkeypatch):
 
 
 def test_a_file_that_is_lost_while_nodes_gather_is_written_again(start, file, monkeypatch):
-    monkeypatch.setattr(meeting, "_KEEP_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_KEEP_S", 0.1)
     main = start(node_rank=0, init_file=file)
     until(file.exists)
     file.unlink()

@@ -1,4 +1,4 @@
-"""Where ranks meet when their launcher does not say: flags, which may contradict it, or what the launcher offers."""
+"""The rendezvous address where MASTER_ADDR is not set: from flags, which may contradict the launcher, or from it."""
 
 import os
 import socket
@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from lockstep.distributed.network import join
+from lockstep.distributed.network import rendezvous_address
 from lockstep.distributed.network.interfaces import reachable_addresses
-from lockstep.distributed.network.join import joined, placed
-from lockstep.distributed.network.pmi import from_rank_0
+from lockstep.distributed.network.pmi import broadcast_from_rank_0
+from lockstep.distributed.network.rendezvous_address import with_rendezvous_address, with_rendezvous_flags
 from lockstep.errors import ConfigError, PeerError
 from lockstep.world import World
 
@@ -18,16 +18,16 @@ MPIRUN = World(rank=1, size=4, local_rank=1, local_size=2, launcher="Open MPI")
 NOTHING = {"master_addr": None, "master_port": None, "init_file": None}
 
 
-def test_flags_say_where_ranks_meet():
-    assert joined(SRUN, **NOTHING) == SRUN
-    there = joined(SRUN, **NOTHING | {"master_addr": "10.0.0.1"}, environment={})
-    assert (there.address, there.port, there.rank, there.local_rank) == ("10.0.0.1", 12345, 1, 1)
-    there = joined(MPIRUN, **NOTHING | {"master_addr": "10.0.0.1"}, environment={})
-    assert (there.address, there.port) == ("10.0.0.1", 29500)
-    there = joined(MPIRUN, **NOTHING | {"master_addr": "h", "master_port": "4000"}, environment={})
-    assert (there.address, there.port) == ("h", 4000)
-    there = joined(SRUN, **NOTHING | {"init_file": "met"}, environment={})
-    assert (there.init_file, there.port) == (os.path.abspath("met"), 0)
+def test_flags_set_the_address():
+    assert with_rendezvous_flags(SRUN, **NOTHING) == SRUN
+    world = with_rendezvous_flags(SRUN, **NOTHING | {"master_addr": "10.0.0.1"}, environment={})
+    assert (world.address, world.port, world.rank, world.local_rank) == ("10.0.0.1", 12345, 1, 1)
+    world = with_rendezvous_flags(MPIRUN, **NOTHING | {"master_addr": "10.0.0.1"}, environment={})
+    assert (world.address, world.port) == ("10.0.0.1", 29500)
+    world = with_rendezvous_flags(MPIRUN, **NOTHING | {"master_addr": "h", "master_port": "4000"}, environment={})
+    assert (world.address, world.port) == ("h", 4000)
+    world = with_rendezvous_flags(SRUN, **NOTHING | {"init_file": "met"}, environment={})
+    assert (world.init_file, world.port) == (os.path.abspath("met"), 0)
 
 
 @pytest.mark.parametrize(
@@ -46,29 +46,29 @@ def test_flags_say_where_ranks_meet():
 )
 def test_flags_that_contradict_are_refused(flags, variables, words):
     with pytest.raises(ConfigError) as refused:
-        joined(SRUN, **NOTHING | flags, environment=variables)
+        with_rendezvous_flags(SRUN, **NOTHING | flags, environment=variables)
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-def test_flags_that_agree_with_the_launcher_are_fine():
-    there = joined(SRUN, **NOTHING | {"master_addr": "g"}, environment={"MASTER_ADDR": "g"})
-    assert there.address == "g"
+def test_flags_that_agree_with_the_launcher_are_accepted():
+    world = with_rendezvous_flags(SRUN, **NOTHING | {"master_addr": "g"}, environment={"MASTER_ADDR": "g"})
+    assert world.address == "g"
 
 
 def test_an_address_without_ranks_is_refused():
     with pytest.raises(ConfigError, match=r"--init-file f, but nothing says which rank .* --nnodes"):
-        joined(World(), **NOTHING | {"init_file": "f"})
+        with_rendezvous_flags(World(), **NOTHING | {"init_file": "f"})
 
 
-# -- what launchers offer ----------------------------------------------------------------------------------------------
+# -- launchers ----------------------------------------------------------------------------------------------
 
 
-def test_what_has_a_place_keeps_it():
+def test_an_address_that_is_set_is_kept():
     for world in (SRUN, World(size=2, init_file="f")):
-        assert placed(world, 1.0, {}) is world
-    assert placed(MPIRUN, 1.0, {"MASTER_ADDR": "h"}).port == 29500
+        assert with_rendezvous_address(world, 1.0, {}) is world
+    assert with_rendezvous_address(MPIRUN, 1.0, {"MASTER_ADDR": "h"}).port == 29500
     with pytest.raises(ConfigError, match=r"port=0.*MASTER_PORT"):
-        placed(World(size=2), 1.0, {})
+        with_rendezvous_address(World(size=2), 1.0, {})
 
 
 @pytest.mark.parametrize(
@@ -78,31 +78,31 @@ def test_what_has_a_place_keeps_it():
         ("1.0;tcp://10.0.0.1,10.1.0.1:5;tcp6://[fd00::2,fd00::3]:4", "10.0.0.1,10.1.0.1,fd00::2,fd00::3"),
     ],
 )
-def test_open_mpi_over_hosts_meets_at_its_own_host(uri, address):
-    places = {placed(MPIRUN, 1.0, {"OMPI_MCA_orte_hnp_uri": uri}) for _ in range(2)}
-    assert [place.address for place in places] == [address]
-    assert all(10_000 <= place.port < 30_000 for place in places)
+def test_open_mpi_over_hosts_uses_the_address_of_mpirun(uri, address):
+    worlds = {with_rendezvous_address(MPIRUN, 1.0, {"OMPI_MCA_orte_hnp_uri": uri}) for _ in range(2)}
+    assert [world.address for world in worlds] == [address]
+    assert all(10_000 <= world.port < 30_000 for world in worlds)
 
 
 @pytest.mark.parametrize("variables", [{}, {"OMPI_MCA_orte_hnp_uri": "1.0;usock"}])
-def test_open_mpi_that_does_not_say_is_told_how_to(variables):
+def test_open_mpi_without_an_address_names_the_flags(variables):
     with pytest.raises(ConfigError, match=r"--master-addr HOST .* --init-file FILE"):
-        placed(MPIRUN, 1.0, variables)
+        with_rendezvous_address(MPIRUN, 1.0, variables)
 
 
-def test_mpich_over_hosts_without_its_interface_is_told_how_to():
+def test_mpich_over_hosts_without_pmi_names_the_flags():
     world = World(rank=1, size=4, local_rank=1, local_size=2, launcher="MPICH")
     with pytest.raises(ConfigError, match=r"--master-addr HOST .* --init-file FILE"):
-        placed(world, 1.0, {})
+        with_rendezvous_address(world, 1.0, {})
 
 
 class Mpiexec:
-    """Answers as mpiexec does, for two ranks."""
+    """The PMI-1 server of mpiexec, for two ranks."""
 
     def __init__(self) -> None:
         pairs = [socket.socketpair() for _ in range(2)]
         self.ends = [theirs for _, theirs in pairs]
-        self.heard = [[], []]
+        self.commands = [[], []]
         self._values = {}
         self._barrier = threading.Barrier(2)
         self._threads = [threading.Thread(target=self._serve, args=(i, ours)) for i, (ours, _) in enumerate(pairs)]
@@ -120,7 +120,7 @@ class Mpiexec:
         with link, link.makefile("rw") as lines:
             for line in lines:
                 words = dict(word.split("=", 1) for word in line.split())
-                self.heard[rank].append(words["cmd"])
+                self.commands[rank].append(words["cmd"])
                 try:
                     answer = self._answer(words)
                 except threading.BrokenBarrierError:
@@ -143,14 +143,14 @@ class Mpiexec:
         }[words["cmd"]]
 
 
-def test_ranks_of_mpich_hear_of_rank_0_through_mpiexec(monkeypatch):
-    monkeypatch.setattr(join, "_told", {})
+def test_mpich_broadcasts_the_address_of_rank_0(monkeypatch):
+    monkeypatch.setattr(rendezvous_address, "_pmi_addresses", {})
     mpiexec = Mpiexec()
     worlds = [World(rank=rank, size=2, local_rank=0, local_size=1, launcher="MPICH") for rank in range(2)]
     found = {}
 
     def ask(rank):
-        found[rank] = placed(worlds[rank], 20.0, {"PMI_FD": str(mpiexec.ends[rank].fileno())})
+        found[rank] = with_rendezvous_address(worlds[rank], 20.0, {"PMI_FD": str(mpiexec.ends[rank].fileno())})
 
     threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -160,14 +160,14 @@ def test_ranks_of_mpich_hear_of_rank_0_through_mpiexec(monkeypatch):
     mpiexec.close()
     assert found[0].address == found[1].address == ",".join(reachable_addresses())
     assert found[0].port == found[1].port > 0
-    assert [heard[-1] for heard in mpiexec.heard] == ["finalize", "finalize"]  # else mpiexec calls the end a failure
-    assert placed(worlds[0], 1.0, {}) == found[0]  # asked once: mpiexec would not answer twice
+    assert [commands[-1] for commands in mpiexec.commands] == ["finalize", "finalize"]  # else mpiexec reports a failure
+    assert with_rendezvous_address(worlds[0], 1.0, {}) == found[0]  # mpiexec answers once per process
 
 
-def test_mpiexec_whose_other_rank_does_not_come_is_waited_for_with_a_bound():
+def test_waiting_for_the_other_ranks_of_mpiexec_is_bounded():
     mpiexec = Mpiexec()
     try:
         with pytest.raises(PeerError, match="through mpiexec within"):
-            from_rank_0("x", 0.3, {"PMI_FD": str(mpiexec.ends[0].fileno())})
+            broadcast_from_rank_0("x", 0.3, {"PMI_FD": str(mpiexec.ends[0].fileno())})
     finally:
         mpiexec.close()

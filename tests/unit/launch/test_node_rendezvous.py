@@ -1,22 +1,20 @@
-"""Nodes meet: they all come in, or they all hear the same reason why not, soon."""
+"""The rendezvous of nodes: all are admitted, or all report the same reason why not, soon."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import socket
 import threading
 
 import pytest
-from meeting_nodes import CARD, OUTER_S, listens, serve, until
+from rendezvous_nodes import IDENTITY, OUTER_S, listens, serve, until
 
-from lockstep.distributed.network import interfaces
+from lockstep.distributed.network import framing, interfaces, store_server
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch import rendezvous as meeting
+from lockstep.launch import rendezvous
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rendezvous import Cancelled, waiting
-from lockstep.launch.rendezvous import client as calling
-from lockstep.launch.rendezvous import handshake as greeting
-from lockstep.launch.rendezvous import server as server
+from lockstep.launch.rendezvous import Cancelled, client, handshake, server, waiting
 from lockstep.launch.variables import free_port
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -25,20 +23,20 @@ pytestmark = pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("ranks", [(0, 1), (None, None)])
 def test_nodes_meet_and_reach_the_main_nodes_store(start, at, ranks):
     main, other = start(node_rank=ranks[0], **at), start(node_rank=ranks[1], **at)
-    found = sorted((main.admitted(), other.admitted()), key=lambda met: not met.main)
+    found = sorted((main.admitted(), other.admitted()), key=lambda info: not info.main)
     host, node = found
     assert (host.main, node.main) == (True, False)
     assert host.key == node.key
     assert len(host.key) == 32
     assert host.address == host.main_address == node.address == node.main_address == "127.0.0.1"
     assert host.interface == node.interface == "lo"
-    assert host.store_port == node.store_port
-    with socket.create_connection((node.main_address, node.store_port), timeout=OUTER_S):
-        assert host.listener.accept()[0].close() is None
+    node.store.set("a", "1")
+    assert host.store.get("a") == b"1"
+    assert host.connected() == [host.process, node.process]
 
 
 def test_the_main_node_may_come_last_and_four_meet(start, at, monkeypatch):
-    monkeypatch.setattr(calling, "_PATIENCE_S", OUTER_S)
+    monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
     flags = {"minimum": 4, "maximum": 4, **at}
     nodes = [start(node_rank=rank, **flags) for rank in (3, 1, 2)]
     assert not nodes[0].decided.wait(0.5)
@@ -47,8 +45,8 @@ def test_the_main_node_may_come_last_and_four_meet(start, at, monkeypatch):
 
 
 def test_runs_have_different_keys_and_a_token_keeps_the_key_from_listeners():
-    assert greeting.run_key("secret", "00" * 32) != greeting.run_key("", "00" * 32)
-    assert greeting.run_key("secret", "00" * 32) != greeting.run_key("secret", "01" * 32)
+    assert handshake.run_key("secret", "00" * 32) != handshake.run_key("", "00" * 32)
+    assert handshake.run_key("secret", "00" * 32) != handshake.run_key("secret", "01" * 32)
 
 
 CONTRADICTIONS = {
@@ -96,9 +94,9 @@ def test_two_nodes_of_one_rank_both_hear_of_it(start, at):
 
 def test_a_second_main_node_elsewhere_is_told_to_both(start, monkeypatch):
     port = free_port()
-    monkeypatch.setattr(meeting, "is_local", lambda address: address != "127.0.0.8")
-    monkeypatch.setattr(calling, "_PATIENCE_S", OUTER_S)
-    monkeypatch.setattr(calling, "_TELL_S", OUTER_S)
+    monkeypatch.setattr(rendezvous, "is_local", lambda address: address != "127.0.0.8")
+    monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
+    monkeypatch.setattr(client, "_REPORT_S", OUTER_S)
     second = start(node_rank=0, host="127.0.0.8", port=port)
     assert not second.decided.wait(0.5), "it may be the first to start"
     first = start(node_rank=0, host="localhost", port=port)
@@ -107,7 +105,7 @@ def test_a_second_main_node_elsewhere_is_told_to_both(start, monkeypatch):
 
 
 def test_a_main_node_that_is_not_at_the_endpoint_is_refused(start, monkeypatch):
-    monkeypatch.setattr(meeting, "is_local", lambda address: False)
+    monkeypatch.setattr(rendezvous, "is_local", lambda address: False)
     node = start(node_rank=0, host="127.0.0.8", port=free_port())
     assert (
         "--node-rank 0 is the main node, but 127.0.0.8 of --rdzv-endpoint is not an address of this" in node.refused()
@@ -193,14 +191,14 @@ def test_nothing_is_told_before_the_proof(start, at):
     main = start(node_rank=0, token="right", **at)
     with contextlib.closing(Stranger(at["port"])) as stranger:
         first = stranger.hear()
-        assert set(first) == {"lockstep_meeting", "nonce", "place"}
-        stranger.say(lockstep_meeting=greeting.PROTOCOL, nonce="", proof="00")
+        assert set(first) == {"lockstep", "nonce", "place"}
+        stranger.say(lockstep=store_server.PROTOCOL, nonce="", proof="00")
         assert set(stranger.hear()) == {"error", "code"}
         assert stranger.hear() is None, "the connection stays open"
     with contextlib.closing(Stranger(at["port"])) as stranger:
         stranger.hear()
-        hello = greeting.NodeInfo(
-            process="p", host="h", address="a", node_rank=1, minimum=2, maximum=2, nproc=1, run_id="", identity=CARD
+        hello = handshake.NodeInfo(
+            process="p", host="h", address="a", node_rank=1, minimum=2, maximum=2, nproc=1, run_id="", identity=IDENTITY
         )
         stranger.say(**{name: getattr(hello, name) for name in hello.__slots__})
         assert "error" in stranger.hear()
@@ -208,12 +206,42 @@ def test_nothing_is_told_before_the_proof(start, at):
     main.refused()
 
 
+def test_the_store_is_served_to_admitted_nodes_only(start, at):
+    """Neither to a client without the secret, nor to a node that still waits."""
+    main = start(node_rank=0, token="right", minimum=3, maximum=3, **at)
+    request = {"op": "compare_set", "keys": ["0/end"], "expected": "", "value": "x"}
+    with contextlib.closing(Stranger(at["port"])) as stranger:
+        stranger.hear()
+        stranger.say(**request)
+        assert "error" in stranger.hear()
+        assert stranger.hear() is None, "the connection stays open"
+    with contextlib.closing(Stranger(at["port"])) as waiting_node:
+        nonce = waiting_node.hear()["nonce"]
+        proof = handshake._proof(b"token right", "node", nonce, "bb")
+        waiting_node.say(lockstep=store_server.PROTOCOL, nonce="bb", proof=proof)
+        assert "proof" in waiting_node.hear()
+        node = rendezvous._node_info(Nodes(node_rank=1, minimum=3, maximum=3), IDENTITY)
+        waiting_node.say(**dataclasses.asdict(node))
+        waiting_node.say(**request)
+        start(node_rank=2, token="right", minimum=3, maximum=3, **at).admitted()
+        messages = iter(waiting_node.hear, None)
+        assert next(message for message in messages if "waiting" not in message).keys() == {"admitted"}
+        assert not main.admitted().store.check(["0/end"])
+        waiting_node.say(**request)
+        assert waiting_node.hear() == {"value": "x"}
+
+
 def test_a_node_knows_that_the_main_node_knows_the_secret(start):
     """An answer without the proof is not believed: what follows would be a stranger's."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = start(node_rank=1, token="right", host="127.0.0.1", port=server.getsockname()[1])
         with server.accept()[0] as connection, connection.makefile("rw") as file:
-            file.write(json.dumps(greeting.challenge("aa", "")) + "\n" + json.dumps({"proof": "00"}) + "\n")
+            file.write(
+                json.dumps({"lockstep": store_server.PROTOCOL, "nonce": "aa"})
+                + "\n"
+                + json.dumps({"proof": "00"})
+                + "\n"
+            )
             file.flush()
             assert "the main node does not know this run's secret" in node.refused()
             said = [json.loads(line) for line in file]
@@ -235,16 +263,16 @@ def test_another_protocol_is_told_to_both(start, at):
     main = start(node_rank=0, **at)
     with contextlib.closing(Stranger(at["port"])) as stranger:
         stranger.hear()
-        stranger.say(lockstep_meeting=99, nonce="", proof="")
+        stranger.say(lockstep=99, nonce="", proof="")
         assert "versions of Lockstep differ" in stranger.hear()["error"]
     assert "versions of Lockstep differ" in main.refused()
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = start(node_rank=1, host="127.0.0.1", port=server.getsockname()[1])
         with server.accept()[0] as connection, connection.makefile("rw") as file:
-            file.write('{"lockstep_meeting": 99, "nonce": "aa"}\n')
+            file.write('{"lockstep": 99, "nonce": "aa"}\n')
             file.flush()
-            assert "protocol 1, another by 99" in node.refused()
-            assert json.loads(file.readline())["lockstep_meeting"] == greeting.PROTOCOL, "the other side must hear it"
+            assert "protocol 2, another by 99" in node.refused()
+            assert json.loads(file.readline())["lockstep"] == store_server.PROTOCOL, "the other side must hear it"
 
 
 @pytest.mark.parametrize(
@@ -257,8 +285,8 @@ def test_another_protocol_is_told_to_both(start, at):
     ],
 )
 def test_what_answers_and_is_no_main_node_is_named_on_both(start, monkeypatch, says, why):
-    monkeypatch.setattr(calling, "GREETING_S", 0.5)
-    monkeypatch.setattr(calling, "_IN_USE_S", 0.5)
+    monkeypatch.setattr(client, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(client, "_PORT_TAKEN_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = serve(server, says)
         port = server.getsockname()[1]
@@ -299,7 +327,7 @@ def test_in_kubernetes_a_name_may_come_late(start, monkeypatch, at):
             raise ConfigError(f"host {host!r} cannot be resolved")
         return ["127.0.0.1"]
 
-    monkeypatch.setattr(calling, "resolve", resolve)
+    monkeypatch.setattr(client, "resolve", resolve)
     node = start(node_rank=1, host="pod-0", port=at["port"])
     assert not node.decided.wait(2.0)
     known.set()
@@ -322,7 +350,7 @@ def test_an_own_address_where_nobody_listens_is_refused_with_the_cure(start, at)
 )
 def test_nodes_that_nobody_is_the_main_node_of_all_hear_of_it(start, at, monkeypatch, ranks, text):
     """The endpoint's machine is not node 0, and another node looks for the main one there."""
-    monkeypatch.setattr(calling, "is_local", lambda address: address != "127.0.0.9")
+    monkeypatch.setattr(client, "is_local", lambda address: address != "127.0.0.9")
     here = start(node_rank=ranks[0], minimum=3, maximum=3, **at)
     other = start(node_rank=ranks[1], minimum=3, maximum=3, **{**at, "host": "127.0.0.9"})
     assert re.search(text, here.refused())
@@ -341,13 +369,13 @@ def test_the_time_to_join_is_bounded_and_all_hear_who_is_missing(start, at):
 
 
 def test_without_a_main_node_the_time_to_join_is_bounded_too(start, at, monkeypatch):
-    monkeypatch.setattr(calling, "_PATIENCE_S", OUTER_S)
+    monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
     said = start(node_rank=1, **at, join_timeout_s=1.0).refused()
     assert said.startswith(f"--join-timeout 1 s is over while waiting for the main node at 127.0.0.1:{at['port']}")
 
 
 def test_waiting_is_said(start, at, monkeypatch, capfd):
-    monkeypatch.setattr(waiting, "_FIRST_SAID_S", 0.1)
+    monkeypatch.setattr(waiting, "_FIRST_REPORT_S", 0.1)
     main = start(node_rank=0, **at)
     said = []
     until(lambda: said.append(capfd.readouterr().err) or "node 1 is missing" in "".join(said))
@@ -369,12 +397,12 @@ def test_a_node_that_lost_its_connection_takes_its_own_place_again(start, at):
     """The main node has not noticed yet that the first connection leads nowhere."""
     flags = {"minimum": 3, "maximum": 3, **at}
     main, nodes = start(node_rank=0, **flags), Nodes(**flags)
-    node = meeting._node_info(Nodes(**flags, node_rank=1), CARD)
+    node = rendezvous._node_info(Nodes(**flags, node_rank=1), IDENTITY)
     joined = []
 
     def join():
         with contextlib.suppress(ConfigError):
-            joined.append(calling.RendezvousClient(nodes, node, waiting.Waiting(lambda: False, OUTER_S)).join())
+            joined.append(client.RendezvousClient(nodes, node, waiting.Waiting(lambda: False, OUTER_S)).join())
 
     threads = [threading.Thread(target=join) for _ in range(2)]
     for thread in threads:
@@ -404,7 +432,7 @@ def test_a_main_node_that_is_stopped_ends_the_others(start, at):
 
 
 def test_looking_for_a_main_node_can_be_given_up(start, at, monkeypatch):
-    monkeypatch.setattr(calling, "_PATIENCE_S", OUTER_S)
+    monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
     node = start(node_rank=1, **at)
     assert not node.decided.wait(0.3)
     node.leave()
@@ -441,7 +469,7 @@ def test_later_nodes_are_judged_one_by_one(start, at):
     assert "--node-rank 1 is taken by " in start(node_rank=1, **flags).refused()
     assert "--node-rank 0 is given on 2 nodes" in start(node_rank=0, **flags).refused()
     assert "sent this one away" in start(node_rank=2, token="wrong", **flags).refused()
-    assert start(node_rank=2, **flags).admitted().key == main.met.key
+    assert start(node_rank=2, **flags).admitted().key == main.info.key
     assert main.is_alive()
     assert first.is_alive()
 
@@ -449,7 +477,7 @@ def test_later_nodes_are_judged_one_by_one(start, at):
 def test_a_place_that_becomes_free_goes_to_who_waits_for_it(start, at, monkeypatch, capfd):
     """As after a machine vanished: its connection is open until the kernel notices."""
     monkeypatch.setattr(server, "_FREE_S", OUTER_S)
-    monkeypatch.setattr(waiting, "_FIRST_SAID_S", 0.3)
+    monkeypatch.setattr(waiting, "_FIRST_REPORT_S", 0.3)
     main, first = start(node_rank=0, **at), start(node_rank=1, **at)
     first.admitted()
     again = start(node_rank=1, **at)
@@ -457,18 +485,20 @@ def test_a_place_that_becomes_free_goes_to_who_waits_for_it(start, at, monkeypat
     until(lambda: said.append(capfd.readouterr().err) or "--node-rank 1 is taken by " in "".join(said))
     assert not again.decided.is_set()
     first.leave()
-    assert again.admitted().key == main.met.key
+    assert again.admitted().key == main.info.key
 
 
 def test_a_vanished_machine_is_noticed_by_the_kernel(start, at, monkeypatch):
     seen = []
-    monkeypatch.setattr(server, "keep_alive", lambda connection: seen.append(greeting.keep_alive(connection)))
-    monkeypatch.setattr(calling, "keep_alive", seen.append)
+    monkeypatch.setattr(
+        store_server, "enable_keepalive", lambda connection: seen.append(framing.enable_keepalive(connection))
+    )
+    monkeypatch.setattr(client, "enable_keepalive", seen.append)
     start(node_rank=0, **at)
     start(node_rank=1, **at).admitted()
     assert len(seen) >= 2, "each side watches"
     with socket.socket() as connection:
-        greeting.keep_alive(connection)
+        framing.enable_keepalive(connection)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         idle, interval, count = (
             connection.getsockopt(socket.IPPROTO_TCP, option)
@@ -479,13 +509,20 @@ def test_a_vanished_machine_is_noticed_by_the_kernel(start, at, monkeypatch):
 
 
 def test_the_main_node_listens_at_the_endpoint_only(start, monkeypatch):
-    monkeypatch.setattr(meeting, "is_loopback", lambda address: False)
+    monkeypatch.setattr(rendezvous, "is_loopback", lambda address: False)
     port = free_port()
     main, _ = start(node_rank=0, host="127.0.0.5", port=port), start(node_rank=1, host="127.0.0.5", port=port)
-    met = main.admitted()
-    for at in (port, met.store_port):
-        assert listens("127.0.0.5", at)
-        assert not listens("127.0.0.6", at)
+    main.admitted()
+    assert listens("127.0.0.5", port)
+    assert not listens("127.0.0.6", port)
+
+
+def test_torchs_store_listens_at_the_endpoint_only(start, monkeypatch):
+    monkeypatch.setattr(rendezvous, "is_loopback", lambda address: False)
+    main = start(node_rank=0, host="127.0.0.5", port=free_port(), minimum=1, maximum=2)
+    port = main.admitted().torch_port
+    assert listens("127.0.0.5", port)
+    assert not listens("127.0.0.6", port)
 
 
 def test_localhost_listens_for_the_others_but_alone_it_does_not(start, at):
@@ -502,21 +539,20 @@ def test_localhost_listens_for_the_others_but_alone_it_does_not(start, at):
 @pytest.mark.parametrize("addresses", [["::1"], ["::1", "127.0.0.1"]])
 def test_ipv6(start, at, monkeypatch, addresses):
     """Where a name has addresses of both kinds, another node may come by either."""
-    monkeypatch.setattr(calling, "resolve", lambda host: addresses if host == "alpha" else [host])
+    monkeypatch.setattr(client, "resolve", lambda host: addresses if host == "alpha" else [host])
     flags = {**at, "minimum": 3, "maximum": 3}
     main = start(node_rank=0, **{**flags, "host": "alpha"})
     by_ipv6, by_ipv4 = start(node_rank=1, **{**flags, "host": "::1"}), start(node_rank=2, **flags)
     assert main.admitted().key == by_ipv6.admitted().key == by_ipv4.admitted().key
-    assert by_ipv6.met.main_address == by_ipv6.met.address == "::1"
-    assert by_ipv4.met.main_address == by_ipv4.met.address == "127.0.0.1"
-    assert listens("127.0.0.1", main.met.store_port)
+    assert by_ipv6.info.main_address == by_ipv6.info.address == "::1"
+    assert by_ipv4.info.main_address == by_ipv4.info.address == "127.0.0.1"
+    by_ipv6.info.store.set("a", "1")
+    assert by_ipv4.info.store.get("a") == b"1"
 
 
 def test_one_machine_alone_needs_no_place_to_meet(start):
-    met = start(minimum=1, maximum=1).admitted()
-    assert (met.main, met.address, met.main_address) == (True, "127.0.0.1", "127.0.0.1")
-    assert listens("127.0.0.1", met.store_port)
-    assert not listens("127.0.0.6", met.store_port)
+    info = start(minimum=1, maximum=1).admitted()
+    assert (info.main, info.address, info.main_address) == (True, "127.0.0.1", "127.0.0.1")
     assert "--node-rank 1 does not exist with --nnodes 1" in start(minimum=1, maximum=1, node_rank=1).refused()
 
 
@@ -525,6 +561,6 @@ def test_the_users_own_address_counts(start, at):
     other = start(node_rank=1, **{**at, "host": "127.0.0.5"}, local_address="127.0.0.7")
     assert main.admitted().address == "127.0.0.5"
     assert other.admitted().address == "127.0.0.7"
-    assert other.met.main_address == "127.0.0.5"
+    assert other.info.main_address == "127.0.0.5"
     said = start(node_rank=1, **at, local_address="10.255.255.1").refused()
     assert "--local-addr 10.255.255.1 is not an address of this machine, which has " in said

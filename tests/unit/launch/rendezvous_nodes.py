@@ -1,4 +1,4 @@
-"""Nodes that meet, as threads; the fixtures that start them are in conftest.py."""
+"""Nodes that join a rendezvous, as threads; the fixtures that start them are in conftest.py."""
 
 import contextlib
 import socket
@@ -7,26 +7,26 @@ import time
 
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rendezvous import meet
+from lockstep.launch.rendezvous import rendezvous
 
 OUTER_S = 60.0  # no test waits longer
-CARD = {"config": "one"}
+IDENTITY = {"config": "one"}
 
 
 class Node(threading.Thread):
-    """A node that meets others and stays until it is told to leave."""
+    """A node that joins others and stays until `leave`."""
 
     def __init__(self, identity=None, **flags):
         super().__init__(daemon=True)
         self.nodes = Nodes(**{"minimum": 2, "maximum": 2, "join_timeout_s": OUTER_S, **flags})
-        self.identity = identity or CARD
-        self.met = self.error = None
+        self.identity = identity or IDENTITY
+        self.info = self.error = None
         self.decided, self.cancel, self.leaving = threading.Event(), threading.Event(), threading.Event()
         self.start()
 
     def run(self):
         try:
-            with meet(self.nodes, self.identity, cancelled=self.cancel.is_set) as self.met:
+            with rendezvous(self.nodes, self.identity, cancelled=self.cancel.is_set) as self.info:
                 self.decided.set()
                 self.leaving.wait(OUTER_S)
         except BaseException as error:
@@ -42,12 +42,12 @@ class Node(threading.Thread):
     def admitted(self):
         assert self.decided.wait(OUTER_S)
         assert self.error is None, self.error
-        assert self.met is not None
-        return self.met
+        assert self.info is not None
+        return self.info
 
     def refused(self, kind=ConfigError):
         assert self.decided.wait(OUTER_S)
-        assert isinstance(self.error, kind), (self.error, self.met)
+        assert isinstance(self.error, kind), (self.error, self.info)
         return str(self.error)
 
 
@@ -64,19 +64,19 @@ def listens(address, port):
         return probe.connect_ex((address, port)) == 0
 
 
-def serve(server, says):
-    """Accept all, say something, and close if there is nothing to say; until the socket is closed."""
+def serve(server, greeting):
+    """Accept connections and send a greeting, or close them if it is None; until the socket is closed."""
 
     def run():
         kept = []
         with contextlib.suppress(OSError):
             while True:
                 connection = server.accept()[0]
-                if says is None:
+                if greeting is None:
                     connection.close()
                     continue
                 kept.append(connection)
-                connection.sendall(says)
+                connection.sendall(greeting)
         for connection in kept:
             connection.close()
 
