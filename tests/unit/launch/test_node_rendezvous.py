@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (None, None)])
-def test_nodes_meet_and_reach_the_main_nodes_store(start, at, ranks):
+def test_nodes_are_admitted_and_share_the_main_nodes_store(start, at, ranks):
     main, other = start(node_rank=ranks[0], **at), start(node_rank=ranks[1], **at)
     found = sorted((main.admitted(), other.admitted()), key=lambda info: not info.main)
     host, node = found
@@ -35,7 +35,7 @@ def test_nodes_meet_and_reach_the_main_nodes_store(start, at, ranks):
     assert host.connected() == [host.process, node.process]
 
 
-def test_the_main_node_may_come_last_and_four_meet(start, at, monkeypatch):
+def test_the_main_node_may_start_last(start, at, monkeypatch):
     monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
     flags = {"minimum": 4, "maximum": 4, **at}
     nodes = [start(node_rank=rank, **flags) for rank in (3, 1, 2)]
@@ -44,7 +44,7 @@ def test_the_main_node_may_come_last_and_four_meet(start, at, monkeypatch):
     assert len({node.admitted().key for node in nodes}) == 1
 
 
-def test_runs_have_different_keys_and_a_token_keeps_the_key_from_listeners():
+def test_the_run_key_depends_on_token_and_salt():
     assert handshake.run_key("secret", "00" * 32) != handshake.run_key("", "00" * 32)
     assert handshake.run_key("secret", "00" * 32) != handshake.run_key("secret", "01" * 32)
 
@@ -76,7 +76,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize(("first", "second", "text"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_a_contradiction_is_told_to_both_alike(start, at, first, second, text):
+def test_a_contradiction_is_reported_by_both_nodes(start, at, first, second, text):
     main = start(**at, **first)
     until(lambda: listens("127.0.0.1", at["port"]))
     other = start(**at, **second)
@@ -84,15 +84,15 @@ def test_a_contradiction_is_told_to_both_alike(start, at, first, second, text):
         raise main.error if main.refused() == other.refused() else AssertionError((main.error, other.error))
 
 
-def test_two_nodes_of_one_rank_both_hear_of_it(start, at):
+def test_a_duplicate_node_rank_is_reported_by_all_nodes(start, at):
     flags = {"minimum": 3, "maximum": 3, **at}
     nodes = [start(node_rank=rank, **flags) for rank in (0, 1, 1)]
-    said = {node.refused() for node in nodes}
-    assert len(said) == 1
-    assert "--node-rank 1 is given on 2 nodes: " in said.pop()
+    messages = {node.refused() for node in nodes}
+    assert len(messages) == 1
+    assert "--node-rank 1 is given on 2 nodes: " in messages.pop()
 
 
-def test_a_second_main_node_elsewhere_is_told_to_both(start, monkeypatch):
+def test_a_second_main_node_elsewhere_is_reported_by_both(start, monkeypatch):
     port = free_port()
     monkeypatch.setattr(rendezvous, "is_local", lambda address: address != "127.0.0.8")
     monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
@@ -112,13 +112,13 @@ def test_a_main_node_that_is_not_at_the_endpoint_is_refused(start, monkeypatch):
     )
 
 
-def test_a_rank_that_does_not_exist_is_refused_though_nobody_is_there(start, at):
+def test_a_node_rank_out_of_range_is_refused_without_a_main_node(start, at):
     assert (
         "--node-rank 7 does not exist with --nnodes 2; node ranks go from 0 to 1" in start(node_rank=7, **at).refused()
     )
 
 
-def test_a_contradiction_waits_a_little_for_the_others(start, at, monkeypatch):
+def test_a_contradiction_is_refused_once_the_other_nodes_have_come(start, at, monkeypatch):
     monkeypatch.setattr(server, "_SETTLE_S", OUTER_S)
     flags = {"minimum": 3, "maximum": 3, **at}
     main, wrong = start(node_rank=0, **flags), start(node_rank=2, identity={"config": "two"}, **flags)
@@ -128,7 +128,7 @@ def test_a_contradiction_waits_a_little_for_the_others(start, at, monkeypatch):
     assert "node 2" in main.refused()
 
 
-def test_a_contradiction_does_not_wait_for_ever(start, at):
+def test_waiting_for_others_after_a_contradiction_is_bounded(start, at):
     flags = {"minimum": 3, "maximum": 3, **at}
     main, wrong = start(node_rank=0, **flags), start(node_rank=2, identity={"config": "two"}, **flags)
     assert main.refused() == wrong.refused()
@@ -144,15 +144,15 @@ def test_a_contradiction_does_not_wait_for_ever(start, at):
         ({"token": "7"}, {"run_id": "7"}),
     ],
 )
-def test_without_the_secret_a_node_is_sent_away_and_both_hear_why(start, at, first, second):
+def test_a_node_without_the_secret_is_rejected_and_both_report_why(start, at, first, second):
     main = start(node_rank=0, **at, **first)
-    stranger = start(node_rank=1, **at, **second)
+    other = start(node_rank=1, **at, **second)
     why = "LOCKSTEP_TOKEN or --token-file, and --rdzv-id, must be the same on all nodes"
-    assert stranger.refused() == f"the main node sent this one away: {why}"
+    assert other.refused() == f"the main node sent this one away: {why}"
     assert main.refused() == f"a node at 127.0.0.1 was sent away: {why} (node 1 is missing)"
 
 
-def test_a_stranger_does_not_keep_the_right_nodes_from_meeting(start, at, monkeypatch):
+def test_a_rejected_node_does_not_block_the_right_ones(start, at, monkeypatch):
     monkeypatch.setattr(server, "_SETTLE_S", OUTER_S)
     main = start(node_rank=0, token="right", **at)
     start(node_rank=1, token="wrong", **at).refused()
@@ -160,8 +160,8 @@ def test_a_stranger_does_not_keep_the_right_nodes_from_meeting(start, at, monkey
     assert main.admitted().key == right.admitted().key
 
 
-class Stranger:
-    """Speaks by hand to whoever listens."""
+class RawClient:
+    """Sends messages by hand."""
 
     def __init__(self, port):
         until(lambda: self._connects(port))
@@ -174,11 +174,11 @@ class Stranger:
             return False
         return True
 
-    def hear(self):
+    def receive(self):
         line = self.file.readline()
         return json.loads(line) if line else None
 
-    def say(self, **message):
+    def send(self, **message):
         self.file.write(json.dumps(message) + "\n")
         self.file.flush()
 
@@ -187,22 +187,22 @@ class Stranger:
         self.socket.close()
 
 
-def test_nothing_is_told_before_the_proof(start, at):
+def test_the_main_node_sends_nothing_before_the_proof(start, at):
     main = start(node_rank=0, token="right", **at)
-    with contextlib.closing(Stranger(at["port"])) as stranger:
-        first = stranger.hear()
+    with contextlib.closing(RawClient(at["port"])) as raw:
+        first = raw.receive()
         assert set(first) == {"lockstep", "nonce", "place"}
-        stranger.say(lockstep=store_server.PROTOCOL, nonce="", proof="00")
-        assert set(stranger.hear()) == {"error", "code"}
-        assert stranger.hear() is None, "the connection stays open"
-    with contextlib.closing(Stranger(at["port"])) as stranger:
-        stranger.hear()
+        raw.send(lockstep=store_server.PROTOCOL, nonce="", proof="00")
+        assert set(raw.receive()) == {"error", "code"}
+        assert raw.receive() is None, "the connection stays open"
+    with contextlib.closing(RawClient(at["port"])) as raw:
+        raw.receive()
         hello = handshake.NodeInfo(
             process="p", host="h", address="a", node_rank=1, minimum=2, maximum=2, nproc=1, run_id="", identity=IDENTITY
         )
-        stranger.say(**{name: getattr(hello, name) for name in hello.__slots__})
-        assert "error" in stranger.hear()
-        assert stranger.hear() is None
+        raw.send(**{name: getattr(hello, name) for name in hello.__slots__})
+        assert "error" in raw.receive()
+        assert raw.receive() is None
     main.refused()
 
 
@@ -210,29 +210,29 @@ def test_the_store_is_served_to_admitted_nodes_only(start, at):
     """Neither to a client without the secret, nor to a node that still waits."""
     main = start(node_rank=0, token="right", minimum=3, maximum=3, **at)
     request = {"op": "compare_set", "keys": ["0/end"], "expected": "", "value": "x"}
-    with contextlib.closing(Stranger(at["port"])) as stranger:
-        stranger.hear()
-        stranger.say(**request)
-        assert "error" in stranger.hear()
-        assert stranger.hear() is None, "the connection stays open"
-    with contextlib.closing(Stranger(at["port"])) as waiting_node:
-        nonce = waiting_node.hear()["nonce"]
+    with contextlib.closing(RawClient(at["port"])) as raw:
+        raw.receive()
+        raw.send(**request)
+        assert "error" in raw.receive()
+        assert raw.receive() is None, "the connection stays open"
+    with contextlib.closing(RawClient(at["port"])) as waiting_node:
+        nonce = waiting_node.receive()["nonce"]
         proof = handshake._proof(b"token right", "node", nonce, "bb")
-        waiting_node.say(lockstep=store_server.PROTOCOL, nonce="bb", proof=proof)
-        assert "proof" in waiting_node.hear()
+        waiting_node.send(lockstep=store_server.PROTOCOL, nonce="bb", proof=proof)
+        assert "proof" in waiting_node.receive()
         node = rendezvous._node_info(Nodes(node_rank=1, minimum=3, maximum=3), IDENTITY)
-        waiting_node.say(**dataclasses.asdict(node))
-        waiting_node.say(**request)
+        waiting_node.send(**dataclasses.asdict(node))
+        waiting_node.send(**request)
         start(node_rank=2, token="right", minimum=3, maximum=3, **at).admitted()
-        messages = iter(waiting_node.hear, None)
+        messages = iter(waiting_node.receive, None)
         assert next(message for message in messages if "waiting" not in message).keys() == {"admitted"}
         assert not main.admitted().store.check(["0/end"])
-        waiting_node.say(**request)
-        assert waiting_node.hear() == {"value": "x"}
+        waiting_node.send(**request)
+        assert waiting_node.receive() == {"value": "x"}
 
 
-def test_a_node_knows_that_the_main_node_knows_the_secret(start):
-    """An answer without the proof is not believed: what follows would be a stranger's."""
+def test_a_node_sends_nothing_about_itself_before_the_main_nodes_proof(start):
+    """Whoever cannot prove the secret must not receive what a node sends about itself."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = start(node_rank=1, token="right", host="127.0.0.1", port=server.getsockname()[1])
         with server.accept()[0] as connection, connection.makefile("rw") as file:
@@ -244,27 +244,27 @@ def test_a_node_knows_that_the_main_node_knows_the_secret(start):
             )
             file.flush()
             assert "the main node does not know this run's secret" in node.refused()
-            said = [json.loads(line) for line in file]
-            assert len(said) == 1, "it told who it is"
+            messages = [json.loads(line) for line in file]
+            assert len(messages) == 1, "it sent who it is"
 
 
 @pytest.mark.parametrize("message", [b"GET / HTTP/1.0\r\n\r\n", b"x" * (1 << 21), b'[1]\n{"a":\n', b""])
-def test_rubbish_does_not_disturb_a_meeting(start, at, message):
+def test_malformed_messages_do_not_disturb_the_rendezvous(start, at, message):
     main = start(node_rank=0, **at)
-    stranger = Stranger(at["port"])
+    raw = RawClient(at["port"])
     with contextlib.suppress(ConnectionError):
-        stranger.socket.sendall(message)
+        raw.socket.sendall(message)
     other = start(node_rank=1, **at)
     assert main.admitted().key == other.admitted().key
-    stranger.close()
+    raw.close()
 
 
-def test_another_protocol_is_told_to_both(start, at):
+def test_another_protocol_version_is_reported_by_both(start, at):
     main = start(node_rank=0, **at)
-    with contextlib.closing(Stranger(at["port"])) as stranger:
-        stranger.hear()
-        stranger.say(lockstep=99, nonce="", proof="")
-        assert "versions of Lockstep differ" in stranger.hear()["error"]
+    with contextlib.closing(RawClient(at["port"])) as raw:
+        raw.receive()
+        raw.send(lockstep=99, nonce="", proof="")
+        assert "versions of Lockstep differ" in raw.receive()["error"]
     assert "versions of Lockstep differ" in main.refused()
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = start(node_rank=1, host="127.0.0.1", port=server.getsockname()[1])
@@ -272,11 +272,13 @@ def test_another_protocol_is_told_to_both(start, at):
             file.write('{"lockstep": 99, "nonce": "aa"}\n')
             file.flush()
             assert "protocol 2, another by 99" in node.refused()
-            assert json.loads(file.readline())["lockstep"] == store_server.PROTOCOL, "the other side must hear it"
+            assert json.loads(file.readline())["lockstep"] == store_server.PROTOCOL, (
+                "the other side must report it, too"
+            )
 
 
 @pytest.mark.parametrize(
-    ("says", "why"),
+    ("greeting", "why"),
     [
         (b"", "it said nothing for 0.5 s"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "it does not speak Lockstep's protocol"),
@@ -284,11 +286,11 @@ def test_another_protocol_is_told_to_both(start, at):
         (None, "it closes connections at once"),
     ],
 )
-def test_what_answers_and_is_no_main_node_is_named_on_both(start, monkeypatch, says, why):
+def test_another_program_on_the_port_is_named(start, monkeypatch, greeting, why):
     monkeypatch.setattr(client, "HANDSHAKE_S", 0.5)
     monkeypatch.setattr(client, "_PORT_TAKEN_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = serve(server, says)
+        thread = serve(server, greeting)
         port = server.getsockname()[1]
         other = start(node_rank=1, host="127.0.0.1", port=port)
         assert f"what answers there is not the main node of a Lockstep run ({why})" in other.refused()
@@ -299,7 +301,7 @@ def test_what_answers_and_is_no_main_node_is_named_on_both(start, monkeypatch, s
     thread.join(OUTER_S)
 
 
-def test_a_port_that_another_run_uses_is_in_use(start, at):
+def test_the_port_of_another_run_is_in_use(start, at):
     alone = {"minimum": 1, "maximum": 1}
     first = start(**alone, **at)
     first.admitted()
@@ -310,15 +312,17 @@ def test_a_port_that_another_run_uses_is_in_use(start, at):
 
 def test_an_address_that_cannot_be_reached_is_named(start):
     node = start(node_rank=1, host="127.255.255.255", port=5555)  # a broadcast address: no way to it
-    said = "127.255.255.255:5555: the main node cannot be reached: 127.255.255.255:5555 (Network is unreachable); check"
-    assert said in node.refused()
+    message = (
+        "127.255.255.255:5555: the main node cannot be reached: 127.255.255.255:5555 (Network is unreachable); check"
+    )
+    assert message in node.refused()
 
 
 def test_a_name_without_an_address_is_named(start):
     assert f"--rdzv-endpoint {'x' * 70}:5555: host" in start(node_rank=1, host="x" * 70, port=5555).refused()
 
 
-def test_in_kubernetes_a_name_may_come_late(start, monkeypatch, at):
+def test_in_kubernetes_a_name_may_resolve_late(start, monkeypatch, at):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     known = threading.Event()
 
@@ -335,10 +339,12 @@ def test_in_kubernetes_a_name_may_come_late(start, monkeypatch, at):
     node.admitted()
 
 
-def test_an_own_address_where_nobody_listens_is_refused_with_the_cure(start, at):
-    said = start(node_rank=1, host="localhost", port=at["port"]).refused()
-    assert "localhost is 127.0.0.1 on this machine. 127.0.0.1 is this machine's loopback address, and no main" in said
-    assert f"use the address of the main node: --rdzv-endpoint IP_OF_MAIN:{at['port']}" in said
+def test_an_own_address_without_a_main_node_is_refused_with_advice(start, at):
+    message = start(node_rank=1, host="localhost", port=at["port"]).refused()
+    assert (
+        "localhost is 127.0.0.1 on this machine. 127.0.0.1 is this machine's loopback address, and no main" in message
+    )
+    assert f"use the address of the main node: --rdzv-endpoint IP_OF_MAIN:{at['port']}" in message
 
 
 @pytest.mark.parametrize(
@@ -348,7 +354,7 @@ def test_an_own_address_where_nobody_listens_is_refused_with_the_cure(start, at)
         ((1, 2), "--node-rank 1 is given on .*, where the nodes meet: it must be node 0"),
     ],
 )
-def test_nodes_that_nobody_is_the_main_node_of_all_hear_of_it(start, at, monkeypatch, ranks, text):
+def test_without_a_main_node_at_the_endpoint_all_nodes_report_it(start, at, monkeypatch, ranks, text):
     """The endpoint's machine is not node 0, and another node looks for the main one there."""
     monkeypatch.setattr(client, "is_local", lambda address: address != "127.0.0.9")
     here = start(node_rank=ranks[0], minimum=3, maximum=3, **at)
@@ -357,33 +363,33 @@ def test_nodes_that_nobody_is_the_main_node_of_all_hear_of_it(start, at, monkeyp
     assert here.refused() == other.refused()
 
 
-def test_the_time_to_join_is_bounded_and_all_hear_who_is_missing(start, at):
+def test_the_join_timeout_names_the_missing_nodes_on_all(start, at):
     flags = {"minimum": 3, "maximum": 3, **at}
     other = start(node_rank=2, **flags)
     main = start(node_rank=0, **{**flags, "join_timeout_s": 2.0})
-    said = main.refused()
-    assert said.startswith("--join-timeout 2 s is over while waiting for 1 of 3 nodes at ")
-    assert ": node 1 is missing; start each missing one with --rdzv-endpoint " in said
-    assert said.endswith(f":{at['port']} and its --node-rank")
-    assert other.refused() == said
+    message = main.refused()
+    assert message.startswith("--join-timeout 2 s is over while waiting for 1 of 3 nodes at ")
+    assert ": node 1 is missing; start each missing one with --rdzv-endpoint " in message
+    assert message.endswith(f":{at['port']} and its --node-rank")
+    assert other.refused() == message
 
 
-def test_without_a_main_node_the_time_to_join_is_bounded_too(start, at, monkeypatch):
+def test_the_join_timeout_holds_without_a_main_node(start, at, monkeypatch):
     monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
-    said = start(node_rank=1, **at, join_timeout_s=1.0).refused()
-    assert said.startswith(f"--join-timeout 1 s is over while waiting for the main node at 127.0.0.1:{at['port']}")
+    message = start(node_rank=1, **at, join_timeout_s=1.0).refused()
+    assert message.startswith(f"--join-timeout 1 s is over while waiting for the main node at 127.0.0.1:{at['port']}")
 
 
-def test_waiting_is_said(start, at, monkeypatch, capfd):
+def test_waiting_is_reported_on_stderr(start, at, monkeypatch, capfd):
     monkeypatch.setattr(waiting, "_FIRST_REPORT_S", 0.1)
     main = start(node_rank=0, **at)
-    said = []
-    until(lambda: said.append(capfd.readouterr().err) or "node 1 is missing" in "".join(said))
-    assert "lockstep: waiting for 1 of 2 nodes at " in "".join(said)
+    output = []
+    until(lambda: output.append(capfd.readouterr().err) or "node 1 is missing" in "".join(output))
+    assert "lockstep: waiting for 1 of 2 nodes at " in "".join(output)
     main.leave()
 
 
-def test_a_node_that_ends_while_it_waits_leaves_its_place(start, at):
+def test_a_node_that_ends_while_it_waits_frees_its_place(start, at):
     flags = {"minimum": 3, "maximum": 3, **at}
     main, first = start(node_rank=0, **flags), start(node_rank=1, **flags)
     assert not first.decided.wait(0.5)
@@ -393,7 +399,7 @@ def test_a_node_that_ends_while_it_waits_leaves_its_place(start, at):
     assert len({node.admitted().key for node in nodes}) == 1
 
 
-def test_a_node_that_lost_its_connection_takes_its_own_place_again(start, at):
+def test_a_node_that_reconnects_keeps_its_place(start, at):
     """The main node has not noticed yet that the first connection leads nowhere."""
     flags = {"minimum": 3, "maximum": 3, **at}
     main, nodes = start(node_rank=0, **flags), Nodes(**flags)
@@ -417,12 +423,12 @@ def test_a_node_that_lost_its_connection_takes_its_own_place_again(start, at):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_of_the_receiving_thread_ends_the_meeting(start, at, monkeypatch):
+def test_an_exception_in_the_server_thread_ends_the_rendezvous(start, at, monkeypatch):
     monkeypatch.setattr(server, "contradiction", lambda _: 1 / 0)
     assert "receiving other nodes failed: ZeroDivisionError" in start(node_rank=0, **at).refused(RunError)
 
 
-def test_a_main_node_that_is_stopped_ends_the_others(start, at):
+def test_stopping_the_main_node_ends_the_others(start, at):
     flags = {"minimum": 3, "maximum": 3, **at}
     main, other = start(node_rank=0, **flags), start(node_rank=1, **flags)
     assert not other.decided.wait(0.5)
@@ -431,7 +437,7 @@ def test_a_main_node_that_is_stopped_ends_the_others(start, at):
     assert "the main node has left" in other.refused(RunError)
 
 
-def test_looking_for_a_main_node_can_be_given_up(start, at, monkeypatch):
+def test_looking_for_a_main_node_can_be_cancelled(start, at, monkeypatch):
     monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
     node = start(node_rank=1, **at)
     assert not node.decided.wait(0.3)
@@ -451,7 +457,7 @@ def test_elastic_nodes_come_and_go(start, at):
     assert start(**flags).admitted().key == key
 
 
-def test_elastic_nodes_gather_until_the_least_number_is_there(start, at):
+def test_elastic_nodes_wait_for_the_minimum(start, at):
     flags = {"minimum": 2, "maximum": 3, **at}
     main = start(node_rank=0, **flags)
     assert not main.decided.wait(0.5)
@@ -474,21 +480,21 @@ def test_later_nodes_are_judged_one_by_one(start, at):
     assert first.is_alive()
 
 
-def test_a_place_that_becomes_free_goes_to_who_waits_for_it(start, at, monkeypatch, capfd):
+def test_a_place_that_becomes_free_goes_to_a_waiting_node(start, at, monkeypatch, capfd):
     """As after a machine vanished: its connection is open until the kernel notices."""
     monkeypatch.setattr(server, "_FREE_S", OUTER_S)
     monkeypatch.setattr(waiting, "_FIRST_REPORT_S", 0.3)
     main, first = start(node_rank=0, **at), start(node_rank=1, **at)
     first.admitted()
     again = start(node_rank=1, **at)
-    said = []
-    until(lambda: said.append(capfd.readouterr().err) or "--node-rank 1 is taken by " in "".join(said))
+    output = []
+    until(lambda: output.append(capfd.readouterr().err) or "--node-rank 1 is taken by " in "".join(output))
     assert not again.decided.is_set()
     first.leave()
     assert again.admitted().key == main.info.key
 
 
-def test_a_vanished_machine_is_noticed_by_the_kernel(start, at, monkeypatch):
+def test_connections_to_vanished_hosts_are_closed_by_keepalive(start, at, monkeypatch):
     seen = []
     monkeypatch.setattr(
         store_server, "enable_keepalive", lambda connection: seen.append(framing.enable_keepalive(connection))
@@ -496,7 +502,7 @@ def test_a_vanished_machine_is_noticed_by_the_kernel(start, at, monkeypatch):
     monkeypatch.setattr(client, "enable_keepalive", seen.append)
     start(node_rank=0, **at)
     start(node_rank=1, **at).admitted()
-    assert len(seen) >= 2, "each side watches"
+    assert len(seen) >= 2, "each side enables it"
     with socket.socket() as connection:
         framing.enable_keepalive(connection)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -525,7 +531,7 @@ def test_torchs_store_listens_at_the_endpoint_only(start, monkeypatch):
     assert not listens("127.0.0.6", port)
 
 
-def test_localhost_listens_for_the_others_but_alone_it_does_not(start, at):
+def test_localhost_listens_on_all_interfaces_only_with_other_nodes(start, at):
     port = at["port"]
     start(node_rank=0, host="localhost", port=port)
     until(lambda: listens("127.0.0.6", port))
@@ -550,17 +556,17 @@ def test_ipv6(start, at, monkeypatch, addresses):
     assert by_ipv4.info.store.get("a") == b"1"
 
 
-def test_one_machine_alone_needs_no_place_to_meet(start):
+def test_a_single_node_needs_no_endpoint(start):
     info = start(minimum=1, maximum=1).admitted()
     assert (info.main, info.address, info.main_address) == (True, "127.0.0.1", "127.0.0.1")
     assert "--node-rank 1 does not exist with --nnodes 1" in start(minimum=1, maximum=1, node_rank=1).refused()
 
 
-def test_the_users_own_address_counts(start, at):
+def test_local_addr_overrides_the_address(start, at):
     main = start(node_rank=0, **at, local_address="127.0.0.5")
     other = start(node_rank=1, **{**at, "host": "127.0.0.5"}, local_address="127.0.0.7")
     assert main.admitted().address == "127.0.0.5"
     assert other.admitted().address == "127.0.0.7"
     assert other.info.main_address == "127.0.0.5"
-    said = start(node_rank=1, **at, local_address="10.255.255.1").refused()
-    assert "--local-addr 10.255.255.1 is not an address of this machine, which has " in said
+    message = start(node_rank=1, **at, local_address="10.255.255.1").refused()
+    assert "--local-addr 10.255.255.1 is not an address of this machine, which has " in message

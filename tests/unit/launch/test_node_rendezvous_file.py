@@ -1,4 +1,4 @@
-"""Nodes that meet through a shared file: of this run, whatever the file held before."""
+"""The rendezvous through a shared file, whatever the file held before."""
 
 import socket
 import threading
@@ -20,13 +20,13 @@ def file(tmp_path):
     return tmp_path / "run7"
 
 
-def stale(file, port, nonce="stale"):
-    """What a run leaves that was killed."""
+def write_stale(file, port, nonce="stale"):
+    """Write what a killed run leaves."""
     init_file._write(file, PublishedEndpoint(("127.0.0.1",), port, nonce, "alpha", 1, time.time()))
 
 
 @pytest.mark.parametrize("before", [None, ""])
-def test_nodes_meet_through_a_file_that_goes_with_the_run(start, file, before):
+def test_nodes_join_through_a_file_that_is_removed_with_the_run(start, file, before):
     if before is not None:
         file.write_text(before)
     other, main = start(node_rank=1, init_file=file), start(node_rank=0, init_file=file)
@@ -37,31 +37,31 @@ def test_nodes_meet_through_a_file_that_goes_with_the_run(start, file, before):
     assert not file.exists()
 
 
-def test_a_stale_file_whose_port_is_closed_is_waited_out(start, file):
+def test_a_stale_file_with_a_closed_port_is_not_used(start, file):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    stale(file, port)
+    write_stale(file, port)
     other = start(node_rank=1, init_file=file)
     assert not other.decided.wait(1.0)
     assert start(node_rank=0, init_file=file).admitted().key == other.admitted().key
 
 
-def test_a_stale_file_whose_port_another_run_has_now_is_waited_out(start, file, tmp_path):
+def test_a_stale_file_with_another_runs_port_is_not_used(start, file, tmp_path):
     """Nothing but the nonce tells them apart: no token, no --rdzv-id."""
     another = start(node_rank=0, init_file=tmp_path / "another")
     until(lambda: read(tmp_path / "another") is not None)
-    stale(file, read(tmp_path / "another").port)
+    write_stale(file, read(tmp_path / "another").port)
     other = start(node_rank=1, init_file=file)
     assert not other.decided.wait(1.0), (other.info, other.error)
     assert start(node_rank=0, init_file=file).admitted().key == other.admitted().key
     assert not another.decided.is_set()
 
 
-def test_a_stale_file_whose_port_something_silent_has_now_is_waited_out(start, file, monkeypatch):
+def test_a_stale_file_with_a_silent_port_is_not_used(start, file, monkeypatch):
     monkeypatch.setattr(client, "_ALIVE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = serve(server, b"")
-        stale(file, server.getsockname()[1])
+        write_stale(file, server.getsockname()[1])
         other = start(node_rank=1, init_file=file)
         assert not other.decided.wait(1.0)
         assert start(node_rank=0, init_file=file).admitted().key == other.admitted().key
@@ -78,7 +78,7 @@ def test_the_second_of_two_runs_with_one_file_is_refused(start, file):
     assert start(node_rank=1, init_file=file).admitted().key == first.admitted().key
 
 
-def test_of_two_runs_that_began_at_once_one_goes_on(start, file, monkeypatch):
+def test_of_two_runs_that_start_at_once_one_continues(start, file, monkeypatch):
     """Both have seen no living run; the other one's file came last."""
     both = threading.Barrier(2)
     write = init_file._write
@@ -96,7 +96,7 @@ def test_of_two_runs_that_began_at_once_one_goes_on(start, file, monkeypatch):
     assert start(node_rank=1, init_file=file).admitted().key == won.admitted().key
 
 
-def test_a_file_that_is_lost_while_nodes_gather_is_written_again(start, file, monkeypatch):
+def test_a_deleted_file_is_written_again(start, file, monkeypatch):
     monkeypatch.setattr(rendezvous, "_KEEP_S", 0.1)
     main = start(node_rank=0, init_file=file)
     until(file.exists)
@@ -105,7 +105,7 @@ def test_a_file_that_is_lost_while_nodes_gather_is_written_again(start, file, mo
     assert start(node_rank=1, init_file=file).admitted().key == main.admitted().key
 
 
-def test_contradictions_are_told_to_both(start, file, monkeypatch):
+def test_contradictions_are_reported_by_both(start, file, monkeypatch):
     flags = {"init_file": file}
     main, other = start(node_rank=0, **flags), start(node_rank=1, identity={"config": "two"}, **flags)
     assert main.refused() == other.refused()
@@ -117,13 +117,13 @@ def test_contradictions_are_told_to_both(start, file, monkeypatch):
 
 
 def test_a_file_that_never_comes_is_named(start, file, monkeypatch):
-    said = start(node_rank=1, init_file=file, join_timeout_s=1.0).refused()
-    assert f"node 0 to write {file}" in said
+    message = start(node_rank=1, init_file=file, join_timeout_s=1.0).refused()
+    assert f"node 0 to write {file}" in message
     monkeypatch.setattr(init_file, "_NO_DIRECTORY_S", 0.2)
-    said = start(node_rank=1, init_file=file.parent / "nowhere" / "run7").refused()
-    assert "nowhere does not exist on host" in said
+    message = start(node_rank=1, init_file=file.parent / "nowhere" / "run7").refused()
+    assert "nowhere does not exist on host" in message
 
 
-def test_each_node_needs_its_rank(start, file):
+def test_with_a_file_each_node_needs_its_rank(start, file):
     assert "--init-file tells nobody which node is the main one" in start(init_file=file).refused()
     assert "--node-rank 3 does not exist with --nnodes 2" in start(init_file=file, node_rank=3).refused()

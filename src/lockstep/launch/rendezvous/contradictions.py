@@ -1,4 +1,4 @@
-"""What keeps nodes from starting together: judged by the main node from what each says of itself."""
+"""Contradictions between nodes, which the main node finds in what each sends about itself."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from lockstep.preflight.identity import differences
 
 
 def contradiction(nodes: Sequence[NodeInfo]) -> str | None:
-    """The first thing in which nodes contradict each other, and the way out; None if they can start together.
+    """The first contradiction between nodes, with the way out; None if they can start together.
 
     Args:
-        nodes: those who are there, the main node first.
+        nodes: those that are connected, the main node first.
     """
     return _numbers(nodes) or _node_ranks(nodes) or _run_ids(nodes) or differences(_identities(nodes))
 
 
 def obstacle(node: NodeInfo, present: Sequence[NodeInfo]) -> str | None:
-    """Why there is no place for a node that comes later, if there is none: it may become free."""
+    """Why a node that comes later has no place now; None if it has. The place may become free."""
     maximum = present[0].maximum
     if node.node_rank is not None:
         taken = [other for other in present if other.node_rank == node.node_rank]
@@ -29,7 +29,7 @@ def obstacle(node: NodeInfo, present: Sequence[NodeInfo]) -> str | None:
 
 
 def missing(nodes: Sequence[NodeInfo]) -> str:
-    """Who has not come yet, in words: `node 1 is missing`."""
+    """The nodes that have not come yet, in words: `node 1 is missing`."""
     needed = nodes[0].minimum
     ranks = {node.node_rank for node in nodes}
     if nodes[0].elastic or None in ranks:
@@ -43,8 +43,8 @@ def _numbers(nodes: Sequence[NodeInfo]) -> str | None:
     for node in nodes:
         by_size.setdefault(_nnodes(node), []).append(node)
     if len(by_size) > 1:
-        said = ", ".join(f"{size} on {_named(some)}" for size, some in by_size.items())
-        return f"--nnodes differs: {said}; start all nodes with the same"
+        sizes = ", ".join(f"{size} on {_named(some)}" for size, some in by_size.items())
+        return f"--nnodes differs: {sizes}; start all nodes with the same"
     if len(nodes) > nodes[0].maximum:
         return f"{len(nodes)} nodes came, but --nnodes is {_nnodes(nodes[0])}: {_named(nodes)}; start no more than that"
     return None
@@ -77,12 +77,12 @@ def _run_ids(nodes: Sequence[NodeInfo]) -> str | None:
         by_id.setdefault(node.run_id, []).append(node)
     if len(by_id) < 2:
         return None
-    said = ", ".join(f"{run_id or 'none'} on {_named(some)}" for run_id, some in by_id.items())
-    return f"--rdzv-id differs: {said}; start all nodes with the same"
+    run_ids = ", ".join(f"{run_id or 'none'} on {_named(some)}" for run_id, some in by_id.items())
+    return f"--rdzv-id differs: {run_ids}; start all nodes with the same"
 
 
 def _identities(nodes: Sequence[NodeInfo]) -> dict[str, dict[str, object]]:
-    """By a number of their own, in the order in which they came, where they have no rank."""
+    """By node rank; by the order of connecting where there are no ranks."""
     numbers = [index if node.node_rank is None else node.node_rank for index, node in enumerate(nodes)]
     return {f"node {number} ({node.host})": node.identity for number, node in zip(numbers, nodes, strict=True)}
 
