@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
-HEAVY = ("torch", "jax", "gymnasium", "numpy", "msgspec", "yaml", "rich", "tensorboard")
+HEAVY = ("torch", "jax", "gymnasium", "numpy", "msgspec", "yaml", "psutil", "rich", "tensorboard")
 
 
 def imported_by(program: str, cwd: Path | None = None) -> set[str]:

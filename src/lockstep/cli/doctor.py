@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
+
 from lockstep.distributed.network.interfaces import addresses
 from lockstep.launch import gpus
 from lockstep.system.cores import usable_cores
@@ -108,12 +110,9 @@ def _show(title: str, lines: Iterator[str]) -> None:
 def _machine() -> Iterator[str]:
     yield f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     yield f"{usable_cores()} usable cores of {os.cpu_count()}"
-    with_memory = Path("/proc/meminfo")
-    if with_memory.exists():
-        kilobytes = int(with_memory.read_text().split()[1])
-        free = usable_memory()
-        usable = f", {free / 2**30:.1f} GiB of it usable now (replays need some)" if free is not None else ""
-        yield f"{kilobytes / 2**20:.1f} GiB memory{usable}"
+    free = usable_memory()
+    usable = f", {free / 2**30:.1f} GiB of it usable now (replays need some)" if free is not None else ""
+    yield f"{psutil.virtual_memory().total / 2**30:.1f} GiB memory{usable}"
     if Path("/dev/shm").is_dir():
         usage = shutil.disk_usage("/dev/shm")
         yield f"/dev/shm: {usage.free / 2**20:.0f} MiB free (shared memory between CPU ranks)"

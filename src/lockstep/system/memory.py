@@ -1,32 +1,29 @@
 """How much memory this process may still use."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-_SYSTEM, _GROUPS, _OWN_GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+import psutil
 
-_UNLIMITED = 1 << 60  # version 1 says "no limit" by a number near 2^63
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 for "no limit"
 
 
 def usable_memory() -> int | None:
-    """Bytes that this process and its siblings can still take without swapping or being killed; None if unknown.
+    """Bytes that this process and its siblings can still allocate without swapping or being killed; None if unknown.
 
-    What the system could free at once (its file cache) counts as free.
+    The file cache, which the system frees on demand, counts as free.
     """
-    found = [*_of_the_system(), *_of_control_groups()]
+    found = list(_of_control_groups())
+    with contextlib.suppress(OSError):
+        found.append(psutil.virtual_memory().available)
     return max(0, min(found)) if found else None
 
 
-def _of_the_system() -> Iterator[int]:
-    try:
-        lines = dict(line.split(":", 1) for line in _SYSTEM.read_text().splitlines() if ":" in line)
-        yield int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError, IndexError):
-        return
-
-
 def _of_control_groups() -> Iterator[int]:
-    """What each group has left that this process is in, from its own up to the one that covers the container."""
+    """Bytes left in each control group of this process, from its own up to the root of the container."""
     try:
         entries = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:
@@ -42,7 +39,7 @@ def _of_control_groups() -> Iterator[int]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
-        # In a container the path is often the host's, and only the root is to be seen.
+        # In a container the path is often the host's, and only the root is visible.
         folder = root / path.lstrip("/")
         for group in (folder, *folder.parents):
             if group == root or root in group.parents:

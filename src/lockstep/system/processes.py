@@ -1,4 +1,4 @@
-"""Which process is which on this machine, and where to keep small files that belong to one. Costs little to import."""
+"""Identity of processes on this machine, and a private folder for small files that belong to one."""
 
 import os
 import stat
@@ -6,50 +6,51 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from lockstep.errors import ConfigError
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""Set for ranks by whatever drives torch's elastic agent."""
+"""Set for ranks by torch's elastic agent."""
 
 
 def torchrun_agent(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The process of torchrun's agent on this node: the nearest ancestor without the variables of this rank.
+    """The process id of torchrun's agent on this node: the nearest ancestor without the variables of this rank.
 
-    Wrappers between it and the rank have them. None without such an agent, or if its process cannot be found.
+    Wrappers between the agent and the rank inherit them. None without an agent, or if its process is not visible.
     """
     return starter(TORCHRUN, environment)
 
 
 def starter(variable: str, environment: Mapping[str, str] = os.environ) -> int | None:
-    """The nearest ancestor that does not have this process's value of a variable: it, or its launcher, set it."""
+    """The process id of the nearest ancestor without this process's value of a variable: it, or its launcher, set it."""
     value = environment.get(variable)
-    pid = os.getppid()
-    while value is not None and pid > 0:
+    if value is None:
+        return None
+    for ancestor in psutil.Process().parents():
         try:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            parent = int(_stat(pid)[1])
-        except PermissionError:  # another user's: no wrapper that inherited the variables
-            return pid
-        except OSError:
+            inherited = ancestor.environ().get(variable) == value
+        except psutil.AccessDenied:  # another user's: no wrapper that inherited the variables
+            return ancestor.pid
+        except psutil.NoSuchProcess:
             return None
-        if f"{variable}={value}".encode() not in variables:
-            return pid
-        pid = parent
+        if not inherited:
+            return ancestor.pid
     return None
 
 
 def identity(pid: int) -> str:
-    """Names a process, and no other that ever had its number, here or on another machine."""
+    """A name that no other process has, not even one that gets the same process id later or on another machine."""
     return f"{_machine()}-{pid}-{_started(pid)}"
 
 
 def private_folder() -> Path:
-    """A directory that only this user can write to, for files `IDENTITY.*`, without those of processes that have ended.
+    """A directory that only this user can write to, for files `IDENTITY.*`. Files of ended processes are removed.
 
-    Not `XDG_RUNTIME_DIR`: that goes when the user logs out, and a run need not.
+    Not `XDG_RUNTIME_DIR`: it is removed when the user logs out, while a run may continue.
 
     Raises:
-        ConfigError: somebody else made it, or it cannot be made.
+        ConfigError: another user created it, or it cannot be created.
     """
     path = Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
     try:
@@ -64,7 +65,7 @@ def private_folder() -> Path:
 
 
 def _remove_ended(folder: Path) -> None:
-    """Remove what belongs to processes of this machine that are no more."""
+    """Remove files of processes of this machine that have ended."""
     for entry in os.listdir(folder):
         words = entry.partition(".")[0].split("-")
         if len(words) == 4 and "-".join(words[:2]) == _machine() and words[3] != _started(int(words[2])):
@@ -72,19 +73,18 @@ def _remove_ended(folder: Path) -> None:
 
 
 def _machine() -> str:
-    """Whose process numbers these are: containers and machines may share a directory."""
+    """The machine and process namespace: containers and machines may share a directory."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "").strip()
     return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _started(pid: int) -> str:
-    """When a process began, in clock ticks since the machine did; empty without such a process."""
+    """Start time of a process in clock ticks since boot; empty without such a process.
+
+    Not `psutil.Process.create_time()`: it adds the boot time, which moves when the clock of the machine is set.
+    """
     try:
-        return _stat(pid)[19]
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _stat(pid: int) -> list[str]:
-    """`/proc/PID/stat` behind the command: state, parent, and so on."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return stat.rpartition(")")[2].split()[19]

@@ -1,6 +1,9 @@
 """What a replay takes, and what is free: as the system and control groups of both versions tell it."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import psutil
 import pytest
 from films import film_spec
 
@@ -17,8 +20,7 @@ MB = 2**20
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine with 1000 MB free; `machine(path, text)` writes a file of a control group."""
-    (tmp_path / "meminfo").write_text("MemTotal: 9999999 kB\nMemFree: 5 kB\nMemAvailable: 1024000 kB\n")
-    monkeypatch.setattr(system_memory, "_SYSTEM", tmp_path / "meminfo")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000 * MB))
     monkeypatch.setattr(system_memory, "_GROUPS", tmp_path / "groups")
     monkeypatch.setattr(system_memory, "_OWN_GROUPS", tmp_path / "own")
 
@@ -65,8 +67,11 @@ def test_a_control_group_of_version_1(machine):
     assert usable_memory() == 130 * MB
 
 
-def test_what_cannot_be_told_refuses_nothing(machine, tmp_path):
-    (tmp_path / "meminfo").write_text("nothing known\n")
+def test_unknown_memory_refuses_nothing(machine, monkeypatch):
+    def unknown():
+        raise FileNotFoundError("/proc/meminfo")
+
+    monkeypatch.setattr(psutil, "virtual_memory", unknown)
     machine("own", "strange")
     assert usable_memory() is None
     check_memory(10, 10**18, copy=10**18)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
+
 from lockstep.cli.chaos.faults import NOTE, InjectedFault
 from lockstep.errors import RunError
 from lockstep.run import Run
@@ -205,11 +207,9 @@ class Trials:
         return problems + ([f"half-written: {', '.join(half)}"] if half else [])
 
     def _left(self) -> Iterator[int]:
-        mark = f"{_MARK}={self._mark}".encode()
-        for name in os.listdir("/proc"):
-            with contextlib.suppress(OSError):
-                if name.isdecimal() and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    yield int(name)
+        for process in psutil.process_iter(["environ"]):
+            if (process.info["environ"] or {}).get(_MARK) == self._mark:
+                yield process.pid
 
 
 def _can_save(run: Run) -> bool:

@@ -1,39 +1,42 @@
-"""Addresses of this machine and of others: which are ours, which are loopback, which way a message leaves.
+"""Addresses of this machine and of others: interfaces, loopback, routes, listening sockets.
 
-Only addresses that another machine can use as they stand are told: no IPv6 link-local ones, which need a zone.
+IPv6 link-local addresses are left out: another machine cannot use them without a zone.
 """
 
-import array
 import errno
-import fcntl
 import ipaddress
 import socket
-import struct
-from collections.abc import Iterator
-from pathlib import Path
+
+import psutil
 
 from lockstep.errors import ConfigError
 
-_SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913
-_UP = 0x1  # IFF_UP
-_ENTRY = struct.calcsize("16sH22x")  # struct ifreq: a name and a socket address
-_FIRST_ASKED = 64  # addresses
-_UNUSABLE = 0x08 | 0x40  # IFA_F_DADFAILED, IFA_F_TENTATIVE: addresses that cannot be bound (yet)
-_MANY = 512  # pending connections: all nodes of a large job knock at once
+_MANY = 512  # pending connections: all nodes of a large job connect at once
 
 
 def addresses() -> dict[str, list[str]]:
     """The IPv4, then the IPv6 addresses of each interface that is up."""
+    interfaces, listed = psutil.net_if_stats(), psutil.net_if_addrs()
     found: dict[str, list[str]] = {}
-    for name, address in (*_ipv4(), *_ipv6()):
-        if _is_up(name) and address not in found.setdefault(name, []):
-            found[name].append(address)
-    return {name: listed for name, listed in found.items() if listed}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for label, entries in listed.items():
+            name = label.partition(":")[0]  # `eth0:1` is a label of eth0
+            if name not in interfaces or "up" not in interfaces[name].flags.split(","):
+                continue
+            own = [entry.address for entry in entries if entry.family == family and _is_usable(entry.address)]
+            if own:
+                found.setdefault(name, []).extend(own)
+    return found
 
 
 def reachable_addresses() -> list[str]:
-    """This machine's addresses that others may reach: all but loopback."""
+    """This machine's addresses but loopback: those that other machines may reach."""
     return [address for listed in addresses().values() for address in listed if not is_loopback(address)]
+
+
+def _is_usable(address: str) -> bool:
+    """Whether an own address can be bound as it stands: no link-local IPv6 address, and none that is not ready yet."""
+    return ":" not in address or ("%" not in address and is_local(address))
 
 
 def is_local(address: str) -> bool:
@@ -68,14 +71,14 @@ def resolve(host: str) -> list[str]:
 
 
 def towards(address: str, port: int) -> str:
-    """This machine's own address, from which packets to `address` leave. Sends none. OSError: there is no route."""
+    """The address of this machine that packets to `address` leave from. Sends none. OSError: there is no route."""
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port or 9))  # connecting a datagram socket only asks the routing table
+        probe.connect((address, port or 9))  # connecting a datagram socket only reads the routing table
         return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this own address. Of 127.0.0.0/8 it need not be listed: all of it is the loopback's."""
+    """The interface of an address of this machine. All of 127.0.0.0/8 belongs to the loopback interface, listed or not."""
     listed = addresses()
     for name, own in listed.items():
         if address in own:
@@ -86,17 +89,17 @@ def interface_of(address: str) -> str | None:
 
 
 def listening_socket(address: str, port: int, setting: str = "--rdzv-endpoint") -> socket.socket:
-    """A socket that listens at an own address, or on all interfaces; with port 0 anywhere free.
+    """A socket that listens at one address of this machine, or at all of them.
 
     Args:
         address: numeric; "" is all IPv4 addresses, "::" is those and all IPv6 ones.
-        port: where.
-        setting: what the user sets to choose the port; for messages.
+        port: to listen at; 0 is any free port.
+        setting: the setting that chooses the port; for messages.
     """
     family = family_of(address) if address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A port that was in use a minute ago may be taken; one in use now may not.
+        # Allows a port whose last connections are in TIME_WAIT, not one that another socket listens at.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address == "::":
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -123,49 +126,11 @@ def _cannot_listen(address: str, port: int, setting: str, error: OSError) -> str
     if error.errno == errno.EADDRINUSE:
         return f"{setting}: {place} is in use by another program; end that one, or choose another port on all nodes"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{setting}: {address} is not an address of this machine; it has {_own()}"
+        return f"{setting}: {address} is not an address of this machine; it has {_own_addresses()}"
     if error.errno == errno.EACCES:
         return f"{setting}: {place} may not be used without privileges; choose a port from 1024 on"
     return f"{setting}: cannot listen at {place}: {error.strerror}"
 
 
-def _own() -> str:
+def _own_addresses() -> str:
     return ", ".join(f"{address} ({name})" for name, listed in addresses().items() for address in listed)
-
-
-def _ipv4() -> Iterator[tuple[str, str]]:
-    """All IPv4 addresses with their interface, further ones of an interface included (ioctl SIOCGIFCONF)."""
-    size = _FIRST_ASKED * _ENTRY
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        while True:
-            answer = array.array("B", bytes(size))
-            request = struct.pack("iP", size, answer.buffer_info()[0])
-            filled, _ = struct.unpack("iP", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, request))
-            if filled < size:
-                break
-            size *= 2  # it may not have been all
-    for start in range(0, filled, _ENTRY):
-        entry = answer[start : start + _ENTRY].tobytes()
-        name = entry[:16].split(b"\0", 1)[0].decode().partition(":")[0]  # `eth0:1` is a label of eth0
-        yield name, socket.inet_ntoa(entry[20:24])
-
-
-def _ipv6() -> Iterator[tuple[str, str]]:
-    try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:  # the kernel has no IPv6
-        return
-    for line in lines:
-        digits, _, _, _, flags, name = line.split()
-        address = ipaddress.IPv6Address(bytes.fromhex(digits))
-        if not address.is_link_local and not int(flags, 16) & _UNUSABLE:
-            yield name, str(address)
-
-
-def _is_up(name: str) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, struct.pack("16sH22x", name.encode(), 0))
-        except OSError:  # it went away meanwhile
-            return False
-    return bool(struct.unpack_from("16sH", answer)[1] & _UP)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from lockstep.distributed.network.interfaces import is_local, reachable_addresses, resolve, towards
 from lockstep.errors import ConfigError
 from lockstep.system.processes import torchrun_agent
@@ -65,10 +67,9 @@ def torchrun_command(environment: Mapping[str, str] = os.environ) -> Torchrun | 
     if agent is None:
         return None
     try:
-        text = Path(f"/proc/{agent}/cmdline").read_bytes()
-    except OSError:
+        return parse(psutil.Process(agent).cmdline())
+    except psutil.Error:
         return None
-    return parse(text.decode(errors="replace").rstrip("\0").split("\0"))
 
 
 def parse(words: Sequence[str]) -> Torchrun | None:

@@ -5,7 +5,9 @@ import shutil
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from lockstep.distributed.network import interfaces
@@ -83,11 +85,12 @@ def test_the_address_towards_another_follows_the_routes(facts):
     }
 
 
-def test_more_addresses_than_one_answer_holds(monkeypatch):
-    whole = list(interfaces._ipv4())
-    monkeypatch.setattr(interfaces, "_FIRST_ASKED", 1)
-    assert list(interfaces._ipv4()) == whole
-    assert ("lo", "127.0.0.1") in whole
+def test_ipv6_addresses_that_cannot_be_bound_are_left_out(monkeypatch):
+    """Such as those of which the kernel does not know yet whether another machine has them."""
+    listed = {"lo": [SimpleNamespace(family=socket.AF_INET6, address=address) for address in ("::1", "fd00:dead::1")]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: listed)
+    monkeypatch.setattr(interfaces, "is_local", lambda address: address == "::1")
+    assert interfaces.addresses() == {"lo": ["::1"]}
 
 
 @pytest.mark.parametrize(
