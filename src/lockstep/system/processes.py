@@ -23,7 +23,7 @@ def torchrun_agent(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def starter(variable: str, environment: Mapping[str, str] = os.environ) -> int | None:
-    """The process id of the nearest ancestor without this process's value of a variable: it, or its launcher, set it."""
+    """The process id of the nearest ancestor without this process's value of a variable."""
     value = environment.get(variable)
     if value is None:
         return None

@@ -1,7 +1,6 @@
-"""Where data is prepared: one process at a time, nothing left behind, and enough space."""
+"""The lock and the scratch directory of a preparation, and the disk space that it needs."""
 
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -14,41 +13,32 @@ from lockstep.errors import ConfigError, RunError
 
 @contextmanager
 def locked(out: Path, say: Callable[[str], None]) -> Generator[None]:
-    """Hold the lock of a directory that is to be made; waits while another process of this machine prepares it."""
+    """Hold the lock of an output directory; waits while another process of this machine prepares it."""
+    from filelock import FileLock, Timeout
+
     path = out.parent / f".{out.name}.lock"
+    lock = FileLock(path, fallback_to_soft=False)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _locked(path, say)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            say(f"another process prepares {out}; waiting for it")
+            lock.acquire()
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written ({error.strerror}); name another directory") from None
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: who waits for it sees that it is gone, and makes a new one
-        os.close(descriptor)
-
-
-def _locked(path: Path, say: Callable[[str], None]) -> int:
-    while True:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another process prepares {path.parent / path.name[1:].removesuffix('.lock')}; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)
+        path.unlink(missing_ok=True)  # while it is held: a process that waits notices, and creates a new file
+        lock.release()
 
 
 def leftovers_removed(out: Path) -> None:
-    """Clear away what processes that were killed left of earlier tries. Needs the lock."""
+    """Remove files that killed processes left behind. The caller holds the lock."""
     for path in out.parent.glob(f".{out.name}.*.replaced"):
         if not out.exists() and (path / "data").exists():
-            os.rename(path / "data", out)  # killed between the two renames: the old data is still whole
+            os.rename(path / "data", out)  # killed between the two renames: the old data is complete
         shutil.rmtree(path, ignore_errors=True)
     for path in out.parent.glob(f".{out.name}.*.unfinished"):
         shutil.rmtree(path, ignore_errors=True)
@@ -56,7 +46,7 @@ def leftovers_removed(out: Path) -> None:
 
 @contextmanager
 def scratch(out: Path) -> Generator[Path]:
-    """A directory on the disk of `out`, gone afterwards. A full disk is a `RunError` that says so."""
+    """A temporary directory on the disk of `out`. A full disk is raised as `RunError`."""
     directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".unfinished", dir=out.parent))
     try:
         yield directory
@@ -71,7 +61,7 @@ def scratch(out: Path) -> Generator[Path]:
 
 
 def check_space(directory: Path, needed: float) -> None:
-    """Raise `RunError` if the disk has less room than so many bytes."""
+    """Raise `RunError` if the disk has fewer free bytes than `needed`."""
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise RunError(
