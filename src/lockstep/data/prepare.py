@@ -21,6 +21,7 @@ from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
 from lockstep.data.preparation.identify import NormParams, identify
 from lockstep.data.preparation.passes import Preparation, scanned
+from lockstep.data.preparation.progress import Report
 from lockstep.data.preparation.scan import FeatureSample, merged
 from lockstep.data.preparation.scratch import check_space, leftovers_removed, locked, scratch
 from lockstep.errors import ConfigError
@@ -84,7 +85,7 @@ def prepared(
     memory: int = MEMORY,
     replace: bool = True,
     say: Say = print,
-    progress: Say | None = None,
+    progress: Report | None = None,
 ) -> Path:
     """Prepare logs, unless `out` already holds just that. Processes of one machine may call this at once.
 
@@ -95,7 +96,7 @@ def prepared(
         memory: bytes of rows to have in memory at a time, roughly.
         replace: whether other prepared data in `out` may go.
         say: what shows a line that stays.
-        progress: what shows how far it is, often.
+        progress: called several times a second.
 
     Returns:
         `out`.
@@ -131,7 +132,7 @@ def prepared(
     return out
 
 
-def feature_sample(paths: Sequence[Path], options: PrepareOptions, progress: Say | None = None) -> FeatureSample:
+def feature_sample(paths: Sequence[Path], options: PrepareOptions, progress: Report | None = None) -> FeatureSample:
     """The rows that features are identified from, of logs that one machine has."""
     from lockstep.data.logs.format import read_log
 

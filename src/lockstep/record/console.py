@@ -5,9 +5,12 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lockstep.record.rank_log import Both
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _REDRAW_S = 0.1
 
@@ -46,15 +49,15 @@ class Console:
         self.show(text, last=steps >= total_steps)
         self._keep(text)
 
-    def show(self, text: str, *, last: bool = False) -> None:
-        """Redraw the live line with any text, or print it; `last` is drawn in any case."""
+    def show(self, shown: "RenderableType", *, last: bool = False) -> None:
+        """Redraw the live line with any text or rich object, or print it; `last` is drawn in any case."""
         if not self._file.isatty():
-            self._print(text)
+            self._print(str(shown))
             return
         now = time.monotonic()
         if now - self._drawn_s >= _REDRAW_S or last:
             self._drawn_s = now
-            self._draw(text)
+            self._draw(shown)
 
     @property
     def is_terminal(self) -> bool:
@@ -70,7 +73,7 @@ class Console:
             self._silent = True
             self._file.close()
 
-    def _draw(self, text: str) -> None:
+    def _draw(self, shown: "RenderableType") -> None:
         from rich.console import Console as RichConsole
         from rich.live import Live
         from rich.text import Text
@@ -80,7 +83,8 @@ class Console:
             # No thread of its own: it would take the interpreter from the training loop.
             self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
             self._live.start()
-        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        line = Text(shown, no_wrap=True, overflow="ellipsis") if isinstance(shown, str) else shown
+        self._live.update(line, refresh=True)
 
     def _print(self, text: str) -> None:
         if self._silent:

@@ -382,10 +382,10 @@ def test_features_of_actions_make_no_sense_for_names(tmp_path):
         prepared([log], tmp_path / "out", options, say=silent)
 
 
-def test_how_far_it_is_is_told_in_both_passes(tmp_path):
-    shown = []
+def test_both_passes_report_their_progress(tmp_path):
+    reported = []
     log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
-    prepared([log], tmp_path / "out", PrepareOptions(), say=silent, progress=shown.append)
+    prepared([log], tmp_path / "out", PrepareOptions(), say=silent, progress=reported.append)
     rows = len(log.read_text().splitlines())
-    assert [line.split()[0] for line in shown] == ["reading", "preparing"]
-    assert all(f"{'━' * 20} 100 %  {rows} rows" in line for line in shown), shown
+    assert [(one.name, one.rows, one.fraction) for one in reported] == [("reading", rows, 1), ("preparing", rows, 1)]
+    assert reported[0].total_bytes == log.stat().st_size

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _LEAST_MEMORY = 1 << 24
-_LINE_EVERY_S = 5.0
-"""Between two lines of progress where there is no terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,25 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def prepare_command(args: argparse.Namespace) -> int:
     """`lockstep offline prepare`; returns the exit code."""
-    import time
-
     from lockstep.data.packages import needed
 
     needed("polars", "offline")
+    from lockstep.data.preparation.progress import ProgressDisplay
     from lockstep.data.prepare import prepared
     from lockstep.record.console import Console
 
     options, memory, out = _options(args), _bytes(args.memory), Path(args.out)
-    console, shown = Console(), [time.monotonic()]
-
-    def show(text: str) -> None:
-        if console.is_terminal or time.monotonic() - shown[0] >= _LINE_EVERY_S:
-            shown[0] = time.monotonic()
-            console.show(text)
-
+    console = Console()
+    progress = ProgressDisplay(console)
     try:
         paths = [Path(name) for name in args.logs]
-        prepared(paths, out, options, memory=memory, replace=args.force, say=console.line, progress=show)
+        prepared(paths, out, options, memory=memory, replace=args.force, say=console.line, progress=progress)
         console.line(f"learn from it: lockstep offline train {shlex.quote(str(out))}")
     finally:
         console.close()

@@ -10,9 +10,8 @@ import json
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,6 +20,7 @@ from lockstep.cli.workflow_files.sources import checked_sources
 from lockstep.data.dataset import Dataset
 from lockstep.data.feature_file import features_from_dict, features_to_dict, load_features, save_features
 from lockstep.data.features import Features
+from lockstep.data.preparation.progress import ProgressDisplay
 from lockstep.data.prepare import FeatureSample, PrepareOptions, feature_sample, identified, prepared
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console
@@ -31,7 +31,6 @@ Gather = Callable[[Any, str], list[Any]]
 """JSON-able values (arrays allowed) of all ranks, in rank order; collective."""
 _T = TypeVar("_T")
 _PREPARE_S = 7 * 24 * 3600.0  # bound on preparing: a rank that dies is noticed by the launcher of its node
-_LINE_EVERY_S = 5.0  # between two lines of progress where there is no terminal
 _LOG_SUFFIXES = (".json", ".jsonl", ".gz")
 
 
@@ -111,7 +110,6 @@ class _Nodes:
     world: World
     gather: Gather
     console: Console
-    _shown: list[float] = field(default_factory=lambda: [time.monotonic()])
 
     def each(self, tag: str, work: Callable[[], _T]) -> list[_T]:
         """What the leader of each node comes to; *collective*. What one refuses or fails in is raised on all ranks."""
@@ -136,7 +134,7 @@ class _Nodes:
 
     def prepared(self, source: Source, options: PrepareOptions) -> str:
         """Prepare what this node holds; rank 0 shows how far it is."""
-        prepared(source.paths, source.out, options, say=self.say, progress=self.show)
+        prepared(source.paths, source.out, options, say=self.say, progress=self.progress())
         return str(source.out)
 
     def compare(self, training: Path, evaluation: Path) -> None:
@@ -144,11 +142,9 @@ class _Nodes:
         if Dataset.open(training).info.digest == Dataset.open(evaluation).info.digest:
             self.say("note: eval_data_path holds the same rows as training_data_path; estimates will be too good")
 
-    def show(self, text: str) -> None:
-        """How far it is: a line that is drawn anew, or one line in five seconds."""
-        if self.world.rank == 0 and (self.console.is_terminal or time.monotonic() - self._shown[0] >= _LINE_EVERY_S):
-            self._shown[0] = time.monotonic()
-            self.console.show(text)
+    def progress(self) -> ProgressDisplay | None:
+        """The display of one preparation; only rank 0 has one."""
+        return ProgressDisplay(self.console) if self.world.rank == 0 else None
 
     def check_cache(self, fingerprints: Sequence[str]) -> None:
         """Refuse one cache for nodes whose logs differ: each would prepare over the other's; *collective*."""
@@ -202,7 +198,7 @@ def _normalized(workflow: Workflow, options: PrepareOptions, nodes: _Nodes) -> d
                 f"file {one.path or one.output or ''}".rstrip()
             )
     for paths, columns in _logs(workflow, found).items():
-        samples = nodes.each("samples", lambda paths=paths: asdict(feature_sample(paths, options, nodes.show)))
+        samples = nodes.each("samples", lambda paths=paths: asdict(feature_sample(paths, options, nodes.progress())))
         features = identified([_sample(one) for one in samples], options)
         for one in columns:
             chosen = cast(Features, features[one.column == "action"])

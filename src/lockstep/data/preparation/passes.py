@@ -1,8 +1,7 @@
 """The two passes of preparing a log: all rows once to see what they have, then whole trajectories in order."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from lockstep.data.preparation.hashing import Words
 from lockstep.data.preparation.lists import Lists, none, widened
 from lockstep.data.preparation.next_rows import NextRows, Rules, next_rows, order
 from lockstep.data.preparation.prefetch import in_order, prefetch
+from lockstep.data.preparation.progress import PassProgress, Report
 from lockstep.data.preparation.rules import Counts, words_of
 from lockstep.data.preparation.scan import FeatureSample, Sample, Seen, feature_sample_of, keys
 from lockstep.data.preparation.scratch import check_space
@@ -28,12 +28,10 @@ from lockstep.data.preparation.spill import Spill
 from lockstep.errors import ConfigError
 from lockstep.system.cores import usable_cores
 
-Show = Callable[[str], None]
 CHECK_ROWS = 1000
 _PENDING, _GROUP = 12, 8
 """Parts of the memory: rows that wait to be written, and rows of a group; the rest is for their copies."""
 _MOST_THREADS = 4
-_BAR = 20
 _SMALL, _GROUPS = 1 << 24, 1 << 9
 """A group is small, so that its columns stay in the caches, but of a large log there are not many more than this."""
 
@@ -54,11 +52,11 @@ class Scan:
         return feature_sample_of(self.sample, self.coding, self.num_samples)
 
 
-def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Show | None) -> Scan:
+def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Report | None) -> Scan:
     """Read a log, and write its rows to a directory if there is one."""
     coding, seen = Coding(log.kind), Seen()
     prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
-    sample, rows, clock = Sample(num_samples, prefixes), 0, _Clock(progress)
+    sample, rows = Sample(num_samples, prefixes), 0
     spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
     for frame, done in prefetch(_with_place(log)):
         block = coding.block(frame)
@@ -69,7 +67,8 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
         if spill is not None and spill.add(block):
             assert directory is not None
             check_space(directory, spill.bytes * (1 / max(part, 0.01) - 1))
-        clock.tell("reading", rows, part)
+        if progress is not None:
+            progress(PassProgress("reading", rows, done, log.total_bytes))
     if spill is not None:
         spill.flush()
     return Scan(coding, seen, sample, spill, num_samples, rows)
@@ -134,16 +133,17 @@ class Preparation:
         self._as_logged = shared is not None
         self.counts = Counts()
 
-    def write(self, writer: DatasetWriter, memory: int, progress: Show | None) -> None:
+    def write(self, writer: DatasetWriter, memory: int, progress: Report | None) -> None:
         """Write all rows. Raises `ConfigError` if rows contradict each other, or none is left."""
-        spill, clock, done = self._scan.spill, _Clock(progress), 0
+        spill, done = self._scan.spill, 0
         assert spill is not None
         threads = min(usable_cores(), _MOST_THREADS)
         size = min(memory // (_GROUP * threads), max(_SMALL, spill.bytes // _GROUPS))
         for group in in_order(self._group, spill.groups(size), threads):
             self._append(writer, group)
             done += group.rows
-            clock.tell("preparing", done, done / max(spill.rows, 1))
+            if progress is not None:
+                progress(PassProgress("preparing", done, spill.bytes * done // max(spill.rows, 1), spill.bytes))
         if not self.counts.kept:
             raise ConfigError(
                 f"{self._paths[0]}: no decision can be learned from: none is terminal, and no next state is known; "
@@ -264,23 +264,3 @@ class Preparation:
             discrete = self._schema.action is None
             return none(len(block), np.zeros(0, np.int32) if discrete else self._items(np.zeros((0, 0))))
         return Lists(lists.index, lists.offsets, self._items(lists.items))
-
-
-class _Clock:
-    """Tells how far it is, a few times a second."""
-
-    def __init__(self, show: Show | None) -> None:
-        self._show, self._begun, self._told = show, time.monotonic(), 0.0
-
-    def tell(self, what: str, rows: int, part: float) -> None:
-        now = time.monotonic()
-        if self._show is None or (now - self._told < 0.1 and part < 1):
-            return
-        self._told = now
-        took = now - self._begun
-        full = round(_BAR * part)
-        grouped = f"{rows:,}".replace(",", " ")
-        rate = f"{rows / took:,.0f}".replace(",", " ") if took > 0 else "-"
-        left = f"  ETA {took / part - took:.0f} s" if 0 < part < 1 else ""
-        bar = "━" * full + "╌" * (_BAR - full)
-        self._show(f"{what} {bar} {100 * part:3.0f} %  {grouped} rows  {rate} rows/s{left}")

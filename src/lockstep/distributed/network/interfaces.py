@@ -78,7 +78,7 @@ def towards(address: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface of an address of this machine. All of 127.0.0.0/8 belongs to the loopback interface, listed or not."""
+    """The interface of an address of this machine. All of 127.0.0.0/8 is the loopback interface's, listed or not."""
     listed = addresses()
     for name, own in listed.items():
         if address in own:
