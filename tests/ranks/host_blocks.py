@@ -110,7 +110,14 @@ def fails(rank: int, port: int, sizes: tuple[int, ...], how: str, folder: str) -
             start = time.monotonic()
             if odd:
                 if how == "another is stuck":
-                    Watch(comm.observe, ignore, lambda: None, timeout_s=1, startup_timeout_s=20, leaving=comm.tell)
+                    Watch(
+                        comm.observe,
+                        ignore,
+                        lambda: None,
+                        timeout_s=1,
+                        startup_timeout_s=20,
+                        before_exit=comm.announce_failure,
+                    )
                 give_up(how, world.local_rank)
             comm.sum_shards(torch.ones(1, 2), "average_gradients")
     except Exception as error:

@@ -29,7 +29,7 @@ def gets_stuck(rank: int, port: int, folder: str, how: str, way: str) -> None:
     timers = Timers()
     world = here(rank, port).with_shards(2)
     with (
-        stacks.answering(logs, rank),
+        stacks.dumps_on_request(logs, rank),
         Comm(world, device="cpu", timeout_s=2, timers=timers, shared_memory=way == "memory") as comm,
     ):
         watch = Watch(comm.observe, tell, lambda: None, timeout_s=2, startup_timeout_s=20, logs=logs)
@@ -55,11 +55,11 @@ def stick(how: str) -> None:
     elif how == "stopped":
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     elif how == "inside a collective":
-        meet = Slots.meet
+        wait_for_all = Slots.wait_for_all
 
         def slow(*args: Any) -> Any:
             if args[1] == "average_gradients":
                 time.sleep(60)
-            return meet(*args)
+            return wait_for_all(*args)
 
-        Slots.meet = slow  # pyright: ignore[reportAttributeAccessIssue]
+        Slots.wait_for_all = slow  # pyright: ignore[reportAttributeAccessIssue]

@@ -235,7 +235,7 @@ def test_a_stuck_rank_is_named_with_its_stack(tmp_path, how, way, where, calls):
     assert all(line.startswith("    File ") or line.startswith("    ...") for line in stack)
     written = Path(tmp_path, "logs", "stall.txt").read_text()
     assert written.partition(" ")[2].partition(" ")[2].splitlines() == [report, headline, *stack]
-    assert "in _look" in Path(tmp_path, "logs", "rank_1.stack").read_text(), "not all threads are in the file"
+    assert "in _monitor" in Path(tmp_path, "logs", "rank_1.stack").read_text(), "not all threads are in the file"
 
 
 @pytest.mark.parametrize(("way", "rank_0_in"), [("memory", "average_gradients"), ("messages", "moments")])

@@ -1,7 +1,6 @@
-"""Framework-free parts of being many ranks.
+"""Framework-free parts of distributed training.
 
-`comm.py` is the protocol that both backends' collectives follow; `tree.py` the fixed order in which every sum is
-taken; `shared_memory.py` what the ranks of a host share; `network/` how hosts find each other and talk; `watch.py`
-names the rank that does not come back; `agreement.py` and `fingerprint.py` prove that ranks hold the same bits and
-collected different data.
+`comm.py` is the protocol of both backends' collectives; `tree.py` the fixed order of every sum; `shared_memory.py` the
+memory of a host's ranks; `network/` rendezvous and messages between hosts; `watch.py` stall detection; `agreement.py`
+and `fingerprint.py` check that ranks have the same bits and collected different data.
 """

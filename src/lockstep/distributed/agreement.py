@@ -1,4 +1,4 @@
-"""Proofs among ranks: what to say of those that no longer hold the same tensors, or that collected the same data."""
+"""Checks that ranks have the same tensors and collected different data."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,21 @@ from lockstep.errors import MismatchError, RunError
 _CAUSE = "something changed it outside the collectives, or a rank skipped one"
 
 
-class Gathers(Protocol):
-    """Who can ask all ranks: any `Comm`."""
+class ObjectGatherer(Protocol):
+    """The part of a `Comm` that is needed here."""
 
     def gather_object(self, value: Any, tag: str = ...) -> list[Any]:
-        """The values of all processes, in their order; *collective*."""
+        """Gather the values of all processes, in their order; *collective*."""
         ...
 
 
-def mismatch(every: Sequence[Mapping[str, Sequence[str]]]) -> MismatchError:
-    """What to say, from each rank's tensors: name -> (type and shape, digest)."""
+def mismatch_error(every: Sequence[Mapping[str, Sequence[str]]]) -> MismatchError:
+    """The error for ranks with different tensors, from those of each rank: name -> (type and shape, digest)."""
     names = sorted({name for held in every for name in held})
     differing = [name for name in names if any(held.get(name) != every[0].get(name) for held in every)]
     if not differing:
-        everyone = list(range(len(every)))
-        return MismatchError("ranks found different checksums of equal tensors; suspect the hardware", everyone, [])
+        ranks = list(range(len(every)))
+        return MismatchError("ranks found different checksums of equal tensors; suspect the hardware", ranks, [])
     versions = [repr([held.get(name) for name in differing]) for held in every]
     counts = sorted((versions.count(version) for version in set(versions)), reverse=True)
     most = max(versions, key=versions.count) if counts[0] > counts[1] else None
@@ -39,42 +39,42 @@ def mismatch(every: Sequence[Mapping[str, Sequence[str]]]) -> MismatchError:
     return MismatchError(f"{text}; {_CAUSE}", odd, differing)
 
 
-def check_different(comm: Gathers, fingerprint: str | Sequence[str], tag: str) -> None:
+def check_different(comm: ObjectGatherer, fingerprint: str | Sequence[str], tag: str) -> None:
     """Raise `RunError` on all ranks if two of them have the same fingerprint; *collective*.
 
     Args:
         comm: of all processes.
         fingerprint: of the data of this process' rank, or one for each of its ranks.
-        tag: what is compared; for messages about ranks that are elsewhere.
+        tag: of the collective.
     """
     gathered: list[Any] = comm.gather_object([fingerprint] if isinstance(fingerprint, str) else list(fingerprint), tag)
     every = [one for mine in gathered for one in mine]
-    twins = [rank for rank, one in enumerate(every) if every.count(one) > 1]
-    if twins:
+    equal = [rank for rank, one in enumerate(every) if every.count(one) > 1]
+    if equal:
         raise RunError(
-            f"ranks {', '.join(map(str, twins))} collected the same data; their environments ignore the seed "
+            f"ranks {', '.join(map(str, equal))} collected the same data; their environments ignore the seed "
             "they are given, or a wrapper seeds them alike"
         )
 
 
-def layout(kinds: Mapping[str, str]) -> int:
+def layout_hash(kinds: Mapping[str, str]) -> int:
     """Integer hash (64 bits, signed) of the names, types and shapes of tensors, `name -> kind`, in their order."""
     text = "|".join(f"{name}:{kind}" for name, kind in kinds.items())
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def kind(dtype: str, shape: Sequence[int]) -> str:
-    """Type and shape of a tensor, as messages have it: `float32 [4, 2]`."""
+def dtype_and_shape(dtype: str, shape: Sequence[int]) -> str:
+    """A tensor's type and shape for messages: `float32 [4, 2]`."""
     return f"{dtype} {list(shape)}"
 
 
-def content(bits: bytes) -> str:
+def content_digest(bits: bytes) -> str:
     """Digest of a tensor's bits (128 bit, hex)."""
     return hashlib.blake2b(bits, digest_size=16).hexdigest()
 
 
 def _how(name: str, every: Sequence[Mapping[str, Sequence[str]]], odd: list[int]) -> str:
-    """Said of a tensor that is not merely of other bits."""
+    """How a tensor differs, for messages; empty if only its bits do."""
     lacking = [rank for rank, held in enumerate(every) if name not in held]
     if lacking:
         return f" (rank{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))} without it)"

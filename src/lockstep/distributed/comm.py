@@ -1,4 +1,4 @@
-"""What crosses ranks, as far as both backends have it alike: what surrounds a run needs no more than this.
+"""The collectives that both backends have, which is all that sessions need.
 
 K: the shards of this process.
 """
@@ -16,19 +16,19 @@ from lockstep.world import World
 
 
 class Comm(AbstractContextManager["Comm"], Protocol):
-    """The collectives of a world: `lockstep.torch.comm.Comm` and `lockstep.jax.comm.Comm`.
+    """The collectives of a world, implemented by `lockstep.torch.comm.Comm` and `lockstep.jax.comm.Comm`.
 
     Every method marked *collective* must be called by all processes in the same order.
     """
 
     @property
     def world(self) -> World:
-        """Who takes part."""
+        """The processes that take part."""
         ...
 
     @property
     def timers(self) -> Timers:
-        """Told when this process synchronises and waits."""
+        """Record when this process synchronises and waits."""
         ...
 
     @property
@@ -38,19 +38,19 @@ class Comm(AbstractContextManager["Comm"], Protocol):
 
     @property
     def num_messages(self) -> Counter[str]:
-        """How many messages this process has sent, by tag."""
+        """Messages that this process has sent, by tag."""
         ...
 
     def sum_statistics(self, rows: np.ndarray, tag: str = ...) -> np.ndarray:
-        """The sum over all shards of one row [n] each, from the rows [K, n] of this process; *collective*."""
+        """Sum one row [n] per shard over all shards, from the rows [K, n] of this process; *collective*."""
         ...
 
     def gather_object(self, value: Any, tag: str = ...) -> list[Any]:
-        """The JSON-able values (arrays allowed) of all processes, in their order, on every one; *collective*."""
+        """Gather the JSON-able values (arrays allowed) of all processes, in their order, on each; *collective*."""
         ...
 
     def broadcast_object(self, value: Any = None, source: int = ..., tag: str = ...) -> Any:
-        """The JSON-able value (arrays allowed) of process `source`; *collective*."""
+        """Broadcast the JSON-able value (arrays allowed) of process `source`; *collective*."""
         ...
 
     def barrier(self, tag: str = ...) -> None:
@@ -62,9 +62,9 @@ class Comm(AbstractContextManager["Comm"], Protocol):
         ...
 
     def observe(self) -> list[Observed]:
-        """What the processes of this host do at this moment; not collective."""
+        """The current state of this host's processes; not collective."""
         ...
 
-    def tell(self, words: str) -> None:
-        """Tell the other hosts why this process is about to leave; not collective, and from any thread."""
+    def announce_failure(self, reason: str) -> None:
+        """Send the other hosts the reason why this process exits; not collective, and from any thread."""
         ...

@@ -1,4 +1,4 @@
-"""Fingerprints: a short proof that two ranks hold the same numbers, or different data."""
+"""Fingerprints: hashes that show whether two ranks have the same arrays, or different data."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -15,12 +15,12 @@ def digest(array: np.ndarray, name: str = "") -> str:
 
 
 def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
-    """One digest of many arrays, in name order: equal if and only if every bit is."""
+    """One digest of many arrays, in name order."""
     return combine(digest(arrays[name], name) for name in sorted(arrays))
 
 
 def combine(digests: Iterable[str]) -> str:
-    """The digest of digests, in the order given."""
+    """One digest of several, in their order."""
     hashed = hashlib.blake2b(digest_size=16)
     for part in digests:
         hashed.update(part.encode())

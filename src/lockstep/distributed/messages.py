@@ -1,4 +1,4 @@
-"""Small objects as bytes: JSON, with arrays beside it. Reading a message never runs code from it (no pickle)."""
+"""Serialize small objects: JSON, followed by the bytes of arrays. No pickle: reading never runs code."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ _ARRAY = "__array__"
 
 
 def encode(value: Any) -> bytes:
-    """Bytes of a JSON-able value that may hold numpy arrays. Raises TypeError for anything else."""
+    """Serialize a JSON-able value that may contain numpy arrays. Raises TypeError for anything else."""
     blobs: list[bytes] = []
 
     def replace(item: Any) -> Any:
@@ -30,7 +30,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes) -> Any:
-    """The value that `encode` was given; tuples come back as lists."""
+    """Deserialize a value of `encode`; tuples become lists."""
     (length,) = struct.unpack_from("<q", message)
     offset = 8 + length
 

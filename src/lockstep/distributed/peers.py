@@ -1,4 +1,4 @@
-"""What a rank learns of the others of its host from the memory they share: what they do, and who has ended."""
+"""The state of the other ranks of this host, from shared memory; errors that name the rank that is missing."""
 
 import time
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ _DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which proces
 
 
 def observe(segment: Segment | None, rank: int, row: memoryview, tag: str) -> list[Observed]:
-    """What the ranks of this host do at this moment.
+    """The current state of this host's ranks.
 
     Args:
-        segment: their memory; without one this rank knows of itself alone.
+        segment: their shared memory; None: only this rank's own state is known.
         rank: this one.
-        row: the record that its timers write.
-        tag: of the collective it entered last.
+        row: the record of its timers.
+        tag: of the collective that it entered last.
     """
     if segment is None:
         return [observed(rank, row, alive=True, tag=tag)]
@@ -26,17 +26,17 @@ def observe(segment: Segment | None, rank: int, row: memoryview, tag: str) -> li
 
 
 def lost(segment: Segment | None, rank: int, tag: str, timeout_s: float, error: Exception) -> RunError:
-    """Who ended or did not come, as far as this host can tell, when a library says only `error`.
+    """The error that names the rank that ended or is late, for a library's `error` that does not.
 
     Args:
-        segment: the memory of this host; None: this rank knows of no other.
+        segment: the shared memory of this host; None: no other rank is known.
         rank: this one.
-        tag: of the collective it is in.
+        tag: of the collective that it is in.
         timeout_s: bound on a collective, for messages.
         error: the library's.
     """
-    said = str(error)
-    if "imed out" in said or "imeout" in said:
+    text = str(error)
+    if "imed out" in text or "imeout" in text:
         late = _latest(segment) if segment is not None else None
         if segment is None or late is None:
             return PeerError(f"rank {rank} got no answer in {tag} within timeout_s={timeout_s:g}")
@@ -48,19 +48,19 @@ def lost(segment: Segment | None, rank: int, tag: str, timeout_s: float, error: 
             ended = rank - segment.index + dead[0]
             return PeerError(f"rank {ended} has ended while rank {rank} waited in {tag}", ended)
         time.sleep(0.02)
-    line = (said.splitlines() or [type(error).__name__])[0]
+    line = (text.splitlines() or [type(error).__name__])[0]
     return PeerError(f"another rank ended while rank {rank} waited in {tag} ({line})")
 
 
 def absent(segment: Segment, rank: int, index: int, tag: str, timeout_s: float) -> RunError:
-    """The error of a rank that waited for another one of its host in vain.
+    """The error for a rank of this host that did not come to a collective.
 
     Args:
-        segment: the memory of this host.
+        segment: the shared memory of this host.
         rank: the one that waited.
-        index: of the one that did not come, in `segment`.
+        index: of the missing one, in `segment`.
         tag: of the collective.
-        timeout_s: for how long, for messages.
+        timeout_s: bound on the wait, for messages.
     """
     other, theirs = rank - segment.index + index, segment.tag(index)
     if segment.entered(index) == segment.entered(segment.index) and theirs != segment.tag(segment.index):
@@ -70,17 +70,17 @@ def absent(segment: Segment, rank: int, index: int, tag: str, timeout_s: float) 
 
 
 def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple[int, str, int]]) -> str:
-    """What to say when ranks met in different collectives, or in one with different sizes.
+    """The message for ranks in different collectives, or in one with different sizes.
 
     Args:
         rank: this one.
         tag: of its collective.
         size: of its message, in bytes.
-        others: those in another: rank, tag, bytes.
+        others: rank, tag and bytes of those that differ.
     """
-    apart = [(other, theirs) for other, theirs, _ in others if theirs != tag]
-    if apart:  # sizes then say nothing that matters
-        where = ", ".join(f"rank {other} is in {theirs}" for other, theirs in apart)
+    elsewhere = [(other, theirs) for other, theirs, _ in others if theirs != tag]
+    if elsewhere:
+        where = ", ".join(f"rank {other} is in {theirs}" for other, theirs in elsewhere)
         return (
             f"ranks are in different collectives: rank {rank} is in {tag}, {where}; "
             "every rank must call the same collectives in the same order"
@@ -93,7 +93,7 @@ def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple
 
 
 def _latest(segment: Segment) -> int | None:
-    """Which rank of the host keeps this one waiting: the one that entered the fewest collectives, or another one."""
+    """Index of the rank that keeps this one waiting: it entered the fewest collectives, or is in another one."""
     mine, me = segment.entered(segment.index), segment.tag(segment.index)
     others = [index for index in range(segment.count) if index != segment.index]
     late = [i for i in others if segment.entered(i) < mine or (segment.entered(i) == mine and segment.tag(i) != me)]

@@ -1,11 +1,11 @@
-"""Memory that the ranks of one host share: the board of who does what, and slots to exchange numbers through.
+"""Shared memory of the ranks of one host: a board with the state of each rank, and slots to exchange numbers.
 
-The memory is anonymous (memfd): other ranks open it through /proc while its creator lives, so nothing is ever left in
-/dev/shm, whoever is killed and when. Each rank holds a file lock on its own byte as long as it lives: a lock that can
-be taken belongs to a dead process, also where process ids are not visible.
+The memory is anonymous (memfd): other ranks open it through /proc while its creator lives, so nothing is left in
+/dev/shm, whichever process is killed. Each rank keeps a file lock on its own byte while it lives: a lock that can be
+taken belongs to a dead process, also where process ids are not visible.
 
-Plain stores are seen by other processors in program order on x86 only (total store order). Elsewhere `ordered()` is
-false: the board still tells who does what, and numbers are exchanged through the network backend.
+Other processors see plain stores in program order only on x86 (total store order). Elsewhere `ordered()` is false:
+the board still works, and numbers are exchanged through the network backend.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ from collections.abc import Callable
 
 from lockstep.distributed.timers import ROW
 
-_LINE = 128  # 8-byte integers of a rank's record: several cache lines, so that ranks never write to a common one
+_LINE = 128  # 8-byte integers of a rank's record: whole cache lines, so that no two ranks write to the same one
 _SEQUENCE = ROW  # how many collectives this rank has arrived at
 _TAGS = ROW + 8  # two (tag, bytes) pairs, used in turn
 _TEXT = 8 * (ROW + 16)  # two tag texts in turn, as bytes
 _TEXT_SIZE = 64
 _ENTERED = ROW + 1  # how many collectives this rank has entered, whichever way they go
-_DOING = _TEXT + 2 * _TEXT_SIZE  # the tag of the last one, as bytes
-_PASSED = ROW + 2  # of the first rank: how many collectives it has fetched the other hosts' part of
-_FAILED = ROW + 3  # of the first rank: how many bytes its last words have; 0 while it is well
+_DOING = _TEXT + 2 * _TEXT_SIZE  # the tag of the last one entered, as bytes
+_PUBLISHED = ROW + 2  # of the first rank: for how many collectives the other hosts' rows are there
+_FAILED = ROW + 3  # of the first rank: bytes of the reason why it failed; 0 if it has not
 _TURN = ROW + 4  # which half of the slots this rank used last
-_SLOTS, _SLOTS_SIZE = ROW + 5, ROW + 6  # where this process has the slots, and their bytes; for C code of its own
-_DOOR = _DOING + _TEXT_SIZE  # of the first rank: where its slots can be opened, as bytes
-_LAST_WORDS = _DOOR + _TEXT_SIZE
+_SLOTS, _SLOTS_SIZE = ROW + 5, ROW + 6  # address and bytes of the slots in this process; for its C code
+_SLOTS_PATH = _DOING + _TEXT_SIZE  # of the first rank: the path at which others open the slots, as bytes
+_REASON = _SLOTS_PATH + _TEXT_SIZE
 LAYOUT = {
     "LINE": _LINE,
     "SEQUENCE": _SEQUENCE,
@@ -47,19 +47,19 @@ LAYOUT = {
     "SLOTS": _SLOTS,
     "SLOTS_SIZE": _SLOTS_SIZE,
 }
-"""For C code that sends messages as this file does: bytes, for `TEXT` and `DOING`, else words."""
+"""For C code that exchanges as this file does: `TEXT` and `DOING` are offsets in bytes, the others in words."""
 _SPIN_NS = 200_000
 _SLEEP_S = 50e-6
-_LOOK_NS = 100_000_000  # how often a waiting rank looks whether the others live
+_CHECK_NS = 100_000_000  # how often a waiting rank checks the others
 
 
 def supported() -> bool:
-    """Whether this machine offers anonymous shared memory: enough for the board."""
+    """Whether this machine has anonymous shared memory, which the board needs."""
     return hasattr(os, "memfd_create")
 
 
 def ordered() -> bool:
-    """Whether this machine orders memory as `arrive` and `wait` need."""
+    """Whether this machine orders stores as `arrive` and `wait` need."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
@@ -67,12 +67,13 @@ class Segment:
     """One host's shared memory, seen from its rank `index` of `count`.
 
     Attributes:
-        board: where this process has the records of all ranks, an address.
-        spin_ns: for how long it looks again and again before it sleeps between two looks.
+        board: address of all ranks' records in this process.
+        spin_ns: for how long `wait` polls without sleeping.
     """
 
     def __init__(self, index: int, count: int, descriptor: int) -> None:
-        self.index, self.count = index, count
+        self.index = index
+        self.count = count
         self._descriptor = descriptor
         self._memory = mmap.mmap(descriptor, count * _LINE * 8)
         self._bytes = memoryview(self._memory)
@@ -80,52 +81,54 @@ class Segment:
         self.board = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.spin_ns = 0
         self._slots: mmap.mmap | None = None
-        self._door = -1
+        self._slots_descriptor = -1
         self._own = index * _LINE
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, index)
         _short_sleeps()
 
     @classmethod
     def create(cls, index: int, count: int) -> "Segment":
-        """New memory, for `address` to be told to the other ranks of the host."""
+        """New memory, which the other ranks of the host attach by its `address`."""
         descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, count * _LINE * 8)
         return cls(index, count, descriptor)
 
     @classmethod
     def attach(cls, address: str, index: int, count: int) -> "Segment":
-        """The memory another rank created. Raises OSError where this process may not open it."""
+        """The memory that another rank created. Raises OSError if this process may not open it."""
         return cls(index, count, os.open(address, os.O_RDWR | os.O_CLOEXEC))
 
     def spin(self) -> None:
-        """Look again and again for a while before sleeping: every rank of the host has a core to itself."""
+        """Poll for a while before sleeping; for hosts where every rank has its own core."""
         self.spin_ns = _SPIN_NS
 
     @property
     def address(self) -> str:
-        """Where other processes of this host can open the memory while this process lives."""
+        """The path at which other processes of this host open the memory, while this process lives."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def row(self, index: int) -> memoryview:
-        """The part of rank `index`'s record that `Timers` writes."""
+        """The part of rank `index`'s record that its `Timers` write."""
         return self._words[index * _LINE : index * _LINE + ROW]
 
     def create_slots(self, size: int) -> None:
-        """Make `size` bytes for exchange, by index 0; others can attach until `slots_attached`. Drops the previous."""
-        self._door = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
-        os.ftruncate(self._door, size)
-        self._open_slots(self._door, size)
-        self._bytes[_DOOR : _DOOR + _TEXT_SIZE] = tag_text(f"/proc/{os.getpid()}/fd/{self._door}")
+        """Replace the slots by new ones of `size` bytes, as index 0; others can attach until `slots_attached`."""
+        self._slots_descriptor = os.memfd_create("lockstep-slots", os.MFD_CLOEXEC)
+        os.ftruncate(self._slots_descriptor, size)
+        self._open_slots(self._slots_descriptor, size)
+        self._bytes[_SLOTS_PATH : _SLOTS_PATH + _TEXT_SIZE] = tag_text(
+            f"/proc/{os.getpid()}/fd/{self._slots_descriptor}"
+        )
 
     def slots_attached(self) -> None:
-        """All ranks have the slots open: their address is needed no longer."""
-        if self._door >= 0:
-            os.close(self._door)
-            self._door = -1
+        """Close the descriptor of the slots, once all ranks have attached them."""
+        if self._slots_descriptor >= 0:
+            os.close(self._slots_descriptor)
+            self._slots_descriptor = -1
 
     def attach_slots(self, size: int) -> None:
-        """Use the slots that index 0 made."""
-        address = self._bytes[_DOOR : _DOOR + _TEXT_SIZE].tobytes().decode().strip()
+        """Open the slots that index 0 created."""
+        address = self._bytes[_SLOTS_PATH : _SLOTS_PATH + _TEXT_SIZE].tobytes().decode().strip()
         descriptor = os.open(address, os.O_RDWR | os.O_CLOEXEC)
         self._open_slots(descriptor, size)
         os.close(descriptor)
@@ -137,7 +140,7 @@ class Segment:
 
     @property
     def slots(self) -> mmap.mmap:
-        """The bytes for exchange."""
+        """The memory for exchange."""
         assert self._slots is not None
         return self._slots
 
@@ -156,7 +159,7 @@ class Segment:
         return half
 
     def enter(self, tag: str) -> None:
-        """Tell the board which collective this rank enters, through the slots or any other way."""
+        """Write to the board which collective this rank enters, whatever its transport."""
         base = self._own
         start = base * 8 + _DOING
         self._bytes[start : start + _TEXT_SIZE] = tag_text(tag)
@@ -167,59 +170,59 @@ class Segment:
         return self._words[index * _LINE + _ENTERED]
 
     def arrive(self, tag: str, size: int) -> None:
-        """Say that this rank's part of the next collective is written."""
+        """Publish that this rank's part of the next collective is written."""
         turn, sequence, base = self.turn(), self._sequence + 1, self._own
         text = tag_text(tag)
         start = base * 8 + _TEXT + turn * _TEXT_SIZE
         self._bytes[start : start + _TEXT_SIZE] = text
         self._words[base + _TAGS + 2 * turn] = zlib.crc32(text)
         self._words[base + _TAGS + 2 * turn + 1] = size
-        self._words[base + _SEQUENCE] = sequence  # last: whoever sees this number sees all of the above
+        self._words[base + _SEQUENCE] = sequence  # last: a rank that reads this number also reads all of the above
 
     def wait(self, on_wait: Callable[[int], None]) -> None:
-        """Wait until every rank has arrived; `on_wait(index)` is asked now and then; raises if in vain."""
+        """Wait until every rank has arrived; `on_wait(index)` is called ten times a second, and may raise."""
         for index in range(self.count):
             self._wait_for(index, index * _LINE + _SEQUENCE, on_wait)
 
-    def pass_on(self) -> None:
-        """Say, as index 0, that the other hosts' part of this collective is written."""
-        self._words[_PASSED] = self._sequence
+    def publish_from_hosts(self) -> None:
+        """Publish, as index 0, that the other hosts' part of this collective is written."""
+        self._words[_PUBLISHED] = self._sequence
 
     def wait_for_first(self, on_wait: Callable[[int], None]) -> None:
-        """Wait until index 0 has passed on what other hosts sent; `on_wait` as in `wait`."""
-        self._wait_for(0, _PASSED, on_wait)
+        """Wait for `publish_from_hosts` of index 0; `on_wait` as in `wait`."""
+        self._wait_for(0, _PUBLISHED, on_wait)
 
     def _wait_for(self, index: int, place: int, on_wait: Callable[[int], None]) -> None:
         words, sequence = self._words, self._sequence
         if words[place] >= sequence:
             return
         start = time.monotonic_ns()
-        spin_until, look_at = start + self.spin_ns, start + _LOOK_NS
+        spin_until, check_at = start + self.spin_ns, start + _CHECK_NS
         while words[place] < sequence:
             now = time.monotonic_ns()
             if now < spin_until:
                 continue
             time.sleep(_SLEEP_S)
-            if now > look_at:
-                look_at = now + _LOOK_NS
+            if now > check_at:
+                check_at = now + _CHECK_NS
                 try:
                     on_wait(index)
-                except Exception:  # the last one came at this moment, and others have left already: nothing is wrong
+                except Exception:  # no failure if the last rank has just arrived, and others have exited since
                     if words[place] < sequence:
                         raise
 
-    def fail(self, words: str) -> None:
-        """Leave last words, as index 0: the others of this host would learn only that its process is gone."""
-        text = words.encode()[: 8 * _LINE - _LAST_WORDS]
-        self._bytes[_LAST_WORDS : _LAST_WORDS + len(text)] = text
+    def announce_failure(self, reason: str) -> None:
+        """Write why this rank fails, as index 0: otherwise the others only see that its process has ended."""
+        text = reason.encode()[: 8 * _LINE - _REASON]
+        self._bytes[_REASON : _REASON + len(text)] = text
         self._words[_FAILED] = len(text)  # last, as in `arrive`
 
     def failure(self) -> str:
-        """The last words of index 0; empty while it is well."""
-        return self._bytes[_LAST_WORDS : _LAST_WORDS + self._words[_FAILED]].tobytes().decode(errors="ignore")
+        """Why index 0 failed; empty if it has not."""
+        return self._bytes[_REASON : _REASON + self._words[_FAILED]].tobytes().decode(errors="ignore")
 
-    def others(self) -> list[tuple[int, str, int]]:
-        """Ranks whose part of this collective has another tag or size than ours: `(index, tag, bytes)`."""
+    def ranks_elsewhere(self) -> list[tuple[int, str, int]]:
+        """Ranks that arrived with another tag or size than ours: `(index, tag, bytes)`."""
         words, turn, count = self._words, self._sequence & 1, self.count
         place = _TAGS + 2 * turn
         mine = self._own + place
@@ -254,14 +257,14 @@ class Segment:
         return False
 
     def close(self) -> None:
-        """Let go of the memory; it disappears with its last user. Views still held elsewhere keep it mapped."""
+        """Close the memory; it disappears with its last user. Views that still exist keep it mapped."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
 
 @functools.cache
 def tag_text(tag: str) -> bytes:
-    """A tag as it stands in its place on the board."""
+    """A tag as it is written on the board."""
     return tag.encode("ascii", "replace")[:_TEXT_SIZE].ljust(_TEXT_SIZE)
 
 

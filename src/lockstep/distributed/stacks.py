@@ -1,10 +1,10 @@
-"""What the Python code of a rank is doing, asked from outside, also while its main thread sits in C and holds the GIL.
+"""Python stacks of another rank's process, also while its main thread is in C code and holds the GIL.
 
-Every rank registers a signal whose handler, written in C, appends the stacks of all its threads to a file of its own in
-the run directory. Another rank's watch sends that signal and reads the file.
+Every rank registers a signal handler, written in C, that appends the stacks of all its threads to a file in the run
+directory. Another rank's watch sends that signal and reads the file.
 
-The signal is a real-time one that neither Python, torch nor the usual simulators use; SIGUSR1 and SIGUSR2 stay the
-user's. A process that does not (or no longer) answer ignores it.
+It is a real-time signal that neither Python, torch nor common simulators use; SIGUSR1 and SIGUSR2 remain the user's. A
+process that has not registered the handler, or no longer has it, ignores the signal.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from pathlib import Path
 
 SIGNAL = signal.SIGRTMAX - 2
 ANSWER_S = 1.0
-"""How long to wait for a stack."""
+"""Bound on waiting for a stack."""
 _LINES = 12
 _HEADER = re.compile(r"^process (\d+), rank \d+, thread (0x[0-9a-f]+)$", re.MULTILINE)
 
 
 def stack_file(logs: Path, rank: int) -> Path:
-    """Where a rank's stacks are written: `logs/rank_R.stack`; a rank that ends well leaves it only if it was asked."""
+    """The file for a rank's stacks, `logs/rank_R.stack`; removed at the end if none was requested."""
     return logs / f"rank_{rank}.stack"
 
 
 @contextlib.contextmanager
-def answering(logs: Path, rank: int) -> Generator[None]:
-    """Inside, this process answers with its stacks. A directory that cannot be written is no reason not to run."""
+def dumps_on_request(logs: Path, rank: int) -> Generator[None]:
+    """Inside, this process dumps its stacks on request; not if the directory cannot be written."""
     path = stack_file(logs, rank)
     try:
         logs.mkdir(exist_ok=True)
@@ -46,10 +46,10 @@ def answering(logs: Path, rank: int) -> Generator[None]:
             file.write(header.encode())
             after = file.tell()
             if threading.current_thread() is threading.main_thread():
-                # What is restored by `unregister`: unhandled, a signal that comes too late would end the process.
+                # `unregister` restores this: a signal that comes too late must not end the process.
                 signal.signal(SIGNAL, signal.SIG_IGN)
             faulthandler.register(SIGNAL, file=file, all_threads=True)
-        except OSError:  # the disk is full: without its header, nobody asks
+        except OSError:  # the disk is full; without a header no rank sends a request
             yield
             return
         try:
@@ -57,17 +57,17 @@ def answering(logs: Path, rank: int) -> Generator[None]:
         finally:
             faulthandler.unregister(SIGNAL)
             with contextlib.suppress(OSError):
-                if file.seek(0, os.SEEK_END) == after:  # nobody asked
+                if file.seek(0, os.SEEK_END) == after:  # none was requested
                     file.truncate(before)
                     if before == 0:
                         path.unlink()
 
 
-def ask(logs: Path, rank: int, pid: int) -> str:
-    """The innermost calls of rank `rank`, process `pid` of this host, innermost first.
+def request(logs: Path, rank: int, pid: int) -> str:
+    """The calls of rank `rank`, process `pid` of this host, innermost first.
 
-    They are those of the thread that entered `answering`. Empty if the process does not answer within `ANSWER_S`: it is
-    stopped, has ended, or never promised to.
+    They are those of the thread that entered `dumps_on_request`. Empty if there is no reply within `ANSWER_S`: the
+    process is stopped, has ended, or has not entered it.
     """
     path = stack_file(logs, rank)
     try:
@@ -83,7 +83,7 @@ def ask(logs: Path, rank: int, pid: int) -> str:
         time.sleep(0.03)
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(before)
-            # The handler writes in small pieces: what did not grow any more is complete.
+            # The handler writes in small pieces: a dump that no longer grows is complete.
             previous, seen = seen, file.read()
             if seen and seen == previous:
                 break
@@ -91,7 +91,7 @@ def ask(logs: Path, rank: int, pid: int) -> str:
 
 
 def _calls(text: str, ident: str) -> str:
-    """The calls of one thread in what faulthandler writes."""
+    """The calls of one thread in the output of faulthandler."""
     lines = text.splitlines()
     start = next((n for n, line in enumerate(lines) if f"hread {ident}" in line), None)
     if start is None:

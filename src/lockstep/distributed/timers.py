@@ -1,4 +1,4 @@
-"""Where the time goes: one running phase per rank, its clock, and a place where other processes can read it."""
+"""Time per phase: each rank is in one phase at a time, which other processes can read."""
 
 import contextlib
 import os
@@ -17,13 +17,13 @@ ROW = 8
 class Timers:
     """Seconds spent in each phase. Entering a phase costs about half a microsecond and no collective.
 
-    The current phase and its start are written to `row`, which may lie in memory that the ranks of a host share: it is
-    the heartbeat that `lockstep.distributed.watch` reads. Clocks are monotonic and, on one host, common to all
-    processes. All that changes is kept in memory, where C code can go on with it (`lockstep.jax.collectives.native`).
+    The current phase and its start are written to `row`, which may be in shared memory of the host's ranks: it is the
+    heartbeat that `lockstep.distributed.watch` reads. Clocks are monotonic and, on one host, common to all processes.
+    C code updates the same memory (`lockstep.jax.collectives.native`).
 
     Attributes:
         row: the record of this rank.
-        totals_ns: nanoseconds in each phase, without the present one.
+        totals_ns: nanoseconds in each phase, without the current one.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Timers:
         self.row[PHASE], self.row[SINCE_NS] = OTHER, time.monotonic_ns()
 
     def publish(self, row: memoryview) -> None:
-        """From now on tell the phase in `row` (8-byte integers)."""
+        """From now on, keep the record in `row` (8-byte integers)."""
         before = self.row
         row[UPDATES], row[PID], row[BEHIND] = before[UPDATES], os.getpid(), before[BEHIND]
         row[PHASE], row[SINCE_NS] = before[PHASE], before[SINCE_NS]
@@ -41,7 +41,7 @@ class Timers:
         self.enter(row[PHASE])
 
     def enter(self, phase: int) -> int:
-        """Start `phase`; the previous one ends. Returns the previous one, to go back to it."""
+        """Start `phase` and return the previous one."""
         now, row = time.monotonic_ns(), self.row
         previous = row[PHASE]
         self.totals_ns[previous] += now - row[SINCE_NS]
@@ -56,17 +56,17 @@ class Timers:
         self.enter(previous)
 
     def resumed(self, updates: int) -> None:
-        """Tell how many updates lie behind a run that goes on; its first one still ends a start-up."""
+        """Record the updates of earlier starts; the first update of this one still ends its start-up."""
         self.row[UPDATES] = self.row[BEHIND] = updates
         self.enter(self.row[PHASE])
 
     def updated(self, updates: int) -> None:
-        """Tell the number of updates done; the first one ends the start-up."""
+        """Record the number of updates done; the first one ends the start-up."""
         self.row[UPDATES] = updates
         self.enter(self.row[PHASE])
 
     def restart(self) -> None:
-        """Forget what has been measured so far: the training loop starts here."""
+        """Reset the totals: the training loop starts here."""
         self.enter(self.row[PHASE])
         self.totals_ns[:] = memoryview(bytes(8 * len(PHASES))).cast("q")
 

@@ -1,7 +1,7 @@
 """The fixed balanced binary tree over shards along which every sum is taken.
 
-Floating-point addition is not associative: a sum has the same bits on 1, 2 and 8 ranks only if its order never depends
-on who holds what. A node `(low, high)` sums shards `low` to `high - 1`; its children split it in the middle.
+Floating-point addition is not associative: a sum has the same bits on 1, 2 and 8 ranks only if its order does not
+depend on which rank holds which shard. A node `(low, high)` sums shards `low` to `high - 1`; its children halve it.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ Node = tuple[int, int]
 
 
 def owned_nodes(shards: range, num_shards: int) -> list[Node]:
-    """The largest complete subtrees within a rank's block of shards, left to right: what the rank can sum alone."""
+    """The largest complete subtrees within a rank's block of shards, left to right: the rank can sum these alone."""
 
     def visit(low: int, high: int) -> list[Node]:
         if low >= shards.stop or high <= shards.start:
@@ -26,7 +26,7 @@ def owned_nodes(shards: range, num_shards: int) -> list[Node]:
 
 
 def tree_sum(values: Mapping[Node, T], node: Node, add: Callable[[T, T], T]) -> T:
-    """The sum at `node`, from values known at nodes below or at it; the order of additions is the tree's alone."""
+    """The sum at `node`, from values at or below it; only the tree defines the order of additions."""
     if node in values:
         return values[node]
     low, high = node

@@ -1,8 +1,8 @@
-"""Nothing hangs in silence: a thread in every rank looks at what all ranks of the host are doing.
+"""Stall detection: a thread in every rank monitors the ranks of its host.
 
-A rank that stays in one phase beyond its bound, and is not merely waiting for others, is stuck; so is one whose process
-is stopped, whatever it was doing. The first watcher to see it writes one report that names the rank, the phase, for how
-long, and what the others wait in, with the stack of the stuck rank; then every rank leaves.
+A rank is stuck if it stays in one phase beyond a timeout without waiting for others, or if its process is stopped. The
+first thread to detect it writes one report: the rank, its phase, for how long, what the others wait in, and the stack
+of the stuck rank. Then every rank exits.
 """
 
 import contextlib
@@ -18,29 +18,30 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.distributed import stacks
+from lockstep.distributed.ranges import ranges
 from lockstep.distributed.timers import BEHIND, CHECKPOINT, OTHER, PHASE, PHASES, PID, SINCE_NS, SYNC, UPDATES, WAIT
 
 MARGIN_S = 2.0
-"""How much later than the watch a collective gives up by itself: the watch's report knows who is stuck, where and why,
-and needs up to half a second to see it and a second for the stack."""
+"""How much later than the watch a collective times out: the report of the watch is more precise, and takes up to half a
+second to detect the stall and a second to read the stack."""
 
 STALL_FILE = "stall.txt"
 """The reports of a run, in its `logs/`."""
 
 _DOING = {"env": "env.step", "learn": "the update", "other": "its own code"}
 _SIGNAL_GRACE_S = 8.0
-_AWAY_S = 2.0  # a watcher that was kept from looking for longer was stopped, and perhaps the whole job with it
+_PAUSE_S = 2.0  # after a longer gap this thread was stopped itself, perhaps with the whole job
 
 State = Literal["running", "stopped", "traced", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one rank of this host is doing."""
+    """The state of one rank of this host."""
 
     rank: int
     state: State
-    """Of its process; "stopped" by a signal (SIGSTOP, Ctrl-Z), "traced" where a debugger holds it."""
+    """Of its process: "stopped" by a signal (SIGSTOP, Ctrl-Z), "traced" by a debugger."""
     phase: int
     seconds: float
     """How long it has been in the phase."""
@@ -48,19 +49,19 @@ class Observed:
     tag: str = ""
     """The collective it entered last."""
     entered: int = 0
-    """How many collectives it has entered: who has entered fewer keeps the others waiting."""
+    """How many collectives it has entered; the rank with the fewest keeps the others waiting."""
     pid: int = 0
     behind: int = 0
-    """Updates that an earlier start of the run did: with the first one of its own, a process has started up."""
+    """Updates of earlier starts of the run. With its first own update, a process has started up."""
 
     @property
     def runs(self) -> bool:
-        """Whether the process gets on by itself."""
+        """Whether the process is neither stopped nor ended."""
         return self.state == "running"
 
     @property
     def doing(self) -> str:
-        """The phase in words: of a collective, which."""
+        """The phase in words, with the name of a collective."""
         name = PHASES[self.phase]
         return self.tag or "a collective" if self.phase in (SYNC, WAIT) else _DOING.get(name, name)
 
@@ -69,10 +70,10 @@ class Observed:
 
 
 def stuck(ranks: list[Observed], timeout_s: float, startup_timeout_s: float) -> Observed | None:
-    """The rank that keeps the others waiting, once one is beyond its bound; who only waits is never meant.
+    """The rank that keeps the others waiting, once one is beyond its timeout; never one that only waits.
 
-    A stopped process comes first, then who has entered the fewest collectives (on GPUs a rank can be ahead of the
-    others and wait for its device), then who has been in its phase for longest.
+    A stopped process comes first, then the rank that has entered the fewest collectives (on GPUs a rank can be ahead of
+    the others and wait for its device), then the one that has been in its phase for longest.
     """
 
     def late(o: Observed) -> bool:
@@ -86,7 +87,7 @@ def stuck(ranks: list[Observed], timeout_s: float, startup_timeout_s: float) -> 
 
 
 def report(culprit: Observed, ranks: list[Observed]) -> str:
-    """One line a person can act on: who, in what, for how long, and what the others wait in."""
+    """One line: the stuck rank, its phase, for how long, and what the others wait in."""
     who, how_long = f"rank {culprit.rank}", f"for {culprit.seconds:.0f} s"
     if culprit.state == "stopped":
         text = f"{who} is stopped (SIGSTOP) in {culprit}, {how_long}; continue it with `kill -CONT {culprit.pid}`"
@@ -104,23 +105,24 @@ def report(culprit: Observed, ranks: list[Observed]) -> str:
     for what, members in groups.items():
         one = len(members) == 1
         singular = what.replace("wait", "waits", 1).replace("are ", "is ", 1).replace("have", "has", 1)
-        text += f"; rank{'' if one else 's'} {_ranges(members)} {singular if one else what}"
+        text += f"; rank{'' if one else 's'} {ranges(members)} {singular if one else what}"
     return text
 
 
 class Watch:
-    """Looks at all ranks of this host a few times a second, until `close`.
+    """Monitors all ranks of this host a few times a second, until `close`.
 
     Args:
-        observe: what the ranks of this host do now.
-        on_stall: called in the watching thread with the stuck rank and the report, whose first line says who and
-            where, and whose others are the stack; then the process leaves with 1.
-        signalled: when a signal asked this process to stop (monotonic seconds) and which one; None while none did.
+        observe: the current state of this host's ranks.
+        on_stall: called in this thread with the stuck rank and the report (first line: rank and phase; then the stack);
+            afterwards the process exits with 1.
+        signalled: when a signal asked this process to stop (monotonic seconds) and which one; None: none did.
         timeout_s: bound on any phase after the first update.
         startup_timeout_s: bound before it.
-        leaving: called with the report's first line by every watcher that sees the stall, before it leaves.
-        logs: directory that all ranks share: reports are added to `stall.txt` there, stacks are asked for through it
-            (`stacks.answering`), and of the watchers that see a stall at once one reports. None: a report without.
+        before_exit: called with the report's first line on every rank that detects the stall, before it exits.
+        logs: directory shared by all ranks. Reports are appended to `stall.txt` there, by only one of the ranks that
+            detect a stall at once, and stacks are requested through it (`stacks.dumps_on_request`). None: a report
+            without a stack.
     """
 
     def __init__(
@@ -131,59 +133,63 @@ class Watch:
         *,
         timeout_s: float,
         startup_timeout_s: float,
-        leaving: Callable[[str], None] = lambda _: None,
+        before_exit: Callable[[str], None] = lambda _: None,
         logs: Path | None = None,
     ) -> None:
-        self._leaving = leaving
-        self._observe, self._on_stall, self._signalled = observe, on_stall, signalled
-        self._timeout_s, self._startup_timeout_s, self._logs = timeout_s, startup_timeout_s, logs
-        self._reported = _size(logs / STALL_FILE) if logs is not None else 0  # in earlier starts of the run
+        self._observe = observe
+        self._on_stall = on_stall
+        self._signalled = signalled
+        self._timeout_s = timeout_s
+        self._startup_timeout_s = startup_timeout_s
+        self._before_exit = before_exit
+        self._logs = logs
+        self._size_before = _size(logs / STALL_FILE) if logs is not None else 0  # reports of earlier starts
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="lockstep-watch", daemon=True)
+        self._thread = threading.Thread(target=self._monitor, name="lockstep-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop monitoring."""
         self._closed.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _monitor(self) -> None:
         period = max(0.05, min(self._timeout_s / 10, 0.5))
-        looked_at, back_at, saved_at = time.monotonic(), -math.inf, -math.inf
+        checked_at, resumed_at, saved_at = time.monotonic(), -math.inf, -math.inf
         while not self._closed.wait(period):
             now = time.monotonic()
-            if now - looked_at > period + _AWAY_S:
-                back_at = now  # what happened meanwhile is nobody's fault
-            looked_at = now
-            ranks = [replace(o, seconds=min(o.seconds, now - back_at)) for o in self._observe()]
+            if now - checked_at > period + _PAUSE_S:
+                resumed_at = now  # time in which this process was stopped does not count
+            checked_at = now
+            ranks = [replace(o, seconds=min(o.seconds, now - resumed_at)) for o in self._observe()]
             if any(_saving(o) for o in ranks):
-                saved_at = now  # bounded as a phase, below
+                saved_at = now  # has its own timeout, below
             signal = self._signalled()
-            if signal is not None and now - max(signal[0], saved_at, back_at) > _SIGNAL_GRACE_S:
-                _leave(128 + signal[1])  # the loop never came round to see the flag
+            if signal is not None and now - max(signal[0], saved_at, resumed_at) > _SIGNAL_GRACE_S:
+                _exit(128 + signal[1])  # the training loop has not handled the signal
             culprit = stuck(ranks, self._timeout_s, self._startup_timeout_s)
             if culprit is not None:
                 try:
-                    self._leaving(report(culprit, ranks))
-                    self._tell(culprit, ranks)
+                    self._before_exit(report(culprit, ranks))
+                    self._report(culprit, ranks)
                 finally:
-                    _leave(1)
+                    _exit(1)
 
-    def _tell(self, culprit: Observed, ranks: list[Observed]) -> None:
+    def _report(self, culprit: Observed, ranks: list[Observed]) -> None:
         if self._logs is None:
             self._on_stall(culprit, report(culprit, ranks))
             return
-        claim = _claim(self._logs / STALL_FILE, self._reported)
+        claim = _claim(self._logs / STALL_FILE, self._size_before)
         if claim is not None:
             text = report(culprit, ranks) + _stack(self._logs, culprit)
-            with contextlib.suppress(OSError):  # a full disk: the others are told all the same
+            with contextlib.suppress(OSError):  # a full disk must not prevent the exit
                 os.write(claim, (time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n").encode())
                 os.fsync(claim)
             self._on_stall(culprit, text)
 
 
 def observed(rank: int, row: memoryview, *, alive: bool, tag: str, entered: int = 0) -> Observed:
-    """Read one row of the board, and the state of its process."""
+    """Read one row of the board and the state of its process."""
     phase = row[PHASE] if 0 <= row[PHASE] < len(PHASES) else OTHER
     since, pid = row[SINCE_NS], row[PID]
     seconds = (time.monotonic_ns() - since) / 1e9 if since else 0.0
@@ -192,7 +198,7 @@ def observed(rank: int, row: memoryview, *, alive: bool, tag: str, entered: int 
 
 
 def process_state(pid: int) -> State:
-    """Whether a living process of this host gets on; "running" where that cannot be seen."""
+    """The state of a living process of this host; "running" if it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             letter = file.read().rpartition(b") ")[2][:1]
@@ -202,15 +208,15 @@ def process_state(pid: int) -> State:
 
 
 def _saving(o: Observed) -> bool:
-    """Whether a rank writes a checkpoint, or waits for others of the run, perhaps on another host, that do."""
+    """Whether a rank writes a checkpoint, or waits for ranks that do, perhaps on another host."""
     return o.runs and (o.phase == CHECKPOINT or (o.phase == WAIT and o.tag.startswith("checkpoint")))
 
 
 def _stack(logs: Path, culprit: Observed) -> str:
-    """Lines to add to a report: the calls in which a rank is stuck."""
+    """Lines for a report: the stack of a stuck rank."""
     if not culprit.runs:
         return ""
-    calls = stacks.ask(logs, culprit.rank, culprit.pid)
+    calls = stacks.request(logs, culprit.rank, culprit.pid)
     if not calls:
         return f"\n  its Python stack could not be read within {stacks.ANSWER_S:g} s"
     where = stacks.stack_file(logs, culprit.rank).name
@@ -220,15 +226,15 @@ def _stack(logs: Path, culprit: Observed) -> str:
 
 
 def _claim(path: Path, size: int) -> int | None:
-    """The file to write a report to, if this process is to; otherwise wait until the one that is has left.
+    """The file to write a report to, if this process is the one to do so; else wait until that one has exited.
 
-    A lock on the file, held until this process leaves, decides: nothing of it stays, whoever is killed and when.
-    A file larger than `size` holds a report already.
+    A lock on the file decides, which the kernel releases when its process ends. A file larger than `size` has a report
+    already.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError:
-        return -1  # cannot be written: told twice is better than not at all
+        return -1  # cannot be written: better two reports elsewhere than none
     until, first = time.monotonic() + 2 * stacks.ANSWER_S, True
     while time.monotonic() < until:
         try:
@@ -250,19 +256,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _leave(code: int) -> None:
-    """End this process now: its main thread is stuck and cannot be asked."""
+def _exit(code: int) -> None:
+    """Exit at once: the main thread is stuck."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5"."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)

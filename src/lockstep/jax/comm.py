@@ -279,10 +279,10 @@ class Comm:
         if ranks == 1:
             return
         mine = self._spread.digests(tensors)
-        short = b"".join(bytes.fromhex(agreement.content(json.dumps(one).encode())) for one in mine)
+        short = b"".join(bytes.fromhex(agreement.content_digest(json.dumps(one).encode())) for one in mine)
         every = self._processes.gather(np.frombuffer(short, np.int64), tag).reshape(ranks, -1)
         if (every != every[0]).any():
-            raise agreement.mismatch([one for process in self.gather_object(mine, tag) for one in process])
+            raise agreement.mismatch_error([one for process in self.gather_object(mine, tag) for one in process])
 
     def check_different(self, fingerprint: str | Sequence[str], tag: str = "check_different") -> None:
         """Stop with a `RunError` if two ranks have one fingerprint of what must differ, their data; *collective*."""
@@ -292,9 +292,9 @@ class Comm:
         """What the processes of this host do at this moment; not collective."""
         return self._processes.observe()
 
-    def tell(self, words: str) -> None:
-        """Tell the other hosts why this process is about to leave; not collective, and from any thread."""
-        self._processes.tell(words)
+    def announce_failure(self, reason: str) -> None:
+        """Send the other hosts the reason why this process exits; not collective, and from any thread."""
+        self._processes.announce_failure(reason)
 
     def barrier(self, tag: str = "barrier") -> None:
         """Wait for all processes; *collective*."""

@@ -108,11 +108,16 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             )
             stack.callback(self._checkpoints.close)
             logs = self.journal.path / "logs"
-            stack.enter_context(stacks.answering(logs, self.world.rank))
+            stack.enter_context(stacks.dumps_on_request(logs, self.world.rank))
             watch = Watch(
-                self.comm.observe, self.journal.stalled, lambda: self.signals.received, leaving=self.comm.tell,
-                timeout_s=self.run.timeout_s, startup_timeout_s=self.run.startup_timeout_s, logs=logs,
-            )  # fmt: skip
+                self.comm.observe,
+                self.journal.stalled,
+                lambda: self.signals.received,
+                timeout_s=self.run.timeout_s,
+                startup_timeout_s=self.run.startup_timeout_s,
+                before_exit=self.comm.announce_failure,
+                logs=logs,
+            )
             stack.callback(watch.close)
             self._stack = stack.pop_all()
         self.summary, restarts = self.journal.summary, int(os.environ.get("LOCKSTEP_RESTARTS", "0"))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lockstep.distributed import messages, peers
 from lockstep.distributed.agreement import check_different
-from lockstep.distributed.network.host_layout import settle
+from lockstep.distributed.network.host_layout import open_hosts
 from lockstep.distributed.shared_memory import ordered
 from lockstep.distributed.timers import SYNC, Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
@@ -89,7 +89,7 @@ class Comm:
             torch.cuda.set_device(self.device)
         if self.world.size > 1:
             self._group.open()
-            self._group.segment, hosts = settle(
+            self._group.segment, hosts = open_hosts(
                 self.world, self.gather_object, self.timers, self.num_messages, self._shared_memory, self._timeout_s
             )
             tensors = None if hosts is None else HostTensors(hosts)
@@ -110,10 +110,10 @@ class Comm:
             self._hosts, self._objects = None, self._group
             self._group.close()
 
-    def tell(self, words: str) -> None:
-        """Tell the other hosts why this process is about to leave; not collective, and from any thread."""
+    def announce_failure(self, reason: str) -> None:
+        """Send the other hosts the reason why this process exits; not collective, and from any thread."""
         if isinstance(self._objects, HostTensors):
-            self._objects.tell(words)
+            self._objects.announce_failure(reason)
 
     # -- sums ----------------------------------------------------------------------------------------------------------
 

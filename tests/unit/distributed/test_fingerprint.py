@@ -17,11 +17,11 @@ ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
     ],
     ids=["shape", "dtype", "kind", "last bit", "sign of zero"],
 )
-def test_whatever_differs_is_seen(other):
+def test_any_difference_changes_the_fingerprint(other):
     assert digest(ARRAY) != digest(other)
 
 
-def test_memory_layout_and_byte_order_are_not():
+def test_memory_layout_and_byte_order_do_not_count():
     assert digest(ARRAY) == digest(np.asfortranarray(ARRAY)) == digest(ARRAY.astype(">f4")) == digest(ARRAY.copy())
     assert len(digest(ARRAY)) == 32
     assert digest(np.zeros(())) != digest(np.zeros(1))

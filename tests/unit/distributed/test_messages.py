@@ -16,7 +16,7 @@ class Attack:
         return os.mkdir, ("it_ran",)
 
 
-def test_plain_values_and_arrays_come_back():
+def test_plain_values_and_arrays_round_trip():
     value = {
         "a": [1, 2.5, None, True, "é"],
         "b": {"x": np.arange(6, dtype=np.int64).reshape(2, 3), "y": np.float32(0.5)},
@@ -38,12 +38,12 @@ def test_arrays_keep_every_bit(kind):
 
 
 @pytest.mark.parametrize("value", [Attack(), {1, 2}, b"bytes", np.array([Attack()], dtype=object), np.array(["text"])])
-def test_anything_else_is_refused_by_type(value):
+def test_other_types_are_refused(value):
     with pytest.raises(TypeError, match=f"{type(value).__name__} cannot be sent between ranks"):
         messages.encode({"value": value})
 
 
-def test_a_pickle_is_not_read(tmp_path, monkeypatch):
+def test_a_pickle_is_not_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError):
         messages.decode(b"\x08\0\0\0\0\0\0\0" + pickle.dumps(Attack()))

@@ -1,4 +1,4 @@
-"""Shared memory between processes of one host; here mostly between two ends within one process."""
+"""Shared memory of a host's ranks; mostly two segments within one process."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def never(index):
     raise AssertionError(f"nobody should wait for {index}")
 
 
-def test_both_see_what_either_writes(pair):
+def test_writes_are_visible_to_both(pair):
     first, second = pair
     timers = Timers()
     timers.publish(second.row(1))
@@ -47,11 +47,11 @@ def test_turns_alternate_and_a_wait_ends_when_all_arrived(pair):
         second.arrive("average_gradients", 64)
         first.wait(never)
         second.wait(never)
-        assert first.others() == second.others() == []
+        assert first.ranks_elsewhere() == second.ranks_elsewhere() == []
     assert turns == [1, 0, 1, 0]
 
 
-def test_who_waits_is_asked_and_goes_on_when_the_other_comes(pair):
+def test_on_wait_is_called_until_the_other_arrives(pair):
     first, second = pair
     asked = []
     first.arrive("moments", 8)
@@ -63,7 +63,7 @@ def test_who_waits_is_asked_and_goes_on_when_the_other_comes(pair):
     assert 1 <= len(asked) <= 4
 
 
-def test_a_wait_ends_when_the_one_asked_raises(pair):
+def test_an_exception_of_on_wait_ends_the_wait(pair):
     first, _ = pair
     first.arrive("moments", 8)
     with pytest.raises(AssertionError, match="wait for 1"):
@@ -71,16 +71,16 @@ def test_a_wait_ends_when_the_one_asked_raises(pair):
 
 
 @pytest.mark.parametrize(("tag", "size"), [("log", 64), ("moments", 32)])
-def test_another_tag_or_size_is_told(pair, tag, size):
+def test_another_tag_or_size_is_reported(pair, tag, size):
     first, second = pair
     first.arrive("moments", 64)
     second.arrive(tag, size)
-    assert first.others() == [(1, tag, size)]
-    assert second.others() == [(0, "moments", 64)]
+    assert first.ranks_elsewhere() == [(1, tag, size)]
+    assert second.ranks_elsewhere() == [(0, "moments", 64)]
 
 
-def test_the_board_tells_which_collective_a_rank_entered(pair):
-    """Also before it arrives there, and where numbers go another way than through the slots."""
+def test_the_board_shows_the_collective_a_rank_entered(pair):
+    """Also before it arrives, and if the numbers are not exchanged through the slots."""
     first, second = pair
     assert (first.tag(1), first.entered(1)) == ("", 0)
     for number, tag in enumerate(["moments", "average_gradients", "é" * 100], 1):
@@ -91,16 +91,16 @@ def test_the_board_tells_which_collective_a_rank_entered(pair):
     assert second.row(1)[0] == 0, "the phase was written over"
 
 
-def test_tags_longer_than_their_place_or_not_ascii_do_no_harm(pair):
+def test_tags_that_are_long_or_not_ascii_are_cut(pair):
     first, second = pair
     first.arrive("é" * 100, 8)
     second.arrive("x", 8)
-    assert first.others() == [(1, "x", 8)]
-    assert len(second.others()[0][1]) == 64
+    assert first.ranks_elsewhere() == [(1, "x", 8)]
+    assert len(second.ranks_elsewhere()[0][1]) == 64
     assert PHASES[first.row(1)[PHASE]] == "env"  # untouched: 0
 
 
-def test_slots_are_one_memory(pair):
+def test_slots_are_shared(pair):
     first, second = pair
     first.create_slots(4096)
     second.attach_slots(4096)
@@ -108,7 +108,7 @@ def test_slots_are_one_memory(pair):
     assert second.slots[10:15] == b"hello"
 
 
-def test_a_process_that_ended_is_dead_and_one_that_sleeps_is_not():
+def test_an_ended_process_is_dead_and_a_sleeping_one_alive():
     first = Segment.create(0, 2)  # not the pair: there, this process itself is rank 1
     code = f"""
 import sys, time
@@ -134,27 +134,27 @@ time.sleep(60)
         first.close()
 
 
-def test_nothing_has_a_name(pair):
+def test_the_memory_has_no_name_in_the_file_system(pair):
     assert pair[0].address.startswith(f"/proc/{os.getpid()}/fd/")
     assert not [name for name in os.listdir("/dev/shm") if "lockstep" in name]
 
 
-def test_others_go_on_once_the_first_has_passed_on_what_other_hosts_sent(pair):
+def test_others_wait_until_the_first_has_published_the_rows_of_other_hosts(pair):
     first, second = pair
     for _ in range(3):
         first.arrive("moments", 8)
         second.arrive("moments", 8)
         with pytest.raises(AssertionError, match="wait for 0"):
             second.wait_for_first(never)
-        first.pass_on()
+        first.publish_from_hosts()
         second.wait_for_first(never)
 
 
-def test_last_words_of_the_first_are_read_by_all_whatever_their_length(pair):
+def test_the_failure_of_the_first_is_read_by_all_whatever_its_length(pair):
     first, second = pair
     assert second.failure() == ""
-    first.fail("host béta left")
+    first.announce_failure("host béta left")
     assert second.failure() == first.failure() == "host béta left"
-    first.fail("x" * 5000)
+    first.announce_failure("x" * 5000)
     assert 400 < len(second.failure()) < 1000
     assert second.tag(1) == "", "the next rank's record was written over"

@@ -1,4 +1,4 @@
-"""Asking another process for the Python stack it is in."""
+"""Python stacks of another process."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def outer(depth, way):
 
 for _ in range(3):
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-with stacks.answering(logs, 2):
+with stacks.dumps_on_request(logs, 2):
     os.kill(os.getpid(), signal.SIGUSR1)
     assert calls == [1], "the user's own signal was taken"
     {body}
@@ -54,52 +54,52 @@ def process(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["python", "c"])
-def test_a_process_answers_also_while_c_code_holds_the_interpreters_lock(process, tmp_path, way):
+def test_stacks_are_dumped_also_while_c_code_holds_the_gil(process, tmp_path, way):
     child = process(f"outer(2, '{way}')")
-    first, second, *_ = stacks.ask(tmp_path / "logs", 2, child.pid).splitlines()
+    first, second, *_ = stacks.request(tmp_path / "logs", 2, child.pid).splitlines()
     assert first.endswith("in inner")
     assert second.endswith("in outer")
     assert stacks.stack_file(tmp_path / "logs", 2).read_text().count("hread 0x") >= 4 + 1, "not all threads"
 
 
-def test_the_innermost_calls_of_a_deep_stack_are_told(process, tmp_path):
+def test_the_innermost_calls_of_a_deep_stack_are_returned(process, tmp_path):
     child = process("outer(50, 'python')")
-    calls = stacks.ask(tmp_path / "logs", 2, child.pid).splitlines()
+    calls = stacks.request(tmp_path / "logs", 2, child.pid).splitlines()
     assert len(calls) == 13
     assert calls[0].endswith("in inner")
     assert calls[-1] == "... and 41 more"
 
 
-def test_a_second_question_gets_an_answer_of_its_own(process, tmp_path):
+def test_a_second_request_gets_its_own_dump(process, tmp_path):
     child = process("outer(0, 'python')")
-    assert stacks.ask(tmp_path / "logs", 2, child.pid) == stacks.ask(tmp_path / "logs", 2, child.pid) != ""
+    assert stacks.request(tmp_path / "logs", 2, child.pid) == stacks.request(tmp_path / "logs", 2, child.pid) != ""
 
 
-def test_a_stopped_process_does_not_answer_and_goes_on_unharmed(process, tmp_path):
+def test_a_stopped_process_gives_no_stack_and_continues_unharmed(process, tmp_path):
     child = process("outer(0, 'python')")
     child.send_signal(signal.SIGSTOP)
     time.sleep(0.1)
-    assert stacks.ask(tmp_path / "logs", 2, child.pid) == ""
+    assert stacks.request(tmp_path / "logs", 2, child.pid) == ""
     child.send_signal(signal.SIGCONT)
     time.sleep(0.3)
     assert child.poll() is None
 
 
-def test_nobody_is_signalled_that_did_not_promise_to_answer(process, tmp_path):
+def test_a_process_without_the_handler_is_not_signalled(process, tmp_path):
     child = process("pass", after="time.sleep(30)")  # it answers no longer
     logs = tmp_path / "logs"
     assert not list(logs.iterdir()), "a file without a stack was left"
-    assert stacks.ask(logs, 2, child.pid) == ""
+    assert stacks.request(logs, 2, child.pid) == ""
     os.kill(child.pid, stacks.SIGNAL)  # a question that comes too late
     time.sleep(0.2)
     assert child.poll() is None
 
 
-def test_what_an_earlier_process_of_the_rank_promised_does_not_count(tmp_path):
+def test_the_header_of_an_earlier_process_does_not_count(tmp_path):
     child = subprocess.Popen(["sleep", "30"])  # unhandled, the signal would end it
     try:
         stacks.stack_file(tmp_path, 2).write_text(f"process {os.getpid()}, rank 2, thread 0x0000000000000001\n")
-        assert stacks.ask(tmp_path, 2, child.pid) == ""
+        assert stacks.request(tmp_path, 2, child.pid) == ""
         time.sleep(0.2)
         assert child.poll() is None
     finally:
@@ -107,8 +107,8 @@ def test_what_an_earlier_process_of_the_rank_promised_does_not_count(tmp_path):
         child.wait()
 
 
-def test_what_was_asked_for_stays(process, tmp_path):
+def test_requested_dumps_stay_in_the_file(process, tmp_path):
     child = process("outer(0, 'c')", after="time.sleep(30)")  # the question ends the sleep in C
-    assert stacks.ask(tmp_path / "logs", 2, child.pid)
+    assert stacks.request(tmp_path / "logs", 2, child.pid)
     assert child.stdout.readline() == "ready\n"
     assert "in inner" in stacks.stack_file(tmp_path / "logs", 2).read_text()

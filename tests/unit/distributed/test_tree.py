@@ -21,7 +21,7 @@ def add(a: str, b: str) -> str:
 
 @settings(deadline=None)
 @given(ranks=st.integers(1, 16), more=st.integers(0, 20))
-def test_any_deal_of_the_shards_gives_the_same_expression(ranks, more):
+def test_any_distribution_of_shards_gives_the_same_expression(ranks, more):
     shards = ranks + more
     known = {}
     for rank in range(ranks):
@@ -37,7 +37,7 @@ def test_aligned_powers_of_two_send_one_node_per_rank():
     assert [owned_nodes(block(16, 4, rank), 16) for rank in range(4)] == [[(0, 4)], [(4, 8)], [(8, 12)], [(12, 16)]]
 
 
-def test_an_uneven_deal_sends_as_few_nodes_as_it_can():
+def test_uneven_blocks_send_as_few_nodes_as_possible():
     assert owned_nodes(range(2), 3) == [(0, 1), (1, 2)]
     assert owned_nodes(range(2, 3), 3) == [(2, 3)]
     assert owned_nodes(range(1, 8), 8) == [(1, 2), (2, 4), (4, 8)]

@@ -1,4 +1,4 @@
-"""Who is stuck, and what is said about it."""
+"""Stall detection, and its report."""
 
 import os
 import re
@@ -17,17 +17,17 @@ def rank(index, phase=ENV, seconds=0.0, updates=5, **more):
     return Observed(index, more.pop("state", "running"), phase, seconds, updates, **more)
 
 
-def test_the_longest_in_a_phase_of_its_own_is_stuck():
+def test_the_rank_longest_in_a_phase_is_stuck():
     ranks = [rank(0, WAIT, 50), rank(1, ENV, 42), rank(2, LEARN, 45), rank(3, ENV, 1)]
     assert stuck(ranks, 40, 300).rank == 2
     assert stuck(ranks, 60, 300) is None
 
 
-def test_who_waits_or_has_ended_is_not_stuck():
+def test_a_rank_that_waits_or_has_ended_is_not_stuck():
     assert stuck([rank(0, WAIT, 500), rank(1, ENV, 500, state="ended")], 1, 1) is None
 
 
-def test_who_sleeps_inside_a_collective_is_stuck():
+def test_a_rank_that_sleeps_in_a_collective_is_stuck():
     assert stuck([rank(0, WAIT, 50), rank(1, SYNC, 50)], 40, 300).rank == 1
 
 
@@ -38,8 +38,8 @@ def test_a_stopped_rank_is_stuck_whatever_it_was_doing(state):
     assert stuck([rank(0, WAIT, 60), rank(1, WAIT, 99, state=state, updates=0)], 40, 300) is None
 
 
-def test_who_has_entered_fewer_collectives_keeps_the_others_waiting():
-    """On a GPU the rank that is ahead waits for its device in a phase of its own."""
+def test_the_rank_with_the_fewest_collectives_is_stuck():
+    """On a GPU the rank that is ahead waits for its device, which does not count as waiting for others."""
     ahead = rank(0, LEARN, 50, entered=8)
     assert stuck([ahead, rank(1, ENV, 45, entered=7)], 40, 300).rank == 1
     assert stuck([ahead, rank(1, ENV, 3, entered=7)], 40, 300).rank == 1
@@ -47,7 +47,7 @@ def test_who_has_entered_fewer_collectives_keeps_the_others_waiting():
     assert stuck([ahead, rank(1, ENV, 3, entered=7, state="ended")], 40, 300).rank == 0
 
 
-def test_before_the_first_update_the_longer_bound_holds():
+def test_before_the_first_update_the_startup_timeout_applies():
     slow = [rank(0, OTHER, 100, updates=0)]
     resumed = [rank(0, OTHER, 100, updates=7, behind=7)]
     assert stuck(resumed, 40, 300) is None
@@ -84,7 +84,7 @@ def test_the_report_names_the_collective_that_a_rank_sleeps_in():
     )
 
 
-def test_the_report_says_how_a_stopped_rank_goes_on():
+def test_the_report_says_how_to_continue_a_stopped_rank():
     stopped = rank(1, WAIT, 7, 11, tag="average_gradients", state="stopped", pid=4711)
     assert report(stopped, [stopped, rank(0, WAIT, 7, 11, tag="average_gradients")]) == (
         "rank 1 is stopped (SIGSTOP) in average_gradients, update 12, for 7 s; continue it with `kill -CONT 4711`; "
@@ -107,7 +107,7 @@ def test_a_row_is_read_as_it_was_written():
     assert observed(1, timers.row, alive=False, tag="").state == "ended"
 
 
-def test_a_stopped_process_is_told_from_a_running_one():
+def test_a_stopped_process_is_recognized():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         assert process_state(child.pid) == "running"
@@ -137,7 +137,7 @@ tag = ""
 def stuck_here():
     time.sleep(20)
 
-with stacks.answering(logs, 0):
+with stacks.dumps_on_request(logs, 0):
     watch = Watch(lambda: [observed(0, timers.row, alive=True, tag=tag)], lambda culprit, text: print(text),
                   lambda: signalled, timeout_s={timeout_s}, startup_timeout_s=60, logs=logs if {logs} else None)
     timers.enter(ENV)
@@ -167,14 +167,14 @@ def watched(start):
     return run
 
 
-def test_a_stuck_process_reports_and_leaves_with_1(watched, tmp_path):
+def test_a_stuck_process_reports_and_exits_with_1(watched, tmp_path):
     code, out, err = watched("stuck_here()")
     assert (code, err) == (1, "")
     assert re.fullmatch(r"rank 0 has been in env.step, update 2 for \d s\n", out)
     assert not (tmp_path / "logs" / "stall.txt").exists()
 
 
-def test_the_report_carries_the_stack_and_stays_in_the_run_directory(watched, tmp_path):
+def test_the_report_has_the_stack_and_stays_in_the_run_directory(watched, tmp_path):
     logs = tmp_path / "logs"
     for earlier in range(2):  # a second start of the run adds its own
         code, out, err = watched("stuck_here()", logs=True)
@@ -185,17 +185,17 @@ def test_the_report_carries_the_stack_and_stays_in_the_run_directory(watched, tm
         assert re.fullmatch(r'    File "<string>", line \d+ in stuck_here', third)
         assert (logs / "stall.txt").read_text().count(" rank 0 has been in env.step") == earlier + 1
         assert (logs / "stall.txt").read_text().endswith(out)
-        assert (logs / "rank_0.stack").read_text().count("in _look") == earlier + 1, "only one thread was written"
+        assert (logs / "rank_0.stack").read_text().count("in _monitor") == earlier + 1, "only one thread was written"
 
 
-def test_a_report_is_told_where_nothing_can_be_written(watched, tmp_path):
+def test_a_report_is_printed_where_the_directory_cannot_be_written(watched, tmp_path):
     (tmp_path / "logs").write_text("not a directory")
     code, out, err = watched("stuck_here()", logs=True)
     assert (code, err) == (1, "")
     assert out.splitlines()[1] == "  its Python stack could not be read within 1 s"
 
 
-def test_a_process_that_goes_on_is_left_alone(watched, tmp_path):
+def test_a_process_that_makes_progress_is_not_stopped(watched, tmp_path):
     assert watched("for _ in range(20):\n    time.sleep(0.05)\n    timers.enter(ENV)", logs=True)[:2] == (0, "closed\n")
     assert not list((tmp_path / "logs").iterdir()), "files without a word in them"
 
@@ -210,13 +210,13 @@ def test_time_in_which_the_whole_job_was_stopped_does_not_count(start):
         assert process.communicate(timeout=30) == ("on\nclosed\n", "")
 
 
-def test_a_signal_that_is_not_heeded_ends_the_process(watched):
+def test_a_signal_that_is_not_handled_ends_the_process(watched):
     assert watched("time.sleep(20)", timeout_s=60, signalled="(time.monotonic() - 100, 2)") == (130, "", "")
 
 
 @pytest.mark.parametrize("phase", ["CHECKPOINT", "WAIT"])
 def test_a_signalled_process_may_finish_its_checkpoint(watched, phase):
-    """Its own, or the one that it waits for; and what comes after gets its time."""
+    """Its own, or one that it waits for; the time after that counts anew."""
     body = f"tag = 'checkpoint'\ntimers.enter({phase})\ntime.sleep(1)\ntag = ''\ntimers.enter(ENV)\ntime.sleep(1)"
     late = "(time.monotonic() - 100, 15)"
     # The signal is old when the watch begins: the phase is entered before it looks for the first time.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lockstep import World
-from lockstep.distributed.agreement import mismatch
+from lockstep.distributed.agreement import mismatch_error
 from lockstep.errors import ConfigError, PeerError
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
@@ -124,23 +124,23 @@ def versions(*ranks):
 
 def test_a_mismatch_names_those_who_differ_from_most():
     a, b, c = ({"w": ("float32 [3]", digest), "z": ("float32 []", "0")} for digest in "abc")
-    error = mismatch(versions(a, b, a, a, c))
+    error = mismatch_error(versions(a, b, a, a, c))
     assert (error.ranks, error.tensors) == ([1, 4], ["w"])
     assert str(error).startswith("ranks 1 and 4 differ from the other ranks in w; something changed it")
-    error = mismatch(versions(a, b, c))
+    error = mismatch_error(versions(a, b, c))
     assert (error.ranks, str(error).partition(";")[0]) == ([0, 1, 2], "ranks 0, 1 and 2 hold different w")
 
 
 def test_all_tensors_that_differ_count_for_who_is_odd():
     a = {"w": ("float32 [3]", "a"), "z": ("float32 []", "a")}
-    error = mismatch(versions(a, a | {"z": ("float32 []", "b")}, a | {"w": ("float32 [3]", "b")}, a))
+    error = mismatch_error(versions(a, a | {"z": ("float32 []", "b")}, a | {"w": ("float32 [3]", "b")}, a))
     assert (error.ranks, error.tensors) == ([1, 2], ["w", "z"])
     assert str(error).startswith("ranks 1 and 2 differ from the other ranks in w and 1 more;")
 
 
 def test_a_mismatch_of_checksums_alone_does_not_pass():
     same = {"w": ("float32 [3]", "a")}
-    error = mismatch(versions(same, same))
+    error = mismatch_error(versions(same, same))
     assert (error.ranks, error.tensors) == ([0, 1], [])
     assert "suspect the hardware" in str(error)
 

@@ -1,13 +1,13 @@
-"""CPU ranks of one or several hosts: shared memory within a host, one message between every two hosts.
+"""Collectives of CPU ranks: shared memory within a host, one message between every two hosts.
 
-Within a host every rank writes the sums it can take alone; its first rank finishes the subtrees of the host's block of
-shards, sends these to the first ranks of the other hosts and writes theirs into the host's memory. All finish the same
-tree: the bits are those of one host. A rank whose memory the others of its host cannot open is a host of its own here.
+Within a host every rank writes the sums over its own subtrees; the first rank finishes the subtrees of the host's block
+of shards, sends these to the first ranks of the other hosts and writes theirs into the host's memory. All finish the
+same tree: the bits are those of one host. A rank whose memory the others of its host cannot open counts as a host.
 
-Up to a few hosts, and for anything small, every host sends all it has to every other: one way through the network and
-no more. A large buffer among three or more hosts goes in slices instead: each host sums one slice for all, along the
-same tree, and sends the result around. That takes two ways, but moves 2 buffers per host instead of one per other host.
-Ranks of a single host share the work on a large buffer likewise: each sums one slice, and all read the result.
+Between few hosts, and for small buffers, every host sends its sums to every other: half a round trip. A large buffer
+among three or more hosts is reduced in slices (reduce-scatter, then all-gather): each host sums one slice along the
+same tree, and sends the result to all. That takes a whole round trip, but moves 2 buffers per host instead of one per
+other host. Ranks of a single host share the work on a large buffer likewise: each sums one slice, and all read it.
 """
 
 from collections import Counter
@@ -27,9 +27,9 @@ from lockstep.world import World, block
 
 Add = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _LARGE = 1 << 22
-"""Bytes saved from which on a slice each, and meeting once more, takes ranks of one host less than a sum each."""
+"""Bytes saved from which on summing in slices, with one more barrier, is faster for the ranks of one host."""
 _PIECE = 1 << 18
-"""Numbers that are summed at a time: what lies between two additions stays in the cache."""
+"""Numbers summed at a time, so that intermediate sums stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,15 @@ class Host:
 
 
 class Hosts:
-    """The collectives of arrays, as far as they are exact: a sum in tree order, and bytes that only move.
+    """The exact collectives of arrays: sums in tree order, gather and broadcast.
 
     Args:
         world: who takes part.
         hosts: all of them, in rank order.
         slots: the memory of this host; None where it has one rank.
         links: to the other hosts, on the first rank of a host, if there are others.
-        timers: told while this rank waits.
-        num_messages: sent by tag; each collective here is one.
+        timers: record while this rank waits.
+        num_messages: by tag; each collective counts as one.
     """
 
     def __init__(
@@ -65,7 +65,11 @@ class Hosts:
         timers: Timers,
         num_messages: Counter[str],
     ) -> None:
-        self._world, self._hosts, self._slots, self._links, self._timers = world, hosts, slots, links, timers
+        self._world = world
+        self._hosts = hosts
+        self._slots = slots
+        self._links = links
+        self._timers = timers
         self._num_messages = num_messages
         self._mine = next(number for number, host in enumerate(hosts) if world.rank in host.ranks)
         self._own_nodes = owned_nodes(world.shards, world.num_shards)
@@ -75,7 +79,7 @@ class Hosts:
         shards = [range(world.shards_of(h.ranks[0]).start, world.shards_of(h.ranks[-1]).stop) for h in hosts]
         self._far = [owned_nodes(held, world.num_shards) for held in shards]
         self._bounds = _bounds([len(nodes) for nodes in self._far])
-        self._told = False
+        self._announced = False
 
     @property
     def several(self) -> bool:
@@ -83,21 +87,21 @@ class Hosts:
         return len(self._hosts) > 1
 
     def shared_by(self, size: int) -> tuple[Slots, Sequence[Node], Sequence[Node]] | None:
-        """The memory, the nodes that have a row in it, and this rank's, for a sum of `size` bytes.
+        """The memory, the tree nodes that have a row in it, and those of this rank, for a sum of `size` bytes.
 
-        None where `exchange` does more than writing, meeting, and each rank's adding by itself.
+        None unless `exchange` only writes, waits for all ranks, and lets each add by itself.
         """
-        if self.several or self._slots is None or not self._each_sums(size):
+        if self.several or self._slots is None or not self._sums_on_every_rank(size):
             return None
         return self._slots, self._near, self._own_nodes
 
-    def _each_sums(self, size: int) -> bool:
+    def _sums_on_every_rank(self, size: int) -> bool:
         return (len(self._near) - 1) * size < _LARGE
 
     def exchange(self, parts: Sequence[np.ndarray], tag: str, add: Add) -> Mapping[Node, np.ndarray]:
-        """From this rank's part at each of its nodes, parts at nodes that make up the tree, the same on all ranks.
+        """From this rank's sum at each of its tree nodes, sums at nodes that make up the tree, equal on all ranks.
 
-        The arrays may be shared memory: read them before the next exchange.
+        The arrays may be in shared memory: read them before the next exchange.
         """
         length, kind = parts[0].size, parts[0].dtype
         size, root = length * kind.itemsize, (0, self._world.num_shards)
@@ -106,25 +110,25 @@ class Hosts:
         near_values = dict(zip(self._near, table, strict=False))
         for node, part in zip(self._own_nodes, parts, strict=True):
             np.copyto(near_values[node], part)
-        self._meet(tag, size)
+        self._wait_for_local_ranks(tag, size)
         if not self.several:
-            if self._each_sums(size):
+            if self._sums_on_every_rank(size):
                 return near_values
             self._sum_slice(near_values, table[0], tag, add)
             return {root: table[0]}
         rows, total = table[near:-1], table[-1]
         slices = in_slices(len(self._hosts), size)
 
-        def fetch(links: Links) -> None:
+        def exchange_with_hosts(links: Links) -> None:
             start = self._bounds[self._mine]
             for row, node in enumerate(self._far[self._mine], start):
                 np.copyto(rows[row], tree_sum(near_values, node, add))
             if slices:
                 self._reduce_in_slices(links, rows, total, tag, add)
             else:
-                self._swap(links, rows, self._bounds, tag, size)
+                self._exchange_rows(links, rows, self._bounds, tag, size)
 
-        self._between(fetch, tag)
+        self._between_hosts(exchange_with_hosts, tag)
         if slices:
             return {root: total}
         return dict(zip((node for nodes in self._far for node in nodes), rows, strict=True))
@@ -140,66 +144,68 @@ class Hosts:
             piece = slice(start, min(start + _PIECE, own.stop))
             parts = {node: row[piece] for node, row in values.items()}
             np.copyto(total[piece], tree_sum(parts, (0, self._world.num_shards), add))
-        self._meet(tag, total.nbytes, messages=0)
+        self._wait_for_local_ranks(tag, total.nbytes, messages=0)
 
     def gather(self, flat: np.ndarray, tag: str) -> np.ndarray:
         """The arrays [n] of all ranks, [size, n]."""
         size = flat.nbytes
         table = self._table(self._world.size, flat.size, flat.dtype, tag)
         np.copyto(table[self._world.rank], flat)
-        self._meet(tag, size)
+        self._wait_for_local_ranks(tag, size)
         bounds = [host.ranks.start for host in self._hosts] + [self._world.size]
-        self._between(lambda links: self._swap(links, table, bounds, tag, size), tag)
+        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, size), tag)
         return table.copy()
 
     def broadcast(self, flat: np.ndarray, source: int, tag: str) -> None:
-        """Give every rank the array of rank `source`."""
+        """Broadcast the array of rank `source`, in place."""
         size = flat.nbytes
         table = self._table(1, flat.size, flat.dtype, tag)
         if self._world.rank == source:
             np.copyto(table[0], flat)
-        self._meet(tag, size)
-        bounds = [int(source < host.ranks.start) for host in self._hosts] + [1]  # one row: the source's host's
-        self._between(lambda links: self._swap(links, table, bounds, tag, size), tag)
+        self._wait_for_local_ranks(tag, size)
+        bounds = [int(source < host.ranks.start) for host in self._hosts] + [1]  # one row, sent by the host of `source`
+        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, size), tag)
         np.copyto(flat, table[0])
 
     def close(self, error: BaseException | None) -> None:
-        """Hang up; the other hosts are told of an error."""
+        """Close the connections, after sending an error to the other hosts."""
         if self._links is not None:
             if error is not None:
-                self._fail(f"rank {self._world.rank} on {self._hosts[self._mine]} failed: {_line(error)}")
+                self._announce_to_all(
+                    f"rank {self._world.rank} on {self._hosts[self._mine]} failed: {_one_line(error)}"
+                )
             self._links.close()
 
-    def tell(self, words: str) -> None:
-        """Tell the other hosts, once, why this rank leaves; if it is the first here. From any thread."""
-        if self._links is not None and not self._told:
-            self._told = True
-            self._links.fail(words)
+    def announce_failure(self, reason: str) -> None:
+        """Send the other hosts, once, why this rank exits, if it is the first of its host. From any thread."""
+        if self._links is not None and not self._announced:
+            self._announced = True
+            self._links.send_failure(reason)
 
-    def _fail(self, words: str) -> None:
-        """Tell the other ranks of this host too."""
-        if self._links is not None and self._slots is not None and not self._told:
-            self._slots.fail(words)
-        self.tell(words)
+    def _announce_to_all(self, reason: str) -> None:
+        """Announce a failure to the other ranks of this host, too."""
+        if self._links is not None and self._slots is not None and not self._announced:
+            self._slots.announce_failure(reason)
+        self.announce_failure(reason)
 
     def _table(self, rows: int, length: int, kind: np.dtype[Any], tag: str) -> np.ndarray:
         if self._slots is None:
             return np.empty((rows, length), kind)
         return self._slots.table(rows, length, kind, tag)
 
-    def _meet(self, tag: str, size: int, messages: int = 1) -> None:
-        """All ranks of this host have written their part, of the next message or of the same again."""
+    def _wait_for_local_ranks(self, tag: str, size: int, messages: int = 1) -> None:
+        """Wait until all ranks of this host have written their part."""
         self._num_messages[tag] += messages
         if self._slots is None:
             return
         try:
-            self._slots.meet(tag, size)
+            self._slots.wait_for_all(tag, size)
         except RunError as error:
-            self._fail(str(error))
+            self._announce_to_all(str(error))
             raise
 
-    def _between(self, fetch: Callable[[Links], None], tag: str) -> None:
-        """What the first rank of each host does with the others', and the other ranks wait for."""
+    def _between_hosts(self, exchange: Callable[[Links], None], tag: str) -> None:
+        """Have the first rank of this host exchange with other hosts while the other ranks wait."""
         if not self.several:
             return
         if self._links is None:
@@ -207,30 +213,30 @@ class Hosts:
                 self._slots.wait_for_first(tag)
             return
         try:
-            fetch(self._links)
+            exchange(self._links)
         except RunError as error:
-            self._fail(str(error))
+            self._announce_to_all(str(error))
             raise
         if self._slots is not None:
-            self._slots.pass_on()
+            self._slots.publish_from_hosts()
 
-    def _swap(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, size: int) -> None:
+    def _exchange_rows(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, size: int) -> None:
         """Send the rows of this host to all others and receive theirs."""
         ranges = dict(enumerate(pairwise(bounds)))
         low, high = ranges.pop(self._mine)
         mine = _bytes(rows[low:high])
         theirs = {host: _bytes(rows[first:last]) for host, (first, last) in ranges.items()}
-        self._trade(links, dict.fromkeys(ranges, mine), theirs, tag, size)
+        self._exchange(links, dict.fromkeys(ranges, mine), theirs, tag, size)
 
     def _reduce_in_slices(self, links: Links, rows: np.ndarray, total: np.ndarray, tag: str, add: Add) -> None:
-        """Sum columns [low, high) of all hosts here, send the sum to all, and receive the sums of the other columns."""
+        """Sum one slice of columns of all hosts here, send the sum to all, and receive the sums of the other slices."""
         columns = [block(len(total), len(self._hosts), host) for host in range(len(self._hosts))]
         ranges = list(pairwise(self._bounds))
         own, (first, last) = columns[self._mine], ranges[self._mine]
         others = [host for host in range(len(self._hosts)) if host != self._mine]
         size = total.nbytes
         values = np.ascontiguousarray(rows[:, own.start : own.stop])
-        self._trade(
+        self._exchange(
             links,
             {
                 host: _bytes(np.ascontiguousarray(rows[first:last, columns[host].start : columns[host].stop]))
@@ -245,9 +251,9 @@ class Hosts:
         total[own.start : own.stop] = summed
         mine = _bytes(summed)
         theirs = {host: _bytes(total[columns[host].start : columns[host].stop]) for host in others}
-        self._trade(links, dict.fromkeys(others, mine), theirs, tag, size)
+        self._exchange(links, dict.fromkeys(others, mine), theirs, tag, size)
 
-    def _trade(
+    def _exchange(
         self,
         links: Links,
         outgoing: Mapping[int, memoryview],
@@ -256,12 +262,12 @@ class Hosts:
         size: int,
     ) -> None:
         previous = self._timers.enter(WAIT)
-        links.swap(outgoing, incoming, tag, size, self._look)
+        links.exchange(outgoing, incoming, tag, size, self._check_local_ranks)
         self._timers.enter(previous)
 
-    def _look(self) -> None:
+    def _check_local_ranks(self) -> None:
         if self._slots is not None:
-            self._slots.look(self._slots.index)
+            self._slots.check(self._slots.index)
 
 
 def _bounds(counts: Sequence[int]) -> list[int]:
@@ -272,5 +278,5 @@ def _bytes(array: np.ndarray) -> memoryview:
     return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
 
 
-def _line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

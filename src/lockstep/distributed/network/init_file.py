@@ -1,9 +1,8 @@
-"""A shared file that says where a run is met: `--init-file`.
+"""`--init-file`: a shared file in which rank 0, or the main node, publishes its address.
 
-Whoever hosts the meeting writes its addresses there and the others poll. The file may lie on NFS: it is written beside
-and renamed, never appended to or locked, and a reader opens it anew each time, because a file system of that kind shows
-changes at the latest to those who open it after they were closed. What a reader finds may be torn, empty or of a run
-that is long gone, so no place is believed before somebody there has answered with its nonce.
+The others poll the file. It may be on NFS, which guarantees only that a file opened after it was closed elsewhere shows
+the change. So it is written under another name and renamed, never appended to or locked, and opened for each read. A
+reader may find it torn, empty or stale, so an address is used only after its server has replied with the file's nonce.
 """
 
 import contextlib
@@ -21,21 +20,21 @@ from lockstep.distributed.network.interfaces import endpoint
 from lockstep.errors import ConfigError
 
 _FORMAT = 1
-_BEGINNING = '{"lockstep_init_file": '  # tells a torn file of ours from somebody's file that was named by mistake
+_BEGINNING = '{"lockstep_init_file": '  # a torn file of ours begins so; a file named by mistake does not
 _MAX_BYTES = 1 << 16
 _POLL_S = 0.1
-_NO_DIRECTORY_S = 20.0  # a directory just made elsewhere may show late on NFS; one mistyped never does
+_NO_DIRECTORY_S = 20.0  # a new directory may appear late on NFS; later it is a typing mistake
 _NOT_THERE = (errno.ENOENT, errno.ESTALE)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedEndpoint:
-    """Where a run is met."""
+    """Where a run's server listens."""
 
     addresses: tuple[str, ...]
     port: int
     nonce: str
-    """Names the start that wrote it: the server there answers with it."""
+    """Identifies the start that wrote the file; its server replies with it."""
     host: str = ""
     pid: int = 0
     started: float = 0.0
@@ -50,41 +49,41 @@ class PublishedEndpoint:
 def publish(
     path: Path, addresses: Sequence[str], port: int, nonce: str, *, alive: Callable[[PublishedEndpoint], bool]
 ) -> PublishedEndpoint:
-    """Write where this run is met; whatever listens there must be listening already.
+    """Write the address of this run's server, which must be listening already.
 
     Args:
-        path: the file; an empty one, one of a run that is gone, and none are all fine.
+        path: the file; it may be missing, empty or stale.
         addresses: numeric ones, at which others reach this machine.
         port: the port there.
-        nonce: names this start.
-        alive: whether the run of a place answers there. If that of the file does, it is a `ConfigError`.
+        nonce: identifies this start.
+        alive: whether the server of an endpoint answers. If that of the file does, a `ConfigError` is raised.
     """
-    place = PublishedEndpoint(tuple(addresses), port, nonce, socket.gethostname(), os.getpid(), time.time())
-    keep(path, place, alive=alive)
-    keep(path, place, alive=alive)  # two starts that saw the same stale file: the one that wrote first sees the other
-    return place
+    published = PublishedEndpoint(tuple(addresses), port, nonce, socket.gethostname(), os.getpid(), time.time())
+    keep(path, published, alive=alive)
+    keep(path, published, alive=alive)  # of two starts that saw the same stale file, the first to write sees the other
+    return published
 
 
-def keep(path: Path, place: PublishedEndpoint, *, alive: Callable[[PublishedEndpoint], bool]) -> None:
-    """Make sure that the file tells `place`; another run that lives there is a `ConfigError`. Call it while waiting."""
+def keep(path: Path, published: PublishedEndpoint, *, alive: Callable[[PublishedEndpoint], bool]) -> None:
+    """Make sure that the file still has `published`; call it while waiting. Raises ConfigError for another live run."""
     found = read(path)
-    if found is not None and found.nonce == place.nonce:
+    if found is not None and found.nonce == published.nonce:
         return
     if found is not None and alive(found):
         raise ConfigError(
             f"--init-file {path} belongs to another run, met at {found}; name another file, or end that run first"
         )
-    _write(path, place)
+    _write(path, published)
 
 
 def read(path: Path) -> PublishedEndpoint | None:
-    """What the file says now; None where it does not exist, is empty or is not whole. Never waits.
+    """Read the file; None if it does not exist, is empty or torn. Never waits.
 
     Raises:
-        ConfigError: it cannot be read, or is not a file of ours.
+        ConfigError: it cannot be read, or was not written by Lockstep.
     """
     try:
-        # Listing the directory makes an NFS client ask the server again for a name that was not there before.
+        # Listing the directory makes an NFS client look up again a name that was missing before.
         with os.scandir(path.absolute().parent) as names:
             next(names, None)
         with open(path, "rb") as file:
@@ -120,25 +119,27 @@ def find(
     waiting: Callable[[str], None] = lambda _: None,
     writer: str = "rank 0",
 ) -> PublishedEndpoint:
-    """Wait for a place at which a run is met.
+    """Wait for the address of a live server.
 
     Args:
         path: the file.
         deadline: `time.monotonic()` at which to give up with a `ConfigError`.
-        refused: nonces of places that are known to be another run's.
-        alive: whether the run of a place answers there; one that does not is looked at again.
-        waiting: called ten times a second with what is waited for; may raise.
+        refused: nonces of other runs.
+        alive: whether the server of an endpoint answers; if not, the file is polled further.
+        waiting: called ten times a second with what is awaited; may raise.
         writer: who writes the file; for messages.
     """
-    began, place = time.monotonic(), None
+    began = time.monotonic()
     while True:
-        place = read(path)
-        if place is not None and place.nonce not in refused and alive(place):
-            return place
+        found = read(path)
+        if found is not None and found.nonce not in refused and alive(found):
+            return found
         now, folder = time.monotonic(), path.absolute().parent
         if now >= min(deadline, began + _NO_DIRECTORY_S) and not folder.is_dir():
             raise ConfigError(f"--init-file {path}: directory {folder} does not exist on host {socket.gethostname()}")
-        awaited = f"{writer} to write {path}" + _why_not(place)
+        awaited = f"{writer} to write {path}"
+        if found is not None:
+            awaited += f" (it holds the address of a run that is gone or cannot be reached from here: {found})"
         if now >= deadline:
             raise ConfigError(
                 f"--init-file {path}: gave up after waiting {now - began:.0f} s for {awaited}; check that {writer} "
@@ -149,28 +150,22 @@ def find(
 
 
 def withdraw(path: Path, nonce: str) -> None:
-    """Remove the file if it still is of this start."""
+    """Remove the file if this start wrote it."""
     with contextlib.suppress(OSError, ConfigError):
         found = read(path)
         if found is not None and found.nonce == nonce:
             path.unlink()
 
 
-def _why_not(place: PublishedEndpoint | None) -> str:
-    if place is None:
-        return ""
-    return f" (it holds the address of a run that is gone or cannot be reached from here: {place})"
-
-
-def _write(path: Path, place: PublishedEndpoint) -> None:
-    beside = path.with_name(f".{path.name}.{place.nonce}")
-    text = json.dumps({"lockstep_init_file": _FORMAT, **asdict(place)}) + "\n"
+def _write(path: Path, published: PublishedEndpoint) -> None:
+    temporary = path.with_name(f".{path.name}.{published.nonce}")
+    text = json.dumps({"lockstep_init_file": _FORMAT, **asdict(published)}) + "\n"
     try:
-        with open(beside, "x") as file:
+        with open(temporary, "x") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
         folder = os.open(path.absolute().parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -178,6 +173,6 @@ def _write(path: Path, place: PublishedEndpoint) -> None:
             os.close(folder)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         hint = "; make its directory first" if error.errno == errno.ENOENT else ""
         raise ConfigError(f"--init-file {path} cannot be written: {error.strerror}{hint}") from None

@@ -11,7 +11,7 @@ import psutil
 
 from lockstep.errors import ConfigError
 
-_MANY = 512  # pending connections: all nodes of a large job connect at once
+_BACKLOG = 512  # pending connections: all nodes of a large job connect at once
 
 
 def addresses() -> dict[str, list[str]]:
@@ -40,7 +40,7 @@ def _is_usable(address: str) -> bool:
 
 
 def is_local(address: str) -> bool:
-    """Whether this machine has the address: whether it can be bound."""
+    """Whether this machine has the address, that is, can bind it."""
     try:
         with socket.socket(family_of(address), socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
@@ -104,7 +104,7 @@ def listening_socket(address: str, port: int, setting: str = "--rdzv-endpoint") 
         if address == "::":
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((address, port))
-        listener.listen(_MANY)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(_cannot_listen(address, port, setting, error)) from error

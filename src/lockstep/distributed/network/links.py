@@ -1,9 +1,9 @@
-"""Messages between hosts: a TCP connection from each host's first rank to each other's.
+"""Messages between hosts: a TCP connection between the first ranks of every two hosts.
 
-All send at once, then all receive: one message costs one way through the network, half a round trip. (gloo's
-point-to-point messages need a whole one, since they are sent only when the receiver has said that it waits, and a size
-that differs aborts the process there.) Each message begins with what its sender is doing, so that hosts in different
-collectives, and the reason why a host leaves, are told at once. Nothing is unpickled: a message is a header and bytes.
+All send at once, then all receive: a message takes half a round trip. (gloo's point-to-point messages take a whole one,
+since they are sent only after the receiver has announced that it waits, and a different size aborts the process there.)
+Each message begins with a header that names the sender's collective, so that hosts in different collectives, and the
+reason why a host exits, are reported at once. Nothing is unpickled: a message is a header and bytes.
 """
 
 import contextlib
@@ -19,37 +19,37 @@ from lockstep.errors import PeerError, RunError
 
 _HEADER = struct.Struct("<qq")
 _HEADER_SIZE = 512
-_SUM, _LAST_WORDS = 1, 2
-_LOOK_S = 0.1
-_LONGEST_LOOK_S = 2.0  # time in which this process itself was stopped (a suspended job) says nothing about others
+_DATA, _FAILURE = 1, 2
+_POLL_S = 0.1
+_MAX_POLL_S = 2.0  # a longer gap means that this process itself was stopped: it does not count as waiting
 
 
 def in_slices(num_hosts: int, num_bytes: int) -> bool:
-    """Whether a buffer of so many bytes is summed in slices among so many hosts: less to send, one way more.
+    """Whether hosts sum a buffer in slices: each sends fewer bytes, but twice.
 
-    Worth it from 256 KB saved on: 0.2 ms at 10 Gb/s and 2 ms at 1 Gb/s, about what a way takes in such networks.
+    Worth it from 256 KB saved on: 0.2 ms at 10 Gb/s and 2 ms at 1 Gb/s, about the latency of such networks.
     """
     return (num_hosts - 1) * num_bytes * (num_hosts - 2) // num_hosts > 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the first rank of a host can be reached, and by whom."""
+    """Address and key of the first rank of a host."""
 
     name: str
-    """Of the host with its ranks, for messages."""
+    """The host and its ranks, for messages."""
     rank: int
     address: str
     port: int
     key: bytes
-    """What whoever connects has to know."""
+    """Proves that both sides of a connection are of this run."""
 
 
 @dataclass(slots=True)
 class Link:
-    """The connection to one other host, and what is on its way."""
+    """The connection to one other host, and the message in progress."""
 
-    place: Endpoint
+    endpoint: Endpoint
     socket: socket.socket
     header: bytearray = field(default_factory=lambda: bytearray(_HEADER_SIZE))
     out: list[memoryview] = field(default_factory=list[memoryview])
@@ -57,13 +57,13 @@ class Link:
     checked: bool = False
 
     def start(self, header: bytes, body: memoryview, into: memoryview) -> None:
-        """Begin to send a message and to expect one."""
+        """Begin to send a message and to receive one."""
         self.out = [part for part in (memoryview(header), body) if len(part)]
         self.into = [part for part in (memoryview(self.header), into) if len(part)]
         self.checked = False
 
     def send(self) -> None:
-        """As much as goes without waiting. A connection that broke is seen when receiving: there may be last words."""
+        """Send what goes without waiting. `receive` reports a broken connection, after its last message."""
         try:
             while self.out:
                 _advance(self.out, self.socket.sendmsg(self.out))
@@ -73,7 +73,7 @@ class Link:
             self.out.clear()
 
     def receive(self) -> None:
-        """As much as is there; raises OSError when the other side is gone."""
+        """Receive as much as has arrived. Raises OSError if the other side has closed the connection."""
         try:
             while self.into:
                 count = self.socket.recvmsg_into(self.into)[0]
@@ -87,12 +87,12 @@ class Link:
 
     @property
     def has_header(self) -> bool:
-        """Whether what the other side is doing has arrived."""
+        """Whether the other side's header has arrived."""
         return not self.into or self.into[0].obj is not self.header
 
     @property
     def events(self) -> int:
-        """What `select.poll` is to wait for; 0 once all is sent and received."""
+        """The events for `select.poll`; 0 once all is sent and received."""
         return (select.POLLOUT if self.out else 0) | (select.POLLIN if self.into else 0)
 
 
@@ -100,17 +100,19 @@ class Links:
     """The connections of one host to all others, opened by `lockstep.distributed.network.dial`.
 
     Args:
-        rank: this host's first rank, which calls.
+        rank: this host's first rank, which uses them.
         links: by host.
-        timeout_s: named in messages.
-        patience_s: how much later than that a message is given up.
+        timeout_s: bound on a message; named in errors.
+        margin_s: how much later than that a message is given up.
     """
 
-    def __init__(self, rank: int, links: Mapping[int, Link], timeout_s: float, patience_s: float) -> None:
-        self._rank, self._links = rank, links
-        self._timeout_s, self._patience_s = timeout_s, patience_s
+    def __init__(self, rank: int, links: Mapping[int, Link], timeout_s: float, margin_s: float) -> None:
+        self._rank = rank
+        self._links = links
+        self._timeout_s = timeout_s
+        self._margin_s = margin_s
 
-    def swap(
+    def exchange(
         self,
         outgoing: Mapping[int, memoryview],
         incoming: Mapping[int, memoryview],
@@ -118,16 +120,16 @@ class Links:
         size: int,
         on_wait: Callable[[], None],
     ) -> None:
-        """Send bytes to every other host and receive every other host's, in one go; what is not given is empty.
+        """Send bytes to every other host and receive from each, at the same time; hosts that are left out get none.
 
         Args:
             outgoing: by host.
             incoming: by host; written in place.
-            tag: which collective this is; others must be in the same, with the same `size`.
+            tag: the collective; the other hosts must be in the same, with the same `size`.
             size: bytes of one row.
-            on_wait: asked now and then while waiting; may raise.
+            on_wait: called ten times a second while waiting; may raise.
         """
-        header, nothing = _packed(_SUM, size, tag), memoryview(b"")
+        header, nothing = _packed(_DATA, size, tag), memoryview(b"")
         poller = select.poll()
         pending: dict[int, Link] = {}
         for host, link in self._links.items():
@@ -135,9 +137,9 @@ class Links:
             link.send()
             pending[link.socket.fileno()] = link
             poller.register(link.socket, link.events)
-        waited_s, looked_at = 0.0, time.monotonic()
+        waited_s, polled_at = 0.0, time.monotonic()
         while pending:
-            for descriptor, _ in poller.poll(1000 * _LOOK_S):
+            for descriptor, _ in poller.poll(1000 * _POLL_S):
                 link = pending[descriptor]
                 link.send()
                 self._receive(link, tag, size)
@@ -147,23 +149,23 @@ class Links:
                     poller.unregister(link.socket)
                     del pending[descriptor]
             now = time.monotonic()
-            if now - looked_at > _LOOK_S:
-                waited_s += min(now - looked_at, _LONGEST_LOOK_S)
-                looked_at = now
+            if now - polled_at > _POLL_S:
+                waited_s += min(now - polled_at, _MAX_POLL_S)
+                polled_at = now
                 on_wait()
-            if pending and waited_s > self._timeout_s + self._patience_s:
-                silent = ", ".join(link.place.name for link in pending.values())
+            if pending and waited_s > self._timeout_s + self._margin_s:
+                silent = ", ".join(link.endpoint.name for link in pending.values())
                 raise PeerError(f"{silent} did not answer in {tag} within timeout_s={self._timeout_s:g}")
 
-    def fail(self, words: str) -> None:
-        """Tell the other hosts why this one leaves, as far as that goes without waiting; from any thread."""
+    def send_failure(self, reason: str) -> None:
+        """Send the other hosts the reason why this one exits, without waiting; from any thread."""
         for link in self._links.values():
-            if not link.out:  # not in the midst of a message
+            if not link.out:  # not in the middle of a message
                 with contextlib.suppress(OSError):
-                    link.socket.send(_packed(_LAST_WORDS, 0, words))
+                    link.socket.send(_packed(_FAILURE, 0, reason))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for link in self._links.values():
             link.socket.close()
 
@@ -175,26 +177,27 @@ class Links:
                 link.receive()
         except OSError as error:
             raise PeerError(
-                f"{link.place.name} left while rank {self._rank} waited in {tag}; its logs say why", link.place.rank
+                f"{link.endpoint.name} left while rank {self._rank} waited in {tag}; its logs say why",
+                link.endpoint.rank,
             ) from error
 
     def _check(self, link: Link, tag: str, size: int) -> None:
         kind, bytes_, text = _unpacked(link.header)
         link.checked = True
-        if kind == _LAST_WORDS:
+        if kind == _FAILURE:
             raise PeerError(text)
-        if (kind, bytes_, text) != (_SUM, size, _cut(tag).decode()):
+        if (kind, bytes_, text) != (_DATA, size, _truncated(tag).decode()):
             raise RunError(
-                different_collectives(self._rank, _cut(tag).decode(), size, [(link.place.rank, text, bytes_)])
+                different_collectives(self._rank, _truncated(tag).decode(), size, [(link.endpoint.rank, text, bytes_)])
             )
 
 
-def _cut(text: str) -> bytes:
+def _truncated(text: str) -> bytes:
     return text.encode("ascii", "replace")[: _HEADER_SIZE - _HEADER.size].rstrip()
 
 
 def _packed(kind: int, size: int, text: str) -> bytes:
-    return (_HEADER.pack(kind, size) + _cut(text)).ljust(_HEADER_SIZE)
+    return (_HEADER.pack(kind, size) + _truncated(text)).ljust(_HEADER_SIZE)
 
 
 def _unpacked(header: bytearray) -> tuple[int, int, str]:

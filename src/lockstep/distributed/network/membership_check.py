@@ -8,10 +8,11 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from lockstep.distributed.network.store import Store
+from lockstep.distributed.ranges import named_ranges
 from lockstep.errors import ConfigError, PeerError
 from lockstep.world import World
 
@@ -64,18 +65,6 @@ def check_membership(
         ) from error
 
 
-def ranges(ranks: Iterable[int]) -> str:
-    """Ranks in words: `ranks 2-3, 7`, `rank 4`."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1] = [parts[-1][0], rank]
-        else:
-            parts.append([rank])
-    text = ", ".join("-".join(map(str, part)) for part in parts)
-    return f"rank{'' if text.isdigit() else 's'} {text}"
-
-
 def _enter(store: Store, world: World) -> None:
     """Register this rank; write a contradiction to the store."""
     me: dict[str, Any] = {
@@ -120,7 +109,7 @@ def _wait(store: Store, world: World, deadline: float, timeout_s: float, meanwhi
             _refuse(store, str(error))
         if time.monotonic() > deadline:
             missing = [rank for rank in range(world.size) if not store.check([f"rank/{rank}"])]
-            late = f"{ranges(missing)} did not come within startup_timeout_s={timeout_s:g}"
+            late = f"{named_ranges(missing)} did not come within startup_timeout_s={timeout_s:g}"
             _refuse(store, f"could not meet all {world.size} ranks: {late}; see what became of them", code=1)
         time.sleep(pause)
         pause = min(0.05, pause * 1.5)  # a few ranks are complete at once; many must not flood the store

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable
 
 from lockstep.distributed.network.interfaces import is_local
-from lockstep.distributed.network.membership_check import CompleteError, check_membership, ranges
+from lockstep.distributed.network.membership_check import CompleteError, check_membership
 from lockstep.distributed.network.rank_store import RankStore, StoreBackend
 from lockstep.distributed.network.rank_zero import find, host, withdraw
 from lockstep.distributed.network.rendezvous_address import with_rendezvous_address
 from lockstep.distributed.network.routes import choose_interface, several_hosts
 from lockstep.distributed.network.store import Store
 from lockstep.distributed.network.torchrun import loopback_error, means_this_host
+from lockstep.distributed.ranges import named_ranges
 from lockstep.errors import PeerError
 from lockstep.world import World
 
@@ -80,7 +81,7 @@ def _wait_for_all(
         if world.rank == 0:
             opened.check_foreign_ranks(store)
             if checked_at > report_at:
-                missing = ranges(rank for rank in range(world.size) if not store.check([f"rank/{rank}"]))
+                missing = named_ranges(rank for rank in range(world.size) if not store.check([f"rank/{rank}"]))
                 print(f"waiting for {missing} of {world.size}", file=sys.stderr, flush=True)
                 report_at += 3 * _REPORT_AFTER_S
         if loopback and checked_at > began + _LOOPBACK_S and not _other_hosts_came(store, world):

@@ -1,4 +1,4 @@
-"""Which way messages between hosts go: the interface, set for gloo and NCCL unless the user has."""
+"""The network interface for messages between hosts, set for gloo and NCCL unless the user has set it."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ def several_hosts(world: World) -> bool:
 def choose_interface(address: str) -> None:
     """Make gloo and NCCL use the interface towards an address at which rank 0 is reached.
 
-    They would take the one that this machine's name resolves to, which on many machines is loopback.
+    By default they use the one that the host name resolves to, which on many machines is loopback.
     """
     if all(os.environ.get(variable) for variable in _VARIABLES):
         return

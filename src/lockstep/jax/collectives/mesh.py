@@ -159,7 +159,7 @@ class Spread:
 
 
 def _identity(array: np.ndarray) -> list[str]:
-    return [agreement.kind(str(array.dtype), array.shape), agreement.content(array.tobytes())]
+    return [agreement.dtype_and_shape(str(array.dtype), array.shape), agreement.content_digest(array.tobytes())]
 
 
 def read(tree: Tree) -> Tree:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from lockstep.distributed import messages, peers
-from lockstep.distributed.network.host_layout import settle
+from lockstep.distributed.network.host_layout import open_hosts
 from lockstep.distributed.network.hosts import Hosts
 from lockstep.distributed.network.interfaces import endpoint, listening_socket, towards
 from lockstep.distributed.network.rank_store import LockstepStoreBackend
@@ -67,7 +67,7 @@ class Processes:
             number += 1
             return _gather(store, self._world, value, f"{tag}/{number}", until)
 
-        self._segment, self._hosts = settle(
+        self._segment, self._hosts = open_hosts(
             self._world, gather, self._timers, self.num_messages, ordered(), self._timeout_s, always=True
         )
 
@@ -112,10 +112,10 @@ class Processes:
             raise PeerError(f"rank {self._world.rank} could not start jax.distributed: {_line(error)}") from error
         self._distributed = True
 
-    def tell(self, words: str) -> None:
-        """Tell the other hosts why this process is about to leave; not collective, and from any thread."""
+    def announce_failure(self, reason: str) -> None:
+        """Send the other hosts the reason why this process exits; not collective, and from any thread."""
         if self._hosts is not None:
-            self._hosts.tell(words)
+            self._hosts.announce_failure(reason)
 
     def observe(self) -> list[Observed]:
         """What the processes of this host do at this moment; not collective."""

@@ -36,6 +36,6 @@ class HostTensors:
         """Hang up; the other hosts are told of an error."""
         self.hosts.close(error)
 
-    def tell(self, words: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """Tell the other hosts, once, why this rank leaves; if it is the first here. From any thread."""
-        self.hosts.tell(words)
+        self.hosts.announce_failure(reason)

@@ -31,7 +31,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("before", [None, b"", b"\0" * 40, b'{"lockstep_in', b'{"lockstep_init_file": 1, "addr'])
-def test_published_over_none_an_empty_one_or_a_torn_one_and_found(file, before):
+def test_publish_replaces_a_missing_empty_or_torn_file(file, before):
     if before is not None:
         file.write_bytes(before)
     assert read(file) is None
@@ -52,7 +52,7 @@ def test_a_stale_file_is_replaced_and_a_living_run_keeps_its_file(file):
     assert read(file).nonce == "new"
 
 
-def test_of_two_that_write_at_once_one_keeps_the_file(file):
+def test_of_two_writers_at_once_one_keeps_the_file(file):
     """Each saw a stale file; the other one's rename came last."""
     first = publish(file, ["10.0.0.1"], 1, "first", alive=dead)
     second = publish(file, ["10.0.0.2"], 2, "second", alive=dead)
@@ -62,7 +62,7 @@ def test_of_two_that_write_at_once_one_keeps_the_file(file):
     assert read(file) == second
 
 
-def test_a_file_that_somebody_removed_or_a_dead_run_took_is_written_again(file):
+def test_a_removed_or_overwritten_file_is_written_again(file):
     place = publish(file, ["10.0.0.1"], 1, "mine", alive=dead)
     file.unlink()
     keep(file, place, alive=living("mine"))
@@ -72,7 +72,7 @@ def test_a_file_that_somebody_removed_or_a_dead_run_took_is_written_again(file):
     assert read(file) == place
 
 
-def test_a_place_is_waited_for_and_stale_ones_are_passed_over(file):
+def test_find_waits_and_skips_stale_files(file):
     publish(file, ["10.0.0.1"], 1, "stale", alive=dead)
     said = []
     later = threading.Timer(0.5, publish, (file, ["10.0.0.2"], 2, "fresh"), {"alive": dead})
@@ -84,7 +84,7 @@ def test_a_place_is_waited_for_and_stale_ones_are_passed_over(file):
     assert "10.0.0.1:1" in said[0]
 
 
-def test_a_refused_nonce_is_passed_over_without_asking(file):
+def test_a_refused_nonce_is_skipped_without_connecting(file):
     publish(file, ["10.0.0.1"], 1, "theirs", alive=dead)
     with pytest.raises(ConfigError):
         find(file, soon(), {"theirs"}, alive=lambda _: pytest.fail("asked"))
@@ -102,7 +102,7 @@ def test_waiting_ends_at_the_deadline_with_the_reason(file):
     assert time.monotonic() - began < 10
 
 
-def test_waiting_can_be_given_up(file):
+def test_waiting_can_be_cancelled(file):
     def waiting(_):
         raise KeyboardInterrupt
 
@@ -110,7 +110,7 @@ def test_waiting_can_be_given_up(file):
         find(file, soon(30), waiting=waiting)
 
 
-def test_a_directory_that_is_not_there_is_told_before_the_deadline(file, monkeypatch):
+def test_a_missing_directory_is_reported_before_the_deadline(file, monkeypatch):
     monkeypatch.setattr(init_file, "_NO_DIRECTORY_S", 0.2)
     with pytest.raises(ConfigError, match=r"directory .*nowhere does not exist on host"):
         find(file.parent / "nowhere" / "run7", soon(60))
@@ -119,7 +119,7 @@ def test_a_directory_that_is_not_there_is_told_before_the_deadline(file, monkeyp
 
 
 @pytest.mark.parametrize("content", ["my notes", '{"lockstep_init_file": 1, "port": 5}', '{"lockstep_init_file": 1}'])
-def test_a_file_of_somebody_else_is_not_written_over(file, content):
+def test_a_foreign_file_is_not_overwritten(file, content):
     file.write_text(content)
     for attempt in (
         lambda: publish(file, ["10.0.0.1"], 1, "n", alive=dead),
@@ -137,13 +137,13 @@ def test_a_file_of_another_version_is_refused(file):
         read(file)
 
 
-def test_what_cannot_be_a_file_is_refused(file):
+def test_a_path_that_is_no_file_is_refused(file):
     file.mkdir()
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read(file)
 
 
-def test_withdrawn_only_by_whom_it_belongs_to(file):
+def test_only_the_writer_withdraws_the_file(file):
     publish(file, ["10.0.0.1"], 1, "mine", alive=dead)
     withdraw(file, "other")
     assert read(file) is not None
@@ -160,8 +160,8 @@ def _write_often(path, ready, until):
             init_file._write(path, one)
 
 
-def test_a_reader_never_sees_half_a_place(file):
-    """A place is whole, whoever writes over it meanwhile."""
+def test_a_reader_never_sees_a_partial_write(file):
+    """The file is complete at any time, also while it is overwritten."""
     context = multiprocessing.get_context("spawn")
     ready, until = context.Event(), context.Event()
     writer = context.Process(target=_write_often, args=(file, ready, until))

@@ -49,7 +49,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def facts():
-    """What a process says of addresses in a network namespace of its own."""
+    """The output of a process in its own network namespace."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("needs iproute2 and util-linux")
     inside = ["unshare", "--net", "sh", "-c", NETWORK, "sh", sys.executable, "-c", FACTS]
@@ -60,14 +60,14 @@ def facts():
     return json.loads(done.stdout)
 
 
-def test_addresses_are_told_by_interface_ipv4_first_up_ones_only(facts):
+def test_addresses_are_listed_by_interface_ipv4_first_up_ones_only(facts):
     told = facts["addresses"]
     assert told.pop("lo")[0] == "127.0.0.1"
     assert told == {"east": ["10.8.0.1", "10.8.0.7", "fd00:8::1"]}
     assert facts["reachable"] == ["10.8.0.1", "10.8.0.7", "fd00:8::1"]
 
 
-def test_local_is_what_can_be_bound(facts):
+def test_local_addresses_can_be_bound(facts):
     assert facts["local"] == ["10.8.0.1", "10.8.0.7", "127.0.0.1", "127.9.9.9", "fd00:8::1", "::1"]
 
 
@@ -130,7 +130,7 @@ def test_a_name_without_address_is_refused(monkeypatch):
         interfaces.resolve("x" * 70)  # longer than a label may be: the encoding fails, not the resolver
 
 
-def test_a_listening_socket_takes_connections_where_it_was_asked_to():
+def test_a_listening_socket_accepts_at_its_address():
     with interfaces.listening_socket("127.0.0.5", 0) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.5", port), timeout=10):

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from lockstep.distributed.network.interfaces import listening_socket
-from lockstep.distributed.network.membership_check import CompleteError, check_membership, ranges
+from lockstep.distributed.network.membership_check import CompleteError, check_membership
 from lockstep.distributed.network.store import MemoryStore, PrefixStore
 from lockstep.distributed.network.store_server import StoreClient, StoreServer
+from lockstep.distributed.ranges import named_ranges
 from lockstep.errors import ConfigError, PeerError
 from lockstep.world import World
 
@@ -126,8 +127,8 @@ def test_a_lost_store_is_reported_as_the_end_of_rank_0():
     assert raised.value.rank == 0
 
 
-def test_ranges():
-    assert [ranges(r) for r in ([4], [0, 1, 2], [7, 2, 3], [0, 2])] == [
+def test_ranks_are_named_by_ranges():
+    assert [named_ranges(r) for r in ([4], [0, 1, 2], [7, 2, 3], [0, 2])] == [
         "rank 4",
         "ranks 0-2",
         "ranks 2-3, 7",

@@ -166,11 +166,10 @@ def test_a_server_that_does_not_answer_is_given_up(server, monkeypatch):
         client.check(["a"])
 
 
-def test_a_rank_with_another_token_is_refused_and_reported():
-    backend = LockstepStoreBackend()
-    listener = listening_socket("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    opened = serve(backend, listener, "127.0.0.1", "secret")
+def test_a_rank_with_another_token_is_refused_and_reported(server, monkeypatch):
+    backend, port = LockstepStoreBackend(), server.port
+    monkeypatch.setattr(backend, "serve", lambda *_: server.store)
+    opened = serve(backend, server._listener, "127.0.0.1", "secret")
     same = connect(backend, World(token="secret"), "127.0.0.1", port)
     assert same.nonce == opened.nonce
     assert is_alive(backend, "127.0.0.1", port, opened.nonce)

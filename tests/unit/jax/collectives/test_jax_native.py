@@ -89,7 +89,7 @@ def test_a_sum_has_the_bits_of_the_tree_time_after_time(length):
         pair.arrive(theirs)
         np.testing.assert_array_equal(np.asarray(pair.sum(own)), pair.expected(rows))
     assert (pair.asked, pair.called, pair.callback.taken(), pair.callback.taken()) == ([], [], 5, 0)
-    assert (pair.rank.tag(0), pair.rank.entered(0), pair.rank.others()) == ("learn", 5, [])
+    assert (pair.rank.tag(0), pair.rank.entered(0), pair.rank.ranks_elsewhere()) == ("learn", 5, [])
 
 
 @needs_compiler
@@ -112,7 +112,7 @@ def test_another_collective_of_a_rank_is_a_matter_for_python():
     with pytest.raises(jax.errors.JaxRuntimeError, match="TimeoutError: nobody came"):
         jax.block_until_ready(pair.sum(own))
     assert isinstance(pair.callback.error, TimeoutError)
-    assert pair.rank.others() == [(1, "log", 1200)]
+    assert pair.rank.ranks_elsewhere() == [(1, "log", 1200)]
 
 
 @needs_compiler

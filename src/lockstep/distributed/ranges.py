@@ -1,0 +1,20 @@
+"""Ranks in words, for messages."""
+
+from collections.abc import Iterable
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Ranks as `0-2, 5`."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def named_ranges(ranks: Iterable[int]) -> str:
+    """Ranks as `ranks 2-3, 7` or `rank 4`."""
+    text = ranges(ranks)
+    return f"rank{'' if text.isdigit() else 's'} {text}"
