@@ -30,7 +30,6 @@ from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
-from lockstep.torch.offline.parametric_dqn import ParametricDQN
 from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import stream
 
@@ -103,7 +102,7 @@ def learner_step(dataset: Dataset, reader: Reader) -> Callable[[], object]:
         algo=run.algo,
         algorithm=config,
     )
-    learner = (ParametricDQN if parametric else OfflineDQN)(run, ScoringPolicy(about), Comm(World(), device="cpu"))
+    learner = OfflineDQN(run, ScoringPolicy(about), Comm(World(), device="cpu"))
     parts, progress, extra_sums = reader.next()[0], Progress(1 << 40), np.zeros((1, 2))
     return lambda: learner.update(parts, extra_sums, progress)
 

@@ -18,8 +18,8 @@ from lockstep.data.info import DatasetInfo  # noqa: E402
 from lockstep.data.rows import Rows  # noqa: E402
 from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.offline.parametric_batch import ParametricBatch  # noqa: E402
-from lockstep.torch.offline.parametric_dqn import ParametricDQN  # noqa: E402
+from lockstep.torch.offline.batch import LoggedBatch  # noqa: E402
+from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402
 from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy  # noqa: E402
 
 BASE = OfflineDQNConfig(gamma=0.5, estimate=False, double=True)
@@ -65,7 +65,7 @@ def learner(config=BASE, **settings):
     about = PolicySpec(
         info=INFO, state=features[0], action=features[1], network=run.network, algo=run.algo, algorithm=config
     )
-    dqn = ParametricDQN(run, ScoringPolicy(about), Comm(device="cpu"))
+    dqn = OfflineDQN(run, ScoringPolicy(about), Comm(device="cpu"))
     set_linear(dqn.scores, [1.0], [2.0])
     set_linear(dqn.target.networks[0], [3.0], [-1.0])
     if config.estimate:
@@ -80,7 +80,7 @@ def told(config, given, i):
     weight = np.zeros(3, np.float32)
     weight[i] = 1
     given = replace(given, weight=weight)
-    batch = ParametricBatch.of(given, torch.device("cpu"))
+    batch = LoggedBatch.of(given, torch.device("cpu"))
     total, sums = learner(config).loss(batch, batch)
     return float(total.detach()), dict(
         zip(("weight", "learned", "loss", "q", "target", "error", "rest"), sums.tolist(), strict=False)
@@ -153,7 +153,7 @@ def outcome_losses(policy, given=None):
     for i in range(3):
         weight = np.zeros(3, np.float32)
         weight[i] = 1
-        batch = ParametricBatch.of(replace(given or rows(), weight=weight), torch.device("cpu"))
+        batch = LoggedBatch.of(replace(given or rows(), weight=weight), torch.device("cpu"))
         found.append(learner(config).loss(batch, batch)[1][-2:].tolist())
     return found
 
@@ -185,8 +185,8 @@ def test_value_of_a_softmax_policy():
 def test_models_of_outcomes_learn_from_one_step():
     """Whatever the window of Q: the reward at once, and the policy's own value after it."""
     config = replace(BASE, estimate=True, n_step=3)
-    one = ParametricBatch.of(rows(), torch.device("cpu"))
-    several = ParametricBatch.of(rows(reward=[9, 9, 9], steps=[3, 3, 3], metrics=[9, 9, 9]), torch.device("cpu"))
+    one = LoggedBatch.of(rows(), torch.device("cpu"))
+    several = LoggedBatch.of(rows(reward=[9, 9, 9], steps=[3, 3, 3], metrics=[9, 9, 9]), torch.device("cpu"))
     found, alone = learner(config).loss(several, one)[1], learner(config).loss(one, one)[1]
     assert found[-2:].tolist() == alone[-2:].tolist()
     assert found[4] != alone[4], "the target of Q is of the whole window"

@@ -14,8 +14,10 @@ from lockstep.algorithms.offline import OfflineDQNConfig  # noqa: E402
 from lockstep.data.dataset import Dataset  # noqa: E402
 from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.offline.batch import LoggedBatch, imitation, outcomes  # noqa: E402
+from lockstep.torch.offline.batch import LoggedBatch  # noqa: E402
 from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402
+from lockstep.torch.offline.losses import imitation, outcome_losses  # noqa: E402
+from lockstep.torch.scoring.choices import ActionMask  # noqa: E402
 from lockstep.world import World  # noqa: E402
 from logged_policies import policy_for  # noqa: E402
 
@@ -38,13 +40,17 @@ def batch_of(case):
         "reward": torch.tensor(case.get("reward", [0] * n), dtype=torch.float32),
         "metrics": torch.tensor(case.get("metric", [0] * n), dtype=torch.float32).unsqueeze(1),
         "next_action": torch.tensor(case.get("next_action", [0] * n)),
-        "possible_actions": torch.tensor(case.get("possible", [[1] * 3] * n), dtype=torch.float32),
-        "possible_next_actions": torch.tensor(case.get("possible_next", [[1] * 3] * n), dtype=torch.float32),
+        "possible_actions": mask_of(case.get("possible", [[1] * 3] * n)),
+        "possible_next_actions": mask_of(case.get("possible_next", [[1] * 3] * n)),
         "weight": torch.ones(n),
     }
     for name in ("has_next_action", "not_terminal", "steps", "time_diff"):
         columns[name] = torch.tensor(case.get(name, [1] * n), dtype=torch.float32)
-    return LoggedBatch(**columns)
+    return LoggedBatch(**columns, action_index=columns["action"])
+
+
+def mask_of(possible):
+    return ActionMask(torch.tensor(possible, dtype=torch.float32))
 
 
 def set_table(network, table):
@@ -136,8 +142,8 @@ def test_models_say_each_number_of_the_action_in_the_log(learner):
     """Not of the others: a gradient reaches the two numbers of one action alone."""
     case = TABLES["outcomes"][0] | {"action": [1, 1]}
     dqn, batch = learner(case, estimate=True), batch_of(case)
-    policy = torch.full((2, 3), 1 / 3)
-    losses = outcomes(dqn.heads, dqn.target.networks[1], batch, policy, torch.zeros(2))
+    choices = batch.possible_next_actions
+    losses = outcome_losses(dqn.heads, dqn.target.networks[1], batch, choices, torch.zeros(2, 3), dqn.config)
     sum(loss.sum() for loss in losses).backward()
     for network in (dqn.heads.reward.network, dqn.heads.value.network):
         reached = network.advantage.layers[0].bias.grad.view(3, 2) != 0

@@ -17,7 +17,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
 from lockstep.torch.comm import Comm
-from lockstep.torch.offline.parametric_dqn import ParametricDQN
+from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import World
 
@@ -198,7 +198,7 @@ def test_gradient_steps_are_those_of_the_equations(tmp_path, variant):
     policy, random = ScoringPolicy(about, seed=1), np.random.default_rng(0)
     reference, progress, half = Reference(policy, c), Progress(STEPS * BATCH), BATCH // SHARDS
     with Comm(World().with_shards(SHARDS), device="cpu") as comm:
-        dqn = ParametricDQN(run, policy, comm)
+        dqn = OfflineDQN(run, policy, comm)
         for step in range(STEPS):
             rows, one = drawn(dataset, c, random)
             parts = [[of.between(k * half, (k + 1) * half) for k in range(SHARDS)] for of in (rows, one)]

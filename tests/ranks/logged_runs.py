@@ -20,12 +20,8 @@ from lockstep.launch.variables import free_port
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 
 ROWS, BATCH, EPOCHS = 310, 32, 20
-MODULES = {
-    "dqn": ("dqn", "OfflineDQN"),
-    "bc": ("cloning", "Cloning"),
-    "parametric_dqn": ("parametric_dqn", "ParametricDQN"),
-}
-"""Where each algorithm is."""
+LEARNERS = {"dqn": "OfflineDQN", "parametric_dqn": "OfflineDQN", "bc": "Cloning"}
+"""The class of each algorithm."""
 
 
 def small_offline(path: Path | str, **changes: Any) -> OfflineRun:
@@ -110,8 +106,8 @@ def train_one(world: World, job: LoggedJob) -> LoggedOutcome:
 
 @contextmanager
 def _watched(job: LoggedJob, found: LoggedOutcome) -> Iterator[dict[str, Any]]:
-    module_name, class_name = MODULES[job.run.algo]
-    module = import_module(f"lockstep.torch.offline.{module_name}")
+    module = import_module("lockstep.torch.offline.train")
+    class_name = LEARNERS[job.run.algo]
     real, kept = getattr(module, class_name), {}
 
     class Watched(real):

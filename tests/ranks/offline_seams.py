@@ -1,6 +1,6 @@
-"""The seams of data-parallel learning (docs/house.md) where learning is from logged data, each inside 2 ranks.
+"""The seams of data-parallel learning from logged data (docs/house.md), each on 2 ranks.
 
-Each function takes `(world, folder)` and returns what this rank saw. `test_offline_seams.py` judges.
+Each function takes `(world, folder)` and returns what this rank saw; `test_offline_seams.py` checks it.
 """
 
 import os
@@ -29,96 +29,104 @@ from logged_policies import SMALL, part, policy_for
 
 ROWS = 16
 PADDING = (0, 11)
-"""Rows of each rank's part that only fill it up."""
+"""Padding rows in each rank's part."""
 DQN = OfflineDQNConfig(batch_size=2 * ROWS, target_rate=0.5, gamma=0.9)
-GRADIENTS = {
-    "plain": DQN,
-    "clipped": replace(DQN, max_grad_norm=0.1),
-    "sarsa": replace(DQN, maxq=False, cql_alpha=0.5),
-    "cloning": CloningConfig(batch_size=2 * ROWS, target_rate=0.5, gamma=0.9),
+LEARNERS: dict[str, tuple[str, OfflineDQNConfig | CloningConfig]] = {
+    "plain": ("dqn", DQN),
+    "clipped": ("dqn", replace(DQN, max_grad_norm=0.1)),
+    "sarsa": ("dqn", replace(DQN, maxq=False, cql_alpha=0.5)),
+    "cloning": ("bc", CloningConfig(batch_size=2 * ROWS, target_rate=0.5, gamma=0.9)),
+    "candidates": ("parametric_dqn", DQN),
+    "candidates clipped": ("parametric_dqn", replace(DQN, max_grad_norm=0.1, cql_alpha=0.5)),
+    "candidates sarsa": ("parametric_dqn", replace(DQN, maxq=False, policy="softmax", cql_alpha=0.5)),
 }
+KINDS = {"named": "plain", "candidates": "candidates"}
+"""One learner for each kind of actions."""
 
 
-def data(folder: str) -> Path:
-    """What all ranks learn from."""
-    return Path(folder).parents[1] / "data"
+def data(folder: str, algo: str = "dqn") -> Path:
+    """The prepared data of all ranks for an algorithm."""
+    return Path(folder).parents[1] / ("candidates" if algo == "parametric_dqn" else "named")
 
 
 def index_of(rank: int) -> np.ndarray:
-    """The rows that a rank learns from first."""
+    """The rows of a rank's first part."""
     return np.random.default_rng(rank).integers(300, size=ROWS)
 
 
 @contextmanager
-def learner(
-    world: World, folder: str, config: OfflineDQNConfig | CloningConfig, seed: int = 0, **changes: Any
-) -> Iterator[tuple[Dataset, Any]]:
-    algo = "bc" if isinstance(config, CloningConfig) else "dqn"
-    run, dataset = (
-        OfflineRun(data="any", algo=algo, algorithm=config, network=SMALL, **changes),
-        Dataset.open(data(folder)),
-    )
+def learner(world: World, folder: str, name: str, seed: int = 0, **changes: Any) -> Iterator[tuple[Dataset, Any]]:
+    algo, config = LEARNERS[name]
+    run = OfflineRun(data="any", algo=algo, algorithm=config, network=SMALL, **changes)
+    dataset = Dataset.open(data(folder, algo))
     with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
         yield dataset, (Cloning if algo == "bc" else OfflineDQN)(run, policy_for(run, dataset, seed), comm)
 
 
-def numbers(named: Any) -> dict[str, np.ndarray]:
+def arrays(named: Any) -> dict[str, np.ndarray]:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named}
 
 
-def held(one: OfflineDQN | Cloning) -> dict[str, Any]:
-    """The networks as they are used, and all that is compared between ranks."""
+def state_of(one: OfflineDQN | Cloning) -> dict[str, Any]:
+    """The networks, and everything that is compared between ranks."""
     assert one.target is not None
     return {
-        "policy": numbers(one.policy.named_parameters()),
-        "target": numbers(one.target.networks[0].named_parameters()),
-        "shared": numbers(one.shared_tensors().items()),
+        "policy": arrays(one.policy.named_parameters()),
+        "target": arrays(one.target.networks[0].named_parameters()),
+        "shared": arrays(one.shared_tensors().items()),
     }
 
 
 def start_equal(world: World, folder: str) -> dict[str, Any]:
-    with learner(world, folder, DQN, seed=world.rank) as (_, one):
-        return held(one)
-
-
-def gradients(world: World, folder: str) -> dict[str, Any]:
-    """Of one step: the gradient that was taken, what was told, and everything afterwards."""
     found: dict[str, Any] = {}
-    for name, config in GRADIENTS.items():
-        with learner(world, folder, config) as (dataset, one):
-            parts = [part(dataset, index_of(world.rank), PADDING[world.rank])]
-            told = one.update(parts, np.array([[1.0, 3.0 * world.rank]]), Progress(1000))
-            found[name] = taken(one) | {"told": told.tolist()}
+    for kind, name in KINDS.items():
+        with learner(world, folder, name, seed=world.rank) as (_, one):
+            found[kind] = state_of(one)
     return found
 
 
-def taken(one: OfflineDQN | Cloning) -> dict[str, Any]:
-    """What a step left behind."""
-    return {**held(one), "gradient": one.descent.flat.gradient.numpy().copy(), "metrics": one.metrics.read()}
+def gradients(world: World, folder: str) -> dict[str, Any]:
+    """Of one step: the gradient, the extra sums, and the state afterwards."""
+    found: dict[str, Any] = {}
+    for name in LEARNERS:
+        with learner(world, folder, name) as (dataset, one):
+            parts = [part(dataset, index_of(world.rank), PADDING[world.rank])]
+            extra = one.update(parts, np.array([[1.0, 3.0 * world.rank]]), Progress(1000))
+            found[name] = after_step(one) | {"extra": extra.tolist()}
+    return found
+
+
+def after_step(one: OfflineDQN | Cloning) -> dict[str, Any]:
+    return {
+        **state_of(one),
+        "gradient": one.optimizer.flat.gradient.numpy().copy(),
+        "metrics": one.metrics.read(),
+    }
 
 
 def one_rank_bad(world: World, folder: str) -> dict[str, Any]:
-    """Rank 1 alone has a number that is too large, in the second of three steps."""
+    """Rank 1 alone has a reward that is too large, in the second of three steps."""
     found: dict[str, Any] = {}
-    for how in ("skip", "stop"):
-        with learner(world, folder, DQN, non_finite=how) as (dataset, one):
-            progress, error = Progress(1000), ""
-            for step in range(3):
-                parts = [part(dataset, index_of(world.rank + 2 * step))]
-                if step == world.rank == 1:
-                    parts[0].reward[4] = 1e30
-                try:
-                    one.update(parts, np.zeros((1, 0)), progress)
-                except RuntimeError as raised:
-                    error = str(raised)
-                    break
-                progress.updates += 1
-            found[how] = taken(one) | {"steps": progress.updates, "error": error}
+    for kind, name in KINDS.items():
+        for mode in ("skip", "stop"):
+            with learner(world, folder, name, non_finite=mode) as (dataset, one):
+                progress, error = Progress(1000), ""
+                for step in range(3):
+                    parts = [part(dataset, index_of(world.rank + 2 * step))]
+                    if step == world.rank == 1:
+                        parts[0].reward[4] = 1e30
+                    try:
+                        one.update(parts, np.zeros((1, 0)), progress)
+                    except RuntimeError as raised:
+                        error = str(raised)
+                        break
+                    progress.updates += 1
+                found[kind, mode] = after_step(one) | {"steps": progress.updates, "error": error}
     return found
 
 
 def whole_run(world: World, folder: str) -> dict[str, Any]:
-    """A run from its beginning to its end, and what this rank touched on the disk."""
+    """A run from its beginning to its end, and the files that this rank changed."""
     touched: list[str] = []
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -137,13 +145,17 @@ def whole_run(world: World, folder: str) -> dict[str, Any]:
 
 
 def initialized_from(world: World, folder: str) -> dict[str, Any]:
-    """Every rank finds another policy file (on another host, say)."""
-    run = small_offline(data(folder), epochs=1)
-    mine = policy_for(run, Dataset.open(data(folder)), seed=100 + world.rank)
-    names = tuple(str(Path(folder).parent / f"policy_{r}.safetensors") for r in range(world.size))
-    save_scoring(Path(names[world.rank]), mine)
-    outcome = train_one(world, LoggedJob(run, folder, port=world.port, init_from=names))
-    return {**vars(outcome), "given": numbers(mine.network.named_parameters())}
+    """Every rank has another policy file, as on another host."""
+    found: dict[str, Any] = {}
+    for kind, name in KINDS.items():
+        algo, _ = LEARNERS[name]
+        run = small_offline(data(folder, algo), algo=algo, epochs=1)
+        mine = policy_for(run, Dataset.open(run.data), seed=100 + world.rank)
+        files = tuple(str(Path(folder).parent / f"{kind}_{rank}.safetensors") for rank in range(world.size))
+        save_scoring(Path(files[world.rank]), mine)
+        outcome = train_one(world, LoggedJob(run, f"{folder}-{kind}", port=world.port, init_from=files))
+        found[kind] = {**vars(outcome), "given": arrays(mine.network.named_parameters())}
+    return found
 
 
 SEAMS = (start_equal, gradients, one_rank_bad, whole_run, initialized_from)

@@ -22,16 +22,18 @@ RUNS = {
     "bcq": {"bcq_threshold": 0.3, "learning_rate_schedule": "exponential", "learning_rate_decay": 0.9},
     "cloning": {"algo": "bc", "label_smoothing": 0.1},
     "cloning candidates": {"algo": "bc", "parametric": True},
+    "candidates": {"algo": "parametric_dqn", "dueling": True, "cql_alpha": 0.3, "max_grad_norm": 1.0},
+    "candidates sarsa": {"algo": "parametric_dqn", "maxq": False, "n_step": 3, "policy": "softmax", "loss": "huber"},
     "uneven": {"num_shards": 3, "batch_size": 33},
 }
-QUICK = ("dqn", "other seed", "cloning candidates")
-"""Those that are tried each time; the others are tried by `make test-slow`."""
-ON_FOUR = ("dqn", "n-step", "cloning candidates")
+QUICK = ("dqn", "other seed", "candidates", "cloning candidates")
+"""Those of `make test`; `make test-slow` has the others."""
+ON_FOUR = ("dqn", "n-step", "candidates", "candidates sarsa", "cloning candidates")
 
 
 def run_of(folder, name, **changes):
-    parametric = RUNS[name].get("parametric", False)
-    path = folder / ("parametric" if parametric else "discrete")
+    candidates = "candidates" in name
+    path = folder / ("candidates" if candidates else "named")
     return small_offline(path, **{"num_shards": 4, **RUNS[name], **changes})
 
 
@@ -113,7 +115,7 @@ def test_the_same_global_batches_on_any_number_of_ranks(trained):
 
 
 def test_a_gradient_step_sends_one_message(trained):
-    for name in ("dqn", "cloning candidates"):
+    for name in ("dqn", "candidates", "cloning candidates"):
         for outcome in trained[name, 2][1]:
             assert outcome.messages["average_gradients"] == EPOCHS * BATCHES
             many = {tag: count for tag, count in outcome.messages.items() if count >= EPOCHS * BATCHES / 5}
@@ -122,7 +124,10 @@ def test_a_gradient_step_sends_one_message(trained):
 
 @pytest.fixture(
     scope="module",
-    params=[("dqn", "cloning candidates"), pytest.param(("n-step", "cloning"), marks=pytest.mark.slow)],
+    params=[
+        ("dqn", "candidates", "cloning candidates"),
+        pytest.param(("n-step", "candidates sarsa", "cloning"), marks=pytest.mark.slow),
+    ],
     ids=" and ".join,
 )
 def cut(request, tmp_path_factory):

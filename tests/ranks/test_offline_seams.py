@@ -1,11 +1,11 @@
-"""The seams of data parallelism where learning is from logged data: each test fails when its seam is cut."""
+"""The seams of data-parallel learning from logged data: each test fails when its seam is cut."""
 
 import re
 
 import numpy as np
 import pytest
 from logged_runs import BATCH, ROWS, small_offline
-from offline_seams import GRADIENTS, PADDING, data, index_of, learner, run_seams, taken
+from offline_seams import KINDS, LEARNERS, PADDING, after_step, data, index_of, learner, run_seams
 from running import lines
 
 from lockstep import World, spawn
@@ -14,30 +14,33 @@ from lockstep.launch.variables import free_port
 from lockstep.record.progress import Progress
 from logged_policies import part
 
-TOLD_BY = {
+SEAM_OF = {
     **dict.fromkeys(("counters", "files", "shuffles", "metrics"), "whole_run"),
-    **dict.fromkeys(("gradient", "facts"), "gradients"),
+    **dict.fromkeys(("gradient", "extra_sums"), "gradients"),
 }
+"""The function in `offline_seams.py`, where it is not named as the test."""
 
 
 @pytest.fixture(scope="module")
 def seam(request, tmp_path_factory):
-    """What both ranks saw of each seam that a selected test asks for."""
+    """The results of both ranks for each seam that a selected test needs."""
     items = [item for item in request.session.items if item.module is request.module]
     selected = {item.originalname.removeprefix("test_") for item in items}
-    names = {TOLD_BY.get(name, name) for name in selected}
+    names = {SEAM_OF.get(name, name) for name in selected}
     folder = tmp_path_factory.mktemp("offline_seams")
-    small_offline(folder / "data")
-    told = spawn(run_seams, 2, ({name: free_port() for name in sorted(names)}, str(folder)), timeout_s=300)
-    return {name: [rank[name] for rank in told] for name in told[0]} | {"folder": folder}
+    small_offline(folder / "named")
+    small_offline(folder / "candidates", algo="parametric_dqn")
+    results = spawn(run_seams, 2, ({name: free_port() for name in sorted(names)}, str(folder)), timeout_s=300)
+    return {name: [rank[name] for rank in results] for name in results[0]} | {"folder": folder}
 
 
 def same(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_start_equal(seam):
-    first, second = seam["start_equal"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_start_equal(seam, kind):
+    first, second = (rank[kind] for rank in seam["start_equal"])
     assert same(first["policy"], second["policy"]), "ranks start from different parameters"
     for rank in (first, second):
         network = {
@@ -46,28 +49,27 @@ def test_start_equal(seam):
         assert same(rank["target"], network), "the target network does not start as the policy"
     assert same(first["shared"], second["shared"])
     assert {"target", "optimizer.moment", "optimizer.square", "learning_rate"} <= first["shared"].keys()
-    size = sum(p.size for p in first["target"].values())
-    followed = first["shared"]["target"][:size]
     values = np.concatenate([p.ravel() for p in first["target"].values()])
-    assert np.array_equal(followed, values), "whether the target networks are equal is never asked"
+    assert np.array_equal(first["shared"]["target"][: len(values)], values), "targets are not compared between ranks"
 
 
-def test_initialized_from(seam):
-    ranks = seam["initialized_from"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_initialized_from(seam, kind):
+    ranks = [rank[kind] for rank in seam["initialized_from"]]
     assert [rank["error"] for rank in ranks] == ["", ""], "ranks went on from different policies"
     assert not same(ranks[0]["given"], ranks[1]["given"])
     for rank in ranks:
         assert same(rank["target"], ranks[0]["given"]), "the target network does not go on from the file of rank 0"
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("name", LEARNERS)
 def test_gradient(seam, name):
-    """That of both parts together, in one process: each row weighs 1, wherever it is, and what fills up 0."""
+    """Equal to that of both parts together in one process: rows weigh 1, wherever they are, and padding 0."""
     folder = str(seam["folder"] / "gradients" / "run")
-    with learner(World(), folder, GRADIENTS[name]) as (dataset, one):
+    with learner(World(), folder, name) as (dataset, one):
         index = np.concatenate([index_of(rank)[: 16 - PADDING[rank]] for rank in (0, 1)])
         one.update([part(dataset, index)], np.zeros((1, 0)), Progress(1000))
-        expected = taken(one)
+        expected = after_step(one)
     for rank in seam["gradients"]:
         found = rank[name]
         near = np.allclose(found["gradient"], expected["gradient"], rtol=0, atol=2e-6)
@@ -75,29 +77,30 @@ def test_gradient(seam, name):
         assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-4), "not means over all rows"
         assert same(found["shared"], seam["gradients"][0][name]["shared"])
     assert len(index) == 21 and expected["metrics"]["optim/grad_norm"] > 0.1
-    if name == "clipped":
+    if "clipped" in name:
         scores = sum(p.numel() for p in one.scores.parameters())
         assert np.linalg.norm(expected["gradient"][:scores]) == pytest.approx(0.1, rel=1e-4)
 
 
-def test_facts(seam):
+def test_extra_sums(seam):
     for rank in seam["gradients"]:
-        assert all(found["told"] == [2.0, 3.0] for found in rank.values())
+        assert all(found["extra"] == [2.0, 3.0] for found in rank.values())
 
 
-def test_one_rank_bad(seam):
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_rank_bad(seam, kind):
     ranks = seam["one_rank_bad"]
     assert not any(isinstance(rank, str) for rank in ranks), f"a rank decided alone: {ranks}"
     for rank in ranks:
-        skipped, stopped = rank["skip"], rank["stop"]
+        skipped, stopped = rank[kind, "skip"], rank[kind, "stop"]
         assert (skipped["error"], skipped["steps"]) == ("", 3), "a rank gave up a step alone"
         assert skipped["metrics"]["optim/skipped"] == pytest.approx(1 / 3), "a rank left out a step alone"
         row = index_of(3)[4]
         assert f"row {row} of the data is not finite, in update 2" in stopped["error"], "a rank does not know of it"
         assert "rank 1, shard 1" in stopped["error"]
         assert stopped["steps"] == 1
-    for how in ("skip", "stop"):
-        assert same(ranks[0][how]["shared"], ranks[1][how]["shared"]), "ranks went apart"
+    for mode in ("skip", "stop"):
+        assert same(ranks[0][kind, mode]["shared"], ranks[1][kind, mode]["shared"]), "ranks went apart"
 
 
 def test_counters(seam):

@@ -138,15 +138,10 @@ def _open(opening: Opening, run: AnyRun, world: World, resume: Path | None, laun
 def _loop_of(run: AnyRun) -> tuple[type["AnySession"], Callable[[Any], None]]:
     """What surrounds the training loop of the run's algorithm, and the loop."""
     if isinstance(run, OfflineRun):
-        from lockstep.torch.offline.session import LoggedSession as Surrounding
+        from lockstep.torch.offline.session import LoggedSession
+        from lockstep.torch.offline.train import train as learn
 
-        if run.algo == "dqn":
-            from lockstep.torch.offline.dqn import train as learn
-        elif run.algo == "parametric_dqn":
-            from lockstep.torch.offline.parametric_dqn import train as learn
-        else:
-            from lockstep.torch.offline.cloning import train as learn
-        return Surrounding, learn
+        return LoggedSession, learn
     return _jax_loop_of(run) if run.ml_framework == "jax" else _torch_loop_of(run)
 
 

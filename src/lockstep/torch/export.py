@@ -1,4 +1,4 @@
-"""Policies of torch as files, and from files: `lockstep.session.policy_file`, which says what stands in one."""
+"""Write torch policies to policy files and read them back; `lockstep.session.policy_file` defines the format."""
 
 import shlex
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import FROM_LOG, Kind, PolicySpec
 from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring.policy import ScoringPolicy, made_scoring, save_scoring
+from lockstep.torch.scoring.policy import ScoringPolicy, save_scoring, scoring_from_file
 
 
 def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
-    """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
+    """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     if isinstance(policy, ScoringPolicy):
         save_scoring(path, policy)
         return
@@ -31,12 +31,12 @@ def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | No
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
-    """Read a policy file, or the policy of a run directory. Which class it is says the file."""
-    header, arrays = policy_file.read(Path(path))
+    """Read a policy file, or the policy of a run directory. The file determines the class."""
+    metadata, arrays = policy_file.read(Path(path))
     path = policy_file.file_of(Path(path))
-    if policy_file.from_log(header):
-        return made_scoring(path, header, _tensors(arrays)), None
-    about = PolicySpec.from_dict(header)
+    if policy_file.from_log(metadata):
+        return scoring_from_file(path, metadata, _tensors(arrays)), None
+    about = PolicySpec.from_dict(metadata)
     parameters, observations = policy_file.apart(about.spec, arrays)
     policy = (
         Policy(about.spec, about.network)
@@ -60,12 +60,12 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
-    """What the policy of a run directory or file plays, and the policy, on the CPU, as evaluations play it.
+    """The environment spec of a run directory's or file's policy, and the policy on the CPU, as evaluations use it.
 
-    `player.act(observation)` is its action.
+    `player.act(observation)` returns its action.
 
     Raises:
-        ConfigError: it learned from a log, and there is no simulator.
+        ConfigError: the policy was learned from a log without a simulator.
     """
     policy, observations = load_policy(path)
     if policy.spec is None:
@@ -81,10 +81,13 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
 def _kind(policy: AnyPolicy, observations: RunningMoments | None) -> Kind:
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     if isinstance(policy, ScoringPolicy):
-        about = policy.about
-        header = {"state": about.state, "action": about.action, "actions": about.info.actions}
-        meaning = {f"{name} features": features for name, features in header.items()}
-        return Kind(FROM_LOG + about.algo, shapes, meaning, observations is not None)
+        spec = policy.policy_spec
+        meaning = {
+            "state features": spec.state,
+            "action features": spec.action,
+            "actions features": spec.info.actions,
+        }
+        return Kind(FROM_LOG + spec.algo, shapes, meaning, observations is not None)
     return policy_file.kind(_about(policy, "", NetworkConfig()), shapes, observations)
 
 

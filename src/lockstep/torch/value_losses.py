@@ -104,13 +104,3 @@ def importance_weight(probability: Tensor, count: int | Tensor, exponent: float)
 def binary(logits: Tensor, target: Tensor) -> Tensor:
     """-y log p - (1 - y) log(1 - p), p = sigmoid(logits): for scores that are to be probabilities."""
     return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-
-
-def conservative(scores: Tensor, taken: Tensor) -> Tensor:
-    """What CQL adds to the loss [N]: log sum_a exp Q(s, a) - Q(s, taken) (Kumar et al., 2020, arXiv:2006.04779, eq. 4).
-
-    Args:
-        scores: Q [N, A], as low as can be where an action is not possible.
-        taken: Q of the action in the log [N].
-    """
-    return scores.logsumexp(-1) - taken

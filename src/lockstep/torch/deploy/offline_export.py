@@ -76,7 +76,7 @@ def _export(policy: ScoringPolicy, program: Program, dataset: Dataset, path: Pat
 
 def _about(policy: ScoringPolicy) -> dict[str, Any]:
     """What a user of the file has to know; the order of names is that of columns."""
-    about, info = policy.about, policy.info
+    about, info = policy.policy_spec, policy.info
     metadata: dict[str, Any] = {
         "kind": info.kind,
         "state_features": info.state_features,
@@ -94,7 +94,7 @@ def _about(policy: ScoringPolicy) -> dict[str, Any]:
 
 def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
     """Refuse data whose prepared rows are not what the policy sees of them."""
-    mine = [None if some is None else some.digest for some in (policy.about.state, policy.about.action)]
+    mine = [None if some is None else some.digest for some in (policy.policy_spec.state, policy.policy_spec.action)]
     if mine != [None if some is None else some.digest for some in (dataset.state_features, dataset.action_features)]:
         raise ConfigError(
             f"{dataset.path} was prepared with other features than the policy was trained with, so the exported file "

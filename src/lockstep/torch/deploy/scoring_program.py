@@ -45,7 +45,7 @@ class ListedActions(nn.Module):
 
     def __init__(self, policy: ScoringPolicy) -> None:
         super().__init__()
-        self.policy, self.greedy = policy, policy.about.algorithm.policy == "greedy"
+        self.policy, self.greedy = policy, policy.policy_spec.algorithm.policy == "greedy"
 
     def forward(
         self,
@@ -71,7 +71,7 @@ class ListedActions(nn.Module):
         low = torch.full_like(states, -torch.inf)
         best = low.scatter_reduce(0, owner, scores, "amax").index_select(0, owner)
         if not self.greedy:
-            odds = ((scores - best) / self.policy.about.algorithm.temperature).exp()
+            odds = ((scores - best) / self.policy.policy_spec.algorithm.temperature).exp()
             total = torch.zeros_like(states).scatter_reduce(0, owner, odds, "sum")
             return odds / total.index_select(0, owner)
         number = torch.arange(scores.shape[0])
@@ -82,7 +82,7 @@ class ListedActions(nn.Module):
 
 def traced(policy: ScoringPolicy) -> Program:
     """The program of a policy, on the CPU, whatever the policy is on."""
-    copy = ScoringPolicy(policy.about)
+    copy = ScoringPolicy(policy.policy_spec)
     copy.load_state_dict(policy.state_dict())
     copy.heads = None  # they are for estimates
     states = (2, len(policy.info.state_features))

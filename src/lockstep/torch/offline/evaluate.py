@@ -30,7 +30,7 @@ def judge_run(path: Path, data: str, world: World) -> Estimates:
             f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"
         )
     dataset = Dataset.open(data)
-    check_fits(policy.about, dataset)
+    check_fits(policy.policy_spec, dataset)
     pin(run, replace(world, pinned=run.num_shards is not None))
     with Comm(
         world,

@@ -1,10 +1,11 @@
-"""The gradient step of those who learn from logged data: several networks, one message, one optimizer step.
+"""The gradient step of the algorithms on logged data: several networks, one message, one optimizer step.
 
 Shapes: K shards of this rank, P parameters.
 """
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import numpy as np
@@ -18,52 +19,62 @@ from lockstep.torch.adam import Adam
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
+from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.scoring.candidates import CandidateNetwork
+from lockstep.torch.scoring.networks import OutcomeNetwork, ScoreNetwork
 from lockstep.torch.sgd import Sgd
 from lockstep.torch.warmup import warmup
 
-EVERY_STEP = ("optim/grad_norm", "optim/skipped", "optim/learning_rate", "data/epoch")
-MAX_FACTS = 16
-"""Numbers that a caller may send along with a gradient, at most."""
+STEP_METRICS = ("optim/grad_norm", "optim/skipped", "optim/learning_rate", "data/epoch")
+Scorer = ScoreNetwork | OutcomeNetwork | CandidateNetwork
+MAX_EXTRA_SUMS = 16
+"""Numbers of the caller that fit into the message of a gradient step."""
+
+
+def autocast(run: OfflineRun, device: torch.device) -> AbstractContextManager[object]:
+    """The context of a loss with `run.precision`."""
+    return torch.autocast(device.type, torch.bfloat16) if run.precision == "bfloat16" else nullcontext()
 
 
 class OfflineOptimizer:
-    """All parameters of some networks, and how they change.
+    """All parameters of some networks, and one optimizer for them.
 
-    The networks share no parameters, and each has a loss of its own: the gradient of the sum of the losses is the
-    gradient of each for its own network.
+    The networks share no parameters, and each has its own loss: the gradient of the sum of the losses is the gradient
+    of each loss for its own network.
 
     Args:
         run: the config.
-        scores: the network whose gradient is clipped, and whose norm is told.
-        beside: other networks, learned in the same step.
+        scores: the network whose gradient is clipped, and whose gradient norm is logged.
+        others: networks that are trained in the same step.
         comm: the ranks.
-        num_sums: how many sums a step tells, the weight first.
+        num_sums: the number of sums that a loss returns; the first is the weight of the rows.
 
     Attributes:
         flat: the parameters, those of `scores` first.
         learning_rate: of the next step.
-        optimizer: Adam or plain descent over all of them.
-        epoch: how often all rows were learned from when the next step begins.
+        optimizer: Adam or SGD over all parameters.
+        epoch: the number of epochs before the next step.
     """
 
     def __init__(
-        self, run: OfflineRun, scores: nn.Module, beside: Sequence[nn.Module], comm: Comm, num_sums: int
+        self, run: OfflineRun, scores: nn.Module, others: Sequence[nn.Module], comm: Comm, num_sums: int
     ) -> None:
         c = run.algorithm
         self.config, self._epochs, self._comm, self._num_sums = c, run.epochs, comm, num_sums
         self.flat = FlatParameters(
-            nn.ModuleList([scores, *beside]), len(comm.world.shards), num_sums=num_sums + MAX_FACTS
+            nn.ModuleList([scores, *others]), len(comm.world.shards), num_sums=num_sums + MAX_EXTRA_SUMS
         )
-        self._sizes = [sum(p.numel() for p in scores.parameters())]
-        self._sizes += [self.flat.num_parameters - self._sizes[0]]
-        self._clock = torch.tensor([c.learning_rate, 0.0], device=comm.device)
-        self.learning_rate, self.epoch = self._clock[0], self._clock[1]  # views: both are told at once
-        of = self.flat.values, self.flat.gradient, self.learning_rate
-        self.optimizer = (
-            Adam(*of, eps=c.adam_eps, l2_decay=c.l2_decay) if c.optimizer == "adam" else Sgd(*of, l2_decay=c.l2_decay)
-        )
-        self._nothing = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
-        self._ones = torch.ones(len(EVERY_STEP) - 1, device=comm.device)
+        num_scores = sum(p.numel() for p in scores.parameters())
+        self._sizes = [num_scores, self.flat.num_parameters - num_scores]
+        self._schedule = torch.tensor([c.learning_rate, 0.0], device=comm.device)
+        self.learning_rate, self.epoch = self._schedule[0], self._schedule[1]  # views: logged as one tensor
+        tensors = self.flat.values, self.flat.gradient, self.learning_rate
+        if c.optimizer == "adam":
+            self.optimizer = Adam(*tensors, eps=c.adam_eps, l2_decay=c.l2_decay)
+        else:
+            self.optimizer = Sgd(*tensors, l2_decay=c.l2_decay)
+        self._if_skipped = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
+        self._ones = torch.ones(len(STEP_METRICS) - 1, device=comm.device)
 
     def schedule(self, progress: Progress) -> None:
         """Set the learning rate of the next step."""
@@ -74,92 +85,107 @@ class OfflineOptimizer:
         elif c.learning_rate_schedule == "exponential":
             self.learning_rate.fill_(c.learning_rate * c.learning_rate_decay ** int(epochs))
 
-    def keep(self, k: int, sums: Tensor, extra_sums: np.ndarray) -> None:
-        """After the `backward()` of local shard number `k`: set aside its gradient, sums and `extra_sums`."""
-        assert extra_sums.shape[1] <= MAX_FACTS, (
-            f"{extra_sums.shape[1]} numbers do not fit into a message's {MAX_FACTS}"
-        )
-        statistics = torch.zeros(MAX_FACTS)
-        statistics[: extra_sums.shape[1]] = torch.from_numpy(extra_sums[k])
-        self.flat.keep(k, torch.cat([sums.detach(), statistics.to(sums.device)]))
-
-    def step(self, learned: int | None = None) -> tuple[Tensor, np.ndarray, bool]:
-        """Change the parameters once, by the mean gradient of all shards, unless a number of it is not finite.
+    def accumulate(
+        self,
+        loss: Callable[..., tuple[Tensor, Tensor]],
+        batches: Sequence[Sequence[LoggedBatch]],
+        extra_sums: np.ndarray,
+    ) -> None:
+        """Compute the gradient and the sums of every local shard.
 
         Args:
-            learned: which of the sums is the weight that rows have in the loss of `scores`, if it is not the first.
+            loss: returns the weighted sum of the losses and `num_sums` sums.
+            batches: the arguments of `loss`, for each local shard.
+            extra_sums: [K, I] further numbers to sum over all shards.
+        """
+        num_extra = extra_sums.shape[1]
+        assert num_extra <= MAX_EXTRA_SUMS, f"{num_extra} numbers do not fit into a message's {MAX_EXTRA_SUMS}"
+        for k, batch in enumerate(batches):
+            self.flat.zero_gradient_()
+            total, sums = loss(*batch)
+            total.backward()
+            extra = torch.zeros(MAX_EXTRA_SUMS)
+            extra[:num_extra] = torch.from_numpy(extra_sums[k])
+            self.flat.keep(k, torch.cat([sums.detach(), extra.to(sums.device)]))
+
+    def step(self, score_weight: int | None = None) -> tuple[Tensor, np.ndarray, bool]:
+        """Change the parameters once by the mean gradient of all shards, unless it is not finite.
+
+        Args:
+            score_weight: index of the sum that is the rows' weight in the loss of `scores`; None: the first.
 
         Returns:
-            The sums over all shards, the norm, and whether the step was left out [num_sums + 2], of a step left out no
-            more than that; what `keep` was given besides, summed [MAX_FACTS]; whether the step was left out.
+            The sums over all shards, the gradient norm and whether the step was skipped [num_sums + 2] (all but the
+            last are 0 if it was); `extra_sums` over all shards [MAX_EXTRA_SUMS]; whether the step was skipped.
         """
         sums = self._comm.average_gradients_(self.flat)
-        sums, statistics = sums[: self._num_sums], sums[self._num_sums :]
-        gradient, beside = cast("list[Tensor]", self.flat.gradient.split(self._sizes))
-        if learned is not None:
-            gradient.mul_(sums[0] / sums[learned].clamp(min=1.0))
+        sums, extra = sums[: self._num_sums], sums[self._num_sums :]
+        gradient, other_gradient = cast("list[Tensor]", self.flat.gradient.split(self._sizes))
+        if score_weight is not None:
+            gradient.mul_(sums[0] / sums[score_weight].clamp(min=1.0))
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
-        totals = torch.cat([sums, norm.reshape(1), self._nothing[:1]])
-        # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
+        totals = torch.cat([sums, norm.reshape(1), self._if_skipped[:1]])
+        # x - x is 0 unless x is NaN or infinite. The result is equal on every rank and needs no host sync.
         skipped = (totals - totals).any()
-        if len(beside):
-            skipped = skipped | ~torch.isfinite(beside.sum())
+        if len(other_gradient):
+            skipped = skipped | ~torch.isfinite(other_gradient.sum())
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.optimizer.step(skipped.float())
-        # The one moment of a step in which the host waits for the device: a signal to stop rides on the facts.
-        on_host = torch.cat([statistics, skipped.float().reshape(1)]).double().cpu().numpy()
-        return torch.where(skipped, self._nothing, totals), on_host[:-1], bool(on_host[-1])
+        # The only host sync of a step: the extra sums carry the flag of a signal to stop.
+        on_host = torch.cat([extra, skipped.float().reshape(1)]).double().cpu().numpy()
+        return torch.where(skipped, self._if_skipped, totals), on_host[:-1], bool(on_host[-1])
 
-    def tell(self, metrics: Metrics, totals: Tensor) -> None:
-        """Put what `step` told of the step itself into the table, by the names `EVERY_STEP`."""
+    def add_metrics(self, metrics: Metrics, totals: Tensor) -> None:
+        """Add `STEP_METRICS`, from the first result of `step`."""
         weight = torch.cat([1.0 - totals[-1:], self._ones])
-        metrics.add(EVERY_STEP, torch.cat([totals[-2:], self._clock]), weight)
+        metrics.add(STEP_METRICS, torch.cat([totals[-2:], self._schedule]), weight)
 
     def warmup(self, loss: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], object]:
-        """A gradient step that sends nothing and changes nothing, as a function.
+        """A function that does a gradient step without a message and without changing anything.
 
         Args:
-            loss: computes the loss and its sums to tell.
+            loss: returns the loss and its sums.
         """
 
         def padded() -> tuple[Tensor, Tensor]:
             total, sums = loss()
-            return total, torch.cat([sums, sums.new_zeros(MAX_FACTS)])
+            return total, torch.cat([sums, sums.new_zeros(MAX_EXTRA_SUMS)])
 
         return warmup(self.flat, self.optimizer, padded)
 
     def state(self) -> dict[str, Tensor]:
-        """What must survive a restart and be equal on all ranks, but for the parameters."""
+        """The tensors beside the parameters that a checkpoint holds and that are equal on all ranks."""
         named = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         return named | {"learning_rate": self.learning_rate}
 
 
 class TargetNetworks:
-    """Copies of networks whose parameters follow: x' += rate (x - x').
+    """Target networks: copies whose parameters move by x' += rate (x - x').
 
-    Make them before the `OfflineOptimizer`, and `follow` what lies side by side there.
+    Create them before the `OfflineOptimizer`, which must hold the networks next to each other in the same order; then
+    call `follow`.
 
     Attributes:
         networks: the copies, in the given order.
     """
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
+    def __init__(self, networks: Sequence[Scorer]) -> None:
         self.networks = [copy.deepcopy(network).requires_grad_(False) for network in networks]
 
-    def follow(self, descent: OfflineOptimizer, first: nn.Module | None = None) -> None:
-        """Follow the parameters of `descent` from those of the network `first` on; default: from the first on."""
+    def follow(self, optimizer: OfflineOptimizer, first: nn.Module | None = None) -> None:
+        """Follow the optimizer's parameters, starting with those of the network `first`; default: with the first."""
         parameters = [p for network in self.networks for p in network.parameters()]
         size = sum(p.numel() for p in parameters)
         start = 0 if first is None else next(first.parameters()).storage_offset()
-        self._source = descent.flat.values.detach()[start : start + size]
+        self._source = optimizer.flat.values.detach()[start : start + size]
         self._values = self._source.clone()
-        vector_to_parameters(self._values, parameters)  # as views: one move for all of them
+        vector_to_parameters(self._values, parameters)  # views of one tensor: one operation moves all
 
     def move(self, rate: float) -> None:
-        """Go a part of the way."""
+        """Move the parameters: x' += rate (x - x')."""
         self._values.lerp_(self._source, rate)
 
     def state(self) -> dict[str, Tensor]:
-        """The parameters of the copies, as one."""
+        """The parameters of all copies, as one tensor."""
         return {"target": self._values}

@@ -17,9 +17,9 @@ from lockstep.data.rows import Rows
 from lockstep.estimators.trajectories import Decisions, Floats, Ints, Predicted, discounts
 from lockstep.run import OfflineRun
 from lockstep.torch.scoring.candidates import CandidateHeads, CandidateNetwork
+from lockstep.torch.scoring.choices import Candidates
 from lockstep.torch.scoring.networks import ScoreHeads
 from lockstep.torch.scoring.policy import ScoringPolicy
-from lockstep.torch.scoring.ragged import Candidates, first_largest, log_softmax, taken, total
 
 _ROWS = 8192
 """Rows of one call of the networks, at most."""
@@ -48,7 +48,7 @@ class PolicyEvaluator:
 
     def describe(self) -> dict[str, Any]:
         """What is judged, in plain values."""
-        config = self.policy.about.algorithm
+        config = self.policy.policy_spec.algorithm
         temperature = config.temperature if config.policy == "softmax" else None
         return {
             "policy": config.policy,
@@ -110,21 +110,16 @@ class PolicyEvaluator:
     def _of_candidates(self, state: Tensor, index: Tensor, lists: Ragged) -> tuple[Tensor, Tensor, list[Tensor]]:
         policy, heads = self.policy, self.policy.heads
         assert isinstance(policy.network, CandidateNetwork)
-        of = Candidates.of(lists, self.device)
-        place, pi = taken(of, index), self._of_lists(policy.network(state, of.values, of.row), of)
+        choices = Candidates.of(lists, self.device)
+        scores = policy.network(state, choices.values, choices.owner)
+        pi = choices.probability(scores.double(), policy.policy_spec.algorithm)
         predicted: list[Tensor] = []
         if isinstance(heads, CandidateHeads):
             for head in (heads.reward, heads.value):
-                outcome = head(state, of.values, of.row).double()
-                predicted += [outcome[place], total(pi[:, None] * outcome, of)]
-        return pi[place], torch.zeros_like(pi[place]), predicted
-
-    def _of_lists(self, scores: Tensor, lists: Candidates) -> Tensor:
-        """The probability of each candidate [m]."""
-        config = self.policy.about.algorithm
-        if config.policy == "softmax":
-            return log_softmax(scores.double() / config.temperature, lists).exp()
-        return torch.zeros_like(scores, dtype=torch.float64).index_fill_(0, first_largest(scores, lists), 1.0)
+                outcome = head(state, choices.values, choices.owner).double()
+                predicted += [choices.pick(outcome, index), choices.sum(pi[:, None] * outcome)]
+        chosen = choices.pick(pi, index)
+        return chosen, torch.zeros_like(chosen), predicted
 
 
 def _predicted(x: Floats) -> Predicted:

@@ -32,12 +32,12 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
 
     Attributes:
         dataset: what is learned from, once `open_data` was called.
-        about: what a policy for it follows from.
+        policy_spec: what a policy for it follows from.
     """
 
     backend = Torch()
     dataset: Dataset
-    about: PolicySpec
+    policy_spec: PolicySpec
     _judged_on: Dataset
 
     def open_data(self) -> Reader:
@@ -49,7 +49,7 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
         run, problem, restricted = self.run, "", False
         try:
             self.dataset, self._judged_on = check_data(run, verify=self.world.local_rank == 0)
-            self.about = PolicySpec(
+            self.policy_spec = PolicySpec(
                 info=self.dataset.info,
                 state=self.dataset.state_features,
                 action=self.dataset.action_features,
@@ -58,7 +58,7 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
                 algorithm=run.algorithm,
                 spec=self._spec,
             )
-            check_simulator(self.about, run.task or "")
+            check_simulator(self.policy_spec, run.task or "")
             restricted = self.dataset.info.restricts_actions
         except ConfigError as error:
             problem = str(error)
@@ -66,7 +66,9 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
         if problems := [said for said, _ in gathered if said]:
             raise ConfigError(problems[0])
         if any(some for _, some in gathered) and not restricted:  # machines may hold parts of a log
-            self.about = replace(self.about, info=replace(self.about.info, has_impossible_actions=True))
+            self.policy_spec = replace(
+                self.policy_spec, info=replace(self.policy_spec.info, has_impossible_actions=True)
+            )
         layout = agree(self.dataset, self.comm.gather_object, self.world, run.data_layout)
         info = self.dataset.info
         words = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {run.data}"

@@ -1,7 +1,7 @@
-"""Networks that score actions that are features.
+"""Networks that score actions described by features.
 
 Shapes: N rows, S features of a state, K of an action, m candidates of all rows together, A actions that every row may
-take, H units, O numbers that are told of an action.
+take, H units, O outputs for an action.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.encoders import ACTIVATIONS, Mlp
 from lockstep.torch.layers import linear
-from lockstep.torch.scoring.ragged import Candidates, spread
+from lockstep.torch.scoring.choices import Candidates, Choices
 
 
 class CandidateNetwork(nn.Module):
-    """What is known of an action `a` in a state `s`: linear layers behind [s; a].
+    """Linear layers from a state and an action [s; a] to a score (Gauci et al., 2018, arXiv:1811.00260, section 5.2).
 
-    The first layer is W_s s + W_a a + b. Where a state has several actions, W_s s + b is computed once for all of them.
+    The first layer is W_s s + W_a a + b. If a state has several actions, W_s s + b is computed once for all of them.
 
-    With `dueling`, V(s) + A(s, a) of two such networks (Wang et al., 2016, arXiv:1511.06581). No mean of A is taken
-    off: what an action is worth must not depend on which others are possible beside it.
+    With `dueling`, V(s) + A(s, a) of two such networks (Wang et al., 2016, arXiv:1511.06581). The mean of A is not
+    subtracted: the value of an action must not depend on which other actions are possible.
 
     Args:
         state_size: S.
         action_size: K.
         config: hidden layers.
-        outputs: O; `None`: one number, and no axis for it.
+        outputs: O; `None`: one output, without an axis for it.
         dueling: two streams, one of the state alone.
     """
 
@@ -54,39 +54,40 @@ class CandidateNetwork(nn.Module):
                 part.initialize(generator)
 
     def forward(self, state: Tensor, candidates: Tensor, owner: Tensor) -> Tensor:
-        """Of candidates [m, K], each possible in the state [N, S] number `owner` [m]; to [m], or to [m, O]."""
-        return self._told(state, candidates, lambda x: x.index_select(0, owner))
+        """Score candidates [m, K], each in the state [N, S] number `owner` [m]; [m] or [m, O]."""
+        return self._scores(state, candidates, lambda x: x.index_select(0, owner))
 
-    def of_lists(self, state: Tensor, lists: Candidates) -> Tensor:
-        """As `forward`, for learning: its gradient has the same bits each time on a GPU, too."""
-        return self._told(state, lists.values, lambda x: spread(x, lists))
+    def of_choices(self, state: Tensor, choices: Choices) -> Tensor:
+        """As `forward`, for learning: its gradient has the same bits each time, also on a GPU."""
+        assert isinstance(choices, Candidates)
+        return self._scores(state, choices.values, choices.repeat)
 
     def of_one(self, state: Tensor, action: Tensor) -> Tensor:
-        """Of one action [N, K] in each state [N, S]; to [N], or to [N, O]."""
+        """Score one action [N, K] in each state [N, S]; [N] or [N, O]."""
         advantage = self.body(torch.cat([state, action], -1))
         return self._shaped(advantage if self.value is None else advantage + self.value(state))
 
     def of_all(self, state: Tensor, actions: Tensor) -> Tensor:
-        """Of the same actions [A, K] in each state [N, S], to [N, A], or to [N, A, O]."""
-        first, weight = self._first(state)
-        advantage = self._behind_the_first(first.unsqueeze(1) + F.linear(actions, weight))
+        """Score the same actions [A, K] in each state [N, S]; [N, A] or [N, A, O]."""
+        first, weight = self._first_layer(state)
+        advantage = self._later_layers(first.unsqueeze(1) + F.linear(actions, weight))
         return self._shaped(advantage if self.value is None else advantage + self.value(state).unsqueeze(1))
 
-    def _told(self, state: Tensor, candidates: Tensor, spread_out: Callable[[Tensor], Tensor]) -> Tensor:
-        first, weight = self._first(state)
-        x = spread_out(first)
-        # Added where it lies: x is as large as anything here, and nobody else needs it.
+    def _scores(self, state: Tensor, candidates: Tensor, repeat: Callable[[Tensor], Tensor]) -> Tensor:
+        first, weight = self._first_layer(state)
+        x = repeat(first)
+        # In place: x is the largest tensor here, and nothing else reads it.
         x = x.addmm_(candidates.to(x.dtype), weight.T.to(x.dtype))
-        advantage = self._behind_the_first(x)
-        return self._shaped(advantage if self.value is None else advantage + spread_out(self.value(state)))
+        advantage = self._later_layers(x)
+        return self._shaped(advantage if self.value is None else advantage + repeat(self.value(state)))
 
-    def _first(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer makes of a state [N, H], and its weight for actions [H, K]."""
+    def _first_layer(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The first layer's part that depends on the state [N, H], and its weight for actions [H, K]."""
         layer = self.body.layers[0]
         weight = layer.weight
         return F.linear(state, weight[:, : self.state_size], layer.bias), weight[:, self.state_size :]
 
-    def _behind_the_first(self, x: Tensor) -> Tensor:
+    def _later_layers(self, x: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.body.activation]
         for layer in list(self.body.layers)[1:]:
             x = linear(activation(x), layer.weight, layer.bias)
@@ -97,7 +98,7 @@ class CandidateNetwork(nn.Module):
 
 
 class CandidateHeads(nn.Module):
-    """Models of the reward and of a policy's value, for estimates: each of O = 1 + M numbers, the reward first.
+    """Models of the outcome of a candidate, as `ScoreHeads`: O = 1 + M outputs each, the reward first.
 
     Attributes:
         reward: E[r, metrics | s, a].

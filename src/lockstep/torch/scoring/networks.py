@@ -1,4 +1,4 @@
-"""Networks that score the named actions of logged data, and those that predict what comes of them.
+"""Networks that score the named actions of logged data, and networks that predict their outcomes.
 
 Shapes: N rows, S numbers of a normalized state, A actions, M metrics.
 """
@@ -12,21 +12,21 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import Head
+from lockstep.torch.scoring.choices import ActionMask, Choices
+from lockstep.torch.value_losses import chosen
 
 LEFT_OUT = -1e9
-"""The score of an action that must not be chosen: it is not possible, or BCQ leaves it out."""
-_NEVER = torch.finfo(torch.float32).min
+"""The score of an action that must not be chosen: it is impossible, or BCQ leaves it out."""
 
 
 class ScoreNetwork(nn.Module):
-    """Linear layers from a state to a number for each action; with `dueling` in two streams, each with a last layer.
+    """Linear layers from a state to a score for each action; with `dueling` in two streams, each with a last layer.
 
     Args:
         state_size: S.
-        num_actions: A, or how many numbers else.
+        num_actions: A, the number of outputs.
         config: the layers.
-        dueling: add what the state is worth to how much better than the mean each action is (Wang et al., 2016,
-            arXiv:1511.06581, eq. 9).
+        dueling: Q(s, a) = V(s) + A(s, a) - mean_b A(s, b) (Wang et al., 2016, arXiv:1511.06581, eq. 9).
     """
 
     def __init__(self, state_size: int, num_actions: int, config: ScoreNetworkConfig, *, dueling: bool = False) -> None:
@@ -51,6 +51,14 @@ class ScoreNetwork(nn.Module):
             return advantage
         return self.value(features) + advantage - advantage.mean(1, keepdim=True)
 
+    def of_choices(self, state: Tensor, choices: Choices) -> Tensor:
+        """Scores of all actions [N, A] in states [N, S]."""
+        return self(state)
+
+    def of_one(self, state: Tensor, action: Tensor) -> Tensor:
+        """Scores of one action [N] in each state [N, S]; [N]."""
+        return chosen(self(state), action)
+
 
 class ConstrainedNetwork(nn.Module):
     """Scores without the actions that the log hardly takes (discrete BCQ; Fujimoto et al., 2019, arXiv:1910.01708).
@@ -58,7 +66,7 @@ class ConstrainedNetwork(nn.Module):
     Attributes:
         scores: [N, S] to Q [N, A].
         behaviour: [N, S] to logits [N, A] of what the log does.
-        threshold: an action of probability p is left out where p / max p is lower.
+        threshold: an action with probability p is left out if p / max p is lower than this.
     """
 
     def __init__(
@@ -75,26 +83,26 @@ class ConstrainedNetwork(nn.Module):
         self.behaviour.initialize(generator)
 
     def forward(self, state: Tensor, possible: Tensor) -> Tensor:
-        """[N, S], and 0 where an action is not possible [N, A], to Q [N, A]; `LEFT_OUT` where it is not `allowed`."""
+        """Q [N, A] of states [N, S]; `LEFT_OUT` where an action is not `allowed` (`possible` [N, A])."""
         return torch.where(self.allowed(state, possible), self.scores(state), LEFT_OUT)
 
     def allowed(self, state: Tensor, possible: Tensor) -> Tensor:
-        """Whether an action is possible, and the log takes it often enough among those that are; bool [N, A].
+        """Whether an action is possible and the log takes it often enough among the possible ones; bool [N, A].
 
-        Acting, judging and the target of Q-learning all ask this. The behaviour model learns only which of the
-        *possible* actions the log takes: its logits of the others mean nothing, so they must not be the favourite.
+        Acting, evaluation and the target of Q-learning share this rule. The behaviour model is trained on *possible*
+        actions only. Its logits of impossible ones are arbitrary, so they are masked before the maximum is taken.
         """
-        return likely(masked(self.behaviour(state), possible), self.threshold) & (possible != 0)
+        return likely(ActionMask(possible).masked(self.behaviour(state)), self.threshold) & (possible != 0)
 
 
 class ScoreHeads(nn.Module):
-    """What comes of an action: models for the estimates that need them, learned beside the policy.
+    """Models of the outcome of an action, which some estimators need; trained together with the policy.
 
     Attributes:
-        reward: what the action gives at once.
-        value: what it gives in all, discounted, if the policy goes on from there.
+        reward: the immediate reward and metrics.
+        value: the discounted sums of the same if the policy acts from the next state on.
 
-    Both take states [N, S] to [N, A, 1 + M]: the reward, then each metric.
+    Both map states [N, S] to [N, A, 1 + M]: the reward, then each metric.
     """
 
     def __init__(self, state_size: int, num_actions: int, num_metrics: int, config: ScoreNetworkConfig) -> None:
@@ -108,7 +116,7 @@ class ScoreHeads(nn.Module):
 
 
 class OutcomeNetwork(nn.Module):
-    """Several numbers for each action: [N, S] to [N, A, outcomes]."""
+    """Several outputs for each action: [N, S] to [N, A, outcomes]."""
 
     def __init__(self, state_size: int, num_actions: int, outcomes: int, config: ScoreNetworkConfig) -> None:
         super().__init__()
@@ -118,11 +126,19 @@ class OutcomeNetwork(nn.Module):
         """[N, S] to [N, A, outcomes]."""
         return self.network(state).unflatten(1, self._shape)
 
+    def of_choices(self, state: Tensor, choices: Choices) -> Tensor:
+        """Outcomes of all actions [N, A, outcomes] in states [N, S]."""
+        return self(state)
+
+    def of_one(self, state: Tensor, action: Tensor) -> Tensor:
+        """Outcomes of one action [N] in each state [N, S]; [N, outcomes]."""
+        return chosen(self(state), action)
+
 
 def score_network(
     state_size: int, num_actions: int, config: ScoreNetworkConfig, algorithm: OfflineDQNConfig | CloningConfig
 ) -> ScoreNetwork | ConstrainedNetwork:
-    """The network that the algorithm scores named actions with."""
+    """The network with which the algorithm scores named actions."""
     if not isinstance(algorithm, OfflineDQNConfig):
         return ScoreNetwork(state_size, num_actions, config)
     dueling, threshold = algorithm.dueling, algorithm.bcq_threshold
@@ -136,22 +152,3 @@ def likely(logits: Tensor, threshold: float) -> Tensor:
     logits = logits.float()
     ratio = logits - logits.amax(-1, keepdim=True)  # log (p / max p)
     return ratio >= (math.log(threshold) if threshold > 0 else -math.inf)
-
-
-def masked(scores: Tensor, possible: Tensor) -> Tensor:
-    """Scores [N, A], float32, as low as can be where an action is not possible; finite, so that 0 times one is 0."""
-    return scores.float().masked_fill(possible == 0, _NEVER)
-
-
-def probability(scores: Tensor, possible: Tensor, config: OfflineDQNConfig | CloningConfig) -> Tensor:
-    """How often the policy takes each action [N, A]: the best possible one, or by softmax(scores / temperature).
-
-    Args:
-        scores: [N, A].
-        possible: 0 where an action is not [N, A].
-        config: `policy` and `temperature`.
-    """
-    if config.policy == "greedy":
-        best = masked(scores, possible).argmax(-1, keepdim=True)
-        return torch.zeros_like(scores, dtype=torch.float32).scatter_(-1, best, 1.0)
-    return masked(scores.float() / config.temperature, possible).softmax(-1)

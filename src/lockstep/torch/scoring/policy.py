@@ -1,7 +1,7 @@
-"""What was learned from a log: a network that scores actions, and what makes its inputs of raw features.
+"""A policy learned from a log: a network that scores actions, and the preprocessing of its raw features.
 
-Shapes: N rows, F raw features of a state, S numbers that the network sees of them, A named actions, m candidates, K
-numbers of a candidate, M metrics.
+Shapes: N rows, F raw features of a state, S numbers after preprocessing, A named actions, m candidates, K numbers of a
+candidate, M metrics.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,8 @@ from lockstep.run import OFFLINE_ALGORITHMS, ScoreNetworkConfig
 from lockstep.session.policy_file import FROM_LOG, damaged, newer, write
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.scoring.candidates import CandidateHeads, CandidateNetwork
-from lockstep.torch.scoring.networks import LEFT_OUT, ConstrainedNetwork, ScoreHeads, probability, score_network
+from lockstep.torch.scoring.choices import ActionMask
+from lockstep.torch.scoring.networks import LEFT_OUT, ConstrainedNetwork, ScoreHeads, score_network
 from lockstep.torch.scoring.preprocess import Preprocessor
 
 FORMAT = 1
@@ -33,13 +34,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """All that a policy follows from, but its parameters."""
+    """Everything that defines a policy except its parameters."""
 
     info: DatasetInfo
-    """Of the data it was learned from."""
+    """Of the training data."""
     state: Features
     action: Features | None
-    """Of candidates; None where actions have names."""
+    """Features of candidates; None for named actions."""
     network: ScoreNetworkConfig
     algo: str
     algorithm: OfflineDQNConfig | CloningConfig
@@ -61,7 +62,7 @@ class PolicySpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "PolicySpec":
-        """From what `to_dict` gave."""
+        """From the result of `to_dict`."""
         algo = str(data["algo"]).removeprefix(FROM_LOG)
         return cls(
             info=DatasetInfo.from_dict(data["info"]),
@@ -75,39 +76,39 @@ class PolicySpec:
 
 
 class ScoringPolicy(nn.Module):
-    """Scores of actions, and what a policy makes of them.
+    """A network that scores actions, and the policy that follows from the scores.
 
     Args:
-        about: what it follows from.
-        seed: of the parameters.
+        policy_spec: everything but the parameters.
+        seed: of the initial parameters.
 
     Attributes:
-        about: what it follows from.
-        state: from raw features of states to what the network sees.
-        action: the same of candidates; None where actions have names.
-        network: `ScoreNetwork` for named actions, `CandidateNetwork` for candidates.
+        policy_spec: everything but the parameters.
+        state: preprocesses raw features of states.
+        action: preprocesses raw features of candidates; None for named actions.
+        network: `ScoreNetwork` or `ConstrainedNetwork` for named actions, `CandidateNetwork` for candidates.
         heads: models of the reward, of metrics and of the policy's value, for estimates; None without them.
-        distribution: how a simulator's actions are chosen from `forward`.
+        distribution: chooses a simulator's actions from the result of `forward`.
     """
 
-    def __init__(self, about: PolicySpec, seed: int = 0) -> None:
+    def __init__(self, policy_spec: PolicySpec, seed: int = 0) -> None:
         super().__init__()
-        info, config = about.info, about.algorithm
-        self.about, self.spec = about, about.spec
-        self.state = Preprocessor(about.state)
-        self.action = None if about.action is None else Preprocessor(about.action)
+        info, config = policy_spec.info, policy_spec.algorithm
+        self.policy_spec, self.spec = policy_spec, policy_spec.spec
+        self.state = Preprocessor(policy_spec.state)
+        self.action = None if policy_spec.action is None else Preprocessor(policy_spec.action)
         dueling = isinstance(config, OfflineDQNConfig) and config.dueling
         self.heads: ScoreHeads | CandidateHeads | None = None
         if self.action is None:
             size = (info.state_size, len(info.actions))
-            self.network = score_network(*size, about.network, config)
+            self.network = score_network(*size, policy_spec.network, config)
             if config.estimate:
-                self.heads = ScoreHeads(*size, len(info.metrics), about.network)
+                self.heads = ScoreHeads(*size, len(info.metrics), policy_spec.network)
         else:
             size = (info.state_size, info.action_size)
-            self.network = CandidateNetwork(*size, about.network, dueling=dueling)
+            self.network = CandidateNetwork(*size, policy_spec.network, dueling=dueling)
             if config.estimate:
-                self.heads = CandidateHeads(*size, len(info.metrics), about.network)
+                self.heads = CandidateHeads(*size, len(info.metrics), policy_spec.network)
         generator = torch.Generator().manual_seed(seed)
         for part in (self.network, self.heads):
             if part is not None:
@@ -120,25 +121,25 @@ class ScoringPolicy(nn.Module):
 
     @property
     def info(self) -> DatasetInfo:
-        """Of the data it was learned from."""
-        return self.about.info
+        """Of the training data."""
+        return self.policy_spec.info
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """A simulator's observation [N, F] to scores [N, A], divided by the temperature, and the best of them [N]."""
+        """Map a simulator's observations [N, F] to scores [N, A] over the temperature, and their maximum [N]."""
         state = self.state(observation, torch.ones_like(observation))
         if not isinstance(self.network, CandidateNetwork):
-            every = state.new_ones(len(state), len(self.info.actions))  # in a simulator every action is possible
-            scores = self.scores(state, every)[:, self._order]
+            possible = state.new_ones(len(state), len(self.info.actions))  # in a simulator every action is possible
+            scores = self.scores(state, possible)[:, self._order]
         else:
             scores = self.network.of_all(state, self._order)
-        scores = scores / self.about.algorithm.temperature
+        scores = scores / self.policy_spec.algorithm.temperature
         return scores, scores.amax(-1)
 
     def scores(self, state: Tensor, possible: Tensor) -> Tensor:
-        """Scores of named actions [N, A], of normalized states [N, S]; `LEFT_OUT` where an action is left out.
+        """Scores of named actions [N, A]; `LEFT_OUT` for actions that must not be chosen.
 
         Args:
-            state: [N, S].
+            state: preprocessed [N, S].
             possible: 1 for actions that may be taken, else 0 [N, A].
         """
         if isinstance(self.network, ConstrainedNetwork):
@@ -146,43 +147,43 @@ class ScoringPolicy(nn.Module):
         return torch.where(possible != 0, self.network(state), LEFT_OUT)
 
     def probability(self, scores: Tensor, possible: Tensor) -> Tensor:
-        """pi(a) of each action [N, A]: all on the highest score, or softmax(scores / temperature).
+        """pi(a) of each named action [N, A]: 1 for the highest score, or softmax(scores / temperature).
 
         Args:
             scores: [N, A].
-            possible: 1 for actions that may be taken, else 0 [N, A]; a row without any has probability 0 everywhere.
+            possible: 1 for actions that may be taken, else 0 [N, A]; in a row of zeros all probabilities are 0.
         """
-        chosen = probability(scores, possible, self.about.algorithm)
-        return torch.where(possible.any(-1, keepdim=True), chosen, torch.zeros_like(chosen))
+        found = ActionMask(possible).probability(scores, self.policy_spec.algorithm)
+        return torch.where(possible.any(-1, keepdim=True), found, torch.zeros_like(found))
 
     def _actions_of_simulator(self, count: int) -> Tensor:
-        """For each action of the simulator, the score that belongs to it, or the normalized candidate [A, K]."""
+        """For each action of the simulator the index of its score [A], or its preprocessed candidate [A, K]."""
         info = self.info
         if self.action is None:
             numbers = [str(i) for i in range(count)]
             order = [info.actions.index(n) for n in numbers] if set(numbers) <= set(info.actions) else range(count)
             found = torch.tensor(list(order))
         else:
-            assert self.about.action is not None
-            ids = self.about.action.ids
+            assert self.policy_spec.action is not None
+            ids = self.policy_spec.action.ids
             raw = np.array([[candidate.get(name, np.nan) for name in ids] for candidate in info.candidates])
-            found = torch.from_numpy(self.about.action.normalize(raw.astype(np.float64)))
+            found = torch.from_numpy(self.policy_spec.action.normalize(raw.astype(np.float64)))
         self._order: Tensor
         self.register_buffer("_order", found, persistent=False)
         return self._order
 
 
 def save_scoring(path: Path, policy: ScoringPolicy) -> None:
-    """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
+    """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
-    write(path, arrays, None, policy.about.to_dict())
+    write(path, arrays, None, policy.policy_spec.to_dict())
 
 
-def made_scoring(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ScoringPolicy:
-    """The policy of a file, from what its metadata and tensors are; `path` is for messages."""
-    if about["format"] > FORMAT:
-        raise newer(path, about)
-    policy = ScoringPolicy(PolicySpec.from_dict(about))
+def scoring_from_file(path: Path, policy_spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ScoringPolicy:
+    """The policy of a file's metadata and tensors; `path` is for messages."""
+    if policy_spec["format"] > FORMAT:
+        raise newer(path, policy_spec)
+    policy = ScoringPolicy(PolicySpec.from_dict(policy_spec))
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
@@ -190,9 +191,9 @@ def made_scoring(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Ten
     return policy
 
 
-def check_simulator(about: PolicySpec, task: str) -> None:
-    """Raise `ConfigError` for a simulator whose observations or actions are not those of the log."""
-    spec, info = about.spec, about.info
+def check_simulator(policy_spec: PolicySpec, task: str) -> None:
+    """Raise `ConfigError` if a simulator's observations or actions do not match those of the log."""
+    spec, info = policy_spec.spec, policy_spec.info
     if spec is None:
         return
     if spec.image is not None or spec.observation_size != len(info.state_features):

@@ -260,7 +260,7 @@ class TestCommand:
     def run_dir(self, dataset, tmp_path):
         path = tmp_path / "run"
         path.mkdir()
-        config = OfflineRun(data=str(dataset.path), algo=policy_of(dataset).about.algo)
+        config = OfflineRun(data=str(dataset.path), algo=policy_of(dataset).policy_spec.algo)
         (path / "run.yaml").write_text(dump(config))
         save_policy(path / "policy.safetensors", policy_of(dataset), None, config)
         return path

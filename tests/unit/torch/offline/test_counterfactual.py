@@ -64,7 +64,7 @@ def outcomes(policy, row):
             heads = policy.heads.reward(state, values, owner), policy.heads.value(state, values, owner)
             kept, taken = np.arange(len(values)), int(row.action_index[0])
     scores = scores.double().numpy()[kept]
-    config = policy.about.algorithm
+    config = policy.policy_spec.algorithm
     if config.policy == "greedy":
         pi = np.eye(len(kept))[scores.argmax()]
     else:
@@ -209,7 +209,7 @@ def test_actions_that_are_nowhere_in_the_log(tmp_path):
 
 def test_data_that_do_not_fit_are_refused(tmp_path):
     mine = Dataset.open(made_data.discrete(tmp_path / "mine", rows=50))
-    about = policy_of(mine, run_of(mine)).about
+    about = policy_of(mine, run_of(mine)).policy_spec
     check_fits(about, mine)
     for name, other in (
         ("kind", made_data.parametric(tmp_path / "kind", rows=50)),

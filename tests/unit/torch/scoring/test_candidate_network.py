@@ -10,7 +10,7 @@ from torch import nn
 from lockstep.data.columns import Ragged
 from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.scoring.candidates import CandidateHeads, CandidateNetwork
-from lockstep.torch.scoring.ragged import Candidates
+from lockstep.torch.scoring.choices import Candidates
 
 STATE, ACTION, LENGTHS = 5, 3, [2, 0, 4, 1]
 
@@ -49,11 +49,11 @@ def plain(made, state, action):
 @pytest.mark.parametrize("dueling", [False, True])
 def test_all_ways_to_score_agree(hidden, outputs, dueling):
     made, (state, lists) = network(hidden, outputs=outputs, dueling=dueling), inputs()
-    wanted = plain(made, state[lists.row], lists.values)
+    wanted = plain(made, state[lists.owner], lists.values)
     for found in (
-        made(state, lists.values, lists.row),
-        made.of_lists(state, lists),
-        made.of_one(state[lists.row], lists.values),
+        made(state, lists.values, lists.owner),
+        made.of_choices(state, lists),
+        made.of_one(state[lists.owner], lists.values),
     ):
         torch.testing.assert_close(found, wanted)
     for i, row in enumerate(made.of_all(state, lists.values)):
@@ -64,8 +64,8 @@ def test_all_ways_to_score_agree(hidden, outputs, dueling):
 def test_gradients_are_those_of_the_plain_network(dueling):
     made, (state, lists) = network(dueling=dueling), inputs()
     weight = torch.arange(1.0, len(lists.values) + 1)
-    wanted = torch.autograd.grad(weight @ plain(made, state[lists.row], lists.values), list(made.parameters()))
-    for found in (made.of_lists(state, lists), made(state, lists.values, lists.row)):
+    wanted = torch.autograd.grad(weight @ plain(made, state[lists.owner], lists.values), list(made.parameters()))
+    for found in (made.of_choices(state, lists), made(state, lists.values, lists.owner)):
         given = torch.autograd.grad(weight @ found, list(made.parameters()))
         for one, right in zip(given, wanted, strict=True):
             torch.testing.assert_close(one, right, rtol=1e-4, atol=1e-5)
@@ -73,8 +73,8 @@ def test_gradients_are_those_of_the_plain_network(dueling):
 
 def test_what_is_worth_of_an_action_does_not_depend_on_the_others():
     made, (state, lists) = network(dueling=True), inputs()
-    alone = torch.cat([made.of_lists(state[i : i + 1], lists.of_row(i)) for i in range(len(state))])
-    torch.testing.assert_close(made.of_lists(state, lists), alone)
+    alone = torch.cat([made.of_choices(state[i : i + 1], lists.row(i)) for i in range(len(state))])
+    torch.testing.assert_close(made.of_choices(state, lists), alone)
 
 
 def test_the_state_goes_through_the_first_layer_once():
@@ -89,19 +89,19 @@ def test_the_state_goes_through_the_first_layer_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", counted)
-        made.of_lists(state, lists)
+        made.of_choices(state, lists)
     assert seen[0] == (len(state), STATE)
     assert all(shape[1] != STATE + ACTION for shape in seen)
 
 
 def test_low_precision_keeps_every_way():
     made, (state, lists) = network(), inputs()
-    wanted = made.of_lists(state, lists)
+    wanted = made.of_choices(state, lists)
     with torch.autocast("cpu", torch.bfloat16):
         for found in (
-            made.of_lists(state, lists),
-            made(state, lists.values, lists.row),
-            made.of_one(state[lists.row], lists.values),
+            made.of_choices(state, lists),
+            made(state, lists.values, lists.owner),
+            made.of_one(state[lists.owner], lists.values),
         ):
             assert found.dtype == torch.bfloat16
             torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
@@ -119,6 +119,6 @@ def test_the_seed_decides():
 def test_heads_always_have_their_axis():
     heads, (state, lists) = CandidateHeads(STATE, ACTION, 0, ScoreNetworkConfig()), inputs()
     heads.initialize(torch.Generator().manual_seed(0))
-    assert heads.reward(state, lists.values, lists.row).shape == (7, 1)
+    assert heads.reward(state, lists.values, lists.owner).shape == (7, 1)
     assert heads.value.of_one(state, lists.values[:4]).shape == (4, 1)
-    assert CandidateHeads(STATE, ACTION, 2, ScoreNetworkConfig()).value.of_lists(state, lists).shape == (7, 3)
+    assert CandidateHeads(STATE, ACTION, 2, ScoreNetworkConfig()).value.of_choices(state, lists).shape == (7, 3)

@@ -70,7 +70,7 @@ def chosen(made, dataset, rows=slice(None)):
     """What the policy takes [N, A], by loops over rows and over the actions that are possible there."""
     state = torch.from_numpy(dataset.column("state")[np.arange(len(dataset))[rows]])
     possible = dataset.column("possible_actions")[np.arange(len(dataset))[rows]]
-    config, network, found = made.about.algorithm, made.network, []
+    config, network, found = made.policy_spec.algorithm, made.network, []
     with torch.no_grad():
         constrained = getattr(config, "bcq_threshold", None) is not None
         scores = (network.scores if constrained else network)(state)
@@ -192,14 +192,14 @@ def test_a_restriction_that_another_machine_has_seen_counts(dataset):
         session.comm = SimpleNamespace(gather_object=gather)
         with patch.object(DatasetInfo, "restricts_actions", property(lambda info: bool(info.has_impossible_actions))):
             session.open_data()
-            assert session.about.info.restricts_actions == others
+            assert session.policy_spec.info.restricts_actions == others
 
 
 def test_without_the_input_every_action_is_possible(dataset, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     made, _ = policy(dataset, OfflineDQNConfig())
-    made.about = replace(made.about, info=replace(made.info, has_impossible_actions=False))
+    made.policy_spec = replace(made.policy_spec, info=replace(made.info, has_impossible_actions=False))
     done = export(made, dataset, tmp_path / "policy.onnx", "onnx")
     value = dataset.column("state")[np.arange(50)].astype(np.float64)
     out = run_onnx(done.path, {"state_value": value, "state_presence": np.ones(value.shape, np.bool_)})

@@ -5,13 +5,13 @@ import torch
 
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.run import ScoreNetworkConfig
+from lockstep.torch.scoring.choices import ActionMask
 from lockstep.torch.scoring.networks import (
     LEFT_OUT,
     ConstrainedNetwork,
     ScoreHeads,
     ScoreNetwork,
     likely,
-    probability,
     score_network,
 )
 
@@ -76,13 +76,13 @@ def test_likely_compares_with_the_favourite(threshold, wanted):
 
 
 def test_probability_of_the_greedy_policy():
-    found = probability(SCORES, POSSIBLE, OfflineDQNConfig())
+    found = ActionMask(POSSIBLE).probability(SCORES, OfflineDQNConfig())
     assert found[:2].tolist() == [[0, 0, 1], [0, 1, 0]]
     assert found[2].isfinite().all()
 
 
 def test_probability_of_the_softmax_policy():
-    found = probability(SCORES, POSSIBLE, OfflineDQNConfig(policy="softmax", temperature=0.5))
+    found = ActionMask(POSSIBLE).probability(SCORES, OfflineDQNConfig(policy="softmax", temperature=0.5))
     e = math.exp(2.0)
     torch.testing.assert_close(found[0], torch.tensor([1, e, e * e]) / (1 + e + e * e))
     torch.testing.assert_close(found[1], torch.tensor([1, e, 0]) / (1 + e))
@@ -92,7 +92,7 @@ def test_probability_of_the_softmax_policy():
 def test_softmax_of_scores_that_were_left_out():
     scores = torch.tensor([[1.0, LEFT_OUT, LEFT_OUT]])
     config = OfflineDQNConfig(policy="softmax", temperature=1e-3)
-    assert probability(scores, torch.ones(1, 3), config).tolist() == [[1, 0, 0]]
+    assert ActionMask(torch.ones(1, 3)).probability(scores, config).tolist() == [[1, 0, 0]]
 
 
 def test_heads_tell_reward_and_metrics_of_every_action():

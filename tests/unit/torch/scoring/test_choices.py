@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from lockstep.data.columns import Ragged
-from lockstep.torch.scoring import ragged
-from lockstep.torch.scoring.ragged import Candidates
+from lockstep.torch.scoring.choices import Candidates
 
 LENGTHS = {"mixed": [0, 3, 1, 0, 0, 5, 2], "none": [0, 0], "one row": [4], "no row": []}
 
@@ -36,51 +35,50 @@ def near(found, wanted):
     torch.testing.assert_close(found, torch.stack(wanted) if wanted else found.new_zeros(0), rtol=1e-9, atol=1e-12)
 
 
-def test_each_candidate_knows_its_row(lists):
+def test_owner_is_the_row_of_each_candidate(lists):
     rows = [i for i, length in enumerate(lists.lengths.tolist()) for _ in range(length)]
-    assert lists.row.tolist() == rows
+    assert lists.owner.tolist() == rows
     assert lists.offsets[-1] == len(lists.values)
 
 
 def test_a_row_alone_has_its_own_candidates(lists):
     for i, own in enumerate(parts(lists.values, lists)):
-        alone = lists.of_row(i)
+        alone = lists.row(i)
         assert torch.equal(alone.values, own)
-        assert (alone.offsets.tolist(), alone.row.tolist()) == ([0, len(own)], [0] * len(own))
+        assert (alone.offsets.tolist(), alone.owner.tolist()) == ([0, len(own)], [0] * len(own))
 
 
 def test_sum_and_largest_of_each_row(lists, x):
-    near(ragged.total(x, lists), [part.sum() for part in parts(x, lists)])
-    near(ragged.largest(x, lists), [part.max() if len(part) else x.new_zeros(()) for part in parts(x, lists)])
+    near(lists.sum(x), [part.sum() for part in parts(x, lists)])
+    near(lists.max(x), [part.max() if len(part) else x.new_zeros(()) for part in parts(x, lists)])
 
 
 def test_first_largest_of_each_row(lists, x):
     ties = (x.abs() < 9).double()  # all are the largest
     for of in (x, ties):
-        index = ragged.first_largest(of, lists)
+        index = lists.argmax(of)
         begins = lists.offsets[:-1].tolist()
         wanted = [
             begin + part.argmax().item() if len(part) else len(x)
             for begin, part in zip(begins, parts(of, lists), strict=True)
         ]
         assert index.tolist() == wanted
-        near(ragged.pick(of, index), [part.max() if len(part) else x.new_zeros(()) for part in parts(of, lists)])
+        near(lists.pick_best(of, of), [part.max() if len(part) else x.new_zeros(()) for part in parts(of, lists)])
 
 
-def test_pick_takes_all_columns():
+def test_pick_best_takes_all_columns():
     x, lists = torch.arange(6.0).view(3, 2), lists_of([2, 0, 1])
-    index = ragged.first_largest(x[:, 0], lists)
-    assert ragged.pick(x, index).tolist() == [[2, 3], [0, 0], [4, 5]]
+    assert lists.pick_best(x, x[:, 0]).tolist() == [[2, 3], [0, 0], [4, 5]]
 
 
-def test_a_score_that_is_no_number_hides_nothing():
+def test_argmax_with_nan_is_a_position_of_the_row():
     """Where nothing compares, an index must still be one of the row's."""
     lists = lists_of([2, 3])
-    assert ragged.first_largest(torch.tensor([1.0, 2.0, 0.0, np.nan, 1.0]), lists).tolist() == [1, 2]
+    assert lists.argmax(torch.tensor([1.0, 2.0, 0.0, np.nan, 1.0])).tolist() == [1, 2]
 
 
 def test_log_sum_exp_and_its_gradient(lists, x):
-    found = ragged.log_sum_exp(x, lists)
+    found = lists.log_sum_exp(x)
     near(found, [part.logsumexp(0) if len(part) else x.new_zeros(()) for part in parts(x, lists)])
     weight = torch.arange(1.0, len(found) + 1, dtype=x.dtype)
     gradient = torch.autograd.grad(weight @ found, x)[0]
@@ -90,13 +88,13 @@ def test_log_sum_exp_and_its_gradient(lists, x):
 
 def test_log_sum_exp_of_large_numbers():
     lists = lists_of([2, 1])
-    found = ragged.log_sum_exp(torch.tensor([1e4, 1e4, -1e4]), lists)
+    found = lists.log_sum_exp(torch.tensor([1e4, 1e4, -1e4]))
     torch.testing.assert_close(found, torch.tensor([1e4 + float(np.log(2)), -1e4]))
 
 
 def test_log_softmax_and_its_gradient(lists, x):
     weight = torch.from_numpy(np.random.default_rng(2).standard_normal(len(x)))
-    found = ragged.log_softmax(x, lists)
+    found = lists.log_softmax(x)
     wanted = torch.cat([x[:0], *(part.log_softmax(0) for part in parts(x, lists))])
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
     gradient, right = (torch.autograd.grad(weight @ of, x)[0] for of in (found, wanted))
@@ -104,20 +102,20 @@ def test_log_softmax_and_its_gradient(lists, x):
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_spread_and_its_gradient(lists, shape):
+def test_repeat_and_its_gradient(lists, shape):
     count = len(lists.offsets) - 1
     x = torch.from_numpy(np.random.default_rng(3).standard_normal((count, *shape))).requires_grad_()
-    found = ragged.spread(x, lists)
-    wanted = x[lists.row]
+    found = lists.repeat(x)
+    wanted = x[lists.owner]
     assert torch.equal(found, wanted)
     weight = torch.from_numpy(np.random.default_rng(4).standard_normal(found.shape))
     gradient, right = (torch.autograd.grad((weight * of).sum(), x)[0] for of in (found, wanted))
     torch.testing.assert_close(gradient, right, rtol=1e-9, atol=1e-12)
 
 
-def test_taken_is_the_candidate_that_was_done():
+def test_pick_takes_a_candidate_by_its_index_in_the_list():
     lists = lists_of([2, 1, 3])
-    assert ragged.taken(lists, torch.tensor([1, 0, 2])).tolist() == [1, 2, 5]
+    assert lists.pick(torch.arange(6.0), torch.tensor([1, 0, 2])).tolist() == [1, 2, 5]
 
 
 @pytest.mark.gpu
@@ -129,9 +127,9 @@ def test_a_gpu_gives_the_same_bits_each_time():
     state = torch.randn(4000, 64, device="cuda", requires_grad=True)
 
     def once():
-        y = ragged.spread(state, lists)
+        y = lists.repeat(state)
         gradient = torch.autograd.grad((y * x.unsqueeze(1)).sum(), state)[0]
-        return [gradient, ragged.log_softmax(x, lists), ragged.first_largest(x, lists), ragged.total(x, lists)]
+        return [gradient, lists.log_softmax(x), lists.argmax(x), lists.sum(x)]
 
     first = once()
     for _ in range(20):
