@@ -1,6 +1,6 @@
-"""Columns of prepared data: arrays that lie in parts on the disk, mapped into memory and gathered as if they were one.
+"""Columns of prepared data: memory-mapped arrays in several parts, gathered as one.
 
-Shapes: n rows of all parts, N rows that are wanted, M metrics, S numbers of a state, A actions, K numbers of an action.
+Shapes: n rows of all parts, N rows to gather, M metrics, S numbers of a state, A actions, K numbers of an action.
 """
 
 import math
@@ -40,18 +40,18 @@ def columns(kind: str, sizes: tuple[int, int, int]) -> dict[str, tuple[str, tupl
 
 
 def offsets_of(name: str) -> str:
-    """The column that says where the rows of a ragged column begin: `[n + 1]`, from 0 within the part."""
+    """The name of the offsets `[n + 1]` of a ragged column; they start at 0 in each part."""
     return f"{name}_offsets"
 
 
 def ragged_names(kind: str) -> tuple[str, ...]:
-    """Columns with any number of rows of their own for each row."""
+    """Columns that hold a list for each row."""
     return ("possible_actions", "possible_next_actions") if kind == "parametric" else ()
 
 
 @dataclass(slots=True)
 class Ragged:
-    """Lists of varying length, one after another: those of row i are `values[offsets[i] : offsets[i + 1]]`."""
+    """Lists of varying length, concatenated: the list of row i is `values[offsets[i] : offsets[i + 1]]`."""
 
     values: NDArray[np.float32]
     """[m, K]: the entries of all lists."""
@@ -65,14 +65,14 @@ class Ragged:
 
 
 class RowLocations:
-    """In which part each of the wanted rows [N] lies, and where there. Worked out once for all columns."""
+    """The part of each of N rows, and its position there. Computed once for all columns."""
 
     def __init__(self, index: Index, part_rows: int, num_rows: int) -> None:
         if index.size and (int(index.min()) < 0 or int(index.max()) >= num_rows):
             raise IndexError(f"a row outside of the {num_rows} that there are")
         self.count = len(index)
         self.parts: list[tuple[int, Index | None, Index]] = []
-        """`(part, which of the wanted rows, their places within the part)`; `None`: all of them."""
+        """`(part, which of the N rows, their positions within the part)`; `None`: all of them."""
         if num_rows <= part_rows:
             self.parts.append((0, None, index))
             return
@@ -83,12 +83,14 @@ class RowLocations:
 
 
 class Column:
-    """One column of all parts: `column[index]` gathers rows [N], `column[start:stop]` reads a run of them."""
+    """One column of all parts: `column[index]` gathers rows [N], `column[start:stop]` reads consecutive ones."""
 
     def __init__(self, parts: Sequence[NDArray[Any]], part_rows: int) -> None:
-        self._parts, self._part_rows = parts, part_rows
+        self._parts = parts
+        self._part_rows = part_rows
         self._num_rows = sum(len(part) for part in parts)
-        self.dtype, self.row_shape = parts[0].dtype, parts[0].shape[1:]
+        self.dtype = parts[0].dtype
+        self.row_shape = parts[0].shape[1:]
 
     def __len__(self) -> int:
         return self._num_rows
@@ -98,7 +100,7 @@ class Column:
             return self.gather(RowLocations(index, self._part_rows, self._num_rows))
         start, stop, step = index.indices(self._num_rows)
         if step != 1:
-            raise ValueError("runs of rows have step 1")
+            raise ValueError("slices of rows must have step 1")
         found = [
             part[max(start - first, 0) : max(stop - first, 0)]
             for first, part in zip(range(0, self._num_rows or 1, self._part_rows), self._parts, strict=True)
@@ -107,10 +109,10 @@ class Column:
         return np.concatenate(found) if found else self._parts[0][:0].copy()
 
     def gather(self, places: RowLocations) -> NDArray[Any]:
-        """The rows at `places`, in the order they were asked for; a new array."""
+        """The rows at `places`, in that order; a new array."""
         found = aligned_empty((places.count, *self.row_shape), self.dtype)
         for part, which, where in places.parts:
-            if which is None:  # the places were checked: clipping only spares numpy a copy of the output
+            if which is None:  # `clip` avoids a copy of the output; RowLocations has checked the bounds
                 np.take(self._parts[part], where, axis=0, out=found, mode="clip")
             else:
                 found[which] = np.take(self._parts[part], where, axis=0, mode="clip")
@@ -121,7 +123,9 @@ class RaggedColumn:
     """A column of lists, gathered without padding."""
 
     def __init__(self, values: Sequence[NDArray[np.float32]], offsets: Sequence[Index], part_rows: int) -> None:
-        self._values, self._offsets, self._part_rows = values, offsets, part_rows
+        self._values = values
+        self._offsets = offsets
+        self._part_rows = part_rows
         self._num_rows = sum(len(part) - 1 for part in offsets)
 
     def __len__(self) -> int:
@@ -133,7 +137,7 @@ class RaggedColumn:
         return self.gather(RowLocations(index, self._part_rows, self._num_rows))
 
     def lengths(self, rows: slice) -> Index:
-        """How long the lists of some rows are; the lists are not read."""
+        """Lengths of the lists of some rows, without reading the lists."""
         index = np.arange(*rows.indices(self._num_rows), dtype=np.int64)
         part, within = np.divmod(index, self._part_rows)
         found = np.empty_like(index)
@@ -143,7 +147,7 @@ class RaggedColumn:
         return found
 
     def gather(self, places: RowLocations) -> Ragged:
-        """The lists of the rows at `places`, in the order they were asked for; new arrays."""
+        """The lists of the rows at `places`, in that order; new arrays."""
         begins = [np.take(self._offsets[part], where, mode="clip") for part, _, where in places.parts]
         lengths = [
             np.take(self._offsets[part], where + 1, mode="clip") - begin
@@ -168,7 +172,7 @@ class RaggedColumn:
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """A new array at an address that is a multiple of 64.
 
-    Matrix products may choose their kernel, and with it the last bits of the result, by the address of what they read.
+    Matrix products may choose their kernel, and with it the last bits of the result, by the alignment of their inputs.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + _ALIGNMENT, np.uint8)
@@ -177,7 +181,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself where its address is a multiple of 64, otherwise a copy that has such an address."""
+    """The array itself if its address is a multiple of 64, otherwise an aligned copy."""
     if _address(array) % _ALIGNMENT == 0:
         return array
     copy = aligned_empty(array.shape, array.dtype)

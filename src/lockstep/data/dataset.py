@@ -1,6 +1,6 @@
-"""Prepared data: a directory of columns that are mapped into memory, and what is said of them in `dataset.json`.
+"""Prepared data: a directory of memory-mapped columns, described by `dataset.json`.
 
-`dataset.json` is written last: its presence means that the rest is whole. Nothing in the directory is run as code.
+`dataset.json` is written last: its presence means that the rest is complete. Loading runs no code of the directory.
 """
 
 from collections.abc import Mapping
@@ -28,15 +28,15 @@ from lockstep.errors import ConfigError
 
 
 class Dataset:
-    """Prepared data, open for reading. Columns are mapped, not read: opening takes no time and no memory.
+    """Prepared data, open for reading. Columns are memory-mapped, so that opening reads nothing.
 
     Attributes:
         path: the directory.
-        info: what is in it.
+        info: kind, counts and names.
         state_features: the normalization of states.
-        action_features: that of actions; None of discrete data.
-        features_digest: of both, to compare.
-        about: where it comes from: sources, options, versions.
+        action_features: the normalization of actions; None for discrete data.
+        features_digest: of both normalizations.
+        about: sources, options and versions that it was prepared from.
         row_bytes: bytes on the disk per row.
     """
 
@@ -72,7 +72,7 @@ class Dataset:
             verify: read everything once and compare checksums.
 
         Raises:
-            ConfigError: it is not prepared data, of a newer version, damaged, or its normalization was edited since.
+            ConfigError: it is not prepared data, of another format version, damaged, or its normalization was edited.
         """
         path = Path(path)
         description = described(path)
@@ -84,7 +84,7 @@ class Dataset:
         return self.info.num_rows
 
     def column(self, name: str) -> Column:
-        """A column, as if it were one array."""
+        """A column of plain rows."""
         found = self._columns[name]
         assert isinstance(found, Column), f"{name} is ragged"
         return found
@@ -96,12 +96,12 @@ class Dataset:
         return found
 
     def check_rows(self) -> dict[str, NDArray[Any]]:
-        """Some rows as they were logged: `row` [n], `state_value` [n, F] and `action_value`, NaN where absent."""
+        """Raw values of some rows: `row` [n], `state_value` [n, F] and `action_value`, NaN where absent."""
         with np.load(self.path / CHECK, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
 
     def keys_between(self, low: int, high: int) -> NDArray[np.uint64]:
-        """Keys `[m, 2]` whose first word lies in `[low, high)`, read in bounded memory, in no special order."""
+        """Keys `[m, 2]` whose first word lies in `[low, high)`, read in bounded memory and in no particular order."""
         keys, found = self.column("key"), list[NDArray[np.uint64]]()
         for start in range(0, len(self), 1 << 20):
             part = keys[start : start + (1 << 20)]
@@ -110,13 +110,13 @@ class Dataset:
         return np.concatenate(found)
 
     def rows(self, index: Index, *, n_step: int = 1, gamma: float = 1.0, next_columns: bool = True) -> Rows:
-        """Gather rows [N], in the order asked for.
+        """Gather rows [N], in the order of `index`.
 
         Args:
-            index: which; any of `[0, num_rows)`, also several times.
+            index: row numbers in `[0, num_rows)`; may repeat.
             n_step: rewards summed, at most, before `next_state`; fewer where the trajectory ends.
             gamma: discount per step within the window.
-            next_columns: whether what follows is needed; otherwise those arrays hold no rows.
+            next_columns: whether to gather next states and actions; otherwise those arrays hold no rows.
         """
         places = self._places(index)
         last, steps, reward, metrics = self._window(index, places, n_step, gamma)
@@ -160,7 +160,7 @@ class Dataset:
     def _window(
         self, index: Index, places: RowLocations, n_step: int, gamma: float
     ) -> tuple[Index, Float, Float, Float]:
-        """Of each window: its last row, its length, and the discounted sums of reward and metrics."""
+        """Last row and length of each window, and its discounted sums of reward and metrics."""
         reward, metrics = self._gathered("reward", places), self._gathered("metrics", places)
         if n_step == 1:
             return index, np.ones(len(index), np.float32), reward, metrics
@@ -178,7 +178,7 @@ class Dataset:
         return last, steps, total.astype(np.float32), totals.astype(np.float32)
 
     def _mapped(self, name: str) -> list[NDArray[Any]]:
-        """The parts of a column, checked against what is said of them."""
+        """The parts of a column, checked against `dataset.json`."""
         dtype, shape = columns(self.info.kind, self.info.sizes)[name]
         extra = name in {offsets_of(of) for of in ragged_names(self.info.kind)}
         found: list[NDArray[Any]] = []

@@ -1,4 +1,4 @@
-"""Files of prepared data: their names, whether they are whole, and how they are mapped into memory."""
+"""Files of prepared data: names, integrity checks, memory maps."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError
 
 FORMAT = 1
 PART_ROWS = 1 << 22
-"""Rows of a part, but for the last."""
+"""Rows of every part but the last."""
 DESCRIPTION, CHECK = "dataset.json", "check.npz"
 STATE_FEATURES, ACTION_FEATURES = "state_features.json", "action_features.json"
 _CHUNK = 1 << 24
@@ -21,7 +21,7 @@ _KEYS = {"format", "info", "part_rows", "parts", "files", "about"}
 
 
 def column_file(part: int, name: str) -> str:
-    """Where a column of a part lies, below the directory of the data."""
+    """File name of a column of a part, relative to the directory of the data."""
     return f"part_{part:05}/{name}.npy"
 
 
@@ -35,7 +35,7 @@ def checksum(path: Path) -> str:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What `dataset.json` says. Raises `ConfigError` where there is none that this version can read."""
+    """The contents of `dataset.json`. Raises `ConfigError` if it is missing or of another format version."""
     file = path / DESCRIPTION
     try:
         found = cast(object, json.loads(file.read_text(encoding="utf-8")))
@@ -72,7 +72,7 @@ def _nothing(path: Path) -> str:
 
 
 def check_file(path: Path, name: str, said: dict[str, Any], *, verify: bool) -> None:
-    """Raise `ConfigError` unless a file has the size, and with `verify` the checksum, that is said of it."""
+    """Raise `ConfigError` unless a file has the size, and with `verify` the checksum, of `dataset.json`."""
     file = path / name
     try:
         size = file.stat().st_size
@@ -93,11 +93,13 @@ def check_file(path: Path, name: str, said: dict[str, Any], *, verify: bool) -> 
 
 
 def mapped(file: Path) -> NDArray[Any]:
-    """An array of a file, read when it is touched. Raises `ConfigError` where it is not an array."""
+    """A memory-mapped array. Raises `ConfigError` if the file is not an array."""
     try:
         try:
-            return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))  # plain arrays are quicker to gather
-        except ValueError:  # an array without any number cannot be mapped
+            return np.asarray(
+                np.load(file, mmap_mode="r", allow_pickle=False)
+            )  # plain arrays gather faster than np.memmap
+        except ValueError:  # an empty array cannot be mapped
             return np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"{file} cannot be read as an array ({error}); prepare the data again") from None

@@ -1,4 +1,4 @@
-"""Writing prepared data: columns in order, beside the place where they will stand, renamed when all is there."""
+"""Write prepared data to a temporary directory, and rename it when it is complete."""
 
 import json
 import os
@@ -32,21 +32,21 @@ from lockstep.errors import ConfigError
 from lockstep.system.cores import usable_cores
 
 _HEADER = 128
-"""Bytes before the numbers of a file; numpy leaves room there for any number of rows."""
+"""Bytes of the header of an array file; numpy reserves room in it for any number of rows."""
 
 
 class DatasetWriter:
-    """Writes the columns of prepared data, as a context manager. Left without `finish`, it leaves nothing behind.
+    """Context manager that writes the columns of prepared data. Without `finish`, nothing is left behind.
 
     Args:
-        path: the directory to make. One that exists must be empty, unless it is replaced.
+        path: the directory to create. An existing one must be empty, unless it is replaced.
         kind: `discrete` or `parametric`.
         sizes: as `DatasetInfo.sizes`.
-        replace: take the place of prepared data that is there, when this is finished.
+        replace: replace existing prepared data when `finish` is called.
         part_rows: rows of a part.
 
     Raises:
-        ConfigError: `path` holds something that would be lost.
+        ConfigError: `path` holds files that would be lost.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class DatasetWriter:
         replace: bool = False,
         part_rows: int = PART_ROWS,
     ) -> None:
-        self.path, self._kind, self._part_rows = path, kind, part_rows
+        self.path = path
+        self._kind = kind
+        self._part_rows = part_rows
         check_place(path, replace=replace)
         self._columns, self._sizes = columns(kind, sizes), sizes
         self._ragged = ragged_names(kind)
@@ -75,7 +77,7 @@ class DatasetWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what was not finished."""
+        """Remove the temporary directory unless `finish` has renamed it."""
         for stream in self._streams.values():
             stream.abandon()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -84,7 +86,7 @@ class DatasetWriter:
         """Write the next rows [n] of all columns.
 
         Args:
-            rows: by name, as `columns` says; of a ragged column its lists and, `[n + 1]` from 0, where they begin.
+            rows: by name, as `columns` describes; a ragged column has its lists and their offsets `[n + 1]` from 0.
 
         Raises:
             ValueError: a column is missing, unknown, or of another type or shape.
@@ -122,14 +124,14 @@ class DatasetWriter:
         check: Mapping[str, NDArray[Any]],
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say what the rows are, and make the data appear at its place.
+        """Write the description, and rename the directory to `path`.
 
         Args:
-            info: of what was appended.
-            state_features: by which states were normalized.
-            action_features: parametric: likewise.
-            check: some rows as they were logged; see `Dataset.check_rows`.
-            about: plain values for people: sources, options, versions.
+            info: of the appended rows.
+            state_features: the normalization of states.
+            action_features: the normalization of actions, parametric only.
+            check: raw values of some rows; see `Dataset.check_rows`.
+            about: sources, options and versions as plain values.
         """
         if not self._parts:
             self._begin_part()
@@ -171,20 +173,20 @@ class DatasetWriter:
         self._parts.append(0)
 
     def _end_part(self) -> None:
-        with ThreadPoolExecutor(usable_cores()) as pool:  # to wait for the disk, and to read for checksums, at once
+        with ThreadPoolExecutor(usable_cores()) as pool:
             closed = pool.map(_Stream.close, self._streams.values())
             for name, reported in zip(self._streams, closed, strict=True):
                 self._files[column_file(len(self._parts) - 1, name)] = reported
         self._streams.clear()
 
     def _appear(self) -> None:
-        """Take the place: at no moment does half of the data stand there."""
+        """Rename the temporary directory to `path`, which is never incomplete."""
         os.chmod(self._folder, 0o777 & ~_umask())
         old = None
         if self.path.is_dir() and any(self.path.iterdir()):
             old = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".replaced", dir=self.path.parent))
             os.rename(self.path, old / "data")
-        os.rename(self._folder, self.path)  # onto an empty directory, or onto nothing
+        os.rename(self._folder, self.path)  # `path` is an empty directory or does not exist
         descriptor = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -195,7 +197,7 @@ class DatasetWriter:
 
 
 class _Stream:
-    """An array on the disk that grows by rows; its header says how many when it is closed."""
+    """An array file that grows by rows. Its header gets the number of rows when it is closed."""
 
     def __init__(self, path: Path, dtype: str, shape: tuple[int, ...]) -> None:
         self._path, self._dtype, self._shape = path, dtype, shape
@@ -210,7 +212,7 @@ class _Stream:
         self.count += len(rows)
 
     def close(self) -> dict[str, Any]:
-        """Write the number of rows, force all to the disk, and tell size and checksum."""
+        """Write the number of rows, sync the file to the disk, and return its size and checksum."""
         self._file.seek(0)
         self._head()
         self._file.flush()
@@ -219,7 +221,7 @@ class _Stream:
         return {"bytes": self._path.stat().st_size, "checksum": checksum(self._path)}
 
     def abandon(self) -> None:
-        """Close, whatever was written."""
+        """Close without completing the header."""
         self._file.close()
 
     def _head(self) -> None:
@@ -229,7 +231,7 @@ class _Stream:
 
 
 def check_place(path: Path, *, replace: bool = False) -> None:
-    """Raise `ConfigError` unless prepared data may be written to `path`: nothing there, or what `replace` allows."""
+    """Raise `ConfigError` unless `path` is free, or holds prepared data and `replace` is set."""
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists() and not (replace and (path / DESCRIPTION).is_file()):

@@ -1,6 +1,6 @@
-"""Features as a file: JSON that is read, edited and used again, and the one that ReAgent writes.
+"""Files of features: our JSON format, and the one of ReAgent, read only.
 
-Every message names the file, the feature and the key.
+Every error names the file, the feature and the key.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ _CLASSIC = tuple(name for name in _KEYS if name not in ("type", "note"))
 
 
 def features_to_dict(features: Features) -> dict[str, Any]:
-    """As plain values, for JSON; only what a feature says."""
+    """As plain values for JSON, without empty fields."""
     return {"format": _FORMAT, "features": {key: _plain(feature) for key, feature in features.items()}}
 
 
 def features_from_dict(data: object, where: str = "features") -> Features:
-    """The same from plain values, or from ReAgent's `{id: JSON text}`; `where` names the source in errors."""
+    """Features from plain values, or from ReAgent's `{id: JSON text}`; `where` names the source in errors."""
     tree = _mapping(data, where)
     texts = {key: text for key, text in tree.items() if isinstance(text, str)}
     if tree and len(texts) == len(tree):
@@ -41,7 +41,7 @@ def features_from_dict(data: object, where: str = "features") -> Features:
 
 
 def load_features(path: Path) -> Features:
-    """Read a file. Raises `ConfigError` where there is none, or it is not one."""
+    """Read a file of features. Raises `ConfigError` if it is missing or malformed."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -50,7 +50,7 @@ def load_features(path: Path) -> Features:
 
 
 def save_features(features: Features, path: Path) -> None:
-    """Write a file beside, then rename it; a line for each key, a list within its line."""
+    """Write a file atomically, one line for each key."""
     lines = [
         f"    {json.dumps(key)}: {{\n"
         + ",\n".join(f"      {json.dumps(n)}: {json.dumps(value, ensure_ascii=False)}" for n, value in item.items())
@@ -93,7 +93,7 @@ def _feature(data: object, where: str) -> Feature:
 
 
 def _classic(text: str, where: str) -> Feature:
-    """ReAgent's JSON text of one feature. It gives constants of all types whatever the type: only its own are taken."""
+    """ReAgent's JSON text of one feature. It has constants of all types; only those of the feature's type are taken."""
     data = _mapping(_parsed(text, where), where)
     if unknown := sorted(data.keys() - {*_CLASSIC, "feature_type"}):
         raise ConfigError(f"{where}: {unknown[0]} is unknown; there are feature_type, {', '.join(_CLASSIC)}")

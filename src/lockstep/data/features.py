@@ -1,7 +1,6 @@
-"""Features as a network sees them: each of a type, with the constants of that type's formula.
+"""Normalization of features: the type of each feature, and the constants of its formula.
 
-A file holds them for people to read, to edit and to use again. Types, constants and names are those of ReAgent, whose
-files are read too; what each type computes stands in `lockstep.data.formulas`.
+Types, constants and names are those of ReAgent. `lockstep.data.formulas` has the formula of each type.
 
 Shapes: n rows, F features, S numbers after normalization.
 """
@@ -29,18 +28,18 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "continuous_action": ("min_value", "max_value"),
     "discrete_action": ("min_value",),
 }
-_ABOUT = ("type", "min_value", "max_value", "note")  # a feature of any type may say so
+_ABOUT = ("type", "min_value", "max_value", "note")  # allowed for every type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """How one feature is normalized. Raises `ConfigError` for what its formula cannot be computed with."""
+    """How one feature is normalized. Raises `ConfigError` if constants are missing, superfluous or out of range."""
 
     type: FeatureType
     mean: float | None = None
     """`continuous`: of the values; `boxcox`: of the transformed ones."""
     stddev: float | None = None
-    """Likewise, greater than 0."""
+    """Standard deviation of the same values, greater than 0."""
     boxcox_lambda: float | None = None
     boxcox_shift: float | None = None
     """Added before the power is taken."""
@@ -49,14 +48,14 @@ class Feature:
     quantiles: tuple[float, ...] | None = None
     """`quantile`: ascending, at least two."""
     min_value: float | None = None
-    """Smallest value seen; the actions' types compute with it."""
+    """Smallest value seen; used by the types of actions."""
     max_value: float | None = None
-    """Largest value seen; `continuous_action` computes with it."""
+    """Largest value seen; used by `continuous_action`."""
     note: str = ""
-    """Why it has this type; for people."""
+    """Why it has this type; not used."""
 
     def __post_init__(self) -> None:
-        """Refuse what is missing, what belongs to another type and what cannot be computed with."""
+        """Refuse missing constants, constants of other types, and numbers that the formula is not defined for."""
         if self.type not in TYPES:
             raise ConfigError(f"type={self.type} is unknown; there are {', '.join(TYPES)}")
         needed = needed_keys(self.type)
@@ -74,17 +73,17 @@ class Feature:
 
     @property
     def size(self) -> int:
-        """How many numbers it becomes."""
+        """Numbers after normalization."""
         return 1 if self.possible_values is None else len(self.possible_values)
 
 
 def needed_keys(kind: str) -> tuple[str, ...]:
-    """What the formula of a type computes with, by the names of `Feature`."""
+    """The fields of `Feature` that the formula of a type needs."""
     return _NEEDED.get(kind, ())
 
 
 class Features:
-    """Features by id, in the order of their columns: ids that are numbers in their order, then names.
+    """Features by id, in the order of their columns: numeric ids by value, then others by name.
 
     Attributes:
         ids: of the raw columns [F].
@@ -111,7 +110,7 @@ class Features:
         return hash(self.digest)
 
     def normalize(self, value: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Raw values [n, F], NaN where absent, to what a network sees [n, S]: 0 where absent."""
+        """Raw values [n, F], NaN where absent, to normalized ones [n, S], 0 where absent."""
         out = np.zeros((len(value), self.size), np.float32)
         for group in self.groups:
             raw = value[:, group.columns]
@@ -130,13 +129,13 @@ class Features:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The features of each type that occurs: what `normalize` and the torch module both compute from."""
+        """The features grouped by type. `normalize` and the torch module both use them."""
         kinds = [feature.type for feature in self._features.values()]
         return tuple(self._group(kind) for kind in TYPES if kind in kinds)
 
     @cached_property
     def digest(self) -> str:
-        """Hex digits that are equal where ids and arithmetic are, whatever the notes say."""
+        """Hex digest of ids, types and constants; notes are not included."""
         exact = [
             [key, item.type, *(getattr(item, name) for name in needed_keys(item.type))] for key, item in self.items()
         ]
@@ -158,7 +157,7 @@ class Features:
 
 
 def _refusal(of: Feature) -> str | None:
-    """Why numbers cannot be computed with, if so."""
+    """Why the constants of a feature are refused; None if they are valid."""
     if of.stddev is not None and not of.stddev > 0:
         return f"stddev={of.stddev} must be greater than 0"
     if (q := of.quantiles) is not None and not (len(q) > 1 and all(0 < b - a < math.inf for a, b in pairwise(q))):

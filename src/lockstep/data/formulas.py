@@ -1,4 +1,4 @@
-"""The arithmetic that makes a number near 0 of a feature, by its type.
+"""The normalization formula of each type of feature.
 
 | type | of x | numbers |
 |---|---|---|
@@ -18,8 +18,7 @@ Those without bounds of their own are clamped to +-11.513 (the logit of 1 - 1e-5
 
 A raw value is float64, NaN where the feature is absent; a normalized one is float32, and 0 where the feature is absent.
 Between them all arithmetic is float64, so that large ids and timestamps keep their digits.
-`lockstep.torch.scoring.preprocess` has the same formulas as a module; tables computed by hand hold both, and the
-exported policy, together.
+`lockstep.torch.scoring.preprocess` has the same formulas as a module; golden tables test both, and exported policies.
 
 Shapes: n rows, G features of one type.
 """
@@ -51,9 +50,9 @@ MIN_POSITIVE = 1e-6
 MIN_PROBABILITY = 1e-5
 """Logits are taken of probabilities at least this far from 0 and from 1."""
 LARGEST = float(np.finfo(np.float32).max)
-"""Normalized values never lie beyond: float32 holds no more."""
+"""Bound of normalized values: the largest float32."""
 LARGEST_RAW = float(np.finfo(np.float64).max)
-"""Raw values are taken to lie within, infinite ones too: infinities have no differences."""
+"""Raw values are clipped to this, since differences of infinities are not defined."""
 MIN_LAMBDA = 1e-6
 """A smaller lambda is 0: (y^lambda - 1) / lambda would lose its digits."""
 
@@ -81,7 +80,7 @@ class Group:
 
 
 def boxcox(x: Values, lam: Values | float, shift: Values | float) -> Values:
-    """What `boxcox` standardizes (Box and Cox, 1964)."""
+    """The Box-Cox transform (Box and Cox, 1964), before it is standardized."""
     y, zero = np.maximum(x + shift, MIN_POSITIVE), np.abs(lam) < MIN_LAMBDA
     power = np.where(zero, 1.0, lam)
     return np.where(zero, np.log(y), (y**power - 1.0) / power)
@@ -114,7 +113,7 @@ def _boxcox(x: Values, of: Constants) -> Values:
 
 def _quantile(x: Values, of: Constants) -> Values:
     below = np.zeros_like(x)
-    for left, width in zip(of["left"].T, of["width"].T, strict=True):  # an array [n, G] at a time, whatever the bins
+    for left, width in zip(of["left"].T, of["width"].T, strict=True):
         below += np.clip((x - left) / width, 0.0, 1.0)
     return below / of["count"]
 

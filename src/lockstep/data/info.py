@@ -1,4 +1,4 @@
-"""What the rows of prepared data are."""
+"""Description of prepared data."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +12,7 @@ class DatasetInfo:
     """Kind, counts and names of prepared data."""
 
     kind: Literal["discrete", "parametric"]
-    """Whether an action is one of some names, or described by features."""
+    """Whether an action is a name, or described by features."""
     num_rows: int
     """Logged decisions."""
     num_trajectories: int
@@ -27,23 +27,23 @@ class DatasetInfo:
     action_size: int = 0
     """Parametric: numbers of a normalized action (K)."""
     candidates: tuple[dict[str, float], ...] = ()
-    """Parametric: what every row offers, where that is always the same list, in the order of the log."""
+    """Parametric: the candidates of every row, if all rows have the same list, in the order of the log."""
     metrics: tuple[str, ...] = ()
-    """Names of what is measured besides the reward (M)."""
+    """Names of the metrics besides the reward (M)."""
     has_propensity: bool = False
-    """Whether the log tells, for any row, how likely its action was."""
+    """Whether any row has the probability of its action."""
     has_next_action: bool = False
     has_possible_actions: bool = False
-    """Whether the log tells, for any row, what could be done."""
+    """Whether any row has its possible actions."""
     has_impossible_actions: bool | None = None
     """Discrete: whether in any row some action was not possible. None: prepared before this was counted."""
     reward_mean: float = 0.0
     digest: str = ""
-    """Of keys and raw contents of all rows, in whichever order."""
+    """Of keys and raw contents of all rows, independent of their order."""
     keys_digest: str = ""
     """Of the keys alone."""
     rules: dict[str, Any] = field(default_factory=dict[str, Any])
-    """How the log was read: terminal rows, time limits and the like, in words."""
+    """Options and counts of the preparation: terminal rows, time limits and so on."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -52,15 +52,15 @@ class DatasetInfo:
 
     @property
     def restricts_actions(self) -> bool:
-        """Discrete: whether who chooses an action has to be told which are possible."""
+        """Discrete: whether a policy needs the possible actions to choose from."""
         known = self.has_impossible_actions
         return self.kind == "discrete" and (self.has_possible_actions if known is None else known)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for `dataset.json` and for policy files; `from_dict` gives back an equal one."""
+        """As plain values, for `dataset.json` and for policy files; the inverse of `from_dict`."""
         return asdict(self)
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "DatasetInfo":
-        """What `to_dict` told. Raises `ValueError` where something is missing or of the wrong type."""
+        """The inverse of `to_dict`. Raises `ValueError` if a field is missing or of the wrong type."""
         return msgspec.convert(plain, DatasetInfo, strict=False)

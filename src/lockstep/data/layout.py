@@ -1,4 +1,4 @@
-"""What the machines of a run hold under one path: the same rows each, or each its own part of them."""
+"""How logged data lies on the nodes of a run: a copy on each node, or a part of the rows on each."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,58 +15,57 @@ from lockstep.world import World
 Gather = Callable[[Any, str], list[Any]]
 """`comm.gather_object`: the values of all ranks, on every rank."""
 _KEYS_AT_ONCE = 1 << 20
-"""Keys of a machine that are compared at once: 16 MB on the way, twice that on every rank and machine."""
+"""Keys of a node that are compared per round: 16 MB per message, twice that in the memory of every rank."""
 _ALL = 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which rows which machine holds. The same on every rank, but for `node`."""
+    """Which node holds which rows. Equal on all ranks, except `node`."""
 
     kind: Literal["same", "split"]
     rows_of_node: tuple[int, ...]
-    """Rows of each machine, in the order of the machines."""
+    """Rows of each node, in the order of the nodes."""
     node: int = 0
-    """The machine of this rank, an index into `rows_of_node`."""
+    """The node of this rank, an index into `rows_of_node`."""
     node_of_rank: tuple[int, ...] = (0,)
-    """The machine of every rank."""
+    """The node of every rank."""
     digest: str = ""
-    """Of everything that all machines hold."""
+    """Digest of the data of all nodes."""
     words: str = ""
-    """For the user."""
+    """A description for the user."""
 
     @property
     def num_rows(self) -> int:
-        """Different rows, all machines together."""
+        """Distinct rows of all nodes."""
         return self.rows_of_node[0] if self.kind == "same" else sum(self.rows_of_node)
 
     def shards_of_node(self, node: int, world: World) -> list[int]:
-        """The shards that live on a machine, in order."""
+        """The shards of a node, in order."""
         ranks = [rank for rank, its in enumerate(self.node_of_rank) if its == node]
         return [shard for rank in ranks for shard in world.shards_of(rank)]
 
 
 def alone(dataset: Dataset, world: World) -> Layout:
-    """The layout of ranks that are known to read the same rows."""
+    """The layout of ranks that read the same rows, without a collective."""
     place = {"rows_of_node": (len(dataset),), "node_of_rank": (0,) * world.size, "digest": dataset.info.digest}
     return _same([_facts(dataset)], "same", place)
 
 
 def agree(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") -> Layout:
-    """Find out what the machines hold; *collective*.
+    """Determine the layout of the data on all nodes; *collective*.
 
-    Copies are recognised by a digest of keys and contents that no order of the log changes; parts by having no key in
-    common, which is looked up key by key.
+    Nodes hold copies if their digests are equal: the digest of keys and contents does not depend on the order of rows.
+    They hold parts if they have no key in common.
 
     Args:
-        dataset: what this rank sees.
+        dataset: the data that this rank sees.
         gather: collects a value of every rank on every rank.
-        world: of this rank. Ranks of one machine see one directory: its first one speaks for it.
+        world: of this rank. The first rank of each node represents it.
         wanted: `auto`, or the layout that the user expects: `same`, `shuffled_copies`, `split`.
 
     Raises:
-        ConfigError: on every rank alike: machines hold overlapping parts, data that does not fit together, or
-            something else than was wanted.
+        ConfigError: on all ranks: nodes hold overlapping parts, data of different schemas, or not the wanted layout.
     """
     gathered = gather([world.node_rank, _facts(dataset)], "data of all machines")
     nodes = sorted({int(node) for node, _ in gathered})
@@ -137,7 +136,7 @@ _WAYS_OUT = {
 
 
 def _check_schema(nodes: list[int], facts: list[dict[str, Any]]) -> None:
-    """Refuse machines whose rows do not mean the same."""
+    """Refuse nodes whose data differs in schema, normalization or options."""
     for name in (
         "kind",
         "state features",
@@ -159,7 +158,7 @@ def _check_schema(nodes: list[int], facts: list[dict[str, Any]]) -> None:
 def _check_disjoint(
     dataset: Dataset, gather: Gather, world: World, seen: tuple[list[int], list[int], list[dict[str, Any]]]
 ) -> None:
-    """Refuse machines that have keys in common; *collective*. Keys are compared in ranges of their first word."""
+    """Refuse nodes that have keys in common; *collective*. Keys are compared in ranges of their first word."""
     nodes, speakers, facts = seen
     most = max(int(said["num_rows"]) for said in facts)
     rounds, common = max(-(-most // _KEYS_AT_ONCE), 1), dict[tuple[int, int], int]()
@@ -180,7 +179,7 @@ def _check_disjoint(
 
 
 def _num_common(keys: NDArray[np.uint64], others: NDArray[np.uint64]) -> int:
-    """How many keys [m, 2] are among the others. Both words are compared; the second only where the first is equal."""
+    """Number of keys [m, 2] that both have. The second word is compared only where the first is equal."""
     first = np.intersect1d(keys[:, 0], others[:, 0])
     if not first.size:
         return 0

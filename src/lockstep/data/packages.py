@@ -1,4 +1,4 @@
-"""Packages that only some commands need."""
+"""Optional packages."""
 
 import importlib
 from typing import Any
@@ -7,11 +7,11 @@ from lockstep.errors import ConfigError
 
 
 def needed(package: str, extra: str) -> Any:
-    """The imported package. Raises `ConfigError`, which says how to get it, where it is missing.
+    """Import an optional package. Raises `ConfigError` with the command that installs it.
 
     Args:
-        package: its name when imported.
-        extra: of ours that installs it.
+        package: import name.
+        extra: the extra of lockstep-rl that installs it.
     """
     try:
         return importlib.import_module(package)

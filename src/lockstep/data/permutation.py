@@ -1,9 +1,9 @@
-"""An order of any number of rows that takes no memory: the row of each place is computed when it is asked for.
+"""A keyed permutation of any number of rows without memory: the row at each position is computed on demand.
 
-A Feistel network (Luby and Rackoff, 1988) over the smallest square, or nearly, that has a field for each row: a place
-is a column and a row of the square, and each round moves one of them by a keyed hash of the other. That can be undone,
-so it is a permutation of the fields. A field beyond the last row is sent through again until it is a row ("cycle
-walking"; Black and Rogaway, 2002), which leaves a permutation of the rows alone.
+A Feistel network (Luby and Rackoff, 1988) over a grid, as square as possible, with a cell for each row: a position is a
+column and a row of the grid, and each round shifts one of them by a keyed hash of the other. Each round is invertible,
+so the result is a permutation of the cells. A cell beyond the last row is permuted again until it is a row ("cycle
+walking"; Black and Rogaway, 2002), which gives a permutation of the rows.
 """
 
 import math
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from lockstep.data.columns import Index
 
 ROUNDS = 12
-"""Of each order. Fewer do not mix small squares: after 6, 1,000 orders of 100 rows show which steps from one row to the
-next come too often; after 8, 30,000 orders of 20 rows do."""
+"""Rounds of each permutation. Fewer do not mix small grids: after 6 rounds, 1,000 permutations of 100 rows show steps
+from one row to the next that are too frequent; after 8 rounds, 30,000 permutations of 20 rows do."""
 _MIN_SIDE = 4
-"""Of a smaller square there are too few functions for all orders to be alike."""
+"""Smaller grids have too few round functions for all permutations to be equally likely."""
 
 
 class Permutation:
-    """A random order of the rows `[0, num_rows)`.
+    """A random permutation of the rows `[0, num_rows)`.
 
     Args:
-        num_rows: how many, below 2 ** 62.
-        generator: whose words are the key; the same words give the same order on every machine.
-        rounds: how often the places are mixed; another number is another order.
+        num_rows: below 2 ** 62.
+        generator: source of the key; equal keys give equal permutations on every machine.
+        rounds: of the network; another number gives another permutation.
     """
 
     def __init__(self, num_rows: int, generator: np.random.Generator, rounds: int = ROUNDS) -> None:
@@ -34,10 +34,10 @@ class Permutation:
         self._num_rows = num_rows
         self._sides = np.uint64(width), np.uint64(max(-(-num_rows // width), _MIN_SIDE))
         self._keys = generator.integers(2**64, size=(rounds, 3), dtype=np.uint64) | np.array([1, 0, 1], np.uint64)
-        """Odd factors: multiplying by one loses nothing."""
+        """Factors are odd: multiplying by one is invertible."""
 
     def __call__(self, place: Index) -> Index:
-        """The rows at these places [N] of the order."""
+        """The rows at positions [N] of the permutation."""
         row = self._shuffled(place.astype(np.uint64))
         beyond = np.flatnonzero(row >= self._num_rows)
         while beyond.size:
@@ -47,7 +47,7 @@ class Permutation:
         return row.astype(np.int64)
 
     def _shuffled(self, field: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Once through the network."""
+        """One pass through the network."""
         width, _ = self._sides
         down = field // width
         across = field - down * width
@@ -59,11 +59,13 @@ class Permutation:
             np.right_shift(hashed, np.uint64(31), out=mixed)
             hashed ^= mixed
             hashed *= second
-            hashed >>= np.uint64(32)  # the best bits of a product; times the side, they fit into a word again
+            hashed >>= np.uint64(
+                32
+            )  # the high bits of a product are mixed best; their product with the side fits into 64 bits
             hashed *= side
             hashed >>= np.uint64(32)
             moved += hashed
-            np.subtract(moved, side, out=mixed)  # below 0 it wraps around to a large number
+            np.subtract(moved, side, out=mixed)  # wraps around to a large number below 0
             np.minimum(moved, mixed, out=moved)
         down *= width
         down += across

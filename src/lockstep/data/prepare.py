@@ -1,10 +1,9 @@
 """From logs to prepared data, in bounded memory.
 
-The log is read once. Its rows go to the disk, sorted roughly by trajectory, while their names, the kind of their marks
-and a sample of their features are noted. Then a range of trajectories at a time is read again, ordered, completed by
-what follows each row (`lockstep.data.preparation.next_rows`), normalized and written. Rows come out ordered by the hash
-of their trajectory and then by sequence number, whatever the order of files and rows was and however much memory there
-is.
+The first pass reads the log, writes its rows to the disk by ranges of trajectories, and collects names, end marks and a
+sample of the features. The second pass reads one range at a time, orders it, adds next states and actions
+(`lockstep.data.preparation.next_rows`), normalizes and writes it. Rows of the result are ordered by the hash of their
+trajectory and then by sequence number, independent of the order of the log and of the memory limit.
 
 A trajectory has to fit into memory, and so do the names of features and of discrete actions.
 """
@@ -29,46 +28,46 @@ from lockstep.errors import ConfigError
 __all__ = ["FeatureSample", "PrepareOptions", "feature_sample", "identified", "prepared"]
 
 MEMORY = 1 << 30
-"""Bytes of rows and their copies to have in memory at a time, roughly."""
+"""Default for the approximate size of rows and their copies in memory, in bytes."""
 _VERSION = 1
-"""Of the arithmetic: data that another version prepared is prepared again."""
+"""Version of the arithmetic: data of another version is prepared again."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """What decides the prepared rows, besides the log."""
+    """Options that determine the prepared rows."""
 
     kind: str | None = None
-    """`discrete` or `parametric`; `None`: as the log looks."""
+    """`discrete` or `parametric`; `None`: found from the log."""
     actions: tuple[str, ...] | None = None
-    """Names of discrete actions, in the order that indices mean; `None`: those that occur."""
+    """Names of discrete actions, in the order of their indices; `None`: those that occur."""
     columns: Mapping[str, Any] | None = None
-    """What columns are called in the log, by the names of the schema."""
+    """Names of the columns in the log, by the names of the schema."""
     max_episode_steps: int | None = None
-    """Decisions after which an episode is cut, so that its end is not terminal."""
+    """Step limit of an episode; the end of an episode of this length is a truncation."""
     state_features: Path | None = None
-    """A file of features to normalize states by; `None`: types and constants are told from the log."""
+    """A file with the normalization of states; `None`: identified from the log."""
     action_features: Path | None = None
-    """Likewise for actions, parametric only."""
+    """A file with the normalization of actions, parametric only."""
     metrics: tuple[str, ...] | None = None
-    """Names of the metrics that the log has to have; `None`: any."""
+    """Metrics that the log must have; `None`: any."""
     norm: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Settings of `lockstep.data.preparation.identify.NormParams`."""
+    """Overrides of `lockstep.data.preparation.identify.NormParams`."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Check all options."""
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps={self.max_episode_steps} must be at least 1")
         self.norm_params()
 
     def norm_params(self) -> NormParams:
-        """Thresholds of types."""
+        """Settings for identifying types."""
         return settings.override(NormParams(), dict(self.norm))
 
     def plain(self) -> dict[str, Any]:
-        """For `dataset.json`: equal where the same log gives the same rows."""
+        """Plain values for `dataset.json`; equal options give equal rows of one log."""
         files = {"state_features": self.state_features, "action_features": self.action_features}
         digests = {name: None if file is None else load_features(file).digest for name, file in files.items()}
         same = {"kind": self.kind, "actions": self.actions, "columns": self.columns}
@@ -87,23 +86,23 @@ def prepared(
     say: Say = print,
     progress: Report | None = None,
 ) -> Path:
-    """Prepare logs, unless `out` already holds just that. Processes of one machine may call this at once.
+    """Prepare logs, unless `out` already holds the result. Processes of one machine may call this concurrently.
 
     Args:
         paths: files, folders and Minari datasets.
-        out: where prepared data shall lie.
-        options: what decides the rows.
-        memory: bytes of rows to have in memory at a time, roughly.
-        replace: whether other prepared data in `out` may go.
-        say: what shows a line that stays.
+        out: directory for the prepared data.
+        options: that determine the rows.
+        memory: approximate limit for rows in memory, in bytes.
+        replace: replace other prepared data in `out`.
+        say: shows a line to the user.
         progress: called several times a second.
 
     Returns:
         `out`.
 
     Raises:
-        ConfigError: the log is not as it must be, or `out` is in use.
-        RunError: the disk is too full.
+        ConfigError: the log is invalid, or `out` holds other files.
+        RunError: the disk has too little space.
     """
     from lockstep.data.logs.format import read_log
 
@@ -133,7 +132,7 @@ def prepared(
 
 
 def feature_sample(paths: Sequence[Path], options: PrepareOptions, progress: Report | None = None) -> FeatureSample:
-    """The rows that features are identified from, of logs that one machine has."""
+    """A sample of the logs of one node, to identify features from."""
     from lockstep.data.logs.format import read_log
 
     log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
@@ -141,7 +140,7 @@ def feature_sample(paths: Sequence[Path], options: PrepareOptions, progress: Rep
 
 
 def identified(samples: Sequence[FeatureSample], options: PrepareOptions) -> tuple[Features, Features | None]:
-    """Features of states, and of actions where the log is parametric, from what several machines sampled."""
+    """Features of states, and of actions if the log is parametric, from the samples of several nodes."""
     return _features(merged(samples, options.norm_params().num_samples), options, None)
 
 
@@ -199,7 +198,7 @@ def _compare(known: tuple[str, ...], logged: tuple[str, ...], name: str, file: P
 
 
 def _source(path: Path) -> dict[str, Any]:
-    """What tells a source from a changed one."""
+    """Path, size and modification time of a source, to detect changes."""
     from lockstep.data.logs.minari import size_of
 
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]

@@ -16,29 +16,29 @@ Float = NDArray[np.float32]
 
 @dataclass(slots=True)
 class Rows:
-    """N logged decisions, and what followed each within a window of n steps.
+    """N logged decisions with their n-step windows.
 
-    A window ends with its trajectory, or after n rewards. What is named `next_*` follows the last row of the window.
+    A window ends with its trajectory, or after n rewards. `next_*` fields follow the last row of the window.
     """
 
     index: Index
-    """[N]: which rows of the data."""
+    """[N]: row numbers."""
     state: Float
-    """[N, S], as the network sees it."""
+    """[N, S], normalized."""
     action: NDArray[Any]
     """Discrete: [N] int64, index into `DatasetInfo.actions`. Parametric: [N, K] float32."""
     action_index: Index
-    """[N]: which of the possible actions was taken; discrete: `action` itself."""
+    """[N]: index of the action among the possible ones; discrete: `action` itself."""
     reward: Float
     """[N], r_0 + gamma r_1 + ... over the window."""
     metrics: Float
-    """[N, M], each summed as the reward is."""
+    """[N, M], discounted sums like the reward."""
     next_state: Float
     """[N, S]; zeros where nothing follows."""
     next_action: NDArray[Any]
-    """As `action`; 0 where `has_next_action` is."""
+    """As `action`; 0 where `has_next_action` is 0."""
     has_next_action: Float
-    """[N], 1 where the log tells the next action."""
+    """[N], 1 where the next action is known."""
     possible_actions: Float | Ragged
     """Discrete: mask [N, A]. Parametric: lists of candidates."""
     possible_next_actions: Float | Ragged
@@ -50,15 +50,15 @@ class Rows:
     time_diff: Float
     """[N], time from this decision to the next."""
     propensity: Float
-    """[N], probability with which the logged policy took the action; NaN where the log does not tell."""
+    """[N], probability of the action under the logging policy; NaN where unknown."""
     weight: Float
-    """[N], 0 for rows that only fill a batch up."""
+    """[N], 0 for padding."""
 
     def __len__(self) -> int:
         return len(self.index)
 
     def between(self, start: int, stop: int) -> "Rows":
-        """Rows `start` to `stop`: views of the same arrays, but aligned copies of what is multiplied by weights."""
+        """Rows `start` to `stop`: views of the same arrays; matrices are aligned copies if needed."""
         return Rows(**{item.name: _between(getattr(self, item.name), start, stop) for item in fields(self)})
 
 

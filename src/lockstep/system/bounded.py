@@ -1,4 +1,4 @@
-"""Calls that cannot be interrupted, with a bound."""
+"""A timeout for calls that cannot be interrupted."""
 
 import math
 import threading
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 def bounded(call: Callable[[], T], seconds: float = math.inf, meanwhile: Callable[[], None] = lambda: None) -> T:
-    """The result of a call that may never return; `TimeoutError` then. The call goes on in a thread of its own.
+    """The result of a call that may never return. After a `TimeoutError` the call continues in its daemon thread.
 
     Args:
-        call: made once.
-        seconds: how long to wait for it.
-        meanwhile: called while waiting; may raise, which ends the waiting.
+        call: called once, in a thread.
+        seconds: timeout.
+        meanwhile: called repeatedly while waiting; an exception of it ends the wait.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -33,7 +33,7 @@ def bounded(call: Callable[[], T], seconds: float = math.inf, meanwhile: Callabl
     while thread.is_alive():
         if time.monotonic() > deadline:
             raise TimeoutError(f"no answer within {seconds:.0f} s")
-        thread.join(_LOOK_S)
+        thread.join(_POLL_S)
         meanwhile()
     if errors:
         raise errors[0]

@@ -1,4 +1,4 @@
-"""Which processors this process may really use: affinity and container quota, not what the machine has."""
+"""Processors that this process may use: CPU affinity and container quota."""
 
 import contextlib
 import os
@@ -8,22 +8,22 @@ from pathlib import Path
 
 
 def usable_cores(affinity: Collection[int] | None = None) -> int:
-    """Processors allowed by affinity (this process's own unless told) and the control group's CPU quota, at least 1."""
+    """Processors allowed by affinity (default: of this process) and the control group's CPU quota, at least 1."""
     cores = len(os.sched_getaffinity(0) if affinity is None else affinity)
     quota = _quota()
     return max(1, min(cores, round(quota))) if quota else cores
 
 
 WORTH_A_SECOND_THREAD = 100_000_000
-"""Rows times parameters of a gradient step, from which handing work to more threads pays (about 2 ms of arithmetic).
+"""Rows times parameters of a gradient step from which more threads are faster (about 2 ms of arithmetic).
 
-Below it threads cost more than they bring, and on a machine with other work they wait for each other: 20 times slower
-was measured for a small network with two threads on two busy cores.
+Below it, synchronizing threads costs more than it saves: a small network with two threads on two busy cores was
+measured 20 times slower.
 """
 
 
 def threads_are_chosen() -> bool:
-    """Whether the user decided on threads (OMP_NUM_THREADS), or another launcher did."""
+    """Whether the user or another launcher set OMP_NUM_THREADS."""
     ours = os.environ.get("LOCKSTEP_LAUNCHER") == "lockstep" and "LOCKSTEP_USER_THREADS" not in os.environ
     return "OMP_NUM_THREADS" in os.environ and not ours
 
@@ -38,7 +38,7 @@ def processor() -> str:
 
 
 def _quota() -> float | None:
-    """Processors' worth of time the control group may take; None if unlimited or unknown."""
+    """CPU quota of the control group in processors; None if unlimited or unknown."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

@@ -1,7 +1,7 @@
-"""What the environment variables of each launcher say of a rank. Nothing is opened, looked up or guessed from names.
+"""The rank, world size and rendezvous address of a process, from the environment variables of its launcher.
 
-The innermost launcher is asked first: ranks of a torchrun that srun started inherit SLURM's variables, which are about
-the process that runs torchrun.
+The innermost launcher is tried first: ranks of a torchrun that srun started inherit SLURM's variables, which describe
+the torchrun process. Nothing is resolved or opened.
 """
 
 import re
@@ -11,14 +11,14 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 
-_INTERACTIVE_STEPS = 4294967280  # from here on SLURM numbers what is no step of srun: batch, interactive, extern
-_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below those that the kernel deals out to outgoing connections
+_INTERACTIVE_STEPS = 4294967280  # from here on, step ids are not steps of srun: batch, interactive, extern
+_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below the ephemeral ports of the kernel
 
 _MAX_HOSTS = 1 << 16
 
 
 def rank_fields(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """The fields of the `World` that a launcher described; None without one."""
+    """The fields of the `World` from the launcher's variables; None without a launcher."""
     for launcher in (_torchrun, _jax, _open_mpi, _hydra, _slurm):
         fields = launcher(environment)
         if fields is not None:
@@ -42,18 +42,18 @@ def hosts(nodelist: str) -> list[str]:
 
 
 def port_of(job: str) -> int:
-    """A port that all ranks of a job can work out from what its launcher calls it."""
+    """A port that all ranks of a job derive from its id."""
     return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
 
 
 def _torchrun(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Torchrun's variables, which are ours, Kubernetes' PyTorchJob's and the usual ones to set by hand, too."""
+    """Variables of torchrun; our launcher, Kubernetes' PyTorchJob and manual starts use the same ones."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     rank, size = _integer(environment, "RANK"), _integer(environment, "WORLD_SIZE")
-    # A PyTorchJob numbers its pods, each a host of its own. By hand, ranks are of one host unless told otherwise.
-    alone = "KUBERNETES_SERVICE_HOST" in environment and "LOCAL_RANK" not in environment
-    local_size = _integer(environment, "LOCAL_WORLD_SIZE", 1 if alone else size)
+    # Each pod of a PyTorchJob is a host. Ranks started by hand share a host unless LOCAL_WORLD_SIZE differs.
+    own_host = "KUBERNETES_SERVICE_HOST" in environment and "LOCAL_RANK" not in environment
+    local_size = _integer(environment, "LOCAL_WORLD_SIZE", 1 if own_host else size)
     return {
         "rank": rank,
         "size": size,
@@ -65,7 +65,7 @@ def _torchrun(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _jax(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """What launchers of scripts for JAX set; they need not say how many processes a host has."""
+    """Variables of launchers of JAX scripts; the number of processes per host is optional."""
     if "JAX_RANK" not in environment or "JAX_WORLD_SIZE" not in environment:
         return None
     rank, size = _integer(environment, "JAX_RANK"), _integer(environment, "JAX_WORLD_SIZE")
@@ -93,7 +93,7 @@ def _open_mpi(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _hydra(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """MPICH's and Intel's mpiexec. SLURM's own PMI sets the first two as well; it knows no local ones."""
+    """MPICH's and Intel's mpiexec. SLURM's own PMI sets only the first two."""
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if any(name not in environment for name in names):
         return None
@@ -106,20 +106,20 @@ def _mpi(launcher: str, job: str, rank: int, size: int, local_rank: int, local_s
         "size": size,
         "local_rank": local_rank,
         "local_size": local_size,
-        "node_rank": rank // max(local_size, 1),  # exact where each host has as many; only for messages
+        "node_rank": rank // max(local_size, 1),  # exact if all hosts have as many ranks; only for messages
         "launcher": launcher,
         "token": job,
     }
 
 
 def _slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Tasks of srun. The shell of a batch script has SLURM_PROCID, too, but is no task of a step."""
+    """Tasks of srun. The shell of a batch script has SLURM_PROCID, too, but is not a task of a step."""
     if "SLURM_PROCID" not in environment or "SLURM_STEP_ID" not in environment:
         return None
     step = _integer(environment, "SLURM_STEP_ID")
     if step >= _INTERACTIVE_STEPS:
         return None
-    # Those of the step go before those of the job, which may have been given more tasks and nodes.
+    # Variables of the step take precedence: the job may have more tasks and nodes.
     size = _integer(environment, "SLURM_STEP_NUM_TASKS", _integer(environment, "SLURM_NTASKS", 1))
     rank, node = _integer(environment, "SLURM_PROCID"), _integer(environment, "SLURM_NODEID", 0)
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or str(size)
@@ -140,7 +140,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _tasks_of_node(tasks: str, node: int, size: int) -> int:
-    """SLURM writes the tasks of each node as `4(x2),3`."""
+    """Parse the tasks of each node, such as `4(x2),3`, and return those of one node."""
     counts: list[int] = []
     for part in tasks.split(","):
         count, _, repeat = part.partition("(x")
@@ -154,7 +154,7 @@ def _tasks_of_node(tasks: str, node: int, size: int) -> int:
 
 
 def _split(nodelist: str) -> Iterator[str]:
-    """At the commas outside of brackets."""
+    """Split a node list at the commas outside of brackets."""
     part, depth = "", 0
     for character in nodelist:
         depth += (character == "[") - (character == "]")
@@ -168,7 +168,7 @@ def _split(nodelist: str) -> Iterator[str]:
 
 
 def _expand(part: str, nodelist: str) -> list[str]:
-    """`rack[1-2]n[01-03]` in order; the last numbers count fastest."""
+    """Expand `rack[1-2]n[01-03]` in order; the last numbers vary fastest."""
     match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", part)
     if match is None:
         if not re.fullmatch(r"[\w.:-]+", part):
