@@ -112,15 +112,15 @@ def test_padding_weighs_nothing_and_is_spread(dataset):
     assert ranks[0].epoch == 1
 
 
-def test_how_much_is_read_ahead_changes_nothing(dataset, monkeypatch):
+def test_prefetching_changes_no_batch(dataset, monkeypatch):
     whole = batches(readers(dataset, 2))
     monkeypatch.setattr(reader_module, "_PREFETCH_BYTES", 0)
     ranks = readers(dataset, 2)
-    assert ranks[0]._most_ahead == 1
+    assert ranks[0]._batches_per_read == 1
     assert batches(ranks) == whole
     monkeypatch.setattr(reader_module, "_PREFETCH_BYTES", 3 * 12 * dataset.row_bytes)
     ranks = readers(dataset, 2)
-    assert ranks[0]._most_ahead == 3
+    assert ranks[0]._batches_per_read == 3
     assert batches(ranks) == whole
 
 
