@@ -142,20 +142,24 @@ def test_ragged_parts_are_those_of_their_rows(parametric):
 
 @pytest.mark.parametrize("stopped_after", [0, 1, 5, 9, 13, 18])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_goes_on_in_the_middle_of_an_epoch(dataset, stopped_after, size):
+def test_resumes_in_the_middle_of_an_epoch(dataset, stopped_after, size):
     whole = batches(readers(dataset, 2, 4))
     stopped = readers(dataset, 2, 4)
     assert batches(stopped, stopped_after) == whole[:stopped_after]
-    states = {shard: reader.shard_state(k) for reader in stopped for k, shard in enumerate(reader._world.shards)}
+    states = {
+        shard: reader.shard_state(k)
+        for rank, reader in enumerate(stopped)
+        for k, shard in enumerate(world(rank, 2, 4).shards)
+    }
     resumed = readers(dataset, size, 4)
-    for reader in resumed:
-        for k, shard in enumerate(reader._world.shards):
+    for rank, reader in enumerate(resumed):
+        for k, shard in enumerate(world(rank, size, 4).shards):
             assert reader.restore_shard(k, states[shard], 0) is True
     assert batches(resumed) == whole[stopped_after:]
 
 
-def test_an_epoch_of_an_earlier_version_goes_on_in_its_order(dataset, monkeypatch):
-    """A checkpoint that does not tell `rounds` was taken in orders of 6: rows would come twice in orders of more."""
+def test_an_epoch_of_an_earlier_version_resumes_in_its_order(dataset, monkeypatch):
+    """A checkpoint without `rounds` is of permutations of 6 rounds: rows would repeat in others."""
     with monkeypatch.context() as earlier:
         earlier.setattr(reader_module, "ROUNDS", 6)
         whole = batches(readers(dataset))
