@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.estimators.diagnose import Facts
+from lockstep.estimators.diagnose import LogStatistics
 from lockstep.estimators.estimates import estimates, group_sizes, largest_weights
 from lockstep.estimators.importance import DECISION
 from lockstep.estimators.trajectories import Decisions, Predicted, discounts, summed
@@ -130,7 +130,7 @@ def trial(mdp: World, trajectories: int, seed: int, model: str = "fitted") -> di
         predicted=predicted,
     )
     sums = summed(decisions, group_sizes(trajectories, trajectories), largest_weights(trajectories, len(s)))
-    return estimates(sums, COLUMNS, Facts(rows=len(s)), seed=seed)
+    return estimates(sums, COLUMNS, LogStatistics(rows=len(s)), seed=seed)
 
 
 def trials(

@@ -1,1 +1,1 @@
-"""What a policy would earn, from sums over groups of logged trajectories, with intervals and a verdict."""
+"""Off-policy estimates of a policy from sums over groups of logged trajectories, with intervals and a verdict."""

@@ -1,4 +1,4 @@
-"""Whether a log can support an estimate: effective sample sizes, reasons to leave one out, warnings in plain words."""
+"""Whether a log supports an estimate: effective sample sizes, reasons to leave estimators out, and warnings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.trajectories import Floats, Sums
 
 FEW = 20
-"""Trajectories, or as many in effect, below which an interval is not to be relied on."""
-_OFF = 0.1
-"""How far the mean weight of a row may lie from 1, where drawing the rows again does not explain it."""
-_UNLOGGED = 0.01
-"""Probability of actions that are nowhere in the log, from which a user must know."""
+"""Intervals from fewer trajectories, or from a smaller effective sample size, are unreliable."""
+_MAX_MEAN_ERROR = 0.1
+"""The largest distance of the mean row weight from 1 that needs no warning, beside its sampling error."""
+_MAX_UNLOGGED = 0.01
+"""The probability of actions missing from the log above which there is a warning."""
 
 _MODELS = ("decision_direct", "fitted_q")
 _BOTH = ("decision_dr", "sequential_dr", "weighted_sequential_dr", "magic")
@@ -21,26 +21,26 @@ _WEIGHTS = tuple(name for name in (*DECISION, *TRAJECTORY) if name not in (*_MOD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What sums over trajectories do not tell of a log and of a policy."""
+class LogStatistics:
+    """Counts of a log that are not in the sums over trajectories."""
 
     rows: int
-    """Of the log."""
+    """The number of rows."""
     no_propensity: int = 0
-    """Rows without one."""
+    """Rows without a propensity."""
     certain: int = 0
     """Rows whose propensity is 1."""
     gaps: int = 0
-    """Rows inside a trajectory after which the log leaves some out."""
+    """Rows inside a trajectory after which rows are missing."""
     seen: bool = False
-    """Whether the policy learned from these very rows."""
+    """Whether the policy was trained on these rows."""
 
 
 def effective_sizes(sums: Sums) -> dict[str, float | None]:
     """(sum w)^2 / sum w^2 (Kong, 1992) of the ratios of rows, and of the weights of trajectories.
 
-    So many rows, or trajectories, that the policy collected itself would tell as much. None where propensities were not
-    logged.
+    The number of rows or trajectories, collected by the policy itself, with equal information. None without
+    propensities.
     """
     if not sums.has_ratio:
         return {"rows": None, "trajectories": None}
@@ -50,12 +50,12 @@ def effective_sizes(sums: Sums) -> dict[str, float | None]:
     }
 
 
-def reasons(sums: Sums, facts: Facts) -> dict[str, str]:
-    """Why an estimator is left out, by its name."""
+def reasons(sums: Sums, statistics: LogStatistics) -> dict[str, str]:
+    """The reasons why estimators are left out, by name."""
     left: dict[str, str] = {}
     if not sums.has_ratio:
-        missing = facts.no_propensity
-        which = "no row of the log has" if missing == facts.rows else f"{missing} of {facts.rows} rows lack"
+        missing = statistics.no_propensity
+        which = "no row of the log has" if missing == statistics.rows else f"{missing} of {statistics.rows} rows lack"
         why = f"{which} a propensity (action_probability), and importance weights need one for every row"
         left |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
     if not sums.has_predictions:
@@ -71,8 +71,8 @@ def reasons(sums: Sums, facts: Facts) -> dict[str, str]:
     return left
 
 
-def warnings_about(sums: Sums, facts: Facts, left: Mapping[str, str]) -> list[str]:
-    """What a user has to know before believing the estimates, a line each; the gravest first."""
+def warnings_of(sums: Sums, statistics: LogStatistics, left: Mapping[str, str]) -> list[str]:
+    """Warnings for the user, one line each, the most serious first."""
     found: list[str] = []
     trajectories, rows = int(sums.trajectories.sum()), int(sums.rows.sum())
     found += [
@@ -82,11 +82,11 @@ def warnings_about(sums: Sums, facts: Facts, left: Mapping[str, str]) -> list[st
     if not sums.has_ratio and sums.has_predictions:
         found.append("the intervals of decision_direct and fitted_q do not include how wrong the models may be")
     if sums.has_ratio:
-        found += _about_weights(sums, facts)
+        found += _weight_warnings(sums, statistics)
     if trajectories < FEW:
         found.append(f"the log has {trajectories} trajectories: intervals from fewer than {FEW} are unreliable")
     unlogged = float(sums.unlogged.sum()) / max(rows, 1)
-    if unlogged > _UNLOGGED:
+    if unlogged > _MAX_UNLOGGED:
         found.append(
             f"{unlogged:.0%} of what the policy does are actions that are nowhere in the log; only the models say "
             "anything about these, and they guess"
@@ -96,18 +96,18 @@ def warnings_about(sums: Sums, facts: Facts, left: Mapping[str, str]) -> list[st
             f"{cut} of {trajectories} trajectories are cut off before their end: all estimates but fitted_q count only "
             "the rewards that were logged"
         )
-    if facts.gaps:
+    if statistics.gaps:
         found.append(
-            f"rows are missing from the log after {facts.gaps} rows; their rewards and weights are not counted"
+            f"rows are missing from the log after {statistics.gaps} rows; their rewards and weights are not counted"
         )
-    if facts.seen:
+    if statistics.seen:
         found.append(
             "the policy learned from these very rows, so the estimates are optimistic; give other rows with --data"
         )
     return found
 
 
-def _about_weights(sums: Sums, facts: Facts) -> list[str]:
+def _weight_warnings(sums: Sums, statistics: LogStatistics) -> list[str]:
     if sums.ratio.sum() == 0.0:
         return []
     found: list[str] = []
@@ -128,7 +128,7 @@ def _about_weights(sums: Sums, facts: Facts) -> list[str]:
             f"weights of rows are {_mean_ratio(sums)[0]:.2f} on average, where 1 is expected: the log hardly ever "
             "takes what the policy takes, or its propensities are wrong"
         )
-    if facts.certain == facts.rows:
+    if statistics.certain == statistics.rows:
         found.append(
             "every propensity is 1: the logged policy never tried anything else, so weights tell nothing of it"
         )
@@ -136,9 +136,9 @@ def _about_weights(sums: Sums, facts: Facts) -> list[str]:
 
 
 def mean_ratio_is_off(sums: Sums) -> bool:
-    """Whether the mean ratio of rows is not 1, beyond what drawing the rows again explains."""
+    """Whether the mean ratio of rows differs from 1 by more than its sampling error explains."""
     mean, error = _mean_ratio(sums)
-    return abs(mean - 1) > max(_OFF, 3 * error)
+    return abs(mean - 1) > max(_MAX_MEAN_ERROR, 3 * error)
 
 
 def _mean_ratio(sums: Sums) -> tuple[float, float]:

@@ -1,24 +1,24 @@
-"""Estimates for people, and for a line of metrics."""
+"""Estimates as a text for the user, and as a line of metrics."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lockstep.estimators.importance import DECISION, TRAJECTORY
-from lockstep.estimators.verdict import compared, short, with_interval
+from lockstep.estimators.recommendation import compared, short, with_interval
 
 ESTIMATES_FILE = "estimates.json"
-"""Where a run directory holds them."""
+"""The file name in a run directory."""
 METRICS = tuple(
     f"estimate/{name}"
     for name in ("decision_logged", *DECISION, "logged", *TRAJECTORY, "effective_rows", "effective_trajectories")
 )
-"""What a line of metrics tells: estimates of the reward, and effective sample sizes."""
+"""The metrics: estimates of the reward, and effective sample sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What `estimates` found, and what it was found of."""
+    """The results of `estimates`, and the data and policy that they belong to."""
 
     found: Mapping[str, Any]
 
@@ -27,7 +27,7 @@ class Estimates:
         return dict(self.found)
 
     def metrics(self) -> dict[str, float]:
-        """By the names of `METRICS`, those that there are."""
+        """The available values by the names of `METRICS`."""
         reward: dict[str, Any] = {**self.found["logged"]["reward"], **self.found["estimates"]["reward"]}
         named = {f"estimate/{name}": one["value"] for name, one in reward.items()}
         sizes: dict[str, float | None] = self.found["effective_sample_size"]
@@ -35,7 +35,7 @@ class Estimates:
         return {name: value for name, value in named.items() if value is not None}
 
     def text(self) -> str:
-        """A table for each column, then warnings, then what to believe."""
+        """A table for each column, then warnings, then the recommended estimates."""
         found = self.found
         lines = [
             f"{found['num_trajectories']} trajectories, {found['num_rows']} rows; {found['confidence']:.0%} intervals"
@@ -47,7 +47,7 @@ class Estimates:
         return "\n".join(lines)
 
     def line(self) -> str:
-        """What the policy would earn, in one line: the estimate to believe, if there is one."""
+        """One line: the recommended estimate of the policy, if there is one."""
         found, reward = self.found, self.found["estimates"]["reward"]
         for level, base in (("trajectory", "logged"), ("decision", "decision_logged")):
             if (name := found["verdict"][level]) is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_estimator_formulas import DECISION, TRAJECTORY, A, B, C, random_log
 
-from lockstep.estimators.diagnose import Facts
+from lockstep.estimators.diagnose import LogStatistics
 from lockstep.estimators.estimates import MOST_GROUPS, estimates, group_sizes, largest_weights
 from lockstep.estimators.importance import DECISION as OF_DECISIONS
 from lockstep.estimators.importance import TRAJECTORY as OF_TRAJECTORIES
@@ -24,7 +24,7 @@ BY_MODELS = {name for name in (*OF_DECISIONS, *OF_TRAJECTORIES) if "dr" in name}
 
 
 def found_of(sums, columns=("reward",), **facts):
-    return estimates(sums, columns, Facts(**{"rows": int(sums.rows.sum())} | facts))
+    return estimates(sums, columns, LogStatistics(**{"rows": int(sums.rows.sum())} | facts))
 
 
 def large(seed=0, lengths=(3, 2, 4, 1) * 20, ratio=None, **changes):
@@ -239,7 +239,7 @@ def test_one_trajectory_has_no_interval():
 
 def test_the_seed_decides_the_draws():
     sums = large()
-    first, again, other = (estimates(sums, ("reward",), Facts(rows=200), seed=seed) for seed in (0, 0, 1))
+    first, again, other = (estimates(sums, ("reward",), LogStatistics(rows=200), seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first["estimates"]["reward"]["ips"]["low"] != other["estimates"]["reward"]["ips"]["low"]
 

@@ -26,7 +26,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from lockstep.launch.local import spawn
     from lockstep.record.run_dir import write_atomically
     from lockstep.run import OfflineRun, load
-    from lockstep.torch.offline.evaluate import judge_run, judge_run_as_rank
+    from lockstep.torch.offline.evaluate import evaluate_run, evaluate_run_as_rank
     from lockstep.world import World
 
     path = Path(args.run)
@@ -43,9 +43,9 @@ def evaluate_command(args: argparse.Namespace) -> int:
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")
     if world.launcher == "none" and ranks > 1:
-        found = spawn(judge_run_as_rank, ranks, (str(path), data))[0]
+        found = spawn(evaluate_run_as_rank, ranks, (str(path), data))[0]
     else:
-        found = judge_run(path, data, world)
+        found = evaluate_run(path, data, world)
     if world.rank == 0:
         as_json = json.dumps(found.to_dict(), indent=2)
         print(as_json if args.json else found.text())

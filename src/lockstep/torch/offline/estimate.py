@@ -1,8 +1,8 @@
-"""What a policy would earn, estimated from a log on all ranks.
+"""Off-policy estimates of a policy from a log, computed on all ranks.
 
-Each rank runs the policy and its models over the trajectories that are its own, and sums what the estimators need over
-groups of them; the groups of all ranks, in one order, make up the estimates. What a rank computes is a block of whole
-trajectories at a time, and which trajectories make a block does not depend on the ranks: neither do the results.
+Each rank runs the policy and its models over its own trajectories and sums the inputs of the estimators over groups of
+them. Rank 0 joins the groups of all ranks in a fixed order. The results do not depend on the number of ranks: a rank
+computes whole blocks of trajectories, and the blocks are the same for any number of ranks.
 
 Shapes: N rows, K trajectories, G groups of them, A actions.
 """
@@ -19,7 +19,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.layout import Layout, agree
 from lockstep.data.packages import needed
 from lockstep.errors import ConfigError
-from lockstep.estimators.diagnose import Facts
+from lockstep.estimators.diagnose import LogStatistics
 from lockstep.estimators.estimates import estimates, group_sizes, largest_weights
 from lockstep.estimators.result import Estimates
 from lockstep.estimators.trajectories import Ints, Sums, summed
@@ -30,20 +30,20 @@ from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import block
 
 _BLOCK = 8192
-"""Rows of a block of trajectories, about."""
+"""The approximate number of rows of a block of trajectories."""
 _READ = 1 << 20
 """Rows of a column that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
-    """What all ranks know of the log before they score it."""
+class _LogCounts:
+    """Counts of the whole log, equal on all ranks."""
 
     trajectories: int
-    """On all machines together."""
-    statistics: Facts
+    """On all nodes together."""
+    statistics: LogStatistics
     unlogged: NDArray[np.int64]
-    """Actions that are nowhere in the log."""
+    """Actions that do not occur in the log."""
 
 
 def estimate(
@@ -58,10 +58,10 @@ def estimate(
 
     Args:
         policy: with its models of reward and value, if it has any; on `comm.device`.
-        dataset: what to judge by; must fit the policy (`check_fits`). Machines may hold parts of it.
+        dataset: the log; must fit the policy (`check_fits`). Nodes may hold parts of it.
         comm: among all ranks.
         run: `seed`, and the discount.
-        heartbeat: called after each block, to tell the watch that this goes on.
+        heartbeat: called after each block.
     """
     layout = agree(dataset, comm.gather_object, comm.world, "auto")
     if policy.heads is not None:
@@ -70,7 +70,7 @@ def estimate(
     shared = _shared(dataset, offsets, comm, layout, seen=policy.info.digest == dataset.info.digest)
     groups = group_sizes(len(offsets) - 1, shared.trajectories)
     clip = largest_weights(shared.trajectories, shared.statistics.rows)
-    judge = PolicyEvaluator(
+    evaluator = PolicyEvaluator(
         policy, dataset, run, with_ratio=not shared.statistics.no_propensity, unlogged=shared.unlogged
     )
     parts: list[Sums] = []
@@ -79,7 +79,7 @@ def estimate(
     own = _share(len(blocks) - 1, comm, layout)
     with torch.inference_mode():
         for first, last in zip(blocks[own.start : own.stop], blocks[own.start + 1 : own.stop + 1], strict=True):
-            rows = judge.decisions(offsets[starts[first] : starts[last] + 1])
+            rows = evaluator.decisions(offsets[starts[first] : starts[last] + 1])
             parts.append(summed(rows, groups[first:last], clip))
             heartbeat()
     mine = [Sums.joined(parts).to_dict()] if parts else []
@@ -88,13 +88,13 @@ def estimate(
     if comm.world.rank == 0:
         order = sorted(range(comm.world.size), key=lambda rank: (_part(layout, rank), rank))
         sums = Sums.joined([Sums.from_dict(part) for rank in order for part in gathered[rank]])
-        found = {"data": str(dataset.path), "digest": dataset.info.digest, "policy": judge.describe()}
+        found = {"data": str(dataset.path), "digest": dataset.info.digest, "policy": evaluator.describe()}
         found |= estimates(sums, ("reward", *dataset.info.metrics), shared.statistics, seed=run.seed)
     return Estimates(comm.broadcast_object(found, tag="estimates found"))
 
 
 def _trajectories(dataset: Dataset) -> Ints:
-    """Where each trajectory begins, and where the last one ends [K + 1]."""
+    """The start of each trajectory, and the end of the last one [K + 1]."""
     column, found, before = dataset.column("trajectory"), [np.zeros(0, np.int64)], -1
     for start in range(0, len(dataset), _READ):
         part = column[start : start + _READ]
@@ -103,7 +103,7 @@ def _trajectories(dataset: Dataset) -> Ints:
     return np.concatenate([*found, [len(dataset)]]).astype(np.int64)
 
 
-def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, *, seen: bool) -> _Shared:
+def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, *, seen: bool) -> _LogCounts:
     """Counts over the whole log: each rank counts its part of the rows."""
     own = _share(len(dataset), comm, layout)
     counts, logged = np.zeros(3, np.int64), np.zeros(len(dataset.info.actions), np.int64)
@@ -118,16 +118,18 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, *, seen
             logged += np.bincount(dataset.column("action")[part], minlength=len(logged))
     gathered = comm.gather_object([counts, logged], "log counted")
     totals = np.sum([rank[0] for rank in gathered], 0)
-    # Machines that hold the same rows hold them once.
+    # Nodes with the same rows are counted once.
     sizes: list[list[int]] = comm.gather_object([len(offsets) - 1, len(dataset)], "log measured")
     of_part = {_part(layout, rank): size for rank, size in enumerate(sizes)}
     trajectories, rows = np.sum(list(of_part.values()), 0).tolist()
-    statistics = Facts(rows=rows, no_propensity=int(totals[0]), certain=int(totals[1]), gaps=int(totals[2]), seen=seen)
-    return _Shared(trajectories, statistics, np.flatnonzero(np.sum([rank[1] for rank in gathered], 0) == 0))
+    statistics = LogStatistics(
+        rows=rows, no_propensity=int(totals[0]), certain=int(totals[1]), gaps=int(totals[2]), seen=seen
+    )
+    return _LogCounts(trajectories, statistics, np.flatnonzero(np.sum([rank[1] for rank in gathered], 0) == 0))
 
 
 def _blocks(starts: Ints) -> list[int]:
-    """The first group of each block, and their number: groups that begin within the same `_BLOCK` rows are together.
+    """The first group of each block, and the number of groups; a block starts every `_BLOCK` rows.
 
     Args:
         starts: [G + 1], the first row of each group, and the number of rows.
@@ -137,26 +139,26 @@ def _blocks(starts: Ints) -> list[int]:
 
 
 def _part(layout: Layout, rank: int) -> int:
-    """Which part of the log a rank sees: that of its machine, or all see the same."""
+    """The part of the log that a rank reads: that of its node, or 0 if all ranks read the same."""
     return layout.node_of_rank[rank] if layout.kind == "split" else 0
 
 
 def _share(total: int, comm: Comm, layout: Layout) -> range:
-    """What this rank does of `total` pieces of the part that it sees, whose ranks deal them out among themselves."""
+    """This rank's range of the `total` pieces of its part, which are divided among the ranks of that part."""
     me = comm.world.rank
     ranks = [rank for rank in range(comm.world.size) if _part(layout, rank) == _part(layout, me)]
     return block(total, len(ranks), ranks.index(me))
 
 
-def check_fits(about: PolicySpec, dataset: Dataset) -> None:
-    """Raise `ConfigError` for data whose states, actions or metrics are not those that a policy was made for."""
+def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:
+    """Raise `ConfigError` if the states, actions or metrics of the data differ from those of the policy."""
     info = dataset.info
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
-        if getattr(info, name) != getattr(about.info, name):
+        if getattr(info, name) != getattr(policy_spec.info, name):
             raise ConfigError(
                 f"{dataset.path} differs in {name} from what the policy learned from; prepare it with --like DATA"
             )
-    if (dataset.state_features, dataset.action_features) != (about.state, about.action):
+    if (dataset.state_features, dataset.action_features) != (policy_spec.state, policy_spec.action):
         raise ConfigError(
             f"{dataset.path} is normalized differently from the data that the policy learned from; prepare it with "
             "--like DATA"

@@ -1,4 +1,4 @@
-"""A finished run's policy, judged by a log."""
+"""Evaluate the policy of a finished run on logged data."""
 
 import shlex
 from dataclasses import replace
@@ -16,11 +16,11 @@ from lockstep.torch.scoring.policy import ScoringPolicy
 from lockstep.world import World
 
 
-def judge_run(path: Path, data: str, world: World) -> Estimates:
-    """All estimates of the final policy of a run directory, by prepared data; collective.
+def evaluate_run(path: Path, data: str, world: World) -> Estimates:
+    """All estimates of the final policy of a run directory from prepared data; *collective*.
 
     Raises:
-        ConfigError: the data are not there or not such as the policy learned from.
+        ConfigError: the data do not exist or do not fit the policy.
     """
     run = load(path / "run.yaml")
     assert isinstance(run, OfflineRun)
@@ -42,6 +42,6 @@ def judge_run(path: Path, data: str, world: World) -> Estimates:
         return estimate(policy.to(comm.device), dataset, comm, run)
 
 
-def judge_run_as_rank(rank: int, path: str, data: str) -> Estimates:
-    """As `judge_run`, in a process that `spawn` started."""
-    return judge_run(Path(path), data, World.from_environment())
+def evaluate_run_as_rank(rank: int, path: str, data: str) -> Estimates:
+    """`evaluate_run` in a process started by `spawn`."""
+    return evaluate_run(Path(path), data, World.from_environment())

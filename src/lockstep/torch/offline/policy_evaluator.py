@@ -1,4 +1,4 @@
-"""Logged decisions as a policy and its models see them.
+"""The probabilities of a policy, and the predictions of its models, for logged decisions.
 
 Shapes: N rows, A actions, m candidates of all rows together, K trajectories, C columns (the reward, then each metric).
 """
@@ -22,18 +22,18 @@ from lockstep.torch.scoring.networks import ScoreHeads
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 _ROWS = 8192
-"""Rows of one call of the networks, at most."""
+"""The largest number of rows in one call of the networks."""
 
 
 class PolicyEvaluator:
     """A policy, its models and a log.
 
     Args:
-        policy: to be judged; its device is where the networks run.
+        policy: evaluated on the device of its parameters.
         dataset: the log.
         run: the discount.
         with_ratio: whether every row of the log has a propensity.
-        unlogged: actions that are nowhere in the log.
+        unlogged: actions that do not occur in the log.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PolicyEvaluator:
         self.device = next(policy.network.parameters()).device
 
     def describe(self) -> dict[str, Any]:
-        """What is judged, in plain values."""
+        """The policy's settings, as plain values."""
         config = self.policy.policy_spec.algorithm
         temperature = config.temperature if config.policy == "softmax" else None
         return {
@@ -58,7 +58,7 @@ class PolicyEvaluator:
         }
 
     def decisions(self, offsets: Ints) -> Decisions:
-        """The rows of trajectories that lie one after another, `offsets` [K + 1] of them in the log."""
+        """The rows of consecutive trajectories; `offsets` [K + 1] are their bounds in the log."""
         first, last = int(offsets[0]), int(offsets[-1])
         parts = [
             self._scored(self.dataset.rows(np.arange(start, min(start + _ROWS, last)), next_columns=False))
@@ -86,17 +86,17 @@ class PolicyEvaluator:
         state = torch.from_numpy(rows.state).to(self.device)
         index = torch.from_numpy(rows.action_index).to(self.device)
         if isinstance(rows.possible_actions, Ragged):
-            probability, unlogged, predicted = self._of_candidates(state, index, rows.possible_actions)
+            probability, unlogged, predicted = self._score_candidates(state, index, rows.possible_actions)
         else:
             possible = torch.from_numpy(rows.possible_actions).to(self.device)
-            probability, unlogged, predicted = self._of_names(state, index, possible)
+            probability, unlogged, predicted = self._score_named(state, index, possible)
         reward = np.concatenate([rows.reward[:, None], rows.metrics], 1)
         shape = (len(rows), len(predicted), reward.shape[1])
         stacked = torch.stack(predicted, 1).cpu().numpy() if predicted else np.zeros(shape)
-        reported = probability.cpu().numpy(), unlogged.cpu().numpy(), rows.propensity, reward, rows.time_diff, stacked
-        return tuple(np.asarray(one, np.float64) for one in reported)
+        columns = probability.cpu().numpy(), unlogged.cpu().numpy(), rows.propensity, reward, rows.time_diff, stacked
+        return tuple(np.asarray(column, np.float64) for column in columns)
 
-    def _of_names(self, state: Tensor, index: Tensor, possible: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _score_named(self, state: Tensor, index: Tensor, possible: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         policy, heads = self.policy, self.policy.heads
         pi = policy.probability(policy.scores(state, possible), possible).double()
         unlogged = pi[:, torch.from_numpy(self.unlogged).to(self.device)].sum(1)
@@ -107,7 +107,7 @@ class PolicyEvaluator:
                 predicted += [outcome[every, index], torch.einsum("na,nac->nc", pi, outcome)]
         return pi[torch.arange(len(index), device=self.device), index], unlogged, predicted
 
-    def _of_candidates(self, state: Tensor, index: Tensor, lists: Ragged) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _score_candidates(self, state: Tensor, index: Tensor, lists: Ragged) -> tuple[Tensor, Tensor, list[Tensor]]:
         policy, heads = self.policy, self.policy.heads
         assert isinstance(policy.network, CandidateNetwork)
         choices = Candidates.of(lists, self.device)

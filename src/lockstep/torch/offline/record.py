@@ -1,4 +1,4 @@
-"""Playing a policy and logging its decisions, with the probabilities that it truly had.
+"""Run a policy in environments and log its decisions with their true probabilities.
 
 Shapes: B environments, O observation, A actions, D dimensions of a continuous action.
 """
@@ -34,35 +34,35 @@ Choice = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What is to be recorded: the decisions of which policy, and how many."""
+    """The policy to record, and the number of its decisions."""
 
     source: str
-    """A run directory, or a task, which is then played at random."""
+    """A run directory, or a task, in which actions are then uniformly random."""
     out: Path
-    """The log; its name says the format."""
+    """The log file; its name determines the format."""
     episodes: int | None = None
-    """How many; or `steps`."""
+    """The number of episodes; or `steps`."""
     steps: int | None = None
-    """How many rows; episodes that run at the end are cut, and say so."""
+    """The number of rows; episodes that are running at the end are truncated."""
     how: Literal["greedy", "sampled"] = "greedy"
-    """Of a run's policy: its best action, or one drawn as its algorithm does."""
+    """The action of a run's policy: the best one, or one sampled from its distribution."""
     epsilon: float = 0.0
-    """Probability of an action drawn from all alike instead."""
+    """The probability of a uniformly random action instead."""
     seed: int = 0
     env: EnvConfig = field(default_factory=EnvConfig)
-    """Of a task; a run has its own."""
+    """The settings of a task; a run has its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """What the log calls what the environment numbers."""
+class _Names:
+    """The names in the log of what the environment numbers."""
 
     states: list[str]
-    """Ids of the numbers of an observation."""
+    """Feature ids of an observation."""
     actions: list[Any] | None
-    """Of each choice its name, or its features; None where actions are continuous."""
+    """The name or the features of each action; None for continuous actions."""
     dimensions: list[str]
-    """Ids of the numbers of a continuous action."""
+    """Feature ids of a continuous action."""
 
     def action(self, action: np.ndarray) -> Any:
         """One action as it is logged."""
@@ -73,7 +73,7 @@ class _Words:
 
 @dataclass(slots=True)
 class _Trajectory:
-    """The one that an environment is in."""
+    """The current trajectory of an environment."""
 
     name: str
     length: int = 0
@@ -87,7 +87,7 @@ def record(recording: Recording) -> dict[str, Any]:
         ConfigError: the run cannot be played, or its task or actions cannot be logged.
         RunError: the environment gave a number that is not finite, or an episode does not end.
     """
-    task, config, make_choice = _player(recording)
+    task, config, make_choice = _source(recording)
     wanted = recording.steps or recording.episodes or 0
     num_envs = min(wanted, _MOST_ENVS)
     env = make_vector_env(task, config, num_envs, training=False)
@@ -95,7 +95,7 @@ def record(recording: Recording) -> dict[str, Any]:
         _check(env.spec, task)
         choice, words = make_choice(env.spec)
         with LogWriter(recording.out) as log:
-            player = _Player(env, choice, words, recording)
+            player = _Recorder(env, choice, words, recording)
             player.play(log)
     finally:
         env.close()
@@ -108,11 +108,11 @@ def record(recording: Recording) -> dict[str, Any]:
     }
 
 
-class _Player:
-    """Steps B environments, each its fixed share: short episodes are not logged more often."""
+class _Recorder:
+    """Steps B environments, each for a fixed number of episodes or rows: short episodes are not overrepresented."""
 
-    def __init__(self, env: VectorEnv, choice: Choice, words: _Words, recording: Recording) -> None:
-        self._env, self._choice, self._words, self._seed = env, choice, words, recording.seed
+    def __init__(self, env: VectorEnv, choice: Choice, words: _Names, recording: Recording) -> None:
+        self._env, self._choice, self._names, self._seed = env, choice, words, recording.seed
         size, spec = env.num_envs, env.spec
         wanted = recording.steps or recording.episodes or 0
         self._by_steps = recording.steps is not None
@@ -120,7 +120,7 @@ class _Player:
         self._noise = [stream(recording.seed, "record", i) for i in range(size)]
         self._width = spec.action.sizes[0] if spec.action.kind == "continuous" else 1
         self._count = [0] * size
-        self._now = [self._begun(i) for i in range(size)]
+        self._now = [self._new_trajectory(i) for i in range(size)]
         self.returns: list[float] = []
         """Of complete episodes."""
 
@@ -152,7 +152,7 @@ class _Player:
             over = (terminated | truncated) if next_step else over
             observation = after.copy()
 
-    def _begun(self, i: int) -> _Trajectory:
+    def _new_trajectory(self, i: int) -> _Trajectory:
         self._count[i] += 1
         return _Trajectory(f"{self._seed}-{i}-{self._count[i] - 1}")
 
@@ -167,7 +167,7 @@ class _Player:
     ) -> dict[str, Any]:
         observation, action, reward, after = step
         now = self._now[i]
-        words = self._words
+        words = self._names
         row: dict[str, Any] = {
             "mdp_id": now.name,
             "sequence_number": now.length,
@@ -188,7 +188,7 @@ class _Player:
             row["next_state_features"] = dict(zip(words.states, map(float, after), strict=True))
         if ended:
             self.returns.append(now.total)
-            self._now[i] = self._begun(i)
+            self._now[i] = self._new_trajectory(i)
         elif now.length > (self._env.spec.max_episode_steps or MAX_STEPS) + 1:
             raise RunError(f"an episode has not ended after {now.length} steps; record --steps, not --episodes")
         return row
@@ -199,8 +199,8 @@ class _Player:
                 raise RunError(f"environment {i} gave a number that is not finite, in trajectory {self._now[i].name}")
 
 
-def _player(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], tuple[Choice, _Words]]]:
-    """The task, how it is made, and what chooses actions once it is there."""
+def _source(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], tuple[Choice, _Names]]]:
+    """The task, its settings, and a function that returns the policy and the names for its spec."""
     path = Path(recording.source)
     if not path.is_dir():
         if recording.how != "greedy" or recording.epsilon:
@@ -208,14 +208,14 @@ def _player(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], t
                 f"{recording.source} is a task, not a run directory, and is played at random; leave --sampled and "
                 "--epsilon out, or name a run"
             )
-        return recording.source, recording.env, lambda spec: (_at_random(spec), _words(spec))
+        return recording.source, recording.env, lambda spec: (_uniform(spec), _names(spec))
     if not (path / "run.yaml").is_file():
         raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
     run = load(path / "run.yaml")
     if run.task is None:
         raise ConfigError(f"{path} learned from a log and has no task to play; train it with --set task=ID")
     policy, observations = load_policy(path)
-    return run.task, run.env, lambda spec: (_by_policy(policy, observations, spec, recording), _words(spec, policy))
+    return run.task, run.env, lambda spec: (_by_policy(policy, observations, spec, recording), _names(spec, policy))
 
 
 def _check(spec: EnvSpec, task: str) -> None:
@@ -225,27 +225,27 @@ def _check(spec: EnvSpec, task: str) -> None:
         raise ConfigError(f"task={task} takes several choices at once, and a log names one; use another task")
 
 
-def _words(spec: EnvSpec, policy: Any = None) -> _Words:
-    """Numbers as names; but those of the log that a policy was learned from, so that both logs can be read as one."""
+def _names(spec: EnvSpec, policy: Any = None) -> _Names:
+    """Numbers as names; for a policy learned from a log the names of that log, so that both can be read together."""
     size, action = spec.observation_size, spec.action
     states = [str(k) for k in range(size)]
     dimensions = [str(size + d) for d in range(action.width)]
     if action.kind == "continuous":
-        return _Words(states, None, dimensions)
+        return _Names(states, None, dimensions)
     numbers = [str(a) for a in range(action.sizes[0])]
     if not isinstance(policy, ScoringPolicy):
-        return _Words(states, numbers, dimensions)
+        return _Names(states, numbers, dimensions)
     info = policy.info
     named = numbers if set(numbers) <= set(info.actions) else [*info.actions]
-    return _Words([*info.state_features], [*info.candidates] or named, dimensions)
+    return _Names([*info.state_features], [*info.candidates] or named, dimensions)
 
 
-def _at_random(spec: EnvSpec) -> Choice:
-    """Every action alike; of continuous ones every number within the bounds."""
+def _uniform(spec: EnvSpec) -> Choice:
+    """Uniformly random actions, of continuous ones within the bounds."""
     action = spec.action
     if action.kind == "discrete":
-        alike = np.full((1, action.sizes[0]), 1 / action.sizes[0])
-        return lambda observation, noise: _drawn(np.repeat(alike, len(observation), 0), noise)
+        uniform = np.full((1, action.sizes[0]), 1 / action.sizes[0])
+        return lambda observation, noise: _sample(np.repeat(uniform, len(observation), 0), noise)
     low, high = np.array(action.low), np.array(action.high)
     if not np.isfinite([low, high]).all():
         raise ConfigError("the task's actions have no bounds to draw from; record a run of it")
@@ -253,7 +253,7 @@ def _at_random(spec: EnvSpec) -> Choice:
 
 
 def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recording) -> Choice:
-    """As a run's policy chooses, with what it sees normalized as in training; a log holds what is to be seen."""
+    """Actions of a run's policy. Its observations are normalized as in training; the log holds them unnormalized."""
     if policy.spec is None or policy.spec.action != spec.action:
         raise ConfigError(f"the policy of {recording.source} does not fit this task: their actions differ")
     distribution, actor, epsilon = policy.distribution, actor_of(policy, torch.device("cpu")), recording.epsilon
@@ -266,7 +266,7 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
         seen = observation if observations is None else observations.normalize(observation)
         parameters = actor(seen)
         if spec.action.kind == "discrete":
-            return _drawn(_probabilities(parameters, distribution, recording), noise)
+            return _sample(_probabilities(parameters, distribution, recording), noise)
         if recording.how == "greedy":
             return clip(distribution.mode(parameters)), None
         drawn = distribution.sample(parameters, distribution.draw_noise(generator, parameters.shape[:-1]))
@@ -276,21 +276,21 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
 
 
 def _probabilities(parameters: np.ndarray, distribution: Any, recording: Recording) -> np.ndarray:
-    """p(a) [B, A] of the policy that is played, from what the network gave [B, A]."""
+    """p(a) [B, A] of the recorded policy, from the outputs of its network [B, A]."""
     scores = parameters.astype(np.float64)
     num_actions = scores.shape[-1]
-    alike = np.full_like(scores, 1 / num_actions)
+    uniform = np.full_like(scores, 1 / num_actions)
     best = np.eye(num_actions)[scores.argmax(-1)]
     if recording.how == "greedy":
-        return (1 - recording.epsilon) * best + recording.epsilon * alike
+        return (1 - recording.epsilon) * best + recording.epsilon * uniform
     if isinstance(distribution, Categorical):
         chosen = np.exp(scores - scores.max(-1, keepdims=True))
         return chosen / chosen.sum(-1, keepdims=True)
     assert isinstance(distribution, EpsilonGreedy)
-    return (1 - distribution.epsilon) * best + distribution.epsilon * alike
+    return (1 - distribution.epsilon) * best + distribution.epsilon * uniform
 
 
-def _drawn(probability: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sample(probability: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Actions [B] drawn from p [B, A] by uniform numbers [B, 1], and the probability of each [B]."""
     above = np.cumsum(probability, -1)
     above[:, -1] = np.inf  # sums that fall short of 1 by rounding

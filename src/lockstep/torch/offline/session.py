@@ -1,4 +1,4 @@
-"""What surrounds a loop that learns from logged data: the data, estimates from the log, and the finished policy."""
+"""The session of a run on logged data: the data, estimates from the log, and the export of the finished policy."""
 
 import json
 import os
@@ -28,27 +28,27 @@ from lockstep.torch.state import Learner
 
 
 class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
-    """One run on this rank that learns from a log, as a context manager. Collective throughout.
+    """One run on logged data on this rank, as a context manager. All methods are collective.
 
     Attributes:
-        dataset: what is learned from, once `open_data` was called.
-        policy_spec: what a policy for it follows from.
+        dataset: the training data, after `open_data`.
+        policy_spec: everything about the policy but its parameters, after `open_data`.
     """
 
     backend = Torch()
     dataset: Dataset
     policy_spec: PolicySpec
-    _judged_on: Dataset
+    _eval_dataset: Dataset
 
     def open_data(self) -> Reader:
-        """Open the data and agree with all ranks on who reads which rows.
+        """Open the data and divide its rows among all ranks.
 
         Raises:
             ConfigError: on all ranks, if a rank cannot read its data, or the data do not fit the run.
         """
         run, problem, restricted = self.run, "", False
         try:
-            self.dataset, self._judged_on = check_data(run, verify=self.world.local_rank == 0)
+            self.dataset, self._eval_dataset = check_data(run, verify=self.world.local_rank == 0)
             self.policy_spec = PolicySpec(
                 info=self.dataset.info,
                 state=self.dataset.state_features,
@@ -63,9 +63,9 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
         except ConfigError as error:
             problem = str(error)
         gathered: list[tuple[str, bool]] = self.comm.gather_object((problem, restricted), "data")
-        if problems := [said for said, _ in gathered if said]:
+        if problems := [text for text, _ in gathered if text]:
             raise ConfigError(problems[0])
-        if any(some for _, some in gathered) and not restricted:  # machines may hold parts of a log
+        if any(some for _, some in gathered) and not restricted:  # nodes may hold parts of a log
             self.policy_spec = replace(
                 self.policy_spec, info=replace(self.policy_spec.info, has_impossible_actions=True)
             )
@@ -81,7 +81,7 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
             self.journal.warn(warning)
         self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
         self._estimated: dict[str, float] = {}
-        self._found: Estimates | None = None
+        self._estimates: Estimates | None = None
         self.summary |= {"data": run.data, "rows": reader.rows_per_epoch, "estimates": None}
         return reader
 
@@ -90,13 +90,13 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
         return progress.finished or progress.due(self._estimate_every, rows)
 
     def estimate(self) -> None:
-        """Judge the policy as it is now by what the log tells; the next line of metrics has the result."""
+        """Estimate the current policy from the log; the next line of metrics has the result."""
         previous = self.timers.enter(EVALUATE)
         assert isinstance(self._policy, ScoringPolicy)
         found = estimate(
-            self._policy, self._judged_on, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE)
+            self._policy, self._eval_dataset, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE)
         )
-        self._estimated, self._found = found.metrics(), found
+        self._estimated, self._estimates = found.metrics(), found
         self.summary["estimates"] = found.to_dict()
         if self.world.rank == 0:
             text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
@@ -110,7 +110,7 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
 
     def _finish(self) -> None:
         if self.summary["estimates"] is None and not self.stopped_by:
-            self.estimate()  # a simulator said that the task is solved, or the run had been finished before
+            self.estimate()  # an evaluation in the simulator ended the run, or it had been finished before
         super()._finish()
         if self.stopped_by:
             return
@@ -119,8 +119,8 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
             assert isinstance(self._policy, ScoringPolicy)
             for line in export_policy(self._policy, self.dataset, Path(self.run.model_path)):
                 self.journal.say(line)
-        if self._found is not None:
-            self.journal.say(self._found.line())
+        if self._estimates is not None:
+            self.journal.say(self._estimates.line())
         run, data = shlex.quote(os.path.relpath(self.journal.path)), "" if self.run.eval_data else " --data DIR"
         rows = "" if self.run.eval_data else " by rows that it did not learn from"
         self.journal.say(f"judge the policy{rows}: lockstep offline evaluate {run}{data}")

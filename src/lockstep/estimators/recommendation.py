@@ -1,52 +1,52 @@
-"""Which of the estimates to believe, in words: what a reader of the tables would have to work out alone."""
+"""The recommended estimate of each level, and the reasons in sentences."""
 
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from lockstep.estimators.diagnose import FEW, Facts, mean_ratio_is_off
+from lockstep.estimators.diagnose import FEW, LogStatistics, mean_ratio_is_off
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.trajectories import Sums
 
-_BEST: Mapping[str, tuple[str, ...]] = {
+_PREFERRED: Mapping[str, tuple[str, ...]] = {
     "trajectory": ("weighted_sequential_dr", "per_decision_snips", "snips"),
     "decision": ("decision_dr", "decision_snips"),
 }
-"""Of each level the estimator to believe where the log supports weights, the first that there is."""
+"""The estimators of each level in order of preference, if the log supports importance weights."""
 _NAMES = {"trajectory": TRAJECTORY, "decision": DECISION}
 _LOGGED = {"trajectory": "logged", "decision": "decision_logged"}
 _MODEL = {"trajectory": "fitted_q", "decision": "decision_direct"}
 _COUNTED = {"trajectory": "trajectories", "decision": "rows"}
 _OF = {"trajectory": "of a trajectory", "decision": "of one decision"}
 _MOST_PAIRS = 4
-"""Pairs that disagree, named one by one."""
+"""The largest number of disagreeing pairs that are listed."""
 
 
-def verdict(found: Mapping[str, Any], sums: Sums, facts: Facts) -> dict[str, Any]:
-    """What to believe of the estimates, as plain values.
+def recommendation(found: Mapping[str, Any], sums: Sums, statistics: LogStatistics) -> dict[str, Any]:
+    """The recommended estimate of each level, as plain values.
 
     Args:
-        found: what `estimates` found so far.
-        sums: what it was found from.
-        facts: what the sums do not tell.
+        found: the results of `estimates` so far.
+        sums: the sums of those results.
+        statistics: of the log.
 
     Returns:
-        `trajectory` and `decision`: the estimator to believe of each, or None; `words`: sentences, a line each.
+        `trajectory` and `decision`: the recommended estimator of each, or None; `words`: a list of sentences.
     """
-    believed: dict[str, str | None] = {}
+    recommended: dict[str, str | None] = {}
     words: list[str] = []
     for level in _NAMES:
-        believed[level], line = _believed(level, found, sums, facts)
+        recommended[level], line = _recommended(level, found, sums, statistics)
         words.append(line)
-    words += [line for column in found["estimates"] for level in _NAMES for line in apart(level, column, found)]
+    words += [line for column in found["estimates"] for level in _NAMES for line in disagreements(level, column, found)]
     words += _sample_size(found)
     words += _widened(found)
     words += _normalized(found)
-    return believed | {"words": words}
+    return recommended | {"words": words}
 
 
 def short(name: str) -> str:
-    """An estimator as tables call it."""
+    """The name of an estimator in tables."""
     return name.removeprefix("decision_")
 
 
@@ -59,7 +59,7 @@ def with_interval(one: Mapping[str, Any]) -> str:
 
 
 def compared(one: Mapping[str, Any], logged: Mapping[str, Any]) -> str:
-    """What an estimate says beside what the log earned."""
+    """An estimate compared with the return of the log."""
     if one["low"] is not None and logged["high"] is not None and one["low"] > logged["high"]:
         return f"more than the {with_interval(logged)} that the log earned"
     if one["high"] is not None and logged["low"] is not None and one["high"] < logged["low"]:
@@ -67,14 +67,14 @@ def compared(one: Mapping[str, Any], logged: Mapping[str, Any]) -> str:
     return f"not clearly different from the {with_interval(logged)} that the log earned"
 
 
-def _believed(level: str, found: Mapping[str, Any], sums: Sums, facts: Facts) -> tuple[str | None, str]:
-    """The estimator of the reward to believe, if any, and a sentence."""
+def _recommended(level: str, found: Mapping[str, Any], sums: Sums, statistics: LogStatistics) -> tuple[str | None, str]:
+    """The recommended estimator of the reward, if any, and a sentence."""
     there, model = found["estimates"]["reward"], _MODEL[level]
-    name = next((name for name in _BEST[level] if name in there), None)
-    against = _against(level, name, found, sums, facts)
-    if name is None or against is not None:
+    name = next((name for name in _PREFERRED[level] if name in there), None)
+    reason = _reason_against(level, name, found, sums, statistics)
+    if name is None or reason is not None:
         guess = f"; {short(model)} is what the learned models alone say" if model in there else ""
-        return None, f"{_OF[level]}: believe none of the estimates: {against}{guess}"
+        return None, f"{_OF[level]}: believe none of the estimates: {reason}{guess}"
     size, of = found["effective_sample_size"][_COUNTED[level]], _COUNTED[level]
     why = f"effective sample size {size:.0f} of {_number(level, found)} {of}"
     models = "the models and the log correct each other" if "dr" in name else "no models were learned"
@@ -85,15 +85,17 @@ def _believed(level: str, found: Mapping[str, Any], sums: Sums, facts: Facts) ->
     )
 
 
-def _against(level: str, name: str | None, found: Mapping[str, Any], sums: Sums, facts: Facts) -> str | None:
-    """What speaks against estimates by weights; None: nothing."""
+def _reason_against(
+    level: str, name: str | None, found: Mapping[str, Any], sums: Sums, statistics: LogStatistics
+) -> str | None:
+    """The reason why no estimate by weights is reliable; None: there is none."""
     sizes = found["effective_sample_size"]
     if sizes["rows"] is None:
         return "the log has no propensities for every row, so that nothing in it can correct the models"
     if name is None or sizes["rows"] == 0:
         return "the policy hardly ever takes what the log took"
     size, number = sizes[_COUNTED[level]], _number(level, found)
-    if facts.certain == facts.rows and size < number:
+    if statistics.certain == statistics.rows and size < number:
         return "every propensity is 1, so that the log tells nothing of other actions"
     if size < FEW:
         return (
@@ -105,8 +107,8 @@ def _against(level: str, name: str | None, found: Mapping[str, Any], sums: Sums,
     return None
 
 
-def apart(level: str, column: str, found: Mapping[str, Any]) -> list[str]:
-    """Estimators whose intervals do not meet."""
+def disagreements(level: str, column: str, found: Mapping[str, Any]) -> list[str]:
+    """A sentence that names the estimators whose intervals do not overlap, if there are any."""
     there = found["estimates"][column]
     known = [name for name in _NAMES[level] if name in there and None not in (there[name]["low"], there[name]["high"])]
     pairs = [

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_estimates import found_of, large
 
+from lockstep.estimators.recommendation import disagreements
 from lockstep.estimators.result import Estimates
 from lockstep.estimators.trajectories import Predicted
-from lockstep.estimators.verdict import apart
 
 
 def words(found):
@@ -92,12 +92,12 @@ def test_estimators_whose_intervals_do_not_meet_disagree():
     for name in ("ips", "snips"):
         found["estimates"]["clicks"][name] |= {"value": 99.0, "low": 98.0, "high": 100.0}
     found["estimates"]["clicks"]["magic"] |= {"low": None}  # without end: it meets everything
-    (line,) = apart("trajectory", "clicks", found)
+    (line,) = disagreements("trajectory", "clicks", found)
     assert line.startswith("clicks of a trajectory: estimators disagree, since their intervals do not meet")
     assert "fitted_q" in line and "ips 99 [98, 100]" in line
     assert line.endswith("; and 8 pairs more"), "six others with each of two, four of which are named"
     assert "magic" not in line
-    assert apart("decision", "clicks", found) == []
+    assert disagreements("decision", "clicks", found) == []
 
 
 def test_sample_size_widening_and_normalized_are_explained():
