@@ -12,7 +12,7 @@ import pytest
 
 from planted_patches import ROOT, Patch, patches
 
-_TIMEOUT_S = 300
+_TIMEOUT_S = 600
 
 
 @pytest.fixture(scope="session")
