@@ -21,7 +21,7 @@ JAX_CLOCKED := $(wildcard tests/ranks/test_jax_comm.py tests/ranks/test_jax_trai
 JAX := $(filter-out $(JAX_CLOCKED),$(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py"))
 JAX_PARITY := $(wildcard tests/parity/test_jax_*.py)
 
-.PHONY: help setup train test test-jax test-planted test-chaos test-hosts test-learning test-slow test-gpu check format clean
+.PHONY: help setup train test test-jax test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ check: setup  ## Format, lint and types.
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+api: setup  ## Write docs/api.md, the page of all public names, from the docstrings.
+	$(BIN)/python docs/api.py
 
 format: setup  ## Format the code and mend what the linter can mend.
 	$(BIN)/ruff format

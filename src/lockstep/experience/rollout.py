@@ -82,7 +82,7 @@ class Collector:
 
     Args:
         world: whose shards.
-        make_env: makes the vector environment of one shard.
+        envs: the vector environment of each shard of this process, in order.
         actor: observations [K, B, O] to distribution parameters [K, B, P].
         sampler: the distribution.
         num_steps: T.

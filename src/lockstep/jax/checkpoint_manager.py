@@ -9,7 +9,7 @@ from lockstep.session import checkpoint_manager
 
 
 class CheckpointManager(checkpoint_manager.CheckpointManager):
-    """As `lockstep.session.checkpoint_manager.CheckpointManager`; arrays come back as numpy's, for `comm.share`.
+    """Checkpoints of a loop of your own; arrays come back as numpy's, for `comm.replicate` and `comm.shard`.
 
     Save the leaves of trees with classes of their own, such as optax's states: `jax.tree.leaves(state)`, and
     `jax.tree.unflatten(jax.tree.structure(state), leaves)` to restore them.

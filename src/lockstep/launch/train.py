@@ -62,6 +62,9 @@ def train(
         joined: the run directory was made by the launcher.
         overrides: settings to change, by name: `train(run, seed=3, total_steps=3_000_000)`.
 
+    Returns:
+        The summary, as `summary.json` in the run directory holds it.
+
     Raises:
         ConfigError: the run cannot work; what can be known before is refused before a process starts.
         RunError: a rank failed; the message names it.

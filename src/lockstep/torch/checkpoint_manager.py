@@ -9,7 +9,7 @@ from lockstep.session import checkpoint_manager
 
 
 class CheckpointManager(checkpoint_manager.CheckpointManager):
-    """As `lockstep.session.checkpoint_manager.CheckpointManager`; tensors come back as tensors, on the CPU.
+    """Checkpoints of a loop of your own; tensors come back as tensors, on the CPU.
 
     `load_state_dict` of modules and optimizers brings them to their devices.
     """
