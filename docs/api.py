@@ -23,7 +23,8 @@ FUNCTIONS = {"lockstep.recipes": ("names", "load", "load_file", "description", "
 HEAD = """# API
 
 All public names: import each from the package that heads its section. Every other module may move or change without
-notice. `lockstep.__version__` is the installed version. The settings of `Run` and its parts are explained in [settings.md](settings.md).
+notice. `lockstep.__version__` is the installed version. The settings of `Run` and its parts are explained in
+[settings.md](settings.md).
 
 Shapes: T steps, B environments of a shard, K shards of this process, N rows, O observation, A choices, D dimensions of
 a continuous action, P parameters of the action distribution. A method marked *collective* is called by all ranks in

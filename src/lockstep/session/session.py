@@ -143,7 +143,14 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         return self._spec
 
     def make_envs(self, num_envs: int) -> list[VectorEnv]:
-        """The vector environment of each local shard; closed with the session."""
+        """Make the vector environment of each local shard; they are closed with the session.
+
+        Args:
+            num_envs: of all shards together.
+
+        Raises:
+            ConfigError: `num_envs` does not divide among the shards.
+        """
         size = self.world.shard_size(num_envs, "num_envs")
         for warning in self.world.shard_warnings(size):
             self.journal.warn(warning)
@@ -153,7 +160,13 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         return envs
 
     def begin(self, policy: SomePolicy, observations: RunningMoments | None, learner: SomeLearner) -> None:
-        """Say what is trained: policy, normalizer of what it sees, and learner; equal on all ranks if `--init-from`."""
+        """Register what is trained; with `init_from`, load the parameters and broadcast them. *Collective*.
+
+        Args:
+            policy: what evaluations play and policy files hold.
+            observations: normalizer of the policy's observations, if there is one.
+            learner: what checkpoints hold: `shared_tensors` (JAX: `shared_arrays`), `shard_state`, `restore_shard`.
+        """
         self.backend.share_cores(self.run, self.world, policy)
         self._policy, self._observations = policy, observations
         self._learner = self.backend.restorable(learner, self.comm)
@@ -199,7 +212,13 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         return statistics
 
     def advance(self, num_steps: int, totals: np.ndarray, updates: int = 1) -> None:
-        """Count `updates` updates of `num_steps` global steps together and take in the summed facts of all ranks."""
+        """Advance the counters, and decide from the totals of all ranks whether a signal stops the run.
+
+        Args:
+            num_steps: environment steps of all ranks since the last call.
+            totals: `local_statistics`, summed over all shards.
+            updates: rollouts learned from since the last call.
+        """
         self.progress.env_steps += num_steps
         self.progress.updates += updates
         self._new_updates = updates

@@ -31,7 +31,14 @@ def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | No
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
-    """Read a policy file, or the policy of a run directory. The file determines the class."""
+    """Read a policy file, or the policy of a run directory.
+
+    Returns:
+        The policy, on the CPU, of the class that the file names, and the normalizer of its observations, if it has one.
+
+    Raises:
+        ConfigError: there is no policy, or its file is damaged.
+    """
     metadata, arrays = policy_file.read(Path(path))
     path = policy_file.file_of(Path(path))
     if policy_file.from_log(metadata):
@@ -60,9 +67,10 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
-    """The environment spec of a run directory's or file's policy, and the policy on the CPU, as evaluations use it.
+    """Load the policy of a run directory or file for acting, on the CPU.
 
-    `player.act(observation)` returns its action.
+    Returns:
+        The spec of its environments, and the player: `player.act(observation)` is the most likely action.
 
     Raises:
         ConfigError: the policy was learned from a log without a simulator.

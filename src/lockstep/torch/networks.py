@@ -53,7 +53,18 @@ class Network(Protocol):
 
 
 class Policy(nn.Module):
-    """A network and the distribution it parameterises. Attributes: `spec`, `network`, `distribution`."""
+    """A network and the distribution it parameterises.
+
+    Args:
+        spec: of the environments.
+        config: of the network.
+        seed: of the initial parameters.
+
+    Attributes:
+        spec: of the environments.
+        network: observations [N, *O] to distribution parameters [N, P] and values [N].
+        distribution: of the actions; draws them in numpy, and gives log-probabilities and entropies in torch.
+    """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
         super().__init__()
@@ -95,7 +106,11 @@ class TorchActor:
 
 
 def actor_of(policy: AnyPolicy, device: torch.device) -> NumpyActor | TorchActor:
-    """The cheapest exact way to act; without the noise of noisy layers."""
+    """The cheapest exact way to act: numpy for linear layers on a CPU, torch for all else. Noisy layers draw no noise.
+
+    Returns:
+        A function of observations [..., N, *O] that returns distribution parameters [..., N, P], both of numpy.
+    """
     chain = _linear(policy.network)
     if device.type == "cpu" and chain and policy.spec is not None and policy.spec.image is None:
         layers = [layer for part in chain for layer in part.layers]
