@@ -269,6 +269,6 @@ def tag_text(tag: str) -> bytes:
 
 
 def _short_sleeps() -> None:
-    """Let `time.sleep(50e-6)` mean that: Linux rounds sleeps up by 50 microseconds unless told otherwise."""
+    """Let `time.sleep(50e-6)` mean that: Linux rounds sleeps up by 50 microseconds by default."""
     timer_slack = 29
     ctypes.CDLL(None).prctl(timer_slack, 1000, 0, 0, 0)

@@ -29,7 +29,7 @@ def rendezvous(backend: StoreBackend, world: World, timeout_s: float) -> Store:
     """Wait for all ranks of the world; returns a store with no keys of an earlier rendezvous; *collective*.
 
     One server lives as long as rank 0's process, with another prefix for each rendezvous. With a server for each, a
-    rank that is ahead could take the previous one for a second rank 0 on the same port, and wait there in vain.
+    rank that is ahead could take the previous one for a second rank 0 on the same port, and wait there.
     """
     began = time.monotonic()
     world = with_rendezvous_address(world, timeout_s)

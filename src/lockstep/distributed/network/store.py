@@ -2,7 +2,7 @@
 
 `store_server.py` serves a store to other processes. torch's `TCPStore` follows the same protocol. PMI-1 does not: it
 offers no check, add or compare-and-set, so `pmi.py` only broadcasts one value through it. JAX's coordination service is
-no store here either: `jax.distributed` opens it for itself, once the ranks have met.
+no store here either: `jax.distributed` opens it for itself, after the rendezvous.
 """
 
 import threading

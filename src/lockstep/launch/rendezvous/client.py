@@ -278,9 +278,9 @@ def is_alive(published: init_file.PublishedEndpoint, poll: Callable[[], None] = 
 
 
 def _unreachable(port: int, failures: Mapping[str, OSError]) -> str:
-    said = ", ".join(f"{endpoint(address, port)} ({error.strerror})" for address, error in failures.items())
+    errors = ", ".join(f"{endpoint(address, port)} ({error.strerror})" for address, error in failures.items())
     return (
-        f"the main node cannot be reached: {said}; check the address, that its machine lets others in at port {port} "
+        f"the main node cannot be reached: {errors}; check the address, that its machine lets others in at port {port} "
         "(firewall), and that this machine has an interface in that network"
     )
 

@@ -1,6 +1,6 @@
-"""A program for the tests of this folder: a rank that meets the others and says one line of JSON about it.
+"""A program for the tests of this folder: a rank that joins the others and prints the result as one line of JSON.
 
-python meets.py ['{"rank": 0, "size": 2, "port": 29500}' [STARTUP_TIMEOUT_S]]    # without: as its launcher says
+python rendezvous_rank.py ['{"rank": 0, "size": 2, "port": 29500}' [TIMEOUT_S]]  # default: from the launcher
 """
 
 import json
@@ -24,17 +24,17 @@ def main() -> int:
     flags |= {name: given.pop(name) for name in flags if name in given and "rank" not in given}
     world = with_rendezvous_flags(World.from_environment(), **flags) if "rank" not in given else World(**given)
     began, code = time.monotonic(), 0
-    said = {"rank": world.rank, "local_rank": world.local_rank, "node": world.node_rank, "launcher": world.launcher}
+    result = {"rank": world.rank, "local_rank": world.local_rank, "node": world.node_rank, "launcher": world.launcher}
     try:
         connect(world, "gloo", 20.0, float(sys.argv[2]) if len(sys.argv) > 2 else 60.0)
-        told = torch.full((1,), 10.0**world.rank)
-        dist.all_reduce(told)
-        said |= {"sum": told.item(), "interface": os.environ.get("GLOO_SOCKET_IFNAME", "")}
+        total = torch.full((1,), 10.0**world.rank)
+        dist.all_reduce(total)
+        result |= {"sum": total.item(), "interface": os.environ.get("GLOO_SOCKET_IFNAME", "")}
     except (ConfigError, RunError) as error:
-        said |= {"error": str(error), "kind": type(error).__name__}
+        result |= {"error": str(error), "kind": type(error).__name__}
         code = error.exit_code
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    sys.stdout.write(json.dumps(said | {"start": int(start), "seconds": time.monotonic() - began}) + "\n")
+    sys.stdout.write(json.dumps(result | {"start": int(start), "seconds": time.monotonic() - began}) + "\n")
     sys.stdout.flush()
     if int(start) < int(os.environ.get("DIES", "0")):  # in turn, until it has been started so often
         if world.rank == int(start) % world.size:
