@@ -1,1 +1,1 @@
-"""Logs of decisions, read as columns: `format.py` starts; JSON lines, CSV, Parquet and Minari each have a file."""
+"""Logs of decisions, read as columns. Entry point: `format.py`; each format has a file."""

@@ -1,4 +1,4 @@
-"""Actions of a log: names, whether they stand there as names, indices or one-hot rows; or maps of features.
+"""Actions of a log: names (logged as names, indices or one-hot lists), or maps of features.
 
 Shapes: n rows, U different texts of them, A actions.
 """
@@ -23,7 +23,7 @@ _MANY = 2  # rows for each different text, from which texts are read once
 
 @dataclass(frozen=True, slots=True)
 class ActionNames:
-    """What discrete actions are called."""
+    """Names of discrete actions."""
 
     names: tuple[str, ...] | None = None
     """In the order that indices and masks mean; `None`: any name will do, and action 0 is called "0"."""
@@ -72,7 +72,7 @@ class ActionNames:
 
 
 class ActionDecoder:
-    """Actions from JSON; keeps what it learned of their features for the rows to come."""
+    """Decodes actions from JSON; remembers their features for later rows."""
 
     def __init__(self, names: ActionNames) -> None:
         self._names, self._maps = names, MapDecoder()

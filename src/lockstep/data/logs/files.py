@@ -1,4 +1,4 @@
-"""The files of a log: which they are, and their bytes in blocks of whole lines, whatever compresses them."""
+"""Find the files of a log, and read them in decompressed blocks of whole lines."""
 
 import bz2
 import zlib

@@ -100,7 +100,7 @@ class Log:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should be told."""
+        """Notes for the user."""
         return self._schema.notes
 
     def frames(self) -> "Iterator[pl.DataFrame]":

@@ -1,4 +1,4 @@
-"""What a reader found in some rows of a log, checked, as one table."""
+"""Check the columns that a reader found, and join them to one table."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast

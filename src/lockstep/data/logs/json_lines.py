@@ -32,7 +32,7 @@ _LOOKED_AT = 100  # first rows of a file, for columns that the schema does not h
 
 
 class JsonLines:
-    """Reads JSON logs of one schema; what it learns of their features serves all files."""
+    """Reads JSON logs of one schema; remembers their features for all files."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -40,7 +40,7 @@ class JsonLines:
         self._actions = {name: ActionDecoder(schema.names) for name in ACTIONS}
 
     def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[Found]:
-        """All rows of a file. `advance` is told how many bytes of it were read so far."""
+        """All rows of a file. `advance` is called with the bytes read so far."""
         blocks = LineBlocks(path, _FIRST_BYTES)
         decoder: Any = None
         own: dict[str, dict[str, str]] = {}

@@ -26,7 +26,7 @@ _KEY_VALUE = {"key", "value"}
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which rows these are, to tell what is wrong with one of them."""
+    """File and row numbers, for errors."""
 
     path: Path
     row: NDArray[np.int64]

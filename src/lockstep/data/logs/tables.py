@@ -36,7 +36,7 @@ class Tables:
         self._schema = schema
 
     def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[Found]:
-        """All rows of a file. `advance` is told how many bytes of it were read so far, about."""
+        """All rows of a file. `advance` is called with the approximate bytes read so far."""
         text, size = kind_of(path) == "csv", path.stat().st_size
         if not size:
             return

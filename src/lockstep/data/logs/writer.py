@@ -22,7 +22,7 @@ _ZSTD_LEVEL = 6
 
 
 class LogWriter:
-    """Writes rows beside and renames them when all are written; leaving by an error leaves nothing.
+    """Writes rows to a temporary file and renames it when complete; an error leaves nothing behind.
 
     Args:
         path: `.jsonl` or `.json` (also with .gz, .bz2, .zst): a row in each line; `.parquet`: maps are of the type MAP.
@@ -61,7 +61,7 @@ class LogWriter:
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows. Numbers must be finite. Raises `RunError` where they cannot be written."""
         self.num_rows += len(rows)
-        with self._told():
+        with self._errors_named():
             if self._file is not None:
                 self._file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
                 return
@@ -70,8 +70,8 @@ class LogWriter:
                 self._write_part()
 
     def close(self) -> None:
-        """Finish the file; it is there, whole, after this. Raises `RunError` where it cannot be written."""
-        with self._told():
+        """Complete the file and rename it. Raises `RunError` if it cannot be written."""
+        with self._errors_named():
             if self._file is not None:
                 self._opened.close()
                 self._beside.rename(self.path)
@@ -98,7 +98,7 @@ class LogWriter:
             self._discard()
 
     def _discard(self) -> None:
-        """Remove what is half-written, if anything is."""
+        """Remove temporary files."""
         with contextlib.suppress(OSError):
             self._opened.close()
         if self._file is not None:
@@ -107,7 +107,7 @@ class LogWriter:
             shutil.rmtree(self._beside, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _told(self) -> Generator[None]:
+    def _errors_named(self) -> Generator[None]:
         try:
             yield
         except OSError as error:

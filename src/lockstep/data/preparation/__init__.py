@@ -1,7 +1,5 @@
 """From a log to prepared data in bounded memory.
 
-`passes.py` reads the log once and its sorted parts again.
-
-`spill.py` keeps rows on the disk in between, `next_rows.py` finds what follows each row, `identify.py` chooses
-normalizations.
+`passes.py` has the two passes. `spill.py` keeps rows on the disk between them, `next_rows.py` finds the next row of
+each row, `identify.py` chooses normalizations.
 """

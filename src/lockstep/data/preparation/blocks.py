@@ -1,4 +1,4 @@
-"""A frame of a log as plain arrays: numbers for names, hashes for trajectories, lists of actions kept once.
+"""A frame of a log as numpy arrays: codes for names, hashes for trajectories, distinct lists of actions.
 
 Shapes: n rows, m items of all lists, F numbers of an item.
 """
@@ -56,7 +56,7 @@ class Block:
 
 
 def joined(blocks: list[Block]) -> Block:
-    """Rows of several blocks, one after another; a column that one lacks is absent in its rows."""
+    """Concatenate blocks; a column that a block lacks is absent in its rows."""
     if len(blocks) == 1:
         return blocks[0]
     names = {name: column.dtype for block in blocks for name, column in block.columns.items()}
@@ -84,13 +84,13 @@ def _absent(dtype: np.dtype[Any], rows: int) -> NDArray[Any]:
 
 @dataclass(slots=True)
 class Coding:
-    """How a log's names become numbers, and what of it was seen so far. The same for all its frames."""
+    """Encoding of names as numbers, shared by all frames of a log."""
 
     kind: str
     names: dict[str, int] = field(default_factory=dict[str, int])
-    """Discrete: number of each action's name, as they came."""
+    """Discrete: code of each action name, in the order of occurrence."""
     action_ids: list[str] = field(default_factory=list[str])
-    """Parametric: columns of the items of lists, as they came."""
+    """Parametric: feature columns of actions, in the order of occurrence."""
 
     def block(self, frame: Any) -> Block:
         """A frame of `lockstep.data.logs.format` as arrays."""
@@ -136,7 +136,7 @@ class Coding:
         return numbers(found.cast(int), -1).astype(np.int32)
 
     def _known(self, series: Any) -> Any:
-        """Numbers of names that have one, null for others."""
+        """Codes of known names, null for others."""
         import polars as pl
 
         return series.cast(pl.Enum(list(self.names)), strict=False).to_physical()
@@ -161,7 +161,7 @@ class Coding:
 
 
 def _shared(flat: Any, lengths: NDArray[np.int64]) -> Any:
-    """The one list of names that all lists are, as they are in most logs; `None` if they are not one."""
+    """The list of names that all rows share, as in most logs; `None` if lists differ."""
     width = int(lengths[0]) if len(lengths) else 0
     if not width or flat.null_count() or (lengths != width).any():
         return None
@@ -169,7 +169,7 @@ def _shared(flat: Any, lengths: NDArray[np.int64]) -> Any:
 
 
 def item_hashes(items: NDArray[np.float64], ids: Iterable[str]) -> NDArray[np.uint64]:
-    """Lanes [2, m] of actions [m, F], whatever the order of their columns."""
+    """Lanes [2, m] of actions [m, F], independent of the order of columns."""
     order = sorted((name, place) for place, name in enumerate(ids))
     return of_columns("action", [(name, bits(items[:, place])) for name, place in order], len(items))
 

@@ -1,4 +1,4 @@
-"""What rows of a log say of each other and cannot both be true. Each message names the rows.
+"""Checks for rows of a log that contradict each other. Each message names the rows.
 
 Shapes: n rows of whole trajectories, in order.
 """
@@ -19,7 +19,7 @@ _Bools = NDArray[np.bool_]
 _Index = NDArray[np.int64]
 _LARGEST = float(np.finfo(np.float32).max)
 _TOLERANCE = 1e-5
-"""Relative: a state that was logged twice, once in half the precision, is still the same."""
+"""Relative tolerance: a state logged twice, once in half precision, counts as equal."""
 
 
 def check_once(block: Block, last: _Bools, where: Where) -> None:
@@ -98,7 +98,7 @@ def check_lists(own: Lists, ahead: Lists, following: _Index, where: Where, hashe
 
 
 def _pairs(block: Block) -> list[tuple[str, str]]:
-    """Columns that were logged twice: what the row says of the next, and what the next says itself."""
+    """Pairs of columns that were logged twice: `next_*` of a row, and the column of the next row."""
     found = list[tuple[str, str]]()
     for kind in ("state", "action"):
         if f"has_next_{kind}" in block.columns:
@@ -112,7 +112,7 @@ def _pairs(block: Block) -> list[tuple[str, str]]:
 
 
 def _missing(columns: dict[str, NDArray[Any]], rows: _Index) -> _Bools:
-    """Whether the logged time to the next decision leads elsewhere than to the row that follows."""
+    """Whether the logged time to the next decision does not lead to the next row."""
     if "time_diff" not in columns:
         return np.zeros(len(rows), np.bool_)
     number, time = columns["sequence_number"], columns["time_diff"]

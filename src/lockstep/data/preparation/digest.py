@@ -1,4 +1,4 @@
-"""A digest of a log that does not depend on the order of its rows: copies are recognised by it.
+"""A digest of a log that does not depend on the order of its rows, to recognise copies.
 
 Every row gives 128 bits, from its key and from everything that was logged in it; the digest is their sum.
 """

@@ -19,11 +19,11 @@ Words = NDArray[np.uint64]
 _FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
 _SHIFT = np.uint64(32)
 _ABSENT = np.uint64(0x7FF8000000000000)
-"""What every NaN counts as, whatever its bits."""
+"""The word of every NaN, whatever its bits."""
 
 
 def absorb_(lanes: Words, words: Words) -> Words:
-    """Take words [n] into both lanes [2, n], in place."""
+    """Hash words [n] into both lanes [2, n], in place."""
     for lane, factor in zip(lanes, _FACTORS, strict=True):
         lane ^= words
         lane *= factor

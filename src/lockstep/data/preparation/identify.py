@@ -1,4 +1,4 @@
-"""Which type each feature has, and its constants, from a sample of its values.
+"""Identify the type of each feature and its constants from a sample of its values.
 
 A feature is, by the values that are present, the first of these that fits:
 
@@ -44,13 +44,13 @@ class NormParams:
     """How features get their types. The names are those of a classic workflow file's `norm_params`."""
 
     num_samples: int = 100_000
-    """Rows that types and constants are told from."""
+    """Rows of the sample."""
     max_unique_enum_values: int = 10
-    """More different values than this are no `enum`."""
+    """Most distinct values of an `enum`."""
     quantile_size: int = 20
     """Intervals of a `quantile`, each with as many values; fewer where values repeat."""
     quantile_k2_threshold: float = 1000.0
-    """What is further from normal than this becomes a `quantile`."""
+    """Features further from normal than this become a `quantile`."""
     skip_box_cox: bool = False
     """Never choose `boxcox`."""
     skip_quantiles: bool = False
@@ -61,7 +61,7 @@ class NormParams:
     """Deviations below this count as this: values that vary less are centred and not scaled up."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, and put types into lower case."""
+        """Check all values, and convert types to lower case."""
         for name in ("num_samples", "max_unique_enum_values", "quantile_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
@@ -189,7 +189,7 @@ def _moments(values: Values) -> tuple[float, float]:
 
 
 def _k2(values: Values) -> float:
-    """How far from normal the values are; NaN where they do not vary, infinity where they are not finite."""
+    """Distance of the values from a normal distribution; NaN if constant, infinity if not finite."""
     mean, stddev = _moments(values)
     if not math.isfinite(stddev) or stddev == 0:
         return math.nan if stddev == 0 else math.inf

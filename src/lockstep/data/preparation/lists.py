@@ -17,7 +17,7 @@ _LOOKED_AT = 4096
 
 @dataclass(slots=True)
 class Lists:
-    """Which list each row has."""
+    """Lists of actions: the index of each row into a table of lists."""
 
     index: NDArray[np.int64]
     """[n], the list of each row; -1 where none was logged."""
@@ -109,7 +109,7 @@ def deduplicated(lists: Lists, hashes: Callable[[NDArray[Any]], Words]) -> Lists
 
 
 def _all_same(lists: Lists) -> bool:
-    """Whether all lists are the same one, as they are in most logs: quicker to see than by hashes."""
+    """Whether all lists are equal, as in most logs; faster than hashes."""
     length = int(lists.offsets[1])
     if (np.diff(lists.offsets) != length).any():
         return False

@@ -1,4 +1,4 @@
-"""The two passes of preparing a log: all rows once to see what they have, then whole trajectories in order."""
+"""The two passes of a preparation: scan all rows, then prepare whole trajectories in order."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -30,15 +30,15 @@ from lockstep.system.cores import usable_cores
 
 CHECK_ROWS = 1000
 _PENDING, _GROUP = 12, 8
-"""Parts of the memory: rows that wait to be written, and rows of a group; the rest is for their copies."""
+"""Fractions of the memory for pending rows and for the rows of a group; the rest is for their copies."""
 _MOST_THREADS = 4
 _SMALL, _GROUPS = 1 << 24, 1 << 9
-"""A group is small, so that its columns stay in the caches, but of a large log there are not many more than this."""
+"""Groups are small, so that their columns stay in the caches, but a large log has about this many at most."""
 
 
 @dataclass(slots=True)
 class Scan:
-    """What reading a log once has told."""
+    """Result of the first pass."""
 
     coding: Coding
     seen: Seen
@@ -48,7 +48,7 @@ class Scan:
     rows: int
 
     def features(self) -> FeatureSample:
-        """The rows to tell types of features from."""
+        """The sample to identify features from."""
         return feature_sample_of(self.sample, self.coding, self.num_samples)
 
 
@@ -75,7 +75,7 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
 
 
 def _with_place(log: Any) -> Iterator[tuple[Any, int]]:
-    """Tables of a log, and the bytes that were read with each: the log itself is some tables ahead of who uses them."""
+    """Tables of a log with the bytes read so far."""
     last = None
     for frame in log.frames():
         if last is not None:
@@ -151,7 +151,7 @@ class Preparation:
             )
 
     def info(self, options: Mapping[str, Any]) -> DatasetInfo:
-        """Of what was written."""
+        """Description of the written rows."""
         seen, schema = self._scan.seen, self._schema
         candidates = list[dict[str, float]]()
         if schema.action is not None and self._as_logged and self._rules.shared_list is not None:
@@ -185,7 +185,7 @@ class Preparation:
         return words_of(self.counts, self._rules, self._schema.kind, has_lists=has_lists, example=example)
 
     def check_rows(self) -> dict[str, NDArray[Any]]:
-        """Some rows as they were logged."""
+        """Raw values of some rows."""
         _, block = self._check.read()
         found: dict[str, NDArray[Any]] = {
             "row": block.columns["row"],
@@ -197,18 +197,18 @@ class Preparation:
 
     @property
     def row_bytes(self) -> int:
-        """Of a prepared row, without the lists of parametric actions."""
+        """Bytes of a prepared row, without the lists of parametric actions."""
         widths = columns(self._schema.kind, self._schema.sizes)
         plain = (entry for name, entry in widths.items() if name not in ragged_names(self._schema.kind))
         return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in plain)
 
     @property
     def schema(self) -> Schema:
-        """What prepared rows are made of."""
+        """Columns of the prepared rows."""
         return self._schema
 
     def _group(self, bins: tuple[int, int]) -> "_Group":
-        """Whole trajectories, read again and prepared; several threads do this at a time, so it changes nothing."""
+        """Read and prepare whole trajectories. Called from several threads: must not change state."""
         assert self._scan.spill is not None
         block = self._scan.spill.read(*bins)
         block = block.taken(order(block))

@@ -1,4 +1,4 @@
-"""Two things at a time: numpy and polars let other threads run while they compute."""
+"""Prefetch in threads: numpy and polars release the interpreter lock while they compute."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -10,11 +10,11 @@ _Out = TypeVar("_Out")
 
 
 _MOST = 4
-"""Items made ahead: they come in bursts (all rows of a row group are decoded at once), and are used steadily."""
+"""Prefetched items: readers yield in bursts, since all rows of a row group are decoded at once."""
 
 
 def prefetch(items: Iterable[_In]) -> Generator[_In]:
-    """The same items; a thread makes the next few while the last one is used."""
+    """Iterate over items; a thread computes the next few while one is used."""
     iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:
         coming = deque(thread.submit(next, iterator, None) for _ in range(_MOST))
@@ -28,7 +28,7 @@ def prefetch(items: Iterable[_In]) -> Generator[_In]:
 
 
 def in_order(work: Callable[[_In], _Out], items: Iterable[_In], threads: int) -> Generator[_Out]:
-    """What `work` makes of each item, in their order, by several threads; few results wait at a time."""
+    """Map `work` over items with several threads, in order; the number of waiting results is bounded."""
     running = deque[Future[_Out]]()
     with ThreadPoolExecutor(threads) as pool:
         try:

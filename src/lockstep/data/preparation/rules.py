@@ -1,4 +1,4 @@
-"""By which rules a log was prepared, and how often each mattered, in words."""
+"""Counts of a preparation, and messages about its rules for the user."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,12 +17,12 @@ _MARKS = {
     "last_row": "no row follows (the log marks nothing)",
 }
 _MANY = 3
-"""So many trajectories, and a tenth of all, that end with the same, largest length: a limit may have cut them."""
+"""If this many trajectories, and a tenth of all, have the largest length, a step limit may have cut them."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to the rows of a log."""
+    """Counts of the rows of a log, by outcome."""
 
     kept: int = 0
     """Decisions to learn from."""

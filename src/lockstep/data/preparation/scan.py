@@ -1,4 +1,4 @@
-"""What is told from all rows of a log before any of them can be prepared: names, rules, and a sample of features.
+"""First pass over a log: names, end marks, and a sample of features.
 
 Shapes: n rows, F features of a state, FA features of an action, m sampled actions.
 """
@@ -82,7 +82,7 @@ def _smallest(key: Words, size: int) -> NDArray[np.int64]:
 
 @dataclass(slots=True, kw_only=True)
 class FeatureSample:
-    """Raw values of some rows, to tell types of features from. Samples of several machines can be merged."""
+    """Raw values of some rows, to identify features from. Samples of several nodes can be merged."""
 
     keys: Words
     """[n, 2], ascending."""
@@ -93,7 +93,7 @@ class FeatureSample:
     action: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     """[m, FA], parametric: of each row the action taken, then those that were possible. First rows only, if many."""
     action_row: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """[m], ascending: whose they are."""
+    """[m], ascending: the row of each."""
 
 
 def feature_sample_of(sample: Sample, coding: Coding, size: int) -> FeatureSample:
@@ -116,7 +116,7 @@ def feature_sample_of(sample: Sample, coding: Coding, size: int) -> FeatureSampl
 
 
 def merged(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
-    """The sample that one machine would have taken that has the rows of all; a row that several have counts once."""
+    """The sample of the union of all rows; a row that several nodes have counts once."""
     every = np.concatenate([sample.keys for sample in samples])
     _, first = np.unique(every.copy().view("u8,u8").reshape(-1), return_index=True)
     first = first[np.lexsort((every[first, 1], every[first, 0]))][:size]
@@ -151,7 +151,7 @@ def _columns(table: NDArray[np.float64], ids: Sequence[str], wanted: Sequence[st
 
 @dataclass(slots=True)
 class Seen:
-    """What the rows of a log have, all in all."""
+    """Columns and lists that occur in a log."""
 
     columns: set[str] = field(default_factory=set[str])
     """With any value in any row."""
@@ -181,7 +181,7 @@ class Seen:
 
     @property
     def mark(self) -> Mark:
-        """What in this log says that nothing follows a row; see `lockstep.data.preparation.next_rows`."""
+        """The column that marks the end of an episode; see `lockstep.data.preparation.next_rows`."""
         if self.columns & {"terminated", "truncated"}:
             return "terminated"
         if LISTS[1] in self.columns:

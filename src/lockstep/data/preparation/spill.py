@@ -1,4 +1,4 @@
-"""Rows of a log beside the memory: written in runs as they come, read again a range of trajectories at a time.
+"""Rows of a log on the disk: written in runs, read again by ranges of trajectories.
 
 A run is one file. Its rows lie in the order of bins, and a bin is the first 12 bits of the hash of the trajectory, so
 that bins a to b are one slice of each column of each run. No bin is split: a trajectory is always read whole.
@@ -23,7 +23,7 @@ _WHOLE = 1 << 24
 
 @dataclass(slots=True)
 class _Array:
-    """Where an array lies in the file of its run."""
+    """Location of an array in the file of its run."""
 
     at: int
     dtype: np.dtype[Any]
@@ -38,7 +38,7 @@ class _Array:
 
 @dataclass(slots=True)
 class _ListArrays:
-    """Where lists lie: each row's own in the order of rows, or a table of few that all rows share."""
+    """Location of lists: one per row in the order of rows, or a small table that rows share."""
 
     of_rows: bool
     index: _Array
@@ -81,7 +81,7 @@ class Spill:
         """Of all rows so far, in memory or on the disk."""
 
     def add(self, block: Block) -> bool:
-        """Keep rows; whether there were enough to write a run."""
+        """Add rows; returns whether a run was written."""
         self._pending.append(block)
         size = _size(block)
         self._held += size
@@ -93,7 +93,7 @@ class Spill:
         return True
 
     def flush(self) -> None:
-        """Write what is pending."""
+        """Write pending rows as a run."""
         if not self._pending:
             return
         block = joined(self._pending)
