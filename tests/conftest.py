@@ -11,6 +11,8 @@ from uuid import uuid4
 
 import pytest
 
+import fork_server
+
 # Children inherit it, and theirs too; this process's own environment, as /proc shows it, is from before.
 _MARK = "LOCKSTEP_TEST_SESSION"
 _GRACE_S = 5.0
@@ -19,6 +21,7 @@ _DEVICES = 4
 _XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_disable_hlo_passes=cse_barrier_expander"
 # Python's own helper of shared memory and semaphores ends with the process that it serves.
 _ALLOWED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_STARTED_AS_USERS_DO = ("real_start", "slow", "learning", "planted", "chaos", "hosts", "gpu")
 _reported: list[str] = []
 
 
@@ -33,6 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Quick tests fork processes from one that has imported torch or JAX; the others start them as users do."""
+    as_users_do = any(mark in item.keywords for mark in _STARTED_AS_USERS_DO)
+    backend = "jax" if item.path.name.startswith("test_jax_") else "torch"
+    fork_server.use(None if as_users_do else backend)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A worker of pytest-xdist tells the controller what its tests left."""
@@ -40,6 +51,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    fork_server.stop()
     left = _reported if session.config.getoption("numprocesses", None) else _end_what_is_left()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput[_MARK] = left
