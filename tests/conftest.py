@@ -16,7 +16,13 @@ import fork_server
 # Children inherit it, and theirs too; this process's own environment, as /proc shows it, is from before.
 _MARK = "LOCKSTEP_TEST_SESSION"
 _GRACE_S = 5.0
-_USING_JAX = ("test_jax_", "test_doctor.py", "test_cli.py")  # whoever uses it first in a process decides for all
+_USING_JAX = (
+    "test_jax_",
+    "test_seams.py",
+    "test_dqn_seams.py",
+    "test_doctor.py",
+    "test_cli.py",
+)  # whoever uses it first in a process decides for all
 _DEVICES = 4
 _XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_disable_hlo_passes=cse_barrier_expander"
 # Python's own helper of shared memory and semaphores ends with the process that it serves.

@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +32,6 @@ _LIBRARIES = {
     "torch": ("torch", "torch.distributed", "torch.utils.tensorboard", "numpy", "gymnasium", "yaml"),
     "jax": ("jax", "jax.numpy", "numpy", "gymnasium", "yaml"),
 }
-_COMMANDS_THAT_START_RANKS = ("lockstep.cli", "lockstep.train", "lockstep.launch.jax", "torch.distributed.run")
 _CLONE_PARENT = 0x8000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 # Variables that a library or the interpreter reads when it is imported, which is before the fork.
@@ -95,10 +95,13 @@ def stop() -> None:
 
 
 def _can_be_forked(words: list[str], environment: dict[str, str]) -> bool:
-    if words[0] != sys.executable or len(words) < 2:
+    if words[0] != sys.executable:
         return False
-    if words[1].startswith("-") and (words[1] not in ("-c", "-m") or len(words) < 3):
-        return False  # a flag of the interpreter: isolated, unbuffered, warnings ...
+    words = words[1:]
+    while len(words) > 2 and words[0] == "-W":
+        words = words[2:]
+    if not words or (words[0].startswith("-") and (words[0] not in ("-c", "-m") or len(words) < 2)):
+        return False  # another flag of the interpreter: isolated, unbuffered ...
     names = {name for name in {*environment, *os.environ} if name.startswith(_READ_BY_IMPORTS)}
     names -= {*_APPLIED_AFTER_THE_FORK, *_READ_BY_LOCKSTEP}
     return all(environment.get(name) == os.environ.get(name) for name in names)
@@ -186,7 +189,11 @@ def _become(request: dict[str, Any], search_path: list[str]) -> list[str]:
         threads = environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
         sys.modules["torch"].set_num_threads(int(threads))
     words = request["words"]
-    if words[0] == "-m" and words[1] in _COMMANDS_THAT_START_RANKS:
+    while words[0] == "-W":
+        sys.warnoptions.append(words[1])
+        warnings._processoptions([words[1]])
+        words = words[2:]
+    if "RANK" not in environment:  # it may start ranks, or be a launcher
         _start_server_of_this_process()
     return words
 

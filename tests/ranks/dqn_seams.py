@@ -1,33 +1,29 @@
-"""The ten seams of data-parallel learning (docs/house.md) for learning from a replay, each exercised inside 2 ranks.
+"""The ten seams of data-parallel learning (docs/flows.md) for DQN, each exercised inside 2 ranks.
 
-Each function takes `(world, folder)` and returns what this rank saw. `test_dqn_seams.py` judges.
+Each function takes `(backend, world, folder)` and returns what this rank saw; `backend` is the module `torch_seams` or
+`jax_seams`. `test_dqn_seams.py` checks the results.
 """
 
 import copy
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
-from running import Job, small_dqn, train_one
-from seam_world import BOUND_S, ENVS, SPEC, STEPS, make_rollout, run_listed
+from running import small_dqn
+from seam_world import ENVS, SPEC, STEPS, make_rollout, run_listed
 
 from lockstep import World
 from lockstep.record.progress import Progress
 from lockstep.run import Run, override
-from lockstep.torch.comm import Comm
-from lockstep.torch.dqn import DQN
-from lockstep.torch.q_networks import QPolicy
 
 ROWS = 2 * ENVS * STEPS  # environment steps of one hand-made rollout, both shards together
 TOTAL = 48 * 16
-RUN = {"total_steps": TOTAL, "log_every": 128, "timeout_s": BOUND_S, "num_steps": 1}
+RUN = {"total_steps": TOTAL, "log_every": 128, "num_steps": 1}
 
 
 def config(**changes: Any) -> Run:
@@ -40,34 +36,26 @@ def config(**changes: Any) -> Run:
     return override(small_dqn("lockstep/Corridor-v0"), {**base, **changes})
 
 
-@contextmanager
-def learner(world: World, run: Run, policy_seed: int = 0) -> Iterator[DQN]:
-    with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
-        yield DQN(run, QPolicy(SPEC, run.network, run.algorithm, seed=policy_seed), comm)
-
-
-def one_step(world: World, run: Run, priorities: bool = False) -> dict[str, Any]:
+def one_step(backend: Any, world: World, run: Run, priorities: bool = False) -> dict[str, Any]:
     """The first gradient step on the hand-made rollouts: what each rank drew for it, and the gradient that was taken.
 
     Args:
+        backend: `torch_seams` or `jax_seams`.
         world: of this rank.
         run: its config.
         priorities: some transitions of shard 1 are far more surprising than others, those of shard 0 all alike.
     """
     drawn: list[dict[str, np.ndarray]] = []
-    with learner(world, run) as dqn:
+    with backend.dqn_learner(world, run) as dqn:
         for k, shard in enumerate(world.shards):
             replay, draw = dqn.replays[k], dqn.replays[k].sample
             surprised = np.random.default_rng(shard)
 
             def sample(rows: int, generator: Any, replay=replay, draw=draw, shard=shard, surprised=surprised) -> Any:
                 if priorities and not drawn:
-                    index = draw(2000, np.random.default_rng(0)).index
-                    index = np.unique(index)
-                    error = (
-                        surprised.exponential(1.0, len(index)) ** 3 if shard else surprised.uniform(1, 1.1, len(index))
-                    )
-                    replay.update_priorities(index, error)
+                    index = np.unique(draw(2000, np.random.default_rng(0)).index)
+                    alike = surprised.uniform(1, 1.1, len(index))
+                    replay.update_priorities(index, surprised.exponential(1.0, len(index)) ** 3 if shard else alike)
                 got = draw(rows, generator)
                 drawn.append({f.name: np.array(getattr(got, f.name)) for f in dataclasses.fields(got)})
                 return got
@@ -80,64 +68,56 @@ def one_step(world: World, run: Run, priorities: bool = False) -> dict[str, Any]
             progress.env_steps += ROWS
             progress.updates += 1
         return {
-            "gradient": dqn.flat.gradient.numpy().copy(),
+            "gradient": backend.dqn_gradient(dqn),
             "drawn": drawn,
             "size": dqn.replays[0].size,
             "metrics": dqn.metrics.read(),
         }
 
 
-def start_equal(world: World, folder: str) -> dict[str, Any]:
-    with learner(world, config(), policy_seed=world.rank) as dqn:
-        return held(dqn)
+def start_equal(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    with backend.dqn_learner(world, config(), seed=world.rank) as dqn:
+        return backend.dqn_networks(dqn)
 
 
-def held(dqn: DQN) -> dict[str, Any]:
-    """The two networks as they are used, and all that is compared between ranks."""
-    networks = {"policy": dqn.policy, "target": dqn.target}
-    told = {name: {n: p.detach().numpy().copy() for n, p in of.named_parameters()} for name, of in networks.items()}
-    return {**told, "shared": {name: tensor.numpy(force=True).copy() for name, tensor in dqn.shared_tensors().items()}}
-
-
-def initialized_from(world: World, folder: str) -> dict[str, Any]:
+def initialized_from(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Every rank finds another policy file (on another host, say), and nothing is learned after."""
-    from lockstep.torch import dqn
-    from lockstep.torch.export import save_policy
+    dqn, kept = backend.dqn, {}
 
-    kept: dict[str, Any] = {}
-
-    class Kept(DQN):
+    class Kept(dqn.DQN):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             kept["dqn"] = self
 
-    run = small_dqn("rank_envs:Ticking", learning_starts=10_000, **RUN, **{"env.kwargs": {"lengths": [4, 4]}})
+    settings = {**RUN, "timeout_s": backend.RUN_BOUND_S, "env.kwargs": {"lengths": [4, 4]}}
+    run = small_dqn("rank_envs:Ticking", learning_starts=10_000, **settings)
     spec = dataclasses.replace(SPEC, action=dataclasses.replace(SPEC.action, sizes=(2,)), autoreset="same_step")
     home = Path(folder).parent
-    mine = QPolicy(spec, run.network, run.algorithm, seed=100 + world.rank)
-    save_policy(home / f"policy_{world.rank}.safetensors", mine, None, run)
+    mine = dqn.QPolicy(spec, run.network, run.algorithm, seed=100 + world.rank)
+    backend.save_policy(home / f"policy_{world.rank}.safetensors", mine, None, run)
     names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
     with mock.patch.object(dqn, "DQN", Kept):
-        outcome = train_one(world.rank, Job(run, folder, world.port, init_from=names))
-    given = {name: p.detach().numpy() for name, p in mine.named_parameters()}
-    return {"error": outcome.error, **held(kept["dqn"]), "given": given}
+        outcome = backend.train(world, folder, run, init_from=names)
+    return {"error": outcome.error, **backend.dqn_networks(kept["dqn"]), "given": backend.parameters(mine)}
 
 
-def gradient_mean(world: World, folder: str) -> dict[str, Any]:
-    return one_step(world, config(max_grad_norm=0.5))
+def gradient_mean(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    return one_step(backend, world, config(max_grad_norm=0.5))
 
 
-def importance_weights(world: World, folder: str) -> dict[str, Any]:
-    return one_step(world, config(prioritized=True), priorities=True)
+def importance_weights(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    return one_step(backend, world, config(prioritized=True), priorities=True)
 
 
-def traced(world: World, folder: str, run: Run, port: int | None = None) -> dict[str, Any]:
+def ticking(backend: Any, world: World, folder: str, *, env: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A whole run: the exploration of every rollout, and how many gradient steps came after it."""
-    from lockstep.torch import dqn
-
+    dqn = backend.dqn
+    task = changes.pop("task", "rank_envs:Ticking")
+    run = small_dqn(task, **{**RUN, "timeout_s": backend.RUN_BOUND_S, "env.kwargs": env, **changes})
     epsilon: list[float] = []
     steps: list[int] = []
-    average = Comm.average_gradients_
+    owner, name = backend.gradient_step
+    step = getattr(owner, name)
 
     class Traced(dqn.Collector):
         def collect(self) -> Any:
@@ -145,12 +125,12 @@ def traced(world: World, folder: str, run: Run, port: int | None = None) -> dict
             steps.append(0)
             return super().collect()
 
-    def counted(self: Comm, *args: Any, **kwargs: Any) -> Any:
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         steps[-1] += 1
-        return average(self, *args, **kwargs)
+        return step(self, *args, **kwargs)
 
-    with mock.patch.object(dqn, "Collector", Traced), mock.patch.object(Comm, "average_gradients_", counted):
-        outcome = train_one(world.rank, Job(run, folder, port or world.port))
+    with mock.patch.object(dqn, "Collector", Traced), mock.patch.object(owner, name, counted):
+        outcome = backend.train(world, folder, run)
     keys = ("status", "env_steps", "updates", "episodes", "eval_return_mean", "eval_episodes", "solved_at_step")
     summary = {key: outcome.summary.get(key) for key in keys}
     return {
@@ -159,44 +139,37 @@ def traced(world: World, folder: str, run: Run, port: int | None = None) -> dict
     }  # fmt: skip
 
 
-def ticking(world: World, folder: str, *, env: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    task = changes.pop("task", "rank_envs:Ticking")
-    return traced(world, folder, small_dqn(task, **{**RUN, "env.kwargs": env, **changes}))
-
-
-def begin_together(world: World, folder: str) -> dict[str, Any]:
+def begin_together(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Rank 1 has whole episodes at once, rank 0 waits for its eighth reward before it has one transition."""
     env = {"lengths": [40, 1]}
-    return ticking(world, folder, task="rank_envs:Halting", env=env, learning_starts=16, n_step=8)
+    return ticking(backend, world, folder, task="rank_envs:Halting", env=env, learning_starts=16, n_step=8)
 
 
-def exploration(world: World, folder: str) -> dict[str, Any]:
-    return ticking(world, folder, env={"lengths": [4, 4]}, epsilon_steps=TOTAL // 2)
+def exploration(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    return ticking(backend, world, folder, env={"lengths": [4, 4]}, epsilon_steps=TOTAL // 2)
 
 
-def solved_by_all(world: World, folder: str) -> dict[str, Any]:
+def solved_by_all(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Rank 0 alone would call the task solved after every evaluation, the two together never."""
     env = {"rewards": [2.0, 0.0], "lengths": [1, 1]}
-    return ticking(world, folder, env=env, stop_return=1.5, stop_when_solved=True, evaluate_every=128)
+    return ticking(backend, world, folder, env=env, stop_return=1.5, stop_when_solved=True, evaluate_every=128)
 
 
-def signal_stops_all(world: World, folder: str) -> dict[str, Any]:
-    return ticking(world, folder, env={"signal_at": 30})
+def signal_stops_all(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    return ticking(backend, world, folder, env={"signal_at": 30})
 
 
-def metrics_are_sums(world: World, folder: str) -> dict[str, Any]:
-    return ticking(world, folder, env={"lengths": [2, 8]}, capacity=4096)
+def metrics_are_sums(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    return ticking(backend, world, folder, env={"lengths": [2, 8]}, capacity=4096)
 
 
-def seeds(world: World, folder: str) -> dict[str, Any]:
+def seeds(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Which random numbers lie before this rank: of its environments, its exploration, its noise and its replay."""
-    from lockstep.torch import dqn
+    dqn, kept = backend.dqn, {}
 
-    kept: dict[str, Any] = {}
-
-    class Kept(DQN):
-        def __init__(self, run: Run, policy: QPolicy, comm: Comm) -> None:
-            kept["init"] = {name: p.detach().numpy().copy() for name, p in policy.named_parameters()}
+    class Kept(dqn.DQN):
+        def __init__(self, run: Run, policy: Any, comm: Any) -> None:
+            kept["init"] = backend.parameters(policy)
             super().__init__(run, policy, comm)
             kept["replay"] = [ahead(s) for s in self._streams]
 
@@ -208,13 +181,14 @@ def seeds(world: World, folder: str) -> dict[str, Any]:
     def ahead(generator: np.random.Generator) -> list[int]:
         return copy.deepcopy(generator.bit_generator).random_raw(500).tolist()
 
-    run = small_dqn("rank_envs:Ticking", num_shards=2, **RUN, **{"env.kwargs": {"lengths": [4, 4]}})
+    settings = {**RUN, "timeout_s": backend.RUN_BOUND_S, "env.kwargs": {"lengths": [4, 4]}}
+    run = small_dqn("rank_envs:Ticking", num_shards=2, **settings)
     with mock.patch.object(dqn, "DQN", Kept), mock.patch.object(dqn, "Collector", KeptCollector):
-        outcome = train_one(world.rank, Job(run, folder, world.port))
+        outcome = backend.train(world, folder, run)
     return {**kept, "env": outcome.env_seeds, "error": outcome.error}
 
 
-def files(world: World, folder: str) -> dict[str, Any]:
+def files(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Which files this rank opens for writing, makes or renames: those of the run, and those of its replay."""
     touched: list[str] = []
     home = str(Path(folder).parent)
@@ -227,12 +201,12 @@ def files(world: World, folder: str) -> dict[str, Any]:
                 touched.append(f"{event} {path}")
 
     sys.addaudithook(audit)
-    told = ticking(world, folder, env={"lengths": [2, 8]}, evaluate_every=128 * 3, replay_path=f"{home}/replay")
-    return {"touched": touched, **told}
+    run = ticking(backend, world, folder, env={"lengths": [2, 8]}, evaluate_every=128 * 3, replay_path=f"{home}/replay")
+    return {"touched": touched, **run}
 
 
-def data_shards(world: World, folder: str) -> dict[str, Any]:
-    return one_step(world, config(updates_per_step=4 / ROWS))
+def data_shards(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    return one_step(backend, world, config(updates_per_step=4 / ROWS))
 
 
 SEAMS = [
@@ -241,6 +215,7 @@ SEAMS = [
 ]  # fmt: skip
 
 
-def run_seams(rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    return run_listed(SEAMS, rank, ports, folder)
+def run_seams(rank: int, backend_name: str, ports: dict[str, int], folder: str) -> dict[str, Any]:
+    backend = import_module(f"{backend_name}_seams")
+    backend.prepare(rank)
+    return run_listed(SEAMS, rank, ports, folder, backend)

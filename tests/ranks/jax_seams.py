@@ -1,234 +1,145 @@
-"""The ten seams in JAX, each exercised inside 2 processes. `test_jax_seams.py` judges.
+"""What the tests of the seams do differently in JAX; `torch_seams.py` has the same names."""
 
-Each function takes `(world, folder)` and returns what this rank saw.
-"""
-
-import copy
-import dataclasses
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax_compiled import keep_compiled
 from jax_running import in_jax, train_one
-from running import Job, small
-from seam_world import BOUND_S, ENVS, FAR, SPEC, STEPS, make_rollout, run_listed
+from running import Job
+from seam_world import BOUND_S, SPEC
 
 from lockstep import World
-from lockstep.envs.spec import ActionSpec
+from lockstep.jax import dqn, ppo
 from lockstep.jax.comm import Comm
-from lockstep.jax.networks import Policy
-from lockstep.jax.ppo import PPO
-from lockstep.run import Run, override
+from lockstep.jax.export import save_policy
+from lockstep.jax.flat import Flat
+from lockstep.run import Run
+
+__all__ = ["RUN_BOUND_S", "dqn", "ppo", "save_policy"]
+
+RUN_BOUND_S = 30.0  # of collectives in whole runs: the first one waits for what the other rank compiles
 
 
-def config(**changes: Any) -> Run:
-    """One update on hand-made rollouts; one gradient step of the whole batch unless told otherwise."""
-    base = {
-        "num_envs": 2 * ENVS, "num_steps": STEPS, "num_epochs": 1, "num_minibatches": 1, "entropy_coef": 0.01,
-        "learning_rate": 1e-3, "learning_rate_schedule": "constant", "max_grad_norm": None,
-        "normalize_advantage": False,
-    }  # fmt: skip
-    return override(small("lockstep/Corridor-v0"), {**base, **changes})
+def prepare(rank: int) -> None:
+    keep_compiled(rank)
+
+
+def train(world: World, folder: str, run: Run, **kwargs: Any) -> Any:
+    return train_one(world.rank, in_jax(Job(run, folder, world.port, **kwargs), 1))
 
 
 @contextmanager
-def learner(world: World, run: Run, policy_seed: int = 0) -> Iterator[PPO]:
-    with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
-        yield PPO(run, Policy(SPEC, run.network, seed=policy_seed), comm)
+def ppo_learner(world: World, run: Run, seed: int = 0) -> Iterator[ppo.PPO]:
+    with Comm(world, device="cpu", timeout_s=4 * BOUND_S) as comm:
+        yield ppo.PPO(run, ppo.Policy(SPEC, run.network, seed=seed), comm)
 
 
-def one_update(world: World, run: Run, **kwargs: Any) -> dict[str, Any]:
-    """What an update on the hand-made rollouts did, with the local sums of each gradient step."""
-    rollouts, seen = [make_rollout(shard, **kwargs) for shard in world.shards], []
-    with learner(world, run) as ppo:
-        loss, learned = ppo.loss, ppo._learned
-
-        def keep(params: Any, part: Any) -> Any:
-            value, sums = loss(params, part)
-            told = lambda sums, ids: seen.append({"sums": sums.tolist(), "ids": ids.tolist()})  # noqa: E731
-            jax.debug.callback(told, sums, part.observation[:, 0], ordered=True)
-            return value, sums
-
-        told: list[np.ndarray] = []
-
-        def keep_told(shared: Any, own: Any) -> Any:
-            found = learned(shared, own)
-            told.append(np.asarray(found[0][2]))
-            return found
-
-        ppo.loss, ppo._learned = keep, keep_told
-        ppo.update(rollouts, np.zeros((len(rollouts), 1)))
-        jax.effects_barrier()
-        return {
-            "gradient": ppo.comm.read(ppo.state.optimizer.moment) / 0.1,  # Adam's average of one is a tenth of it
-            "learning_rate": float(ppo.comm.read(ppo.state.learning_rate)),
-            "messages": dict(ppo.comm.num_messages),
-            "observations": ppo.observations and ppo.observations.state(),
-            "returns": ppo.returns and ppo.returns.state(),
-            "steps": int(ppo.comm.read(ppo.state.optimizer.steps)),
-            "parameters": {name: np.array(array) for name, array in ppo.policy.params.items()},
-            "seen": seen,
-            "told": told[0],
-            "metrics": ppo.read_metrics(),
-        }
+@contextmanager
+def dqn_learner(world: World, run: Run, seed: int = 0) -> Iterator[dqn.DQN]:
+    with Comm(world, device="cpu", timeout_s=4 * BOUND_S) as comm:
+        yield dqn.DQN(run, dqn.QPolicy(SPEC, run.network, run.algorithm, seed=seed), comm)
 
 
-def start_equal(world: World, folder: str) -> dict[str, Any]:
-    with learner(world, config(), policy_seed=world.rank) as ppo:
-        acting = {name: np.array(array) for name, array in ppo.policy.params.items()}
-        return {"acting": acting, "learning": ppo.flat.split(ppo.comm.read(ppo.state.values))}
+def parameters(policy: Any) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in policy.params.items()}
 
 
-def initialized_from(world: World, folder: str) -> dict[str, Any]:
-    """Every rank finds another policy file: the files of two hosts, say."""
-    from lockstep.experience.normalize import RunningMoments
-    from lockstep.jax.export import save_policy
+def record_loss(learner: ppo.PPO, seen: list[dict[str, Any]]) -> None:
+    """Have each gradient step append its local sums and the first number of each of its observations."""
+    loss = learner.loss
 
-    run = small("rank_envs:Ticking", normalize_observation=True, total_steps=128, **{"env.kwargs": {"lengths": [4, 4]}})
-    moments = RunningMoments(3)
-    moments.update(np.array([10.0, *[10.0 * (1 + world.rank)] * 3, *[1000.0] * 3]))
-    home = Path(folder).parent
-    spec = dataclasses.replace(SPEC, action=ActionSpec("discrete", (2,)))
-    save_policy(home / f"policy_{world.rank}.safetensors", Policy(spec, run.network, seed=world.rank), moments, run)
-    names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
-    outcome = train_one(world.rank, in_jax(Job(run, folder, world.port, init_from=names), 1))
-    return {"error": outcome.error, "fingerprint": outcome.summary.get("params_fingerprint")}
+    def record(sums: Any, ids: Any) -> None:
+        seen.append({"sums": sums.tolist(), "ids": ids.tolist()})
 
+    def recorded(params: Any, part: Any) -> Any:
+        value, sums = loss(params, part)
+        jax.debug.callback(record, sums, part.observation[:, 0], ordered=True)
+        return value, sums
 
-def gradient_mean(world: World, folder: str) -> dict[str, Any]:
-    return one_update(world, config(max_grad_norm=0.5))
+    learner.loss = recorded
 
 
-def statistics_in_the_loss(world: World, folder: str) -> dict[str, Any]:
-    return one_update(world, config(normalize_advantage=True))
+def ppo_state(learner: ppo.PPO) -> dict[str, Any]:
+    jax.effects_barrier()  # every step has been recorded
+    read = learner.comm.read
+    return {
+        "gradient": read(learner.state.optimizer.moment) / 0.1,  # after one step Adam's moment is a tenth of it
+        "learning_rate": float(read(learner.state.learning_rate)),
+        "steps": int(read(learner.state.optimizer.steps)),
+        "values": read(learner.state.values),
+        "metrics": learner.read_metrics(),
+    }
 
 
-def running_statistics(world: World, folder: str) -> dict[str, Any]:
-    return one_update(world, config(normalize_observation=True, normalize_return=True))
+def dqn_gradient(learner: dqn.DQN) -> np.ndarray:
+    return 10.0 * learner.shared_arrays()["optimizer.moment"]
 
 
-def far_statistics(world: World, folder: str) -> dict[str, Any]:
-    return one_update(world, config(normalize_observation=True, normalize_return=True), far=FAR)
+def ppo_networks(learner: ppo.PPO) -> dict[str, dict[str, np.ndarray]]:
+    """Every copy of the parameters."""
+    learned = learner.flat.split(learner.comm.read(learner.state.values))
+    return {"policy": parameters(learner.policy), "learned": learned}
 
 
-def reset_rows(world: World, folder: str) -> dict[str, Any]:
-    """Three updates: the environments of shard 0 only reset themselves, then those of both shards, then none."""
-    stages: list[dict[str, Any]] = []
-    changes = {"normalize_observation": True, "normalize_return": True, "normalize_advantage": True}
-    with learner(world, config(num_epochs=2, num_minibatches=4, **changes)) as ppo:
-        for resetting in ((0,), (0, 1), ()):
-            rollouts = [make_rollout(shard) for shard in world.shards]
-            for shard, rollout in zip(world.shards, rollouts, strict=True):
-                rollout.weight[:] *= shard not in resetting
-            ppo.comm.num_messages.clear()
-            ppo.update(rollouts, np.zeros((len(rollouts), 1)))
-            stages.append({
-                "values": ppo.comm.read(ppo.state.values),
-                "steps": int(ppo.comm.read(ppo.state.optimizer.steps)),
-                "observations": {name: array.copy() for name, array in ppo.observations.state().items()},
-                "messages": {tag: ppo.comm.num_messages[tag] for tag in ("moments", "average_gradients")},
-                "metrics": ppo.read_metrics(),
-            })  # fmt: skip
-    return {"stages": stages}
+def dqn_networks(learner: dqn.DQN) -> dict[str, dict[str, np.ndarray]]:
+    """Every copy of the parameters, and all arrays that are compared between ranks."""
+    state = learner.comm.read(learner.state)
+    return {
+        "policy": parameters(learner.policy),
+        "learned": {name: np.array(array) for name, array in learner.flat.split(state.values).items()},
+        "target": {name: np.array(array) for name, array in learner.flat.split(state.target).items()},
+        "shared": learner.shared_arrays(),
+    }
 
 
-def stop_on_kl(world: World, folder: str) -> dict[str, Any]:
-    run = config(num_epochs=12, num_minibatches=2, learning_rate=3e-3, target_kl=0.01, normalize_advantage=True)
-    return one_update(world, run, unlike=8.0)
+gradient_step = (dqn.DQN, "_learn")
+"""What is called once for each gradient step of DQN."""
 
 
-def adaptive_rate(world: World, folder: str) -> dict[str, Any]:
-    run = config(
-        num_epochs=6, num_minibatches=2, learning_rate_schedule="adaptive", desired_kl=0.01, learning_rate=3e-3,
-        normalize_advantage=True,
-    )  # fmt: skip
-    return one_update(world, run, unlike=8.0)
+# -- a plain reference: one process, the whole batch, the equations of the papers --------------------------------------
 
 
-def train_ticking(world: World, folder: str, **changes: Any) -> dict[str, Any]:
-    """A whole run with an environment that is not alike on the two ranks."""
-    kwargs = {"env.kwargs": changes.pop("env")}
-    run = small("rank_envs:Ticking", total_steps=6 * 128, timeout_s=30.0, log_every=128, **kwargs, **changes)
-    outcome = train_one(world.rank, in_jax(Job(run, folder, world.port), 1))
-    keys = ("status", "env_steps", "updates", "episodes", "eval_return_mean", "eval_episodes", "solved_at_step")
-    summary = {key: outcome.summary.get(key) for key in keys}
-    return {"error": outcome.error, "summary": summary, "steps": outcome.counts["steps"], "folder": folder}
+def ppo_values(run: Run, observation: np.ndarray) -> np.ndarray:
+    policy = ppo.Policy(SPEC, run.network, seed=0)
+    params = {name: jnp.asarray(array) for name, array in policy.params.items()}
+    return np.asarray(policy.apply(params, observation)[1], np.float64)
 
 
-def solved_by_all(world: World, folder: str) -> dict[str, Any]:
-    """Rank 0 alone would call the task solved after every evaluation, the two together never."""
-    env = {"rewards": [2.0, 0.0], "lengths": [1, 1]}
-    return train_ticking(world, folder, env=env, stop_return=1.5, stop_when_solved=True, evaluate_every=128)
+def ppo_gradient(
+    run: Run, observation: np.ndarray, action: np.ndarray, advantage: np.ndarray, target: np.ndarray
+) -> np.ndarray:
+    """The gradient of PPO's loss at its first step, not clipped."""
+    policy = ppo.Policy(SPEC, run.network, seed=0)
+    advantages, targets = jnp.asarray(advantage, jnp.float32), jnp.asarray(target, jnp.float32)
+
+    def loss(params: dict[str, jax.Array]) -> jax.Array:
+        logits, value = policy.apply(params, observation)
+        probability = jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)
+        taken = probability[jnp.arange(len(action)), action]
+        ratio = taken / jax.lax.stop_gradient(taken)
+        entropy = -(probability * jnp.log(probability)).sum(-1)
+        value_loss = 0.5 * run.algorithm.value_coef * jnp.square(value - targets).mean()
+        return value_loss - (ratio * advantages).mean() - run.algorithm.entropy_coef * entropy.mean()
+
+    found = jax.grad(loss)({name: jnp.asarray(array) for name, array in policy.params.items()})
+    return np.concatenate([np.ravel(found[name]) for name in sorted(found)])
 
 
-def signal_stops_all(world: World, folder: str) -> dict[str, Any]:
-    return train_ticking(world, folder, env={"signal_at": 3 * 8 + 2})
+def dqn_loss_and_gradient(run: Run, batch: dict[str, np.ndarray], weight: np.ndarray) -> tuple[float, np.ndarray]:
+    """The Huber loss of the temporal differences, and its gradient, not clipped."""
+    policy = dqn.QPolicy(SPEC, run.network, run.algorithm, seed=0)
+    weights = jnp.asarray(weight, jnp.float32)
 
+    def loss(params: dict[str, jax.Array]) -> jax.Array:
+        q = policy.apply(params, batch["observation"])[0][np.arange(len(weights)), batch["action"].astype(np.int32)]
+        following = policy.apply(policy.params, batch["next_observation"])[0].max(1)
+        error = batch["return_"] + batch["discount"] * following - q
+        size = jnp.abs(error)
+        return (weights * jnp.where(size <= 1.0, 0.5 * error**2, size - 0.5)).mean()
 
-def no_episode_weighs_nothing(world: World, folder: str) -> dict[str, Any]:
-    return train_ticking(world, folder, env={"lengths": [4, 60]})
-
-
-def seeds(world: World, folder: str) -> dict[str, Any]:
-    """Which random numbers lie before this rank: those of its environments, its exploration and its minibatches."""
-    from lockstep.jax import ppo
-
-    kept: dict[str, Any] = {}
-
-    class KeptPPO(PPO):
-        def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
-            kept["init"] = {name: np.array(p) for name, p in policy.params.items()}
-            super().__init__(run, policy, comm)
-            kept["minibatch"] = [ahead(s) for s in self._streams]
-
-    class KeptCollector(ppo.Collector):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            kept["action"] = [ahead(s) for streams in self._noise_streams for s in streams]
-
-    def ahead(generator: np.random.Generator) -> list[int]:
-        return copy.deepcopy(generator.bit_generator).random_raw(2000).tolist()
-
-    run = small("rank_envs:Ticking", total_steps=128, num_shards=2, **{"env.kwargs": {"lengths": [4, 4]}})
-    with mock.patch.object(ppo, "PPO", KeptPPO), mock.patch.object(ppo, "Collector", KeptCollector):
-        outcome = train_one(world.rank, in_jax(Job(run, folder, world.port), 1))
-    return {**kept, "env": outcome.env_seeds, "error": outcome.error}
-
-
-def files(world: World, folder: str) -> dict[str, Any]:
-    """A run whose metrics tell of both ranks, and which of its files this rank writes, makes or renames."""
-    touched: list[str] = []
-
-    def audit(event: str, args: tuple[Any, ...]) -> None:
-        writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
-        if writes or event in ("os.mkdir", "os.rename", "os.remove"):
-            path = os.fspath(args[0]) if isinstance(args[0], str | os.PathLike) else ""
-            if str(path).startswith(folder + "/"):
-                touched.append(f"{event} {path}")
-
-    sys.addaudithook(audit)
-    told = train_ticking(world, folder, env={"lengths": [2, 8]}, evaluate_every=128 * 3)
-    return {"touched": touched, **told}
-
-
-def data_shards(world: World, folder: str) -> dict[str, Any]:
-    return one_update(world, config(num_epochs=3, num_minibatches=4))
-
-
-SEAMS = [
-    start_equal, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics, far_statistics,
-    reset_rows, stop_on_kl, adaptive_rate,
-    solved_by_all, signal_stops_all, no_episode_weighs_nothing, seeds, files, data_shards,
-]  # fmt: skip
-
-
-def run_seams(rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
-    keep_compiled(rank)
-    return run_listed(SEAMS, rank, ports, folder)
+    value, gradient = jax.value_and_grad(loss)(policy.params)
+    return float(value), np.asarray(Flat(policy.params).join(gradient))

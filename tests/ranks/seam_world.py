@@ -3,13 +3,15 @@
 import os
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from lockstep import World, stream
+from lockstep import World, spawn, stream
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Rollout
+from lockstep.launch.variables import free_port
 
 STEPS, ENVS, SIZE = 16, 4, 3  # of one shard; SIZE numbers in an observation
 SPEC = EnvSpec(SIZE, ActionSpec("discrete", (3,)), "next_step", True)
@@ -36,8 +38,11 @@ def make_rollout(shard: int, unlike: float = 1.0, far: float = 0.0) -> Rollout:
     return Rollout(observation, action, reward * weight, terminated, ended, weight, [])
 
 
-def run_listed(seams: Sequence[Any], rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
-    """Each named seam in a world of its own, so that a broken one spoils no other; an error is told as text."""
+def run_listed(seams: Sequence[Any], rank: int, ports: dict[str, int], folder: str, *arguments: Any) -> dict[str, Any]:
+    """Call `seam(*arguments, world, folder)` for each seam that `ports` names, each in a world of its own.
+
+    So a broken one spoils no other; an error is returned as text.
+    """
     found: dict[str, Any] = {}
     for seam in seams:
         name = seam.__name__
@@ -46,8 +51,44 @@ def run_listed(seams: Sequence[Any], rank: int, ports: dict[str, int], folder: s
             place = os.path.join(folder, name)
             os.makedirs(place, exist_ok=True)
             try:
-                found[name] = seam(world, os.path.join(place, "run"))
+                found[name] = seam(*arguments, world, os.path.join(place, "run"))
             except Exception as error:
                 traceback.print_exc()
                 found[name] = f"{type(error).__name__}: {error}"
     return found
+
+
+class SeamResults(dict[str, list[Any]]):
+    """What each rank saw, by seam; and the backend that they ran on."""
+
+    def __init__(self, backend: Any, of_ranks: list[dict[str, Any]]) -> None:
+        super().__init__({name: [rank[name] for rank in of_ranks] for name in of_ranks[0]})
+        self.backend = backend
+
+    def __missing__(self, name: str) -> list[Any]:
+        raise AssertionError(f"no seam is called {name}")
+
+
+def run_selected(request: Any, run_seams: Any, run_of: dict[str, str], folder: str) -> SeamResults:
+    """Run the seams that the selected tests of a module want on 2 ranks of the backend `request.param`.
+
+    Args:
+        request: of a fixture that is called `seam`.
+        run_seams: called in each rank with the backend's name, a port for each seam, and the folder.
+        run_of: for a test that uses the run of another test's seam, that seam.
+        folder: where the runs go.
+    """
+    import pytest
+
+    pytest.importorskip(request.param)
+    items = [item for item in request.session.items if item.module is request.module]
+    wanted = {
+        item.originalname.removeprefix("test_") for item in items if item.callspec.params["seam"] == request.param
+    }
+    ports = {name: free_port() for name in sorted({run_of.get(name, name) for name in wanted})}
+    found = spawn(run_seams, 2, (request.param, ports, folder), timeout_s=600)
+    return SeamResults(import_module(f"{request.param}_seams"), found)
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)

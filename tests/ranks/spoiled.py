@@ -9,9 +9,11 @@ from unittest import mock
 import dqn_seams
 import numpy as np
 import torch
+from ppo_seams import config
 from running import Job, small, train_one
-from seams import config, learner, make_rollout
+from seam_world import make_rollout
 from torch import nn
+from torch_seams import dqn_learner, ppo_learner
 
 from lockstep import World
 from lockstep.errors import MismatchError
@@ -50,14 +52,14 @@ def flip(array: np.ndarray) -> None:
 def compared(world: World) -> dict[str, str]:
     """For whatever an update of PPO changes: what the proof says when it differs on rank 1."""
     schedule = {"learning_rate_schedule": "linear", "normalize_observation": True, "normalize_return": True}
-    with learner(world, config(**schedule)) as ppo:
+    with ppo_learner(world, config(**schedule)) as ppo:
         return asked(world, ppo)
 
 
 def compared_with_replay(world: World) -> dict[str, str]:
     """The same for DQN, whose target network moves in every gradient step."""
     changes = {"learning_rate_schedule": "linear", "prioritized": True, "target_rate": 0.1, "updates_per_step": 0.05}
-    with dqn_seams.learner(world, dqn_seams.config(**changes)) as dqn:
+    with dqn_learner(world, dqn_seams.config(**changes)) as dqn:
         return asked(world, dqn)
 
 

@@ -1,36 +1,22 @@
-"""The ten seams of data parallelism where learning is from a replay: each test fails when its seam is cut."""
+"""The ten seams of data parallelism for DQN, on 2 ranks: each test fails when its seam is cut (see tests/planted)."""
 
 import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from dqn_seams import TOTAL, config, run_seams
 from running import lines
-from seam_world import SPEC, make_rollout
-
-from lockstep import spawn
-from lockstep.launch.variables import free_port
-from lockstep.torch.q_networks import QPolicy
+from seam_world import make_rollout, run_selected, same
 
 BATCH = 16  # environment steps of an iteration of the whole runs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["torch", "jax"])
 def seam(request, tmp_path_factory):
     """What both ranks saw of each seam that a selected test asks for."""
-    selected = {
-        item.originalname.removeprefix("test_") for item in request.session.items if item.module is request.module
-    }
-    shared = {"counters": "metrics_are_sums", "learned_metrics": "importance_weights"}  # one run tells both
-    ports = {shared.get(name, name): free_port() for name in sorted(selected)}
-    told = spawn(run_seams, 2, (ports, str(tmp_path_factory.mktemp("dqn_seams"))), timeout_s=300)
-    return {name: [rank[name] for rank in told] for name in told[0]}
-
-
-def same(a: dict, b: dict) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+    run_of = {"counters": "metrics_are_sums", "learned_metrics": "importance_weights"}
+    return run_selected(request, run_seams, run_of, str(tmp_path_factory.mktemp("dqn_seams")))
 
 
 def test_start_equal(seam):
@@ -38,6 +24,7 @@ def test_start_equal(seam):
     assert same(first["policy"], second["policy"]), "ranks start from different parameters"
     for rank in (first, second):
         assert same(rank["target"], rank["policy"]), "the target network does not start as the policy"
+        assert same(rank.get("learned", rank["policy"]), rank["policy"]), "what learns is not what acts"
     assert same(first["shared"], second["shared"])
     compared = {name.removeprefix("target."): t for name, t in first["shared"].items() if name.startswith("target.")}
     assert same(compared, first["target"]), "whether the target networks are equal is never asked"
@@ -49,11 +36,11 @@ def test_initialized_from(seam):
     given = ranks[0]["given"]
     assert given.keys() == ranks[1]["given"].keys() and not same(given, ranks[1]["given"])
     for rank in ranks:
-        for part in ("policy", "target"):
+        for part in {"policy", "learned", "target"} & rank.keys():
             assert same(rank[part], given), f"the {part} network does not go on from the file of rank 0"
 
 
-# -- a plain reference: one process, the whole batch, the equations of the papers as they stand ------------------------
+# -- a plain reference: one process, the whole batch, the equations of the papers --------------------------------------
 
 
 def whole_batch(ranks) -> dict[str, np.ndarray]:
@@ -70,28 +57,17 @@ def plain_weights(run, ranks) -> np.ndarray:
     return weight / weight.max()
 
 
-def plain_loss(run, ranks) -> tuple[torch.Tensor, QPolicy]:
-    policy = QPolicy(SPEC, run.network, run.algorithm, seed=0)
-    batch, weight = whole_batch(ranks), torch.from_numpy(plain_weights(run, ranks)).float()
-    columns = {name: torch.from_numpy(column) for name, column in batch.items()}
-    q = policy(columns["observation"])[0].gather(1, columns["action"].long()[:, None])[:, 0]
-    with torch.no_grad():
-        following = policy(columns["next_observation"])[0].max(1).values
-        target = columns["return_"] + columns["discount"] * following
-    return (weight * torch.nn.functional.huber_loss(q, target, reduction="none")).mean(), policy
-
-
-def plain_gradient(run, ranks) -> np.ndarray:
-    loss, policy = plain_loss(run, ranks)
-    loss.backward()
-    if run.algorithm.max_grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), run.algorithm.max_grad_norm)
-    return torch.cat([p.grad.reshape(-1) for p in policy.parameters()]).numpy()
+def plain_loss_and_gradient(seam, name, run) -> tuple[float, np.ndarray]:
+    """The loss and the clipped gradient of the first step on what both ranks drew."""
+    ranks = seam[name]
+    loss, gradient = seam.backend.dqn_loss_and_gradient(run, whole_batch(ranks), plain_weights(run, ranks))
+    most, norm = run.algorithm.max_grad_norm, np.linalg.norm(gradient)
+    return loss, gradient if most is None else gradient * min(1.0, most / norm)
 
 
 def test_gradient_mean(seam):
     ranks, run = seam["gradient_mean"], config(max_grad_norm=0.5)
-    expected = plain_gradient(run, ranks)
+    _, expected = plain_loss_and_gradient(seam, "gradient_mean", run)
     assert np.linalg.norm(expected) == pytest.approx(0.5, rel=1e-4), "nothing was clipped; the test proves nothing"
     for rank in ranks:
         assert len(rank["drawn"][0]["action"]) == 16
@@ -105,7 +81,7 @@ def test_importance_weights(seam):
     assert ranks[0]["size"] != ranks[1]["size"], "both replays hold as much; the test proves less"
     largest = plain_weights(run, ranks).reshape(2, -1).max(1)
     assert largest.min() < 0.5, "both ranks alone have nearly the same largest weight; nothing is proved"
-    expected = plain_gradient(run, ranks)
+    _, expected = plain_loss_and_gradient(seam, "importance_weights", run)
     for rank in ranks:
         assert np.allclose(rank["gradient"], expected, rtol=1e-4, atol=1e-6), (
             "importance weights are not those of the probability really used, over the global maximum"
@@ -117,8 +93,8 @@ def test_learned_metrics(seam):
     for rank in ranks:
         assert rank["metrics"]["replay/size"] == sum(rank["size"] for rank in ranks), "the replay of one rank only"
     assert ranks[0]["metrics"] == ranks[1]["metrics"]
-    loss, _ = plain_loss(config(prioritized=True), ranks)
-    assert ranks[0]["metrics"]["loss/value"] == pytest.approx(float(loss.detach()), rel=1e-4), (
+    loss, _ = plain_loss_and_gradient(seam, "importance_weights", config(prioritized=True))
+    assert ranks[0]["metrics"]["loss/value"] == pytest.approx(loss, rel=1e-4), (
         "the loss is not told over the global batch"
     )
 

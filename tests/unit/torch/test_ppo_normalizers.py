@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+from ppo_seams import config
 from seam_world import make_rollout
-from seams import config, learner
+from torch_seams import ppo_learner
 
 from lockstep import World
 from lockstep.session.normalizers import NormalizerError
@@ -17,7 +18,7 @@ from lockstep.session.normalizers import NormalizerError
 @pytest.mark.parametrize(("name", "words"), [("observations", "number 1 of the observation"), ("returns", "return")])
 def test_moments_that_are_not_finite_have_an_error_of_their_own(name, words):
     run = config(num_envs=4, normalize_observation=True, normalize_return=True)
-    with learner(World(), run) as ppo:
+    with ppo_learner(World(), run) as ppo:
         ppo.update([make_rollout(0)], np.zeros((1, 1)))
         held = ppo.normalizers.named()[name]
         held.mean[-2:][0] = np.nan  # as a file that is damaged may have it
@@ -29,7 +30,7 @@ def test_moments_that_are_not_finite_have_an_error_of_their_own(name, words):
 
 def test_an_update_whose_moments_are_not_finite_is_skipped_alone():
     run = config(num_envs=4, normalize_observation=True, non_finite="skip")
-    with learner(World(), run) as ppo:
+    with ppo_learner(World(), run) as ppo:
         ppo.update([make_rollout(0)], np.zeros((1, 1)))
         before = ppo.flat.values.detach().clone(), ppo.observations.count
         mean = ppo.observations.mean.copy()
@@ -50,7 +51,7 @@ def test_an_environment_is_blamed_for_its_own_numbers():
     rollout.observation[3, 1, 1] = np.nan
     rollout.fault = NonFiniteValue(2, 1, "an observation", float("nan"))
     with (
-        learner(World(), run) as ppo,
+        ppo_learner(World(), run) as ppo,
         pytest.raises(NonFiniteError, match="environment 1 gave an observation") as error,
     ):
         ppo.update([rollout], np.zeros((1, 1)))

@@ -1,0 +1,137 @@
+"""What the tests of the seams do differently in torch; `jax_seams.py` has the same names."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from running import Job, train_one
+from seam_world import BOUND_S, SPEC
+from torch.distributions import Categorical
+
+from lockstep import World
+from lockstep.run import Run
+from lockstep.torch import dqn, ppo
+from lockstep.torch.comm import Comm
+from lockstep.torch.export import save_policy
+
+__all__ = ["RUN_BOUND_S", "dqn", "ppo", "save_policy"]
+
+RUN_BOUND_S = BOUND_S  # of collectives in whole runs
+
+
+def prepare(rank: int) -> None:
+    torch.set_num_threads(1)
+
+
+def train(world: World, folder: str, run: Run, **kwargs: Any) -> Any:
+    return train_one(world.rank, Job(run, folder, world.port, **kwargs))
+
+
+@contextmanager
+def ppo_learner(world: World, run: Run, seed: int = 0) -> Iterator[ppo.PPO]:
+    with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
+        yield ppo.PPO(run, ppo.Policy(SPEC, run.network, seed=seed), comm)
+
+
+@contextmanager
+def dqn_learner(world: World, run: Run, seed: int = 0) -> Iterator[dqn.DQN]:
+    with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
+        yield dqn.DQN(run, dqn.QPolicy(SPEC, run.network, run.algorithm, seed=seed), comm)
+
+
+def parameters(policy: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy().copy() for name, p in policy.named_parameters()}
+
+
+def record_loss(learner: ppo.PPO, seen: list[dict[str, Any]]) -> None:
+    """Have each gradient step append its local sums and the first number of each of its observations."""
+    loss = learner._loss
+
+    def recorded(part: Any) -> Any:
+        value, sums = loss(part)
+        seen.append({"sums": sums.tolist(), "ids": part.observation[:, 0].tolist()})
+        return value, sums
+
+    learner._loss = recorded
+
+
+def ppo_state(learner: ppo.PPO) -> dict[str, Any]:
+    return {
+        "gradient": learner.flat.gradient.numpy().copy(),
+        "learning_rate": float(learner.learning_rate),
+        "steps": int(learner.optimizer.steps),
+        "values": learner.flat.values.detach().numpy().copy(),
+        "metrics": learner.metrics.read(),
+    }
+
+
+def dqn_gradient(learner: dqn.DQN) -> np.ndarray:
+    return learner.flat.gradient.numpy().copy()
+
+
+def ppo_networks(learner: ppo.PPO) -> dict[str, dict[str, np.ndarray]]:
+    """Every copy of the parameters."""
+    return {"policy": parameters(learner.policy)}
+
+
+def dqn_networks(learner: dqn.DQN) -> dict[str, dict[str, np.ndarray]]:
+    """Every copy of the parameters, and all arrays that are compared between ranks."""
+    shared = {name: tensor.numpy(force=True).copy() for name, tensor in learner.shared_tensors().items()}
+    return {"policy": parameters(learner.policy), "target": parameters(learner.target), "shared": shared}
+
+
+def broadcast_module(world: World) -> dict[str, np.ndarray]:
+    class Buffered(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((2,), float(world.rank)))
+            self.register_buffer("mean", torch.full((3,), float(world.rank)))
+            self.register_buffer("count", torch.tensor(world.rank))
+
+    module = Buffered()
+    with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
+        comm.broadcast_(module)
+    return {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+
+
+gradient_step = (Comm, "average_gradients_")
+"""What is called once for each gradient step of DQN."""
+
+
+# -- a plain reference: one process, the whole batch, the equations of the papers --------------------------------------
+
+
+def ppo_values(run: Run, observation: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return ppo.Policy(SPEC, run.network, seed=0)(torch.from_numpy(observation))[1].double().numpy()
+
+
+def ppo_gradient(
+    run: Run, observation: np.ndarray, action: np.ndarray, advantage: np.ndarray, target: np.ndarray
+) -> np.ndarray:
+    """The gradient of PPO's loss at its first step, not clipped."""
+    policy = ppo.Policy(SPEC, run.network, seed=0)
+    parameters, value = policy(torch.from_numpy(observation))
+    distribution, chosen = Categorical(logits=parameters), torch.from_numpy(action)
+    log_prob = distribution.log_prob(chosen)
+    ratio = (log_prob - log_prob.detach()).exp()
+    advantages, targets = torch.from_numpy(advantage).float(), torch.from_numpy(target).float()
+    value_loss = run.algorithm.value_coef * 0.5 * (value - targets).square().mean()
+    entropy = run.algorithm.entropy_coef * distribution.entropy().mean()
+    (value_loss - (ratio * advantages).mean() - entropy).backward()
+    return torch.cat([p.grad.flatten() for p in policy.parameters()]).numpy()
+
+
+def dqn_loss_and_gradient(run: Run, batch: dict[str, np.ndarray], weight: np.ndarray) -> tuple[float, np.ndarray]:
+    """The Huber loss of the temporal differences, and its gradient, not clipped."""
+    policy = dqn.QPolicy(SPEC, run.network, run.algorithm, seed=0)
+    columns = {name: torch.from_numpy(column) for name, column in batch.items()}
+    q = policy(columns["observation"])[0].gather(1, columns["action"].long()[:, None])[:, 0]
+    with torch.no_grad():
+        following = policy(columns["next_observation"])[0].max(1).values
+        target = columns["return_"] + columns["discount"] * following
+    loss = (torch.from_numpy(weight).float() * torch.nn.functional.huber_loss(q, target, reduction="none")).mean()
+    loss.backward()
+    return float(loss.detach()), torch.cat([p.grad.reshape(-1) for p in policy.parameters()]).numpy()
