@@ -210,6 +210,13 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
     return Outcome(summary, error, counts, Counter(comm.num_messages if comm else {}), seeds, moved)
 
 
+def runs_of_selected_tests(request: Any, runs: dict[str, Run], always: tuple[str, ...] = ()) -> dict[str, Run]:
+    """Those of `runs` that a selected test of the module names by its parameter `name`, and `always` those listed."""
+    items = [item for item in request.session.items if item.module is request.module]
+    named = {item.callspec.params.get("name") for item in items if hasattr(item, "callspec")}
+    return {name: run for name, run in runs.items() if name in named or name in always}
+
+
 def lines(folder: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """A JSON-lines file of a run directory."""
     return [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]

@@ -1,7 +1,7 @@
 """DQN: 1 == 2 == 4 ranks, bit for bit after 200 gradient steps, and honestly so: each rank learns from its part."""
 
 import pytest
-from running import job, lines, small_dqn, timeless, train_all
+from running import job, lines, runs_of_selected_tests, small_dqn, timeless, train_all
 
 from lockstep.run import Run
 
@@ -16,15 +16,17 @@ RUNS: dict[str, Run] = {
     "uneven": small_dqn("CartPole-v1", num_shards=3, num_envs=12, batch_size=24, capacity=510),
 }
 WORLDS = (1, 2, 4)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("same step", "quantile")]
 ON_FOUR = ("prioritized", "noisy")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Every run on every number of ranks: what each rank saw."""
+def trained(request, tmp_path_factory):
+    """Every run that is asked for, on every number of ranks: what each rank saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
+    selected = runs_of_selected_tests(request, RUNS, ("prioritized", "other seed", "uniform", "uneven"))
     for ranks in WORLDS:
-        jobs = {n: job(run, folder, f"{n}-{ranks}") for n, run in RUNS.items() if ranks < 4 or n in ON_FOUR}
+        jobs = {n: job(run, folder, f"{n}-{ranks}") for n, run in selected.items() if ranks < 4 or n in ON_FOUR}
         if ranks == 2:
             jobs["gloo"] = job(RUNS["prioritized"], folder, "gloo", shared_memory=False)
         told = train_all(ranks, jobs)
@@ -42,7 +44,7 @@ def fingerprints(trained, name: str) -> set[str]:
     return set(found)
 
 
-@pytest.mark.parametrize("name", ["prioritized", "same step", "quantile", "noisy", "uniform"])
+@pytest.mark.parametrize("name", ["prioritized", "noisy", "uniform", *SLOW])
 def test_any_number_of_ranks_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the number of ranks"
     folders = [one.folder for (of, _), (one, _) in trained.items() if of == name]

@@ -1,7 +1,7 @@
 """Learning from pictures, pinned: the same bits on 1, 2 and 4 ranks, for DQN from a replay of frames and for PPO."""
 
 import pytest
-from running import job, lines, small, small_dqn, timeless, train_all
+from running import job, lines, runs_of_selected_tests, small, small_dqn, timeless, train_all
 
 WORLDS = (1, 2, 4)
 PICTURES = {"num_shards": 4, "features": 16}
@@ -25,19 +25,22 @@ RUNS = {
     "ppo": small("image_envs:Dot", encoder="nature", **PICTURES, **PPO),
 }
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("rainbow", "large", "ppo")]
+
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Every run on every number of ranks: where it wrote, and what each rank saw."""
+def trained(request, tmp_path_factory):
+    """Every run that is asked for, on every number of ranks: where it wrote, and what each rank saw."""
     folder, found = tmp_path_factory.mktemp("images"), {}
+    selected = runs_of_selected_tests(request, RUNS)
     for ranks in WORLDS:
-        jobs = {name: job(run, folder, f"{name}-{ranks}") for name, run in RUNS.items()}
+        jobs = {name: job(run, folder, f"{name}-{ranks}") for name, run in selected.items()}
         told = train_all(ranks, jobs)
         found |= {(name, ranks): (jobs[name].folder, told[name]) for name in jobs}
     return found
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["dqn", *SLOW])
 def test_any_number_of_ranks_gives_the_same_bits(trained, name):
     found = []
     for ranks in WORLDS:
@@ -54,7 +57,7 @@ def test_any_number_of_ranks_gives_the_same_bits(trained, name):
     assert played[0] == played[1] == played[2], "evaluations depend on the number of ranks"
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo"])
+@pytest.mark.parametrize("name", ["dqn", SLOW[-1]])
 def test_every_rank_does_its_part_of_the_work_and_no_more(trained, name):
     run = RUNS[name]
     learned = run.total_steps

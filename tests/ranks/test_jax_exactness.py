@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("jax")
 
 from jax_running import train_all
-from running import job, lines, small, timeless
+from running import job, lines, runs_of_selected_tests, small, timeless
 
 ADAPTIVE = {"learning_rate_schedule": "adaptive", "normalize_observation": True, "normalize_return": True}
 SHORT = {"total_steps": 8 * 128, "log_every": 2 * 128}
@@ -25,15 +25,16 @@ ON = {
     "other seed": ("1 device",),
     "uneven": ("1 device", "2 devices", "2 processes"),
 }
-ALIKE = ("discrete", "continuous", "pictures")
+ALIKE = ("discrete", "continuous", pytest.param("pictures", marks=pytest.mark.slow))
 # A minute to compile. Quick tests of what they are about: stop_on_kl of the seams, uneven sums of the collectives.
 SLOW = ("multi-discrete", "uneven")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Every quick run on every layout: what each process saw."""
-    return run_all(tmp_path_factory.mktemp("runs"), [name for name in RUNS if name not in SLOW])
+def trained(request, tmp_path_factory):
+    """Every run that is asked for, on every layout: what each process saw."""
+    selected = runs_of_selected_tests(request, RUNS, ("discrete", "other seed", "continuous"))
+    return run_all(tmp_path_factory.mktemp("runs"), [name for name in selected if name not in SLOW])
 
 
 @pytest.fixture(scope="module")
