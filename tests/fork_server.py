@@ -126,7 +126,8 @@ def _server() -> socket.socket:
     if _backend not in _servers:
         _servers[_backend], its = socket.socketpair()
         with its:
-            command = [sys.executable, __file__, str(its.fileno()), *_LIBRARIES[_backend]]
+            room = " " * 4096  # for the command lines of the forked processes
+            command = [sys.executable, __file__, str(its.fileno()), *_LIBRARIES[_backend], room]
             # One thread: a pool of OpenMP that exists already does not survive a fork.
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             descriptors = {"stdin": subprocess.DEVNULL, "pass_fds": [its.fileno()]}
@@ -189,6 +190,7 @@ def _become(request: dict[str, Any], search_path: list[str]) -> list[str]:
         threads = environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
         sys.modules["torch"].set_num_threads(int(threads))
     words = request["words"]
+    _set_command_line([sys.executable, *words])
     while words[0] == "-W":
         sys.warnoptions.append(words[1])
         warnings._processoptions([words[1]])
@@ -196,6 +198,14 @@ def _become(request: dict[str, Any], search_path: list[str]) -> list[str]:
     if "RANK" not in environment:  # it may start ranks, or be a launcher
         _start_server_of_this_process()
     return words
+
+
+def _set_command_line(words: list[str]) -> None:
+    """Have /proc show `words` as the command line of this process."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
+    text = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _take_descriptors(received: list[int], wanted: list[int]) -> None:
@@ -214,6 +224,7 @@ def _start_server_of_this_process() -> None:
     if os.fork() == 0:
         ours.close()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        _set_command_line([sys.executable, __file__])
         _run(_become(_serve(its), _search_path()))
     its.close()
     _servers["inherited"] = ours
@@ -275,7 +286,7 @@ def _run_main(words: list[str]) -> None:
 
 def main() -> None:
     """Import what the arguments name, then serve the connection whose descriptor is the first one."""
-    for library in sys.argv[2:]:
+    for library in sys.argv[2:-1]:
         if find_spec(library.partition(".")[0]) is not None:
             importlib.import_module(library)
     gc.freeze()  # collections in forked processes leave alone what they share with this one

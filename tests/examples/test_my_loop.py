@@ -85,6 +85,7 @@ def test_mp_spawn(alone, examples, python):
     assert_same(result(2), alone)
 
 
+@pytest.mark.slow
 def test_ddp(alone, examples):
     spawn(my_loop.spawned, 2, (args(ddp=True),), timeout_s=120)
     assert_same(result(2), alone)

@@ -23,8 +23,7 @@ def start(folder, *words):
     kept["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = kept | {"OMP_NUM_THREADS": "1", "LOCKSTEP_CACHE": str(folder / "cache")}
     done = subprocess.run(
-        words,
-        executable=shutil.which(words[0], path=kept["PATH"]),
+        [sys.executable, "-m", "lockstep.cli", *words[1:]] if words[0] == "lockstep" else words,
         cwd=folder,
         env=environment,
         capture_output=True,

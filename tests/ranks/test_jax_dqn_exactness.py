@@ -60,7 +60,7 @@ def fingerprints(trained, name):
     return set(found)
 
 
-@pytest.mark.parametrize("processes_and_devices", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("processes_and_devices", [pytest.param((1, 2), marks=slow), (2, 1)])
 def test_a_short_run_has_the_bits_of_one_device(tmp_path, one_device, processes_and_devices):
     processes, devices = processes_and_devices
     run = job(RUNS["prioritized"], tmp_path, "short")

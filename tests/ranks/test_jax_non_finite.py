@@ -10,7 +10,7 @@ pytest.importorskip("jax")
 
 from bad_numbers import STEPS, UPDATES, broken
 from jax_running import train_all
-from running import job, lines, timeless
+from running import job, lines, runs_of_selected_tests, timeless
 from safetensors.numpy import load_file
 
 BOTH = {"normalize_observation": True, "normalize_return": True, "log_every": 16 * STEPS}
@@ -24,15 +24,18 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(request, tmp_path_factory):
     """Every run on 1 and 2 processes: what each process saw."""
     found, folder = {}, tmp_path_factory.mktemp("runs")
     for processes in (1, 2):
-        jobs = {name: job(run, folder, f"{name}-{processes}") for name, run in RUNS.items()}
+        selected = runs_of_selected_tests(request, RUNS)
+        jobs = {name: job(run, folder, f"{name}-{processes}") for name, run in selected.items()}
         told = {}
         for mode in ("stop", "huge"):  # one that stops on purpose is the last of its processes
-            told |= train_all(processes, {name: jobs[name] for name in (f"{mode} skip".removeprefix("stop "), mode)})
-        found |= {(name, processes): (told[name], jobs[name].folder) for name in RUNS}
+            names = (f"{mode} skip".removeprefix("stop "), mode)
+            if any(name in jobs for name in names):
+                told |= train_all(processes, {name: jobs[name] for name in names if name in jobs})
+        found |= {(name, processes): (told[name], jobs[name].folder) for name in jobs}
     return found
 
 
@@ -40,7 +43,12 @@ def trained(tmp_path_factory):
     ("name", "words", "step"),
     [
         ("stop", "environment 13 gave a reward that is not finite (nan), in step 3 of the rollout of update 3", 3),
-        ("huge", "loss or gradient of environment 13 is not finite, in step 0 of the rollout of update 3", 0),
+        pytest.param(
+            "huge",
+            "loss or gradient of environment 13 is not finite, in step 0 of the rollout of update 3",
+            0,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_stopping_names_rank_environment_and_step_and_saves_the_batch(trained, name, words, step):
@@ -59,7 +67,7 @@ def test_stopping_names_rank_environment_and_step_and_saves_the_batch(trained, n
         assert len(lines(folder)) == 2
 
 
-@pytest.mark.parametrize("name", ["skip", "huge skip"])
+@pytest.mark.parametrize("name", ["skip", pytest.param("huge skip", marks=pytest.mark.slow)])
 def test_a_run_that_skips_goes_on_to_its_end(trained, name):
     fingerprints = set()
     for processes in (1, 2):

@@ -141,16 +141,20 @@ def check_named(outcomes, what):
 
 
 def test_a_number_that_is_not_finite_is_named_on_every_rank(tmp_path):
-    runs = {"observation": spoiled("observation"), "skip": spoiled("reward", non_finite="skip")}
-    jobs = {name: job(run, tmp_path, name) for name, run in runs.items()}
-    told = train_all(2, jobs)
+    told = train_all(2, {"observation": job(spoiled("observation"), tmp_path, "observation")})
     check_named(told["observation"], "observation")
+    assert json.loads((tmp_path / "observation" / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.slow  # on the host it is quick
+def test_an_update_with_a_number_that_is_not_finite_is_skipped_on_every_rank(tmp_path):
+    jobs = {"skip": job(spoiled("reward", non_finite="skip"), tmp_path, "skip")}
+    told = train_all(2, jobs)
     assert [o.error for o in told["skip"]] == ["", ""]
     found = lines(jobs["skip"].folder)
     assert found[0]["optim/skipped"] == 1.0
     assert found[1]["optim/skipped"] == 0.0, "a rollout is spoiled by its own numbers alone"
     assert len({r["params_fingerprint"] for o in told["skip"] for r in o.summary["ranks"]}) == 1
-    assert json.loads((tmp_path / "observation" / "summary.json").read_text())["status"] == "failed"
 
 
 @pytest.mark.slow  # as an observation is named, which is quick
@@ -160,6 +164,7 @@ def test_a_reward_that_is_not_finite_is_named_on_every_rank(tmp_path):
     check_named(outcomes, "reward")
 
 
+@pytest.mark.slow  # on the host it is quick
 def test_what_never_changes_and_what_is_too_large_are_normalized_or_named(tmp_path):
     def observed(**kwargs):
         return spoiled(

@@ -38,6 +38,7 @@ def four_devices(tmp_path_factory):
     return folder, both(folder, devices_per_process=2)
 
 
+@pytest.mark.slow
 def test_devices_of_all_processes_are_ranks(four_devices):
     folder, (first, second) = four_devices
     assert first["ranks"] == second["ranks"]
@@ -47,6 +48,7 @@ def test_devices_of_all_processes_are_ranks(four_devices):
     assert first["world_size"] == json.loads((folder / "summary.json").read_text())["world_size"] == 4
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_another_number_of_processes(four_devices, tmp_path):
     folder, (first, _) = four_devices
     (whole,) = both(tmp_path / "whole", processes=1, total_steps=4 * 128)
@@ -56,6 +58,7 @@ def test_a_run_goes_on_in_another_number_of_processes(four_devices, tmp_path):
     assert gone_on["world_size"] == 1
 
 
+@pytest.mark.slow
 def test_processes_that_are_started_again_go_on_with_their_run(tmp_path):
     first = both(tmp_path / "run", memo=tmp_path / "memo.json")
     again = both(tmp_path / "elsewhere", memo=tmp_path / "memo.json", total_steps=4 * 128)
@@ -75,6 +78,7 @@ def test_parameters_that_differ_are_named_and_left_for_inspection(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_all_ranks_begin_with_the_policy_file_of_the_first(tmp_path):
     files = [str(tmp_path / f"{seed}") for seed in range(2)]
     for seed, file in enumerate(files):

@@ -47,13 +47,24 @@ def test_the_launcher_for_jax_starts_our_training_as_it_is_typed(tmp_path, alone
     check(command, alone)
 
 
-@pytest.mark.parametrize("variables", [by_hand, slurm, jax_alone])
+@pytest.mark.parametrize(
+    "variables", [slurm, *(pytest.param(variables, marks=pytest.mark.slow) for variables in (by_hand, jax_alone))]
+)
 def test_variables_of_other_launchers_start_jax_ranks(tmp_path, alone, variables):
     port, words = new_port(), ["lockstep.train", "CartPole-v1", "--run-dir", "run", *small()]
     ranks = [Command(tmp_path, words, **variables(rank, port)) for rank in range(2)]
     codes = [rank.wait() for rank in ranks]
     assert codes == [0, 0], "\n---\n".join(rank.said for rank in ranks)
     check(ranks[0], alone)
+
+
+# What the launcher and the heartbeats do, which is quick to see with ranks of torch (test_faults.py).
+ALIKE_IN_TORCH = [
+    ("raise", 1, "rank 1 failed in env.step of shard 2 (environments 8 to 11): RuntimeError"),
+    ("exit", 1, "rank 1 left early with code 0"),
+    ("collective", 1, "rank 1 has been in "),
+    ("stop", 1, "rank 1 is stopped (SIGSTOP) in env.step"),
+]
 
 
 def struck(tmp_path, fault, *words, **changes):
@@ -81,11 +92,8 @@ def struck(tmp_path, fault, *words, **changes):
     ("kind", "code", "said"),
     [
         ("kill", 137, "rank 1 was killed by SIGKILL (signal 9)"),
-        ("raise", 1, "rank 1 failed in env.step of shard 2 (environments 8 to 11): RuntimeError"),
-        ("exit", 1, "rank 1 left early with code 0"),
-        ("collective", 1, "rank 1 has been in "),
-        ("stop", 1, "rank 1 is stopped (SIGSTOP) in env.step"),
         ("weight", 1, "ranks 0 and 1 hold different policy."),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ALIKE_IN_TORCH),
     ],
 )
 def test_a_rank_that_fails_ends_the_run_and_is_named(tmp_path, kind, code, said):
@@ -97,6 +105,7 @@ def test_a_rank_that_fails_ends_the_run_and_is_named(tmp_path, kind, code, said)
     assert command.gone(), "processes were left behind"
 
 
+@pytest.mark.slow
 def test_rank_0_may_be_killed_where_all_others_meet(tmp_path):
     command, returned, _ = struck(tmp_path, InjectedFault("kill", 0, 2))
     assert returned == 137, command.said
