@@ -2,7 +2,7 @@
 
 `ForkedPopen` takes the place of `subprocess.Popen` in the tests' processes, and in the processes that they start. A
 command of this interpreter (`python -c`, `python -m`, `python FILE`) is forked from the server; any other starts as
-usual. The server has imported libraries only, never lockstep, and has used none of them: no threads, no JAX backend.
+usual, as does a test that is marked `real_start`. The server has imported libraries only, never lockstep, and has used none of them: no threads, no JAX backend.
 
 A forked process is a child of the process that asked for it, as if it had started it itself: the server forks with
 CLONE_PARENT. So waiting for it, its signals and the end of its parent work as they do for any other process.
@@ -102,6 +102,8 @@ def _can_be_forked(words: list[str], environment: dict[str, str]) -> bool:
         words = words[2:]
     if not words or (words[0].startswith("-") and (words[0] not in ("-c", "-m") or len(words) < 2)):
         return False  # another flag of the interpreter: isolated, unbuffered ...
+    if words[0] == "-c" and "sys.modules" in words[1]:
+        return False  # it asks what has been imported
     names = {name for name in {*environment, *os.environ} if name.startswith(_READ_BY_IMPORTS)}
     names -= {*_APPLIED_AFTER_THE_FORK, *_READ_BY_LOCKSTEP}
     return all(environment.get(name) == os.environ.get(name) for name in names)

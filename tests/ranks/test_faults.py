@@ -156,6 +156,7 @@ def test_a_stopped_rank_is_told_from_a_dead_one(tmp_path):
     assert "rank 1 is stopped (SIGSTOP) in env.step" in run.text
 
 
+@pytest.mark.real_start
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_nothing_else(tmp_path):
     """4 pinned shards: the run that never stopped may have had any number of ranks, here one."""
     changes = {"num_shards": 4, "total_steps": 12 * 128, "log_every": 128, "checkpoint_every": 4 * 128}

@@ -39,6 +39,7 @@ def test_our_own_launcher_starts_jax_ranks(tmp_path, alone):
     assert "parameters equal on both ranks" in command.said
 
 
+@pytest.mark.real_start
 def test_the_launcher_for_jax_starts_our_training_as_it_is_typed(tmp_path, alone):
     words = "lockstep.launch.jax --nnodes=1 --nproc_per_node=2 -m lockstep.train --task=CartPole-v1 --headless"
     words += " --distributed --ml_framework jax --run-dir run"

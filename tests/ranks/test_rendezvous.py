@@ -246,6 +246,7 @@ wait
 """
 
 
+@pytest.mark.real_start
 def test_tasks_of_srun_join(tmp_path):
     srun = tmp_path / "srun"
     srun.write_text(SRUN)

@@ -50,6 +50,7 @@ def test_a_script_trains_on_ranks_with_and_without_a_guard(tmp_path, guard):
     assert "RESULT finished 2 CartPole-v1" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.real_start
 def test_a_session_trains_on_ranks(tmp_path):
     """What is typed into an interpreter or a notebook has no file."""
     text = SCRIPT.replace("TASK", "'CartPole-v1'").replace("GUARD", "if True")

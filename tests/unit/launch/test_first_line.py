@@ -62,6 +62,7 @@ def started(*arguments: str, ranks: int = 1, environment: dict[str, str] | None 
 
 
 @pytest.mark.parametrize(("framework", "ranks"), [("torch", 1), ("torch", 2), ("jax", 1)])
+@pytest.mark.real_start
 def test_it_comes_first_and_is_in_the_log(here, framework, ranks):
     pytest.importorskip(framework)
     found = started(*SMALL, "--run-dir=my run", f"--ml-framework={framework}", ranks=ranks)

@@ -168,6 +168,7 @@ def script(tmp_path: Path, guard: str = GUARD) -> str:
 
 
 @pytest.mark.parametrize("as_module", [False, True])
+@pytest.mark.real_start
 def test_a_script_may_spawn_its_own_functions(as_module, tmp_path):
     path = script(tmp_path)
     arguments = ["-m", "script", "x"] if as_module else [path, "x"]
