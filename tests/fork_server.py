@@ -2,7 +2,8 @@
 
 `ForkedPopen` takes the place of `subprocess.Popen` in the tests' processes, and in the processes that they start. A
 command of this interpreter (`python -c`, `python -m`, `python FILE`) is forked from the server; any other starts as
-usual, as does a test that is marked `real_start`. The server has imported libraries only, never lockstep, and has used none of them: no threads, no JAX backend.
+usual, as do those of tests that are marked `real_start`. The server has imported libraries only, never lockstep, and
+has used none of them: no threads, no JAX backend.
 
 A forked process is a child of the process that asked for it, as if it had started it itself: the server forks with
 CLONE_PARENT. So waiting for it, its signals and the end of its parent work as they do for any other process.
