@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.real_start  # it is their imports that are tested
+
 LOCKSTEP = Path(sys.executable).with_name("lockstep")
 HEAVY = ("torch", "jax", "gymnasium", "numpy", "msgspec", "yaml", "psutil", "rich", "tensorboard")
 
