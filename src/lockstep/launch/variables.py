@@ -40,7 +40,9 @@ def variables(
     # A torchrun around us would have our ranks expect its store. Our own variables are not for ranks of a rank.
     ours = {"LOCKSTEP_TERMINAL_FD", "LOCKSTEP_MEMO"} - set(environment or {})
     inherited = {k: v for k, v in inherited.items() if not k.startswith("TORCHELASTIC_") and k not in ours}
-    if "OMP_NUM_THREADS" in inherited:
+    if not inherited.get("OMP_NUM_THREADS"):  # an empty value counts as not set
+        inherited.pop("OMP_NUM_THREADS", None)
+    else:
         inherited["LOCKSTEP_USER_THREADS"] = "1"  # a rank knows whose choice it finds, and may use fewer than ours
     interfaces = {} if place is None or place.interface is None else dict.fromkeys(_INTERFACES, place.interface)
     place = place or _alone(ranks, environment or {})

@@ -23,9 +23,9 @@ measured 20 times slower.
 
 
 def threads_are_chosen() -> bool:
-    """Whether the user or another launcher set OMP_NUM_THREADS."""
+    """Whether the user or another launcher set OMP_NUM_THREADS; an empty value counts as not set."""
     ours = os.environ.get("LOCKSTEP_LAUNCHER") == "lockstep" and "LOCKSTEP_USER_THREADS" not in os.environ
-    return "OMP_NUM_THREADS" in os.environ and not ours
+    return bool(os.environ.get("OMP_NUM_THREADS")) and not ours
 
 
 def processor() -> str:

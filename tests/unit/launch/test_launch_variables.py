@@ -14,6 +14,7 @@ from lockstep.launch import local
 from lockstep.launch.rank_placement import RankPlacement
 from lockstep.launch.variables import free_port, variables
 from lockstep.record.failure import keep_failure, read_failure, record_failure
+from lockstep.system.cores import threads_are_chosen
 from lockstep.world import World
 
 
@@ -41,6 +42,14 @@ def test_threads_the_user_set_stay(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert variables(2, 8)[1]["OMP_NUM_THREADS"] == "3"
     assert variables(2, 8, {"OMP_NUM_THREADS": "5"})[1]["OMP_NUM_THREADS"] == "5"
+
+
+def test_an_empty_number_of_threads_counts_as_not_set(monkeypatch):
+    monkeypatch.delenv("LOCKSTEP_USER_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    environment = variables(2, 8)[0]
+    assert environment["OMP_NUM_THREADS"] == "4" and "LOCKSTEP_USER_THREADS" not in environment
+    assert not threads_are_chosen()
 
 
 def test_a_free_port_is_not_one_somebody_listens_on():
