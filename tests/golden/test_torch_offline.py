@@ -81,7 +81,7 @@ def learner(tmp_path):
 
 def told(dqn, batch):
     """What the loss tells of each row: `[weights, of Q..., of others...]`."""
-    return torch.stack([dqn.loss(batch.row(i), batch.row(i))[1] for i in range(len(batch.index))])
+    return torch.stack([dqn.loss(batch.rows(i, 1), batch.rows(i, 1))[1] for i in range(len(batch.index))])
 
 
 @cases("targets")

@@ -171,7 +171,7 @@ def seeds(backend: Any, world: World, folder: str) -> dict[str, Any]:
         def __init__(self, run: Run, policy: Any, comm: Any) -> None:
             kept["init"] = backend.parameters(policy)
             super().__init__(run, policy, comm)
-            kept["replay"] = [ahead(s) for s in self._streams]
+            kept["replay"] = [ahead(s) for s in self._shards.streams]
 
     class KeptCollector(dqn.Collector):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

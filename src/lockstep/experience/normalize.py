@@ -1,11 +1,27 @@
 """Running moments of observations and returns: frozen during a rollout, updated once from all shards' sums."""
 
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 
 EPS = 1e-8
 """Added to a variance before its root is divided by."""
 LIMIT = 10.0
 """Deviations from the mean beyond which what is normalized is cut."""
+
+
+def batch_moments(sums: Any, xp: ModuleType = np) -> tuple[Any, Any, Any]:
+    """Weight [1], mean [F] and variance [F] of rows from the sums of all shards [1 + 2 F], in numpy or `jax.numpy`.
+
+    The mean and the squares are relative to the mean before these rows.
+    """
+    size = len(sums) // 2
+    weight = sums[:1]
+    shift = sums[1 : 1 + size] / sums[0]
+    square = sums[1 + size :] / sums[0]
+    # Where all rows are equal, rounding may leave this difference a little below 0.
+    return weight, shift, xp.maximum(square - xp.square(shift), 0.0)
 
 
 class RunningMoments:
@@ -45,13 +61,12 @@ class RunningMoments:
 
     def merged(self, sums: np.ndarray) -> dict[str, np.ndarray]:
         """The state after taking in the sums of all shards, of a weight above 0 (Chan, Golub and LeVeque, 1979)."""
-        size, count, weight = len(self.mean), self.count, sums[0]
-        shift, square = sums[1 : 1 + size] / weight, sums[1 + size :] / weight
+        count = self._count
+        weight, shift, inner = batch_moments(sums)
         total = count + weight
-        # Where all rows are alike, rounding may leave this difference a little below 0.
-        variance = (count * self.variance + weight * np.maximum(square - shift**2, 0.0)) / total
+        variance = (count * self.variance + weight * inner) / total
         variance += count * weight * shift**2 / total**2
-        return {"count": np.array([total]), "mean": self.mean + shift * weight / total, "variance": variance}
+        return {"count": total, "mean": self.mean + shift * weight / total, "variance": variance}
 
     def update(self, sums: np.ndarray) -> None:
         """Take in the sums of all shards; nothing changes where they weigh nothing."""

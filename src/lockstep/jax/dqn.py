@@ -24,19 +24,18 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.dqn_state import State
 from lockstep.jax.flat import Flat, Params
 from lockstep.jax.networks import actor_of
-from lockstep.jax.non_finite import locate_non_finite_replayed
+from lockstep.jax.non_finite import LossReader
 from lockstep.jax.q_networks import NoisyActor, QPolicy
 from lockstep.jax.session import Session
 from lockstep.jax.transitions import Part, TransitionBatch, weighing
 from lockstep.record.means import Means
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.non_finite import NonFiniteError
-from lockstep.session.shard_replays import announce, make_replays
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
+from lockstep.session.shard_replays import TAKEN, ShardReplays, announce
 from lockstep.world import block, stream, stream_seed
 
 _SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
-_TAKEN, _BEGIN, _OWED = range(3)
 _NO_SUMS = np.zeros(1 + len(_SUMS) + 2, np.float32)
 
 
@@ -48,15 +47,14 @@ class DQN:
     """
 
     def __init__(self, run: Run, policy: QPolicy, comm: Comm) -> None:
-        config, world = run.algorithm, comm.world
+        config = run.algorithm
         assert isinstance(config, DQNConfig)
         self.config, self.policy, self.comm, self._seed = config, policy, comm, run.seed
-        self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
-        self.replays = make_replays(run, policy.spec, comm)
-        self._streams = [stream(run.seed, "replay", shard) for shard in world.shards]
+        self._shards = ShardReplays(run, policy.spec, comm)
+        self.rows, self.replays = self._shards.rows, self._shards.replays
         policy.params = comm.read(comm.broadcast(policy.params))
         self.flat, self.optimizer = Flat(policy.params), Adam(config.adam_eps)
-        self.counters, self.metrics = np.array([0.0, config.learning_starts, 0.0]), Means(METRICS)
+        self.counters, self.metrics = self._shards.counters, Means(METRICS)
         self._stops, self._precision = run.non_finite == "stop", run.precision
         self._step, self._copy = comm.spmd(self.step), comm.spmd(self._copied)
         self._split = jax.jit(self.flat.split)
@@ -79,11 +77,12 @@ class DQN:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        (faults, waiting, size), totals = self._take_in(rollouts, extra_sums)
+        (faults, waiting, size), totals = self._extend(rollouts, extra_sums)
         if faults and self._stops:
             raise self._blame(rollouts, [], progress)
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
-        due = self._due(progress.env_steps, rollouts[0].reward.size * self.comm.world.num_shards, ready=not waiting)
+        new_steps = rollouts[0].reward.size * self.comm.world.num_shards
+        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not waiting)
         weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
         if due:
             self.state = self.state._replace(
@@ -92,7 +91,7 @@ class DQN:
         kept = list[list[Part]]()
         for _ in range(due):
             self.comm.timers.enter(LEARN)  # tells the watch that this goes on
-            drawn = [replay.sample(self.rows, s) for replay, s in zip(self.replays, self._streams, strict=True)]
+            drawn = self._shards.sample()
             noise = self._draw_noise()
             parts = [Part(TransitionBatch.of(one, weight_of(one)), *noise) for one in drawn]
             self._learn(parts, drawn)
@@ -111,38 +110,23 @@ class DQN:
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
 
-    def _take_in(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
-        """Put each shard's rollout into its replay, unless a number in it is not finite. One message.
+    def _extend(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
+        """Add the rollouts to the replay buffers; one message.
 
         Returns:
-            Of all shards: how many found such a number, how many cannot yet draw, transitions; and the sums of
+            Over all shards: how many have a non-finite value, how many cannot draw yet, transitions; and the sums of
             `extra_sums`.
         """
-        statistics = np.zeros((len(rollouts), 3))
-        for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
-            if rollout.fault is None:
-                replay.extend(rollout)
-            statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
+        statistics = self._shards.extend(rollouts)
         total = self.comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "facts")
         return total[:3].tolist(), total[3:]
-
-    def _due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
-        """Gradient steps to take after a rollout of `new_steps`: from numbers that are the same on all ranks."""
-        if self.counters[_BEGIN] < 0:
-            self.counters[_BEGIN] = env_steps + self.config.learning_starts
-        if not ready or env_steps + new_steps < self.counters[_BEGIN]:
-            return 0
-        pending = float(self.counters[_OWED]) + new_steps * self.config.updates_per_step
-        due = int(pending + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
-        self.counters[_OWED] = pending - due
-        return due
 
     def _learn(self, parts: Sequence[Part], drawn: Sequence[Transitions]) -> None:
         """One gradient step on a minibatch, of which every local shard drew its part."""
         c = self.config
         self.state, priorities = self._step(self.state, self.comm.shard(parts))
-        self.counters[_TAKEN] += 1
-        if c.target_rate is None and not self.counters[_TAKEN] % c.target_update_every:
+        self.counters[TAKEN] += 1
+        if c.target_rate is None and not self.counters[TAKEN] % c.target_update_every:
             self.copy_to_target()
         if c.prioritized:
             for replay, one, priority in zip(self.replays, drawn, self.comm.collect(priorities), strict=True):
@@ -227,14 +211,14 @@ class DQN:
     def _blame(self, rollouts: list[Rollout], kept: list[list[Part]], progress: Progress) -> NonFiniteError:
         state, number, end = self.comm.local(self.state), jnp.zeros((), jnp.int32), [self.flat.num_parameters]
 
-        def row(own: Part) -> list[Array]:
+        def sums(own: Part) -> list[Array]:
             return jnp.split(self._row(state, number, own)[0], end)
 
-        return locate_non_finite_replayed(self.comm, rollouts, kept, progress, row)
+        return locate_non_finite_replayed(self.comm, rollouts, kept, progress, LossReader(sums, self.rows))
 
     def _draw_noise(self) -> list[np.ndarray | None]:
         """New noise of all networks, the same on all ranks: by the number of the gradient step, from no state."""
-        step, names = int(self.counters[_TAKEN]), ("noise", "noise of target", "noise of choice")
+        step, names = int(self.counters[TAKEN]), ("noise", "noise of target", "noise of choice")
         if not self.config.noisy:
             return [None, None, None]
         return [self.policy.draw_noise(stream(self._seed, name, step)) for name in names]
@@ -253,16 +237,11 @@ class DQN:
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """What belongs to local shard number `k` alone and outlives an update."""
-        replay = self.replays[k].state() if self.config.checkpoint_replay else None
-        return {"stream": self._streams[k].bit_generator.state, "replay": replay}
+        return self._shards.shard_state(k)
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Continue local shard number `k` from what `shard_state` told."""
-        self._streams[k].bit_generator.state = state["stream"]
-        if state["replay"] is None or not self.config.checkpoint_replay:
-            self.counters[_BEGIN], self.counters[_OWED] = -1, 0  # first a new replay must fill
-        else:
-            self.replays[k].restore(state["replay"])
+        self._shards.restore_shard(k, state)
 
 
 def train(session: Session) -> None:

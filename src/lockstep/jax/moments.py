@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.experience.normalize import EPS, LIMIT, RunningMoments
+from lockstep.experience.normalize import EPS, LIMIT, RunningMoments, batch_moments
 
 
 class Moments(NamedTuple):
@@ -38,12 +38,9 @@ class Moments(NamedTuple):
 
     def update(self, sums: Array) -> "Moments":
         """With the sums of all shards (Chan, Golub and LeVeque, 1979)."""
-        size = len(self.mean)
-        weight, shift, square = sums[:1], sums[1 : 1 + size] / sums[0], sums[1 + size :] / sums[0]
+        weight, shift, inner = batch_moments(sums, jnp)
         seen, seen_rest = _sum(self.seen, self.seen_rest, weight)
         old, new = self.seen / seen, weight / seen
-        # Where all rows are alike, rounding may leave this difference a little below 0.
-        inner = jnp.maximum(square - jnp.square(shift), 0.0)
         mean, mean_rest = _sum(self.mean, self.mean_rest, shift * new)
         before = jnp.where(self.seen > 0, self.variance, 0.0)
         more = new * ((inner - before) + old * jnp.square(shift))

@@ -1,80 +1,50 @@
-"""Which rows give a loss or gradient that is not finite, in JAX; the messages: `lockstep.session.non_finite`."""
+"""How `lockstep.session.non_finite` reads JAX's arrays and computes a loss of some rows."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.experience.rollout import Rollout
 from lockstep.jax.batch import Batch
-from lockstep.jax.comm import Comm
 from lockstep.jax.transitions import Part
-from lockstep.record.progress import Progress
-from lockstep.session import non_finite as common
-from lockstep.session.non_finite import NonFiniteError
+
+SomeRows = TypeVar("SomeRows", Batch, Part)
 
 
-def locate_non_finite(
-    comm: Comm,
-    rollouts: Sequence[Rollout],
-    batches: Sequence[Batch],
-    progress: Progress,
-    row: Callable[[Batch], Sequence[Array]],
-    blank: Batch,
-) -> NonFiniteError:
-    """The error that names where a number that is not finite came from; *collective*.
+class LossReader(Generic[SomeRows]):
+    """The `lockstep.session.non_finite.LossReader` of JAX. Batches are on the host.
 
     Args:
-        comm: the ranks.
-        rollouts: one for each local shard.
-        batches: what was made of them, [T * B], in the rollout's order; on the host.
-        progress: before this update.
-        row: gradient sum and sums to tell of some rows [N].
-        blank: N rows that weigh nothing: what fewer rows are filled up with, so that one compilation serves all.
+        sums: gradient sum [P] and other sums of `size` rows.
+        size: fewer rows are filled up with rows of zeros, so that one compilation serves all.
     """
 
-    @jax.jit
-    def finite(part: Batch) -> Array:
-        gradient, sums = row(part)
-        return jnp.isfinite(jnp.square(gradient).sum()) & jnp.isfinite(sums).all()
+    def __init__(self, sums: Callable[[SomeRows], Sequence[Array]], size: int) -> None:
+        def is_finite(batch: SomeRows) -> Array:
+            gradient, others = sums(batch)
+            return jnp.isfinite(jnp.square(gradient).sum()) & jnp.isfinite(others).all()
 
-    def is_finite(k: int, first: int, count: int) -> bool:
-        parts = zip(batches[k], blank, strict=True)
-        columns = [np.concatenate([column[first : first + count], empty[count:]]) for column, empty in parts]
-        return bool(finite(Batch(*cast(Any, columns))))
+        self._is_finite = jax.jit(is_finite)
+        self._size = size
 
-    columns = [batch._asdict() for batch in batches]
-    return common.locate_non_finite(comm, rollouts, columns, progress, is_finite, len(blank.weight))
+    def arrays(self, batch: SomeRows) -> dict[str, np.ndarray]:
+        """Columns by name, as `batch.*`."""
+        columns = batch.batch if isinstance(batch, Part) else batch
+        return {f"batch.{name}": np.asarray(column) for name, column in columns._asdict().items()}
 
+    def is_finite(self, batch: SomeRows, first: int, count: int) -> bool:
+        """Whether loss and gradient of these rows are finite."""
 
-def locate_non_finite_replayed(
-    comm: Comm,
-    rollouts: Sequence[Rollout],
-    drawn: Sequence[Sequence[Part]],
-    progress: Progress,
-    row: Callable[[Part], Sequence[Array]],
-) -> NonFiniteError:
-    """The error that names where a number that is not finite came from, learning from a replay; *collective*.
+        def rows(column: Any) -> np.ndarray:
+            filled = np.zeros((self._size, *column.shape[1:]), column.dtype)
+            filled[:count] = column[first : first + count]
+            return filled
 
-    Args:
-        comm: the ranks.
-        rollouts: one for each local shard.
-        drawn: the minibatches since that rollout, oldest first: of each, what each local shard learned from.
-        progress: before this rollout.
-        row: gradient sum and sums to tell of some rows [N].
-    """
-
-    @jax.jit
-    def finite(part: Part) -> Array:
-        gradient, sums = row(part)
-        return jnp.isfinite(jnp.square(gradient).sum()) & jnp.isfinite(sums).all()
-
-    def is_finite(step: int, k: int, i: int | None) -> bool:
-        part = drawn[step][k]
-        return bool(finite(part if i is None else part._replace(batch=part.batch.row(i))))
-
-    columns = [[part.batch._asdict() for part in parts] for parts in drawn]
-    return common.locate_non_finite_replayed(comm, rollouts, columns, progress, is_finite)
+        if isinstance(batch, Part):
+            part = batch._replace(batch=jax.tree.map(rows, batch.batch))
+        else:
+            part = jax.tree.map(rows, batch)
+        return bool(self._is_finite(part))

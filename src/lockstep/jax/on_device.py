@@ -32,7 +32,7 @@ from lockstep.jax.session import Session
 from lockstep.record.episodes import KEPT, RecentEpisodes
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.non_finite import NonFiniteError
+from lockstep.session.non_finite import Finding, NonFiniteError, nearest
 from lockstep.session.normalizers import NormalizerError, begin
 from lockstep.world import stream_seed
 
@@ -237,30 +237,30 @@ class DeviceCollector:
     def _blame(self, update: int, bad: int) -> NonFiniteError:
         """The error that names the environment, if it was one, or the normalizer; *collective*."""
         comm = self._comm
-        mine: list[Any] = []
-        for shard, held in zip(comm.world.shards, comm.collect(self._own), strict=True):
-            fault: NonFiniteValue = held.fault
+        found: dict[int, Finding] = {}
+        for shard, part in zip(comm.world.shards, comm.collect(self._own), strict=True):
+            fault: NonFiniteValue = part.fault
             if fault.what:
                 what = "a reward" if fault.what == REWARD else "an observation"
                 env = shard * self._size + int(fault.env)
-                mine.append([int(fault.step), env, what, str(float(fault.value)), comm.world.rank])
-        found = min((fault for totals in comm.gather_object(mine, "blame") for fault in totals), default=None)
-        after = f"in update {update + 1} (non_finite=stop)"
-        if found is None and bad >= 0:
+                words = f"environment {env} gave {what} that is not finite ({float(fault.value)})"
+                found[shard] = Finding(0, int(fault.step), env, words)
+        cause = nearest(comm, found)
+        where = f"update {update + 1} (non_finite=stop)"
+        if cause is None and bad >= 0:
             columns = [(name, i) for name, m in self._ppo.normalizers.named().items() for i in range(len(m.mean))]
             return NormalizerError(*columns[bad], Progress(self._run.total_steps, updates=update))
-        if found is None:
+        if cause is None:
             return NonFiniteError(
-                f"loss or gradient is not finite {after}, and all that the environments gave is; try a smaller "
+                f"loss or gradient is not finite in {where}, and all that the environments gave is; try a smaller "
                 "learning_rate, or non_finite=skip",
                 None,
                 {},
             )
-        step, env, what, value, rank = found
         return NonFiniteError(
-            f"environment {env} gave {what} that is not finite ({value}) in step {step} of the rollout of {after[3:]}; "
+            f"{cause.description} in step {cause.step} of the rollout of {where}; "
             "look for a division by 0 or a diverging simulation",
-            rank,
+            cause.rank,
             {},
         )
 

@@ -21,7 +21,7 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Flat, Params, divisor
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
-from lockstep.jax.non_finite import locate_non_finite
+from lockstep.jax.non_finite import LossReader
 from lockstep.jax.ppo_state import State
 from lockstep.jax.prepare import Preparation
 from lockstep.jax.repeat import may_scan, repeat
@@ -29,7 +29,7 @@ from lockstep.jax.session import Session
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
-from lockstep.session.non_finite import NonFiniteError
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite
 from lockstep.session.normalizers import NormalizerError
 from lockstep.world import stream, stream_seed
 
@@ -260,9 +260,12 @@ class PPO:
         parts: list[Batch] = self.comm.collect(batches)
         if self.config.normalize_advantage:
             parts = [part._replace(advantage=(part.advantage - scale[0]) * scale[1]) for part in parts]
-        values, blank = self.comm.local(self.state.values), Batch.blank(self.policy.spec, self.rows)
-        row = lambda part: jnp.split(self._row(values, part), [self.flat.num_parameters])  # noqa: E731
-        return locate_non_finite(self.comm, rollouts, parts, progress, row, blank)
+        values = self.comm.local(self.state.values)
+
+        def sums(part: Batch) -> list[Array]:
+            return jnp.split(self._row(values, part), [self.flat.num_parameters])
+
+        return locate_non_finite(self.comm, rollouts, parts, progress, LossReader(sums, self.rows), self.rows)
 
 
 def train(session: Session) -> None:

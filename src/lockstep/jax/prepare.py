@@ -19,9 +19,7 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Flat, Params
 from lockstep.jax.networks import Policy
 from lockstep.jax.returns import gae
-from lockstep.session.normalizers import Normalizers
-
-_NUM_MOMENTS = 6  # weight, sums and sums of squares of advantages and targets, faults
+from lockstep.session.normalizers import Normalizers, UpdateStatistics
 
 
 def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps, precision: str) -> Batch:
@@ -69,7 +67,7 @@ class Preparation:
     @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
     def prepare(
         self, values: Array, rollouts: list[Rollout], extra_sums: np.ndarray
-    ) -> tuple[Batch, tuple[float, float, float, float] | None, np.ndarray]:
+    ) -> tuple[Batch, UpdateStatistics | None, np.ndarray]:
         """Make batches of the rollouts of local shards, and update the normalizers; one message.
 
         Args:
@@ -78,7 +76,8 @@ class Preparation:
             extra_sums: [K, M] numbers to be summed over all shards with the same message.
 
         Returns:
-            The batches [L, T * B] of each device; what `take_in` found; the sums of `extra_sums`.
+            The batches [L, T * B] of each device; the statistics of all shards, None if a value is not finite; the sums
+            of `extra_sums`.
         """
         comm, batches = self._comm, self.batches(values, rollouts)
         learned = comm.collect((batches.advantage, batches.target))
@@ -86,7 +85,8 @@ class Preparation:
         parts = zip(sums, self.normalizers.sums(comm, rollouts), extra_sums, strict=True)
         rows = np.stack([np.concatenate(row) for row in parts])
         total, totals = np.split(comm.sum_statistics(rows, "moments"), [-extra_sums.shape[1]])
-        return batches, self.take_in(total), totals
+        statistics, self.fault = self.normalizers.update_statistics(total)
+        return batches, statistics, totals
 
     def batches(self, values: Array, rollouts: list[Rollout]) -> Batch:
         """What the policy makes of the rollouts of local shards, [L, T * B] on each device."""
@@ -142,24 +142,6 @@ class Preparation:
         weight, wide = rollout.weight.ravel().astype(np.float64), np.stack([advantage, target]).astype(np.float64)
         sums = [weight.sum(keepdims=True), wide @ weight, np.square(wide) @ weight, [float(rollout.fault is not None)]]
         return np.concatenate(sums)
-
-    def take_in(self, total: np.ndarray) -> tuple[float, float, float, float] | None:
-        """Update the normalizers by the sums of all shards, unless there is a number among them that is not finite.
-
-        Returns:
-            The mean of the advantages, what to multiply them by, the part of the targets' variance that the values
-            explain, and 1; all 0 where no row weighs anything. None where a number is not finite.
-        """
-        self.fault = None if total[5] else self.normalizers.fault(total[_NUM_MOMENTS:])
-        if total[5] or self.fault or not np.isfinite(total).all():
-            return None
-        if total[0] == 0:  # all rows are resets: there is nothing to put on a scale or to take in
-            return 0.0, 0.0, 0.0, 0.0
-        mean, target_mean, square, target_square = total[1:5] / total[0]
-        target_variance = max(target_square - target_mean**2, 1e-8)
-        self.normalizers.update(total[_NUM_MOMENTS:])
-        # The advantage is what the value left unexplained.
-        return mean, 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8), 1.0 - square / target_variance, 1.0
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the normalizers."""

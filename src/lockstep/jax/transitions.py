@@ -39,10 +39,6 @@ class TransitionBatch(NamedTuple):
         reward, discount = np.zeros((2, rows), np.float32)
         return TransitionBatch(before, np.zeros(rows, np.int32), reward, after, discount, np.ones(rows, np.float32))
 
-    def row(self, i: int) -> "TransitionBatch":
-        """Row `i` alone."""
-        return TransitionBatch(*(column[i : i + 1] for column in self))
-
 
 class Part(NamedTuple):
     """What one shard learns from in a gradient step; a pytree."""

@@ -1,13 +1,13 @@
-"""A number that is not finite: which rank, environment and step it came from, and what it came with.
+"""Locates the source of a non-finite value: rank, shard, environment and step, or row of the logged data.
 
-Called by all ranks together once they agree that there is one; nothing here is on the way of a healthy run.
+Called by all ranks together once they agree that there is one, and never in a healthy run.
 
 Shapes: T steps of a rollout, B environments of a shard, N transitions of a shard's part of a minibatch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,187 +19,273 @@ from lockstep.record.progress import Progress
 
 FOLDER = "non_finite"
 _ROLLOUT = ("observation", "action", "reward", "terminated", "ended", "weight")
-
 _COLUMNS = ("observation", "action", "value", "log_prob", "target", "advantage")
-_REPLAYED = ("observation", "reward", "next_observation", "weight")
+_REPLAY_COLUMNS = ("observation", "reward", "next_observation", "weight")
 
-Columns = Mapping[str, np.ndarray]
-"""What was learned from: arrays by name, each with a row for each transition."""
+_ENVIRONMENT, _UPDATE, _GRADIENT_STEP = range(3)
+_SKIP = "or leave such updates out with non_finite=skip"
 
-Finding = tuple[int, int, int, str]
-"""How near to the cause (0 is nearest), step of the rollout, global index of the environment, and words.
+Arrays = dict[str, np.ndarray]
+SomeBatch = TypeVar("SomeBatch", contravariant=True)
 
-From a replay: 2, number of the gradient step after the rollout, row of the minibatch, and words."""
 
-Located = tuple[int, int, int, str, int, int]
-"""A finding with its rank and shard."""
+class LossReader(Protocol[SomeBatch]):
+    """How a backend reads a shard's batch and computes its loss."""
+
+    def arrays(self, batch: SomeBatch) -> Arrays:
+        """The columns of a batch on the host, each with one row per transition, named `batch.COLUMN`."""
+        ...
+
+    def is_finite(self, batch: SomeBatch, first: int, count: int) -> bool:
+        """Whether loss and gradient of `count` rows from `first` on are finite."""
+        ...
+
+
+class Finding(NamedTuple):
+    """A non-finite value in one shard. The smallest of several is nearest to the cause."""
+
+    source: int
+    """0: an environment, 1: an update from a rollout, 2: a gradient step from a replay."""
+    step: int
+    """Step of the rollout, or gradient step since the rollout."""
+    row: int
+    """Global index of the environment, row of the minibatch, or row of the logged data."""
+    description: str
+    rank: int = 0
+    """Filled in by `nearest`, like `shard`."""
+    shard: int = 0
 
 
 class NonFiniteError(RunError):
-    """A number that is not finite stops the run: raised by all ranks, with the same words.
+    """A non-finite value stops the run: raised by all ranks with the same message.
 
     Attributes:
-        rank: the rank it came from; None if the sum over ranks alone is not finite.
-        batches: what this rank saves, by shard: what it learned from (`batch.*`) and what its environments said
-            (`rollout.*`), each [T, B, ...].
+        rank: where it came from; None if only the sum over ranks is not finite.
+        batches: the arrays that this rank saves, by shard: the minibatch (`batch.*`) and the rollout (`rollout.*`),
+            each [T, B, ...].
     """
 
-    def __init__(self, message: str, rank: int | None, batches: dict[int, dict[str, np.ndarray]]) -> None:
+    def __init__(self, message: str, rank: int | None, batches: dict[int, Arrays]) -> None:
         super().__init__(message)
-        self.rank, self.batches = rank, batches
+        self.rank = rank
+        self.batches = batches
 
 
 def locate_non_finite(
     comm: Comm,
     rollouts: Sequence[Rollout],
-    batches: Sequence[Columns],
+    batches: Sequence[SomeBatch],
     progress: Progress,
-    is_finite: Callable[[int, int, int], bool],
+    reader: LossReader[SomeBatch],
     rows: int,
 ) -> NonFiniteError:
-    """The error that names where a number that is not finite came from; *collective*.
+    """Locate a non-finite value of an on-policy update; *collective*.
 
     Args:
         comm: the ranks.
         rollouts: one for each local shard.
-        batches: what was made of them, [T * B], in the rollout's order.
+        batches: made from them, [T * B], in the rollout's order.
         progress: before this update.
-        is_finite: whether loss and gradient are, of the `count` rows from `first` on of local shard number `k`.
-        rows: how many rows to try at once, as many as a gradient step takes (N).
+        reader: of these batches.
+        rows: rows of a gradient step (N), tried together.
     """
-    world, size = comm.world, rollouts[0].reward.shape[1]
+    world, (num_steps, num_envs) = comm.world, rollouts[0].reward.shape
     found: dict[int, Finding] = {}
-    for k, (shard, rollout, batch) in enumerate(zip(world.shards, rollouts, batches, strict=True)):
-        if (fault := rollout.fault) is not None:
-            found[shard] = (0, fault.step, fault.env, str(fault))
-        elif (finding := _in_columns(batch, _COLUMNS, partial(_made, size, shard))) is not None:
-            found[shard] = finding
-        elif (row := _first_bad(partial(is_finite, k), 0, rollout.reward.size, rows)) is not None:
-            found[shard] = _made(size, shard, row, "loss or gradient", "")
-    worst = _agreed(comm, found)
-    held = zip(world.shards, rollouts, batches, strict=True)
-    saved = {shard: _of_update(rollout, batch) for shard, rollout, batch in held if shard in found or worst is None}
-    message, rank = _words(worst, progress, size * world.num_shards)
-    return NonFiniteError(message, rank, saved)
+    arrays = [reader.arrays(batch) for batch in batches]
+    for shard, rollout, batch, columns in zip(world.shards, rollouts, batches, arrays, strict=True):
+        if rollout.fault is not None:
+            found[shard] = Finding(_ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
+            continue
+        bad = _bad_column(columns, _COLUMNS) or _bad_loss(reader, batch, num_steps * num_envs, rows)
+        if bad is not None:
+            step, env = divmod(bad.row, num_envs)
+            env += shard * num_envs
+            found[shard] = Finding(_UPDATE, step, env, bad.describe(f"environment {env}"))
+    cause = nearest(comm, found)
+    saved = {
+        shard: _by_step(columns, rollout) | _rollout_arrays(rollout)
+        for shard, rollout, columns in zip(world.shards, rollouts, arrays, strict=True)
+        if shard in found or cause is None
+    }
+    return _error(cause, progress, num_envs * world.num_shards, saved)
 
 
 def locate_non_finite_replayed(
     comm: Comm,
     rollouts: Sequence[Rollout],
-    drawn: Sequence[Sequence[Columns]],
+    minibatches: Sequence[Sequence[SomeBatch]],
     progress: Progress,
-    is_finite: Callable[[int, int, int | None], bool],
+    reader: LossReader[SomeBatch],
 ) -> NonFiniteError:
-    """The error that names where a number that is not finite came from, learning from a replay; *collective*.
+    """Locate a non-finite value while learning from a replay; *collective*.
 
     Args:
         comm: the ranks.
         rollouts: one for each local shard.
-        drawn: the minibatches since that rollout, oldest first: of each, what each local shard drew.
+        minibatches: since that rollout, oldest first: the part of each local shard.
         progress: before this rollout.
-        is_finite: whether loss and gradient are, of minibatch number `step`, local shard number `k`, and one of its
-            rows, or None for all.
+        reader: of these parts.
     """
-    world, (steps, size) = comm.world, rollouts[0].reward.shape
+    world, (num_steps, num_envs) = comm.world, rollouts[0].reward.shape
     found: dict[int, Finding] = {}
-    saved: dict[int, dict[str, np.ndarray]] = {}
+    saved: dict[int, Arrays] = {}
     for k, (shard, rollout) in enumerate(zip(world.shards, rollouts, strict=True)):
-        if (fault := rollout.fault) is not None:
-            found[shard] = (0, fault.step, fault.env, str(fault))
-            saved[shard] = _told(rollout)
+        if rollout.fault is not None:
+            found[shard] = Finding(_ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
+            saved[shard] = _rollout_arrays(rollout)
             continue
-        for step, batch in enumerate(parts[k] for parts in drawn):
-            finding = _in_columns(batch, _REPLAYED, partial(_drawn, step))
-            if finding is None and not is_finite(step, k, None):
-                row = next((i for i in range(len(batch["reward"])) if not is_finite(step, k, i)), None)
-                finding = None if row is None else _drawn(step, row, "loss or gradient", "")
-            if finding is not None:
-                found[shard], saved[shard] = finding, _of_batch(batch)
+        for step, parts in enumerate(minibatches):
+            columns = reader.arrays(parts[k])
+            rows = len(columns["batch.reward"])
+            bad = _bad_column(columns, _REPLAY_COLUMNS) or _bad_loss(reader, parts[k], rows, rows)
+            if bad is not None:
+                place = f"transition {bad.row} from the replay"
+                found[shard] = Finding(_GRADIENT_STEP, step, bad.row, bad.describe(place))
+                saved[shard] = _copies(columns)
                 break
-    worst = _agreed(comm, found)
-    if worst is None and drawn:
-        saved = {shard: _of_batch(part) for shard, part in zip(world.shards, drawn[0], strict=True)}
-    message, rank = _words(worst, progress, size * world.num_shards, steps)
-    return NonFiniteError(message, rank, saved)
+    cause = nearest(comm, found)
+    if cause is None and minibatches:
+        saved = {shard: _copies(reader.arrays(part)) for shard, part in zip(world.shards, minibatches[0], strict=True)}
+    return _error(cause, progress, num_envs * world.num_shards, saved, num_steps)
+
+
+def locate_non_finite_logged(
+    comm: Comm,
+    batches: Sequence[SomeBatch],
+    progress: Progress,
+    reader: LossReader[SomeBatch],
+) -> NonFiniteError:
+    """Locate a non-finite loss or gradient of logged data; *collective*.
+
+    Args:
+        comm: the ranks.
+        batches: the part of each local shard, with the column `index`: which rows of the data these are.
+        progress: before this step.
+        reader: of these parts.
+    """
+    found: dict[int, Finding] = {}
+    arrays = [reader.arrays(batch) for batch in batches]
+    for shard, batch, columns in zip(comm.world.shards, batches, arrays, strict=True):
+        index = columns["batch.index"]
+        bad = _bad_loss(reader, batch, len(index), len(index))
+        if bad is not None:
+            found[shard] = Finding(_GRADIENT_STEP, 0, int(index[bad.row]), "")
+    cause = nearest(comm, found)
+    saved = {
+        shard: _copies(columns)
+        for shard, columns in zip(comm.world.shards, arrays, strict=True)
+        if shard in found or cause is None
+    }
+    where = f"update {progress.updates + 1} ({progress.env_steps} rows learned from"
+    advice = "try a smaller learning_rate, or leave such steps out with non_finite=skip"
+    if cause is None:
+        message = (
+            f"the gradient of {where}) is not finite, although that of each row is: their sum is too large; "
+            f"its batches are saved in {FOLDER}/; {advice}"
+        )
+        return NonFiniteError(message, None, saved)
+    message = (
+        f"the loss or gradient of row {cause.row} of the data is not finite, in {where}, rank {cause.rank}, "
+        f"shard {cause.shard}); its batch is saved in {FOLDER}/shard_{cause.shard}.safetensors; {advice}"
+    )
+    return NonFiniteError(message, cause.rank, saved)
+
+
+def nearest(comm: Comm, found: Mapping[int, Finding]) -> Finding | None:
+    """The finding of all ranks that is nearest to the cause, from those of each local shard; *collective*."""
+    gathered: list[dict[str, Finding]] = comm.gather_object({str(shard): f for shard, f in found.items()}, "non_finite")
+    located = [
+        Finding(*finding[:4], rank, int(shard))
+        for rank, findings in enumerate(gathered)
+        for shard, finding in findings.items()
+    ]
+    return min(located, default=None)
 
 
 def save(error: NonFiniteError, run_dir: Path) -> None:
-    """Write the batches of this rank, each whole or not at all. Never raises: the error itself is to be told."""
+    """Write the batches of this rank, each whole or not at all. Never raises: `error` itself is to be reported."""
     for shard, arrays in error.batches.items():
         path = run_dir / FOLDER / f"shard_{shard}.safetensors"
         leave_arrays(path, arrays, {"format": 1, "error": str(error)})
 
 
-def _agreed(comm: Comm, found: dict[int, Finding]) -> Located | None:
-    """The finding of all ranks that is nearest to the cause; *collective*."""
-    gathered: list[dict[str, Finding]] = comm.gather_object({str(shard): f for shard, f in found.items()}, "non_finite")
-    every = [(*finding, rank, int(shard)) for rank, theirs in enumerate(gathered) for shard, finding in theirs.items()]
-    return min(every, default=None)
-
-
-def _words(worst: Located | None, progress: Progress, num_envs: int, steps: int = 0) -> tuple[str, int | None]:
-    """The message, and the rank that it names, after a rollout of `steps`."""
-    update, rest = f"update {progress.updates + 1}", "; or leave such updates out with non_finite=skip"
-    if worst is None:
-        text = f"the gradient of {update} (environment step {progress.env_steps}) is not finite, although that of each "
-        text += (
-            f"transition is: their sum is too large; its batches are saved in {FOLDER}/; try a smaller learning_rate"
+def _error(
+    cause: Finding | None, progress: Progress, num_envs: int, saved: dict[int, Arrays], rollout_steps: int = 0
+) -> NonFiniteError:
+    """The error for a cause in a rollout of `num_envs` environments, or after one of `rollout_steps` steps."""
+    update = f"update {progress.updates + 1}"
+    if cause is None:
+        message = (
+            f"the gradient of {update} (environment step {progress.env_steps}) is not finite, although that of each "
+            f"transition is: their sum is too large; its batches are saved in {FOLDER}/; "
+            f"try a smaller learning_rate; {_SKIP}"
         )
-        return text + rest, None
-    nearness, step, _, words, rank, shard = worst
-    taken = progress.env_steps + (steps if nearness == 2 else step + 1) * num_envs
-    where = f"in gradient step {step} after" if nearness == 2 else f"in step {step} of" if step >= 0 else "before"
-    cure = "look for a division by 0 or a diverging simulation" if nearness == 0 else "try a smaller learning_rate"
-    text = f"{words}, {where} the rollout of {update} (environment step {taken}, rank {rank}, shard {shard}); "
-    return text + f"its batch is saved in {FOLDER}/shard_{shard}.safetensors; {cure}{rest}", rank
+        return NonFiniteError(message, None, saved)
+    steps = cause.step + 1
+    if cause.source == _GRADIENT_STEP:
+        steps, where = rollout_steps, f"in gradient step {cause.step} after"
+    elif cause.step >= 0:
+        where = f"in step {cause.step} of"
+    else:
+        where = "before"
+    advice = "try a smaller learning_rate"
+    if cause.source == _ENVIRONMENT:
+        advice = "look for a division by 0 or a diverging simulation"
+    message = (
+        f"{cause.description}, {where} the rollout of {update} "
+        f"(environment step {progress.env_steps + steps * num_envs}, rank {cause.rank}, shard {cause.shard}); "
+        f"its batch is saved in {FOLDER}/shard_{cause.shard}.safetensors; {advice}; {_SKIP}"
+    )
+    return NonFiniteError(message, cause.rank, saved)
 
 
-def _in_columns(batch: Columns, columns: Sequence[str], made: Callable[[int, str, str], Finding]) -> Finding | None:
-    """The first row with a column that is not finite: what the network or the returns made of finite numbers."""
-    found: list[Finding] = []
-    for column in columns:
-        values = batch[column].reshape(len(batch[column]), -1)
+class _BadRow(NamedTuple):
+    row: int
+    order: int
+    """Among the columns that were looked at."""
+    what: str
+    value: str
+
+    def describe(self, place: str) -> str:
+        return f"{self.what} of {place} is not finite{self.value}"
+
+
+def _bad_column(arrays: Arrays, names: Sequence[str]) -> _BadRow | None:
+    """The first row with a non-finite value in one of the named columns."""
+    found: list[_BadRow] = []
+    for order, name in enumerate(names):
+        column = arrays[f"batch.{name}"]
+        values = column.reshape(len(column), -1)
         bad = ~np.isfinite(values).all(1)
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            number = next(float(x) for x in values[row] if not np.isfinite(x))
-            found.append(made(row, f"the {column.replace('_', ' ')}", f" ({number})"))
-    return min(found, key=lambda finding: finding[:3], default=None)
+            value = next(float(x) for x in values[row] if not np.isfinite(x))
+            found.append(_BadRow(row, order, f"the {name.replace('_', ' ')}", f" ({value})"))
+    return min(found, default=None)
 
 
-def _first_bad(is_finite: Callable[[int, int], bool], first: int, end: int, rows: int) -> int | None:
-    """The first row that is not finite by itself, found by halving: what any row spoils, the sum over all shows."""
+def _bad_loss(reader: LossReader[SomeBatch], batch: SomeBatch, end: int, rows: int, first: int = 0) -> _BadRow | None:
+    """The first row whose own loss or gradient is not finite, found by halving groups of `rows`."""
     for start in range(first, end, rows):
         count = min(rows, end - start)
-        if not is_finite(start, count):
-            inner = start if count == 1 else _first_bad(is_finite, start, start + count, (count + 1) // 2)
-            if inner is not None:
-                return inner
+        if not reader.is_finite(batch, start, count):
+            if count == 1:
+                return _BadRow(start, 0, "loss or gradient", "")
+            bad = _bad_loss(reader, batch, start + count, (count + 1) // 2, start)
+            if bad is not None:
+                return bad
     return None
 
 
-def _made(size: int, shard: int, row: int, what: str, number: str) -> Finding:
-    """A finding about row t * B + b of a shard's batch."""
-    step, b = divmod(row, size)
-    env = shard * size + b
-    return 1, step, env, f"{what} of environment {env} is not finite{number}"
-
-
-def _drawn(step: int, row: int, what: str, number: str) -> Finding:
-    """A finding about a row of what a shard drew for a gradient step."""
-    return 2, step, row, f"{what} of transition {row} from the replay is not finite{number}"
-
-
-def _of_update(rollout: Rollout, batch: Columns) -> dict[str, np.ndarray]:
+def _by_step(arrays: Arrays, rollout: Rollout) -> Arrays:
     shape = rollout.reward.shape
-    columns = {name: array.reshape(*shape, *array.shape[1:]) for name, array in _of_batch(batch).items()}
-    return columns | _told(rollout)
+    return {name: array.reshape(*shape, *array.shape[1:]) for name, array in _copies(arrays).items()}
 
 
-def _of_batch(batch: Columns) -> dict[str, np.ndarray]:
-    return {f"batch.{name}": array.copy() for name, array in batch.items()}
-
-
-def _told(rollout: Rollout) -> dict[str, np.ndarray]:
+def _rollout_arrays(rollout: Rollout) -> Arrays:
     # Copies: the next rollout is written to the same memory.
     return {f"rollout.{name}": getattr(rollout, name).copy() for name in _ROLLOUT}
+
+
+def _copies(arrays: Arrays) -> Arrays:
+    return {name: array.copy() for name, array in arrays.items()}

@@ -4,6 +4,7 @@ Shapes: K shards of this rank, B environments of a shard, N rows, F numbers of a
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,19 @@ class NormalizerError(NonFiniteError):
             None,
             {},
         )
+
+
+class UpdateStatistics(NamedTuple):
+    """What the ranks found together before an on-policy update."""
+
+    mean: float = 0.0
+    """Of the advantages."""
+    scale: float = 0.0
+    """Reciprocal of their standard deviation."""
+    explained: float = 0.0
+    """Fraction of the variance of the targets that the values explain."""
+    weight: float = 0.0
+    """1; 0 if all rows are resets, which leave nothing to learn from."""
 
 
 class Normalizers:
@@ -75,6 +89,30 @@ class Normalizers:
             np.concatenate([np.zeros(0), *(m.sums(rows[name][k], weight) for name, m in self.named().items())])
             for k, weight in enumerate(weights)
         ]
+
+    def update_statistics(self, total: np.ndarray) -> tuple[UpdateStatistics | None, tuple[str, int] | None]:
+        """Update the normalizers from the sums of all shards, unless one of them is not finite.
+
+        Args:
+            total: sums over all shards: weight, advantages, targets, their squares, rollouts with a non-finite value,
+                and what `sums` returned.
+
+        Returns:
+            The statistics, or None where a value is not finite; then also which normalizer would not be, if all that
+            the environments gave is finite.
+        """
+        moments, faults, sums = total[:5], total[5], total[6:]
+        fault = None if faults else self.fault(sums)
+        if faults or fault or not np.isfinite(total).all():
+            return None, fault
+        if moments[0] == 0:
+            return UpdateStatistics(), None
+        mean, target_mean, square, target_square = moments[1:] / moments[0]
+        target_variance = max(target_square - target_mean**2, 1e-8)
+        self.update(sums)
+        scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
+        # The advantage is what the value left unexplained.
+        return UpdateStatistics(mean, scale, 1.0 - square / target_variance, 1.0), None
 
     def fault(self, sums: np.ndarray) -> tuple[str, int] | None:
         """Which moments would not be finite after taking in the sums of all shards: their name, and which number.

@@ -1,21 +1,95 @@
-"""The replays of a rank: one for each of its shards, made by all ranks together or by none."""
+"""The replay buffers of a rank, one for each of its shards, and when to learn from them."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.distributed.comm import Comm
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import in_words
-from lockstep.experience.replay import Replay
+from lockstep.experience.replay import Replay, Transitions
+from lockstep.experience.rollout import Rollout
 from lockstep.record.journal import Journal
 from lockstep.run import Run
 from lockstep.session.checks import bytes_of_host, check_host
-from lockstep.world import World
+from lockstep.world import World, stream
+
+TAKEN, _BEGIN, _PENDING = range(3)
+
+
+class ShardReplays:
+    """The replay buffer and the random stream of each local shard.
+
+    Args:
+        run: the config.
+        spec: of the environments.
+        comm: the ranks; making the buffers is *collective*.
+
+    Attributes:
+        rows: transitions that each shard draws for a gradient step (N).
+        replays: of each local shard.
+        streams: of each local shard.
+        counters: equal on all ranks: gradient steps taken, environment step from which learning may begin, fraction of
+            a gradient step that is pending.
+    """
+
+    def __init__(self, run: Run, spec: EnvSpec, comm: Comm) -> None:
+        config, world = run.algorithm, comm.world
+        assert isinstance(config, DQNConfig)
+        self._config = config
+        self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
+        self.replays = make_replays(run, spec, comm)
+        self.streams = [stream(run.seed, "replay", shard) for shard in world.shards]
+        self.counters = np.array([0.0, config.learning_starts, 0.0])
+
+    def extend(self, rollouts: Sequence[Rollout]) -> np.ndarray:
+        """Add each shard's rollout to its buffer, unless it has a non-finite value.
+
+        Returns:
+            For each shard: whether it has one, whether its buffer has too few rows to draw, transitions in it. [K, 3]
+        """
+        statistics = np.zeros((len(rollouts), 3))
+        for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
+            if rollout.fault is None:
+                replay.extend(rollout)
+            statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
+        return statistics
+
+    def due(self, env_steps: int, new_steps: int, updates_per_step: float, *, ready: bool) -> int:
+        """Gradient steps to take after a rollout of `new_steps`, from numbers that are equal on all ranks."""
+        if self.counters[_BEGIN] < 0:
+            self.counters[_BEGIN] = env_steps + self._config.learning_starts
+        if not ready or env_steps + new_steps < self.counters[_BEGIN]:
+            return 0
+        pending = float(self.counters[_PENDING]) + new_steps * updates_per_step
+        due = int(pending + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
+        self.counters[_PENDING] = pending - due
+        return due
+
+    def sample(self) -> list[Transitions]:
+        """Each shard's part of a minibatch."""
+        return [replay.sample(self.rows, s) for replay, s in zip(self.replays, self.streams, strict=True)]
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """Everything that belongs to local shard number `k` alone and outlives an update."""
+        replay = self.replays[k].state() if self._config.checkpoint_replay else None
+        return {"stream": self.streams[k].bit_generator.state, "replay": replay}
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Continue local shard number `k` from what `shard_state` returned."""
+        self.streams[k].bit_generator.state = state["stream"]
+        if state["replay"] is None or not self._config.checkpoint_replay:
+            self.counters[_BEGIN], self.counters[_PENDING] = -1, 0  # a new buffer is filled first
+        else:
+            self.replays[k].restore(state["replay"])
 
 
 def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
-    """The replay of each local shard; collective.
+    """The replay buffer of each local shard: made by all ranks or by none; *collective*.
 
     Raises:
         ConfigError: on all ranks, if a host has not the memory or the disk for its part.
@@ -28,7 +102,7 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
         check_host(run, spec, world)
     except ConfigError as error:
         problem = str(error)
-    # All ask before the first of them takes its part.
+    # All ranks check before the first one allocates.
     problems: list[str] = comm.gather_object(problem, "replay")
     if any(problems):
         raise ConfigError(next(filter(None, problems)))
@@ -49,7 +123,7 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
 
 
 def announce(journal: Journal, run: Run, spec: EnvSpec, world: World) -> None:
-    """Say at the start what the replay takes, and warn of one that will not be learned from."""
+    """Print at the start how much memory the replay takes, and warn if learning never starts."""
     c = run.algorithm
     assert isinstance(c, DQNConfig)
     memory, whole = bytes_of_host(run, spec, world), bytes_of_host(run, spec, world, mapped=False)

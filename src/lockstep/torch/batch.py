@@ -40,10 +40,17 @@ class Batch:
 
     def shuffled(self, order: Tensor) -> "Batch":
         """The rows at `order`, in that order."""
-        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
-        return Batch(*(column.index_select(0, order) for column in columns))
+        return Batch(*(column.index_select(0, order) for column in self.columns().values()))
+
+    def rows(self, first: int, count: int) -> "Batch":
+        """`count` consecutive rows."""
+        return Batch(*(column[first : first + count] for column in self.columns().values()))
+
+    def columns(self) -> dict[str, Tensor]:
+        """All columns by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def split(self, rows: int) -> "list[Batch]":
         """Parts of `rows` consecutive rows."""
-        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
+        columns = self.columns().values()
         return [Batch(*part) for part in zip(*(torch.split(column, rows) for column in columns), strict=True)]

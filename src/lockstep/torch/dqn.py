@@ -21,14 +21,15 @@ from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.shard_replays import announce, make_replays
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
+from lockstep.session.shard_replays import TAKEN, ShardReplays, announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import actor_of
-from lockstep.torch.non_finite import locate_non_finite_replayed
+from lockstep.torch.non_finite import LossReader
 from lockstep.torch.q_networks import NoisyActor, QPolicy
 from lockstep.torch.session import Session
 from lockstep.torch.transitions import TransitionBatch, weighing
@@ -36,7 +37,6 @@ from lockstep.torch.warmup import warmup
 from lockstep.world import block, stream, stream_seed
 
 _SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
-_TAKEN, _BEGIN, _OWED = range(3)
 
 
 class DQN:
@@ -50,9 +50,8 @@ class DQN:
         config, world = run.algorithm, comm.world
         assert isinstance(config, DQNConfig)
         self.config, self.policy, self.comm, self._seed = config, policy, comm, run.seed
-        self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
-        self.replays = make_replays(run, policy.spec, comm)
-        self._streams = [stream(run.seed, "replay", shard) for shard in world.shards]
+        self._shards = ShardReplays(run, policy.spec, comm)
+        self.rows, self.replays = self._shards.rows, self._shards.replays
         comm.broadcast_(policy)
         self.target = copy.deepcopy(policy)
         followers = [t for p, t in zip(policy.parameters(), self.target.parameters(), strict=True) if p.requires_grad]
@@ -67,7 +66,7 @@ class DQN:
         self._slot = torch.eye(world.num_shards, device=comm.device)[list(world.shards)]
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
-        self.counters = torch.tensor([0, config.learning_starts, 0], dtype=torch.float64)
+        self.counters = torch.from_numpy(self._shards.counters)
         self.metrics = Metrics(METRICS, comm.device)
         self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
         self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
@@ -90,23 +89,24 @@ class DQN:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        (faults, waiting, size), totals = self._take_in(rollouts, extra_sums)
+        (faults, waiting, size), totals = self._extend(rollouts, extra_sums)
         if faults and self._stops:
-            raise locate_non_finite_replayed(self.comm, rollouts, [], progress, self.loss, self.flat)
+            raise self._non_finite_error(rollouts, [], progress)
         if c.learning_rate_schedule == "linear":
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
-        due = self._due(progress.env_steps, rollouts[0].reward.size * self.comm.world.num_shards, ready=not waiting)
+        new_steps = rollouts[0].reward.size * self.comm.world.num_shards
+        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not waiting)
         weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
         sums, kept = torch.zeros_like(self._skipped), list[list[TransitionBatch]]()
         for _ in range(due):
             self.comm.timers.enter(LEARN)  # tells the watch that this goes on
-            drawn = [replay.sample(self.rows, s) for replay, s in zip(self.replays, self._streams, strict=True)]
+            drawn = self._shards.sample()
             parts = [TransitionBatch.of(one, weight_of(one), self.comm.device) for one in drawn]
             sums += self._step(parts, drawn)
             kept += [parts] * self._stops
         # The host reads this once per rollout; it would wait for the device anyway, when next it acts.
         if due and self._stops and bool(self._halted):
-            raise locate_non_finite_replayed(self.comm, rollouts, kept, progress, self.loss, self.flat)
+            raise self._non_finite_error(rollouts, kept, progress)
         self.policy.resample(None)  # evaluations and files see the network without noise
         statistics = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
         self.metrics.add(METRICS[-3:], torch.tensor(statistics, dtype=torch.float64).to(self.comm.device), 1.0)
@@ -117,31 +117,16 @@ class DQN:
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
 
-    def _take_in(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
-        """Put each shard's rollout into its replay, unless a number in it is not finite. One message.
+    def _extend(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
+        """Add the rollouts to the replay buffers; one message.
 
         Returns:
-            Of all shards: how many found such a number, how many cannot yet draw, transitions; and the sums of
+            Over all shards: how many have a non-finite value, how many cannot draw yet, transitions; and the sums of
             `extra_sums`.
         """
-        statistics = np.zeros((len(rollouts), 3))
-        for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
-            if rollout.fault is None:
-                replay.extend(rollout)
-            statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
+        statistics = self._shards.extend(rollouts)
         total = self.comm.sum_shards(torch.from_numpy(np.concatenate([statistics, extra_sums], 1)), "facts")
         return cast("list[float]", total[:3].tolist()), total[3:].numpy()
-
-    def _due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
-        """Gradient steps to take after a rollout of `new_steps`: from numbers that are the same on all ranks."""
-        if self.counters[_BEGIN] < 0:
-            self.counters[_BEGIN] = env_steps + self.config.learning_starts
-        if not ready or env_steps + new_steps < self.counters[_BEGIN]:
-            return 0
-        pending = float(self.counters[_OWED]) + new_steps * self.config.updates_per_step
-        due = int(pending + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
-        self.counters[_OWED] = pending - due
-        return due
 
     def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
@@ -171,10 +156,10 @@ class DQN:
         if self._stops:  # no step after it either: the parameters stay those with which it happened
             skipped = self._halted.logical_or_(skipped)
         self.optimizer.step(skipped.float())
-        self.counters[_TAKEN] += 1
+        self.counters[TAKEN] += 1
         if c.target_rate is not None:
             self._move_target(c.target_rate)
-        elif not self.counters[_TAKEN] % c.target_update_every:
+        elif not self.counters[TAKEN] % c.target_update_every:
             self.copy_to_target()
         if c.prioritized and not skipped:
             for replay, one, priority in zip(self.replays, drawn, priorities, strict=True):
@@ -211,6 +196,13 @@ class DQN:
         priority = error if c.value_distribution == "none" else row.detach()
         return torch.dot(batch.weight, row), sums, priority
 
+    def _non_finite_error(
+        self, rollouts: list[Rollout], minibatches: Sequence[Sequence[TransitionBatch]], progress: Progress
+    ) -> NonFiniteError:
+        """The error that names the source of a non-finite value; *collective*."""
+        reader, given = LossReader(self.loss, self.flat), [[(part,) for part in parts] for parts in minibatches]
+        return locate_non_finite_replayed(self.comm, rollouts, given, progress, reader)
+
     def warmup(self, rows: int) -> Callable[[], object]:
         """A gradient step on `rows` rows of zeros, as a function: it sends nothing and changes nothing."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device)
@@ -235,7 +227,7 @@ class DQN:
     def _draw_noise(self) -> None:
         """New noise in all networks, the same on all ranks: by the number of the gradient step, from no state."""
         if self.config.noisy:
-            step = int(self.counters[_TAKEN])
+            step = int(self.counters[TAKEN])
             self._judge.resample(stream(self._seed, "noise of choice", step))
             self.policy.resample(stream(self._seed, "noise", step))  # what judges may be the same network
             self.target.resample(stream(self._seed, "noise of target", step))
@@ -249,16 +241,11 @@ class DQN:
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """What belongs to local shard number `k` alone and outlives an update."""
-        replay = self.replays[k].state() if self.config.checkpoint_replay else None
-        return {"stream": self._streams[k].bit_generator.state, "replay": replay}
+        return self._shards.shard_state(k)
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Continue local shard number `k` from what `shard_state` told."""
-        self._streams[k].bit_generator.state = state["stream"]
-        if state["replay"] is None or not self.config.checkpoint_replay:
-            self.counters[_BEGIN], self.counters[_OWED] = -1, 0  # first a new replay must fill
-        else:
-            self.replays[k].restore(state["replay"])
+        self._shards.restore_shard(k, state)
 
 
 def train(session: Session[Run]) -> None:

@@ -17,14 +17,15 @@ from lockstep.experience.rollout import Collector, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
-from lockstep.session.normalizers import NormalizerError, Normalizers
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite
+from lockstep.session.normalizers import NormalizerError, Normalizers, UpdateStatistics
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
-from lockstep.torch.non_finite import locate_non_finite
+from lockstep.torch.non_finite import LossReader
 from lockstep.torch.returns import gae
 from lockstep.torch.session import Session
 from lockstep.torch.warmup import warmup
@@ -81,12 +82,12 @@ class PPO:
         c, progress = self.config, progress or Progress(1)
         if c.learning_rate_schedule == "linear":
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
-        batches, finite, fault, totals = self._prepare(rollouts, extra_sums)
-        if not finite:
+        batches, statistics, fault, totals = self._prepare(rollouts, extra_sums)
+        if statistics is None:
             if self._stops and fault is not None:
                 raise NormalizerError(*fault, progress)
             if self._stops:
-                raise locate_non_finite(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
+                raise self._non_finite_error(rollouts, batches, progress)
             steps = c.num_epochs * c.num_minibatches
             self.metrics.add(("optim/skipped",), steps * self._skipped[-1:], steps)
             return totals
@@ -110,9 +111,16 @@ class PPO:
                 break
         # The host reads this once per update; it would wait for the device anyway, when next it acts.
         if self._stops and bool(self._halted):
-            raise locate_non_finite(self.comm, rollouts, batches, progress, self.loss, self.flat, self.rows)
+            raise self._non_finite_error(rollouts, batches, progress)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
+
+    def _non_finite_error(
+        self, rollouts: list[Rollout], batches: Sequence[Batch], progress: Progress
+    ) -> NonFiniteError:
+        """The error that names the source of a non-finite value; *collective*."""
+        reader, given = LossReader(self.loss, self.flat), [(batch,) for batch in batches]
+        return locate_non_finite(self.comm, rollouts, given, progress, reader, self.rows)
 
     def warmup(self, rows: int) -> Callable[[], object]:
         """A gradient step on `rows` rows that weigh nothing, as a function: it sends nothing and changes nothing."""
@@ -176,12 +184,11 @@ class PPO:
     @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
     def _prepare(
         self, rollouts: list[Rollout], extra_sums: np.ndarray
-    ) -> tuple[list[Batch], bool, tuple[str, int] | None, np.ndarray]:
-        """What an update needs once: values, advantages on one scale over all ranks, normalizers. One message.
+    ) -> tuple[list[Batch], UpdateStatistics | None, tuple[str, int] | None, np.ndarray]:
+        """Compute values and advantages on one scale over all ranks, and update the normalizers; one message.
 
         Returns:
-            The batches; whether all is finite on all ranks (if not, nothing was scaled or taken in); which of the
-            normalizers would not be, where environments are not to blame; sums of `extra_sums`.
+            The batches; what `Normalizers.update_statistics` returned; sums of `extra_sums`.
         """
         batches: list[Batch] = []
         rows: list[np.ndarray] = []
@@ -196,21 +203,14 @@ class PPO:
             batches.append(batch)
         total = self.comm.sum_shards(torch.from_numpy(np.stack(rows)), "moments").numpy()
         total, totals = np.split(total, [len(total) - extra_sums.shape[1]])
-        fault = None if total[5] else self.normalizers.fault(total[6:])
-        if total[5] or fault or not np.isfinite(total).all():
-            return batches, False, fault, totals
-        if total[0] == 0:  # all rows are resets: there is nothing to put on a scale or to take in
-            return batches, True, None, totals
-        mean, target_mean, square, target_square = total[1:5] / total[0]
-        target_variance = max(target_square - target_mean**2, 1e-8)
-        explained = torch.tensor([1.0 - square / target_variance])  # the advantage is what the value left unexplained
-        self.metrics.add(("value/explained_variance",), explained.to(self.comm.device), 1.0)
-        if self.config.normalize_advantage:
-            scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
-            for batch in batches:
-                batch.advantage = (batch.advantage - mean) * scale
-        self.normalizers.update(total[6:])
-        return batches, True, None, totals
+        statistics, fault = self.normalizers.update_statistics(total)
+        if statistics is not None and statistics.weight > 0:
+            explained = torch.tensor([statistics.explained])
+            self.metrics.add(("value/explained_variance",), explained.to(self.comm.device), 1.0)
+            if self.config.normalize_advantage:
+                for batch in batches:
+                    batch.advantage = (batch.advantage - statistics.mean) * statistics.scale
+        return batches, statistics, fault, totals
 
     def _seen(self, rollout: Rollout) -> Tensor:
         """Observations [T + 1, B, O] as the policy saw them, with the normalizer as it was."""

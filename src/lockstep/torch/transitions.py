@@ -47,10 +47,13 @@ class TransitionBatch:
         reward, discount, weight = (torch.zeros(rows, device=device) for _ in range(3))
         return TransitionBatch(before, action, reward, after, discount, weight)
 
-    def row(self, i: int) -> "TransitionBatch":
-        """Row `i` alone."""
-        columns: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
-        return TransitionBatch(*(column[i : i + 1] for column in columns))
+    def rows(self, first: int, count: int) -> "TransitionBatch":
+        """`count` consecutive rows."""
+        return TransitionBatch(*(column[first : first + count] for column in self.columns().values()))
+
+    def columns(self) -> dict[str, Tensor]:
+        """All columns by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def weighing(config: DQNConfig, num_shards: int, size: int, fraction: float) -> Callable[[Transitions], Tensor]:

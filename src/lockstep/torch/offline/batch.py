@@ -60,11 +60,12 @@ class LoggedBatch:
                 columns[name] = ActionMask(tensor) if name.startswith("possible") else tensor
         return LoggedBatch(**columns)
 
-    def row(self, i: int) -> "LoggedBatch":
-        """Row `i` alone."""
+    def rows(self, first: int, count: int) -> "LoggedBatch":
+        """`count` consecutive rows."""
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, column in columns.items():
-            columns[name] = column[i : i + 1] if isinstance(column, Tensor) else column.row(i)
+            tensor = isinstance(column, Tensor)
+            columns[name] = column[first : first + count] if tensor else column.rows(first, count)
         return LoggedBatch(**columns)
 
     def columns(self) -> dict[str, Tensor]:

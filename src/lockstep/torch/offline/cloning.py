@@ -16,11 +16,12 @@ from lockstep.algorithms.offline import CloningConfig
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
+from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
+from lockstep.torch.non_finite import LossReader
 from lockstep.torch.offline.batch import LoggedBatch
 from lockstep.torch.offline.losses import imitation, outcome_losses
-from lockstep.torch.offline.non_finite import locate_non_finite_logged
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks, autocast
 from lockstep.torch.scoring.networks import ConstrainedNetwork
 from lockstep.torch.scoring.policy import ScoringPolicy
@@ -66,7 +67,8 @@ class Cloning:
         self.optimizer.accumulate(self._loss, batches, extra_sums)
         sums, extra, skipped = self.optimizer.step()
         if skipped and self._stops:
-            raise locate_non_finite_logged(self.comm, batches, progress, self.loss, self.optimizer.flat)
+            reader = LossReader(self.loss, self.optimizer.flat)
+            raise locate_non_finite_logged(self.comm, batches, progress, reader)
         if self.target is not None and not skipped:
             self.target.move(self.config.target_rate)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])

@@ -18,12 +18,13 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
+from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch import value_losses as losses
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
+from lockstep.torch.non_finite import LossReader
 from lockstep.torch.offline.batch import LoggedBatch
 from lockstep.torch.offline.losses import discount_of, imitation, outcome_losses
-from lockstep.torch.offline.non_finite import locate_non_finite_logged
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks, autocast
 from lockstep.torch.scoring.choices import ActionMask, Choices
 from lockstep.torch.scoring.networks import ConstrainedNetwork
@@ -99,7 +100,8 @@ class OfflineDQN:
         self.optimizer.accumulate(self._loss, pairs, extra_sums)
         sums, extra, skipped = self.optimizer.step(score_weight=None if self.config.maxq else 1)
         if skipped and self._stops:
-            raise locate_non_finite_logged(self.comm, pairs, progress, self.loss, self.optimizer.flat)
+            reader = LossReader(self.loss, self.optimizer.flat)
+            raise locate_non_finite_logged(self.comm, pairs, progress, reader)
         if not skipped:
             self.target.move(self.config.target_rate)
         first = 2 + len(self._q_metrics)

@@ -68,9 +68,9 @@ class ActionMask:
         """sum_a pi(a) values_a [N, C] of values [N, A, C], for the policy pi that `probability` returns."""
         return (self.probability(scores, config).unsqueeze(-1) * values).sum(1)
 
-    def row(self, i: int) -> "ActionMask":
-        """Row `i` alone."""
-        return ActionMask(self.possible[i : i + 1])
+    def rows(self, first: int, count: int) -> "ActionMask":
+        """`count` consecutive rows."""
+        return ActionMask(self.possible[first : first + count])
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors to save under `name`."""
@@ -166,12 +166,11 @@ class Candidates:
             return self.pick_best(values, scores)
         return self.sum(self.probability(scores, config).unsqueeze(-1) * values)
 
-    def row(self, i: int) -> "Candidates":
-        """Row `i` alone."""
-        begin, end = cast("list[int]", self.offsets[i : i + 2].tolist())
-        return Candidates(
-            self.values[begin:end], self.offsets[i : i + 2] - begin, torch.zeros_like(self.owner[begin:end])
-        )
+    def rows(self, first: int, count: int) -> "Candidates":
+        """`count` consecutive rows."""
+        offsets = self.offsets[first : first + count + 1]
+        begin, end = int(offsets[0]), int(offsets[-1])
+        return Candidates(self.values[begin:end], offsets - begin, self.owner[begin:end] - first)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors to save under `name` and `name`_offsets."""

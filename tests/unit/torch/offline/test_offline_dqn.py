@@ -213,7 +213,7 @@ def test_a_learner_goes_on_from_its_shared_tensors(dataset, config):
 def test_columns_of_a_batch_keep_their_rows(dataset):
     rows = part(dataset, np.flatnonzero(dataset.column("continues")[0:300])[:3])
     batch = LoggedBatch.of(rows, torch.device("cpu"))
-    alone = batch.row(1)
+    alone = batch.rows(1, 1)
     assert alone.index.tolist() == [rows.index[1]]
     for name, column in batch.columns().items():
         given = getattr(rows, name.removesuffix("_offsets"))

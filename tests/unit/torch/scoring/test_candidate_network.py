@@ -73,7 +73,7 @@ def test_gradients_are_those_of_the_plain_network(dueling):
 
 def test_what_is_worth_of_an_action_does_not_depend_on_the_others():
     made, (state, lists) = network(dueling=True), inputs()
-    alone = torch.cat([made.of_choices(state[i : i + 1], lists.row(i)) for i in range(len(state))])
+    alone = torch.cat([made.of_choices(state[i : i + 1], lists.rows(i, 1)) for i in range(len(state))])
     torch.testing.assert_close(made.of_choices(state, lists), alone)
 
 

@@ -43,7 +43,7 @@ def test_owner_is_the_row_of_each_candidate(lists):
 
 def test_a_row_alone_has_its_own_candidates(lists):
     for i, own in enumerate(parts(lists.values, lists)):
-        alone = lists.row(i)
+        alone = lists.rows(i, 1)
         assert torch.equal(alone.values, own)
         assert (alone.offsets.tolist(), alone.owner.tolist()) == ([0, len(own)], [0] * len(own))
 
