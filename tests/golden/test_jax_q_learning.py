@@ -1,5 +1,7 @@
 """The tables of test_torch_q_learning.py, for JAX; runs without torch."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import q_cases
@@ -9,12 +11,12 @@ jax = pytest.importorskip("jax")
 from lockstep.algorithms.dqn import DQNConfig  # noqa: E402  # not where JAX is missing
 from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
 from lockstep.jax.q_networks import QPolicy  # noqa: E402
+from lockstep.jax.transitions import weighing  # noqa: E402
 from lockstep.jax.value_losses import (  # noqa: E402
     categorical_projection,
     chosen,
     cross_entropy,
     huber,
-    importance_weight,
     quantile_huber,
     squared,
     td_target,
@@ -120,9 +122,10 @@ def test_dueling_table(case):
 
 @q_cases.cases("importance")
 def test_importance_table(case):
-    probability = [np.array(p) / sum(p) / len(case["priority"]) for p in case["priority"]]
+    config = DQNConfig(prioritized=True, importance_exponent=case["exponent"])
     count = sum(map(len, case["priority"]))
-    weight = [importance_weight(jax.numpy.asarray(p, np.float32), count, case["exponent"]) for p in probability]
+    weight_of = weighing(config, len(case["priority"]), count, 0.0)
+    weight = [weight_of(SimpleNamespace(probability=np.array(p) / sum(p))) for p in case["priority"]]
     largest = max(float(w.max()) for w in weight)
     for computed, wanted, scaled in zip(weight, case["weight"], case["scaled"], strict=True):
         np.testing.assert_allclose(computed, wanted, rtol=1e-6)

@@ -129,7 +129,6 @@ def random_losses():
         "quantile_huber": (quantiles, targets),
         "categorical_projection": (probability, reward, discount, support),
         "cross_entropy": (logits, probability),
-        "importance_weight": (np.abs(error) / 6, 100, 0.4),
     }
 
 

@@ -46,12 +46,6 @@ class Layout:
         return [shard for rank in ranks for shard in world.shards_of(rank)]
 
 
-def alone(dataset: Dataset, world: World) -> Layout:
-    """The layout of ranks that read the same rows, without a collective."""
-    place = {"rows_of_node": (len(dataset),), "node_of_rank": (0,) * world.size, "digest": dataset.info.digest}
-    return _same([_facts(dataset)], "same", place)
-
-
 def agree(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") -> Layout:
     """Determine the layout of the data on all nodes; *collective*.
 

@@ -81,13 +81,6 @@ class DiagonalGaussian:
 Sampler = Categorical | MultiCategorical | DiagonalGaussian
 
 
-def sampler_of(action: ActionSpec, log_std: Callable[[], np.ndarray]) -> Sampler:
-    """What draws a kind of action; `log_std` is asked for continuous ones alone."""
-    if action.kind == "continuous":
-        return DiagonalGaussian(action, log_std)
-    return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)
-
-
 def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Standard Gumbel noise, float32, at most 16.7: -log of an exponential variate."""
     # One in 2**23 of numpy's float32 variates is exactly 0 and stands for a number of about 2**-24. A smaller number in

@@ -88,19 +88,3 @@ def categorical_projection(probability: Array, reward: Array, discount: Array, s
 def cross_entropy(logits: Array, target: Array) -> Array:
     """-sum_j target_j log softmax(logits)_j, of [N, Z] each: the loss of C51 (Bellemare et al., 2017), [N]."""
     return -(target * jax.nn.log_softmax(logits, -1)).sum(-1)
-
-
-def importance_weight(probability: Array, count: int | Array, exponent: float | Array) -> Array:
-    """What corrects for drawing row i with probability P(i) instead of 1 / N (Schaul et al., 2016, arXiv:1511.05952).
-
-    w_i = (N P(i))^-exponent, not yet divided by the largest: that is the largest over all shards.
-
-    Where each of K shards draws an equal part of a minibatch from its own rows, P(i) = p_i / (K sum_shard p): a row's
-    probability within its shard, divided by K. N counts the rows of all shards.
-
-    Args:
-        probability: P [N], over all shards.
-        count: N, over all shards.
-        exponent: beta; 1 corrects in full, 0 not at all.
-    """
-    return (count * probability) ** -exponent

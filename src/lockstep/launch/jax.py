@@ -32,7 +32,6 @@ from lockstep.launch.flags import (
 from lockstep.launch.nodes import Nodes
 
 _FLAG = "--coordinator_address"
-_LOOPBACK = "127.0.0.1"
 _RUNNER = (sys.executable, "-m", "lockstep.launch.script")
 
 
