@@ -116,6 +116,10 @@ class World:
             )
         return found
 
+    def share(self, total: int, name: str = "total") -> int:
+        """What this rank gets of a global count: its shards' parts together."""
+        return self.shard_size(total, name) * len(self.shards)
+
 
 def block(total: int, parts: int, index: int) -> range:
     """The `index`-th of `parts` contiguous blocks of `range(total)`; the first are longer by one if need be."""

@@ -101,12 +101,13 @@ def test_a_count_that_does_not_divide_names_its_neighbours():
 
 
 @settings(deadline=None)
-@given(size=st.integers(1, 12), more=st.integers(0, 12))
-def test_shards_are_dealt_once_in_order_and_evenly(size, more):
+@given(size=st.integers(1, 12), more=st.integers(0, 12), each=st.integers(1, 5))
+def test_shards_are_dealt_once_in_order_and_evenly(size, more, each):
     shards = size + more
     worlds = [World(rank=rank, size=size, num_shards=shards) for rank in range(size)]
     assert [shard for world in worlds for shard in world.shards] == list(range(shards))
     assert max(len(w.shards) for w in worlds) - min(len(w.shards) for w in worlds) <= 1
+    assert sum(world.share(each * shards) for world in worlds) == each * shards
 
 
 @settings(deadline=None)
