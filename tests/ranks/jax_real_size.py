@@ -9,7 +9,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.jax import hardware
 from lockstep.jax.adam import norm_of
 from lockstep.jax.comm import Comm
-from lockstep.jax.flat import Flat
+from lockstep.jax.flat import FlatParameters
 from lockstep.jax.networks import Policy
 from lockstep.run import NetworkConfig, Run
 from lockstep.world import World
@@ -30,7 +30,7 @@ def gradient(rank: int, devices: int) -> tuple[str, str]:
     hardware.pin(Run(task="any", num_shards=SHARDS, devices_per_process=devices, ml_framework="jax"), world)
     with Comm(world, device="cpu", devices_per_process=devices) as comm:
         policy = Policy(PONG, NetworkConfig(), seed=1)
-        flat, draw = Flat(policy.params), np.random.default_rng(0)
+        flat, draw = FlatParameters(policy.params), np.random.default_rng(0)
         seen = [draw.integers(0, 256, (ROWS, 4, 84, 84)).astype(np.uint8) for _ in range(SHARDS)]
 
         def row(values: jax.Array, observation: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from lockstep import World
 from lockstep.jax import dqn, ppo
 from lockstep.jax.comm import Comm
 from lockstep.jax.export import save_policy
-from lockstep.jax.flat import Flat
+from lockstep.jax.flat import FlatParameters
 from lockstep.run import Run
 
 __all__ = ["RUN_BOUND_S", "dqn", "ppo", "save_policy"]
@@ -142,4 +142,4 @@ def dqn_loss_and_gradient(run: Run, batch: dict[str, np.ndarray], weight: np.nda
         return (weights * jnp.where(size <= 1.0, 0.5 * error**2, size - 0.5)).mean()
 
     value, gradient = jax.value_and_grad(loss)(policy.params)
-    return float(value), np.asarray(Flat(policy.params).join(gradient))
+    return float(value), np.asarray(FlatParameters(policy.params).join(gradient))

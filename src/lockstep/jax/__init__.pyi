@@ -5,7 +5,7 @@ from .dqn import DQN as DQN
 from .envs.interface import DeviceEnv as DeviceEnv
 from .export import load_player as load_player
 from .export import load_policy as load_policy
-from .flat import Flat as Flat
+from .flat import FlatParameters as FlatParameters
 from .metrics import Metrics as Metrics
 from .networks import Policy as Policy
 from .networks import actor_of as actor_of

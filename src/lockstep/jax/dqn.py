@@ -22,7 +22,7 @@ from lockstep.jax import value_losses as losses
 from lockstep.jax.adam import Adam, norm_of
 from lockstep.jax.comm import Comm
 from lockstep.jax.dqn_state import State
-from lockstep.jax.flat import Flat, Params
+from lockstep.jax.flat import FlatParameters, Params
 from lockstep.jax.networks import actor_of
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.q_networks import NoisyActor, QPolicy
@@ -53,7 +53,7 @@ class DQN:
         self._shards = ShardReplays(run, policy.spec, comm)
         self.rows, self.replays = self._shards.rows, self._shards.replays
         policy.params = comm.read(comm.broadcast(policy.params))
-        self.flat, self.optimizer = Flat(policy.params), Adam(config.adam_eps)
+        self.flat, self.optimizer = FlatParameters(policy.params), Adam(config.adam_eps)
         self.counters, self.metrics = self._shards.counters, Means(METRICS)
         self._stops, self._precision = run.non_finite == "stop", run.precision
         self._step, self._copy = comm.spmd(self.step), comm.spmd(self._copied)

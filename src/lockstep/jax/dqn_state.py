@@ -7,14 +7,14 @@ import numpy as np
 from jax import Array
 
 from lockstep.jax.adam import AdamState
-from lockstep.jax.flat import Flat, Params, below, part
+from lockstep.jax.flat import FlatParameters, Params, below, part
 
 
 class State(NamedTuple):
     """Of both networks and of the optimizer, and what is told of gradient steps."""
 
     values: Array
-    """All parameters of the network that learns [P], as `Flat` orders them."""
+    """All parameters of the network that learns [P], as `FlatParameters` orders them."""
     target: Array
     """Those of the target network [P]."""
     optimizer: AdamState
@@ -22,13 +22,13 @@ class State(NamedTuple):
     sums: Array
     """Of the gradient steps since the last rollout: rows, sums over them, norms, and how many steps were left out."""
 
-    def named(self, flat: Flat) -> dict[str, np.ndarray]:
+    def named(self, flat: FlatParameters) -> dict[str, np.ndarray]:
         """The arrays of a state on the host, by names that are those of the other backend."""
         named = below("policy", flat.split(self.values)) | below("optimizer", self.optimizer._asdict())
         named |= below("target", flat.split(self.target)) | {"learning_rate": self.learning_rate}
         return {name: np.asarray(array) for name, array in named.items()}
 
-    def loaded(self, flat: Flat, arrays: Mapping[str, np.ndarray]) -> Self:
+    def loaded(self, flat: FlatParameters, arrays: Mapping[str, np.ndarray]) -> Self:
         """The same state, but for what `arrays` has by the names of `named`; on the host."""
         held = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.named(flat).items()}
         named = cast(Params, held)  # of numpy, for `Comm.share`

@@ -13,7 +13,7 @@ Params = dict[str, Array]
 """Parameters by name: the names, shapes and layouts of torch's `state_dict`. Arrays of numpy will do as well."""
 
 
-class Flat:
+class FlatParameters:
     """How parameters lie in one vector of P numbers: one after another, in the order of their names.
 
     Args:

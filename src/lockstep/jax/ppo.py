@@ -18,7 +18,7 @@ from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax.adam import Adam, adapted, norm_of
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.comm import Comm
-from lockstep.jax.flat import Flat, Params, divisor
+from lockstep.jax.flat import FlatParameters, Params, divisor
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import LossReader
@@ -51,7 +51,7 @@ class PPO:
         shard_envs = world.shard_size(run.num_envs, "num_envs")
         self.rows = config.minibatch_rows(shard_envs, world.num_shards)
         policy.params = comm.read(comm.broadcast(policy.params))
-        self.flat, self.optimizer, self.metrics = Flat(policy.params), Adam(config.adam_eps), Metrics(METRICS)
+        self.flat, self.optimizer, self.metrics = FlatParameters(policy.params), Adam(config.adam_eps), Metrics(METRICS)
         values = self.flat.join(policy.params)
         start = State.start(values, self.optimizer.init(values), config.learning_rate, self.metrics.zeros())
         self.state: State = comm.replicate(start)

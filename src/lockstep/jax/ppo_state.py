@@ -8,14 +8,14 @@ import numpy as np
 from jax import Array
 
 from lockstep.jax.adam import AdamState
-from lockstep.jax.flat import Flat
+from lockstep.jax.flat import FlatParameters
 
 
 class State(NamedTuple):
     """Of the policy and of its optimizer, and what is told of updates."""
 
     values: Array
-    """All parameters of the policy [P], as `Flat` orders them."""
+    """All parameters of the policy [P], as `FlatParameters` orders them."""
     optimizer: AdamState
     learning_rate: Array
     table: Array
@@ -31,14 +31,14 @@ class State(NamedTuple):
         no = jnp.zeros((), bool)
         return cls(values, optimizer, jnp.asarray(learning_rate, jnp.float32), table, no, no)
 
-    def named(self, flat: Flat) -> dict[str, np.ndarray]:
+    def named(self, flat: FlatParameters) -> dict[str, np.ndarray]:
         """The arrays of a state on the host, by names that are those of the other backend."""
         named = {f"policy.{name}": array for name, array in flat.split(self.values).items()}
         named |= {f"optimizer.{name}": array for name, array in self.optimizer._asdict().items()}
         named |= {"learning_rate": self.learning_rate, "metrics": self.table}
         return {name: np.asarray(array) for name, array in named.items()}
 
-    def loaded(self, flat: Flat, arrays: Mapping[str, np.ndarray]) -> Self:
+    def loaded(self, flat: FlatParameters, arrays: Mapping[str, np.ndarray]) -> Self:
         """The same state, but for what `arrays` has by the names of `named`; on the host."""
         held = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.named(flat).items()}
         values = flat.join({name: held[f"policy.{name}"] for name in flat.names})

@@ -16,7 +16,7 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.experience.rollout import Rollout
 from lockstep.jax.batch import Batch, Steps, slots
 from lockstep.jax.comm import Comm
-from lockstep.jax.flat import Flat, Params
+from lockstep.jax.flat import FlatParameters, Params
 from lockstep.jax.networks import Policy
 from lockstep.jax.returns import gae
 from lockstep.session.normalizers import Normalizers, UpdateStatistics
@@ -60,7 +60,7 @@ class Preparation:
         gamma = config.gamma if config.normalize_return else None
         self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs)
         self.fault: tuple[str, int] | None = None
-        self._flat = flat = Flat(policy.params)
+        self._flat = flat = FlatParameters(policy.params)
         self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
         self._spread_batches = comm.spmd(self._batches_of_shards, donate=False)
 

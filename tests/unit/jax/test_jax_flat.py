@@ -5,7 +5,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from lockstep.jax.flat import Flat, below, part  # noqa: E402
+from lockstep.jax.flat import FlatParameters, below, part  # noqa: E402
 
 PARAMS = {
     "b.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -15,7 +15,7 @@ PARAMS = {
 
 
 def test_they_lie_in_the_order_of_their_names():
-    flat = Flat(PARAMS)
+    flat = FlatParameters(PARAMS)
     assert flat.names == ["a", "b.bias", "b.weight"]
     assert flat.shapes == {"a": (2,), "b.bias": (1,), "b.weight": (2, 3)}
     assert flat.num_parameters == 9
@@ -24,7 +24,7 @@ def test_they_lie_in_the_order_of_their_names():
 
 @pytest.mark.parametrize("kind", [np.asarray, jax.numpy.asarray])
 def test_they_come_back_as_they_were(kind):
-    flat, given = Flat(PARAMS), {name: kind(value) for name, value in PARAMS.items()}
+    flat, given = FlatParameters(PARAMS), {name: kind(value) for name, value in PARAMS.items()}
     vector = flat.join(given)
     assert type(vector) is type(given["a"])
     back = flat.split(vector)
@@ -35,7 +35,7 @@ def test_they_come_back_as_they_were(kind):
 
 
 def test_parts_of_a_vector_of_the_host_are_views_of_it():
-    flat, vector = Flat(PARAMS), np.zeros(9, np.float32)
+    flat, vector = FlatParameters(PARAMS), np.zeros(9, np.float32)
     parts = flat.split(vector)
     vector[3:] = 7
     assert (parts["b.weight"] == 7).all()
@@ -43,7 +43,7 @@ def test_parts_of_a_vector_of_the_host_are_views_of_it():
 
 
 def test_gradients_come_as_one_vector():
-    flat = Flat(PARAMS)
+    flat = FlatParameters(PARAMS)
 
     def loss(vector):
         params = flat.split(vector)
@@ -58,7 +58,7 @@ def test_gradients_come_as_one_vector():
 
 def test_what_is_no_float32_is_refused():
     with pytest.raises(ValueError, match="count is int32; parameters of type float32 are needed"):
-        Flat(PARAMS | {"count": np.zeros(3, np.int32)})
+        FlatParameters(PARAMS | {"count": np.zeros(3, np.int32)})
 
 
 def test_names_below_a_name():

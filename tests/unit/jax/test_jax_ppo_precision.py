@@ -18,7 +18,7 @@ from lockstep import World
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Rollout
 from lockstep.jax.comm import Comm
-from lockstep.jax.flat import Flat
+from lockstep.jax.flat import FlatParameters
 from lockstep.jax.networks import Policy
 from lockstep.jax.ppo import PPO
 from lockstep.run import override
@@ -63,7 +63,7 @@ def test_every_program_rounds_alike():
     seen, noise = np.random.default_rng(0).standard_normal((2, 512, SIZE), dtype=np.float32)
     action = policy.apply(policy.params, seen)[0] + np.exp(-3.0) * noise
 
-    flat = Flat(policy.params)
+    flat = FlatParameters(policy.params)
     values = flat.join(policy.params)
 
     def log_prob(values, seen, action):
