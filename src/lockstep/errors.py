@@ -1,4 +1,4 @@
-"""The two ways Lockstep says no, each with its exit code, and what a caller may want to know of them."""
+"""Errors of Lockstep, their exit codes, and how a command reports them."""
 
 import os
 import sys
@@ -6,31 +6,31 @@ import traceback
 from collections.abc import Callable
 
 SHARDS = "shards: equal parts of a run, one per rank unless num_shards is set"
-"""Explains the word in messages."""
+"""Definition of the term, for messages."""
 PEER_DELAY_S = 1.5
-"""How long a rank that fails only because another one did waits before it leaves: the other must be seen first."""
+"""Delay before a rank exits because another one failed, so that the launcher sees the original failure first."""
 
 
 class ConfigError(ValueError):
-    """The user asked for something that cannot be: exit code 2, one line, before anything starts.
+    """A setting or argument cannot work; raised before training starts.
 
-    The message names the setting, its value and the way out.
+    The message names the setting, its value and what to use instead.
     """
 
     exit_code = 2
 
 
 class RunError(RuntimeError):
-    """A run that started could not go on: exit code 1, one line that names the rank and what it was doing."""
+    """A run failed after its start; the message names the rank and what it was doing."""
 
     exit_code = 1
 
 
 class PeerError(RunError):
-    """This rank is well, but another one died, stalled or took a different step.
+    """Another rank died, stalled or took a different step.
 
     Attributes:
-        rank: the rank at fault, if it is known.
+        rank: the rank at fault; None if unknown.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:
@@ -39,11 +39,11 @@ class PeerError(RunError):
 
 
 class MismatchError(RunError):
-    """Ranks no longer hold the same tensors; raised on all of them.
+    """The tensors of the ranks differ; raised on all ranks.
 
     Attributes:
-        ranks: those that differ from most; all of them where no version has the most holders.
-        rank: the one at fault, if it is one.
+        ranks: those that differ from the majority; all ranks if there is no majority.
+        rank: the rank at fault, if it is a single one.
         tensors: the names of all tensors that differ, in name order.
     """
 
@@ -57,7 +57,12 @@ _INTERRUPTED = 130
 
 
 def exit_code_of(command: Callable[[], int], *, debug: bool = False) -> int:
-    """The exit code of a command; what goes wrong is told on stderr, in one line where it is no defect of ours."""
+    """Run a command and return its exit code; an expected error is printed on stderr as one line.
+
+    Args:
+        command: returns the exit code.
+        debug: print tracebacks, too.
+    """
     try:
         return command()
     except (ConfigError, RunError) as error:

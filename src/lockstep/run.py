@@ -1,7 +1,6 @@
-"""The complete config of a run: one tree of dataclasses, to and from YAML.
+"""The complete config of a run: one tree of dataclasses, from and to YAML.
 
-Every count is global. Where a run takes place (ranks, run directory) is not part of it: the same run scales out
-unchanged.
+Every count is global. Ranks and the run directory are not part of it: the same config runs on any number of ranks.
 """
 
 import shlex
@@ -15,19 +14,19 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import settings
 from lockstep.config.env import EnvConfig
-from lockstep.config.renamed import check_tree, check_words
+from lockstep.config.renamed import check_names, check_tree_names
 from lockstep.config.run_base import RunBase
 from lockstep.errors import ConfigError
 from lockstep.world import World
 
 ALGORITHMS: Mapping[str, type[PPOConfig] | type[DQNConfig]] = {"ppo": PPOConfig, "dqn": DQNConfig}
-"""The settings that each algorithm has."""
+"""The settings class of each algorithm."""
 OFFLINE_ALGORITHMS: Mapping[str, type[OfflineDQNConfig] | type[CloningConfig]] = {
     "dqn": OfflineDQNConfig,
     "parametric_dqn": OfflineDQNConfig,
     "bc": CloningConfig,
 }
-"""Those of algorithms that learn from logged data."""
+"""The settings class of each algorithm that learns from logged data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreNetworkConfig:
-    """The networks that score actions, and those of rewards, where data was logged."""
+    """The networks that score actions and predict rewards, for logged data."""
 
     hidden: tuple[int, ...] = (128, 64)
     """Units of each hidden layer."""
@@ -64,7 +63,7 @@ class ScoreNetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(RunBase):
-    """Everything that decides what is computed."""
+    """The config of a run that learns in environments."""
 
     task: str
     """A Gymnasium id, a built-in `lockstep/...` id, or `module:Class` of your own environment."""
@@ -80,7 +79,7 @@ class Run(RunBase):
     env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
-        """Fill in the algorithm's defaults and refuse values that cannot run."""
+        """Fill in the algorithm's defaults, and validate."""
         _fill_in_algorithm(self)
         for name in ("num_envs", "total_steps"):
             if getattr(self, name) < 1:
@@ -89,22 +88,22 @@ class Run(RunBase):
 
     @property
     def subject(self) -> str:
-        """What is learned, in a word."""
+        """The task, for names of directories and jobs."""
         return self.task
 
     @property
     def user_code(self) -> list[str]:
-        """What names code of the user's own, if anything does."""
+        """The settings that may name the user's own code."""
         return [self.task, *self.env.wrappers, self.network.module or ""]
 
     def minibatch_rows(self, world: World) -> int:
-        """Rows of one shard's part of a minibatch; `ConfigError` where counts do not divide among the shards."""
+        """Rows of one shard in a minibatch; raises `ConfigError` if counts do not divide among the shards."""
         return self.algorithm.minibatch_rows(world.shard_size(self.num_envs, "num_envs"), world.num_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineRun(RunBase):
-    """Everything that decides what is learned from logged data. Its steps are rows learned from, all ranks together."""
+    """The config of a run that learns from logged data; its steps are rows, all ranks together."""
 
     data: str
     """Prepared data to learn from: a directory that `lockstep offline prepare` wrote."""
@@ -134,7 +133,7 @@ class OfflineRun(RunBase):
     """The algorithm's own settings; by default those of `algo`."""
 
     def __post_init__(self) -> None:
-        """Fill in the algorithm's defaults and refuse values that cannot run."""
+        """Fill in the algorithm's defaults, and validate."""
         _fill_in_algorithm(self)
         if self.ml_framework != "torch":
             raise ConfigError(f"ml_framework={self.ml_framework}: only torch learns from logged data; leave it out")
@@ -159,16 +158,16 @@ class OfflineRun(RunBase):
 
     @property
     def subject(self) -> str:
-        """What is learned from, in a word."""
+        """The name of the data, for names of directories and jobs."""
         return Path(self.data).name or "log"
 
     @property
     def user_code(self) -> list[str]:
-        """What names code of the user's own, if anything does."""
+        """The settings that may name the user's own code."""
         return [self.task or "", *self.env.wrappers]
 
     def minibatch_rows(self, world: World) -> int:
-        """Rows of one shard's part of a minibatch; `ConfigError` where they do not divide among the shards."""
+        """Rows of one shard in a minibatch; raises `ConfigError` if counts do not divide among the shards."""
         return self.algorithm.rows(world.num_shards)
 
 
@@ -177,7 +176,7 @@ SomeRun = TypeVar("SomeRun", bound=AnyRun)
 
 
 def load(path: Path) -> AnyRun:
-    """Read a run from a YAML (or JSON) file; what the file leaves out keeps its default."""
+    """Read a run from a YAML or JSON file; settings that are left out have their defaults."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -190,30 +189,31 @@ def load(path: Path) -> AnyRun:
 
 
 def from_dict(data: object) -> AnyRun:
-    """Make a run of a tree of plain values; one that names `data` learns from it.
+    """Create a run from a tree of plain values: an `OfflineRun` if it has `data`, else a `Run`.
 
-    Unknown keys and wrong types are errors that name the setting.
+    Raises:
+        ConfigError: a key is unknown or a value has the wrong type; names the setting.
     """
     task, logged = settings.value_of(data, "task"), settings.value_of(data, "data")
     if logged is None and task is None:
         raise ConfigError("task is missing; a run is a mapping of settings that names at least its task")
     first: AnyRun = Run(task=str(task)) if logged is None else OfflineRun(data=str(logged))
     run = with_algo(first, settings.value_of(data, "algo"))
-    check_tree(run, data)
+    check_tree_names(run, data)
     own = settings.value_of(data, "algorithm")
     if isinstance(own, Mapping):
-        _check_owner(run, [f"algorithm.{name}" for name in cast(Mapping[object, Any], own)])
+        _check_algorithm_settings(run, [f"algorithm.{name}" for name in cast(Mapping[object, Any], own)])
     return settings.updated(run, settings.flatten(data, run))
 
 
 def to_dict(run: AnyRun) -> dict[str, Any]:
-    """The complete tree of a run as plain values: first what is its own, then what every run has."""
+    """The complete tree of a run as plain values: first the fields of its class, then those of every run."""
     tree, shared = settings.plain(run), {item.name for item in fields(RunBase)}
     return {name: tree[name] for name in sorted(tree, key=lambda name: name in shared)}
 
 
 def dump(run: AnyRun) -> str:
-    """A run as YAML, complete: `load` gives back an equal one."""
+    """The complete run as YAML; `load` returns an equal one."""
     return settings.to_yaml(to_dict(run))
 
 
@@ -221,22 +221,22 @@ def override(run: SomeRun, changes: Mapping[str, Any]) -> SomeRun:
     """The same run with some settings changed, all at once.
 
     Args:
-        run: where to start from.
-        changes: by name. A bare name (`gamma`) reaches any field of the tree, a dotted one (`algorithm.gamma`) exactly
+        run: the run to copy.
+        changes: by name. A bare name (`gamma`) matches any field of the tree, a dotted one (`algorithm.gamma`) exactly
             one, `env.kwargs.key` one environment argument. A string is read as YAML (`null`, `1e-3`, `[64, 64]`);
-            anything else is taken as it is.
+            other values are used unchanged.
     """
     run = with_algo(run, changes.get("algo"))
-    check_words(run, changes, "set" if all(isinstance(value, str) for value in changes.values()) else "python")
-    _check_owner(run, changes)
+    check_names(run, changes, "set" if all(isinstance(value, str) for value in changes.values()) else "python")
+    _check_algorithm_settings(run, changes)
     return settings.override(run, changes)
 
 
 def with_algo(run: SomeRun, algo: Any) -> SomeRun:
-    """The same run with the default settings of another algorithm. What is no algorithm changes nothing here.
+    """The same run with the default settings of another algorithm; unchanged if `algo` is no algorithm.
 
     Raises:
-        ConfigError: the run has settings of its own algorithm that would be lost.
+        ConfigError: the run has algorithm settings other than the defaults, which would be lost.
     """
     known = _algorithms(run)
     if algo == run.algo or not isinstance(algo, str) or algo not in known:
@@ -259,7 +259,7 @@ def _algorithms(run: AnyRun) -> Mapping[str, type[PPOConfig | DQNConfig | Offlin
 
 
 def _fill_in_algorithm(run: AnyRun) -> None:
-    """The default settings of the run's algorithm, where it has none; refuses those of another."""
+    """Set the default settings of the run's algorithm if it has none; refuse those of another."""
     wanted = _algorithms(run).get(run.algo)
     if cast(object, run.algorithm) is None and wanted is not None:
         object.__setattr__(run, "algorithm", wanted())
@@ -269,8 +269,8 @@ def _fill_in_algorithm(run: AnyRun) -> None:
         )
 
 
-def _check_owner(run: AnyRun, names: Iterable[str]) -> None:
-    """Refuse settings of another algorithm, by its name."""
+def _check_algorithm_settings(run: AnyRun, names: Iterable[str]) -> None:
+    """Raise `ConfigError` for settings of another algorithm."""
     known = {item.name for node in (run, run.algorithm, run.network, run.env) for item in fields(node)}
     for name in names:
         setting = name.removeprefix("algorithm.")

@@ -1,7 +1,6 @@
-"""Train a run: `python -m lockstep.train ...` is `lockstep train ...`; `lockstep.train(run)` is for Python callers.
+"""`python -m lockstep.train ...` and, in Python, `lockstep.train(run)`.
 
-`lockstep.train` is this module, and calling it calls the function `train` of `lockstep.launch.train`
-(docs/decisions/0015).
+This module is callable: `lockstep.train(run)` calls `lockstep.launch.train.train` (docs/decisions/0015).
 """
 
 import sys
@@ -15,7 +14,7 @@ __all__ = ["main", "train"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line of one rank, or of a run without launcher."""
+    """Run `lockstep train` with `arguments` (default: the command line); returns the exit code."""
     from lockstep.launch.child import die_with_launcher
 
     die_with_launcher()
@@ -25,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Callable(ModuleType):
-    """A module that is called like its function of the same name."""
+    """A module type whose call is the function `train`."""
 
     def __call__(self, run: AnyRun, **options: Any) -> dict[str, Any]:
         return train(run, **options)

@@ -1,7 +1,6 @@
-"""Who am I among the ranks, which shards do I hold, and where does my randomness come from.
+"""The process group as a value (`World`), the shards of each rank, and random streams.
 
-A `World` is a frozen value: making one opens no connection and reads nothing but its arguments (`from_environment`: the
-environment variables of a launcher).
+A `World` opens no connection.
 """
 
 import hashlib
@@ -19,39 +18,39 @@ _MIN_EXACT_ENVS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """All ranks of a run, seen from one of them.
+    """All ranks of a run, as seen by one of them.
 
     Works inside any launcher (`World.from_environment()`) and inside your own processes
     (`World(rank=rank, size=4, address="127.0.0.1", port=29500)`).
     """
 
     rank: int = 0
-    """Which learner process this is, from 0 to `size - 1`, over all hosts."""
+    """Index of this learner process over all hosts, from 0 to `size - 1`."""
     size: int = 1
     """Number of learner processes."""
     local_rank: int = -1
-    """Which process on this host; chooses the device. Default: `rank`."""
+    """Index of this process on its host; selects the device. Default: `rank`."""
     local_size: int = -1
     """Number of processes on this host. Default: `size`."""
     node_rank: int = 0
-    """Which host."""
+    """Index of this host."""
     address: str = "127.0.0.1"
-    """Where rank 0 can be reached."""
+    """Address of rank 0."""
     port: int = 0
     """Port of the rendezvous at `address`; needed only when `size > 1`."""
     init_file: str = ""
-    """A file that all ranks see, in which rank 0 writes where it is met, instead of `address` and `port`."""
+    """A file on a shared file system in which rank 0 publishes its address, instead of `address` and `port`."""
     token: str = field(default="", repr=False)
-    """What the ranks of this run know and others do not; those without it are kept out."""
+    """Secret shared by the ranks of this run; connections without it are refused."""
     num_shards: int = 0
-    """Units of state the run is cut into. Default: `size`."""
+    """Number of shards of the run. Default: `size`."""
     pinned: bool = False
     """Whether the user fixed `num_shards`, and with it every bit of the result."""
     launcher: str = "none"
-    """Who started this process; for messages."""
+    """The program that started this process, `none` without one."""
 
     def __post_init__(self) -> None:
-        """Fill the defaults that depend on other fields and refuse what cannot be."""
+        """Fill the defaults that depend on other fields, and validate."""
         for name, default in (("local_rank", self.rank), ("local_size", self.size)):
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, default)
@@ -72,29 +71,28 @@ class World:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
-        """The world a launcher described in environment variables; a world of one without a launcher.
+        """The world that a launcher describes in environment variables; a world of one without a launcher.
 
-        Understands torchrun's variables (ours are the same), Open MPI's, MPICH's and SLURM's. The global rank always
-        comes from the global variable, the device from the local one.
+        Reads the variables of torchrun (ours are the same), Open MPI, MPICH and SLURM.
         """
         fields = rank_fields(environment)
         return cls() if fields is None else cls(**fields)
 
     def with_shards(self, num_shards: int | None) -> "World":
-        """The same world cut into `num_shards` pinned shards; `None` leaves one shard per rank, not pinned."""
+        """The same world with `num_shards` pinned shards; `None`: one shard per rank, not pinned."""
         return replace(self, num_shards=num_shards or self.size, pinned=num_shards is not None)
 
     @property
     def shards(self) -> range:
-        """The shards this rank holds: a contiguous block, dealt as evenly as possible."""
+        """The shards of this rank: a contiguous block; sizes differ by at most one between ranks."""
         return self.shards_of(self.rank)
 
     def shards_of(self, rank: int) -> range:
-        """The shards that `rank` holds."""
+        """The shards of `rank`."""
         return block(self.num_shards, self.size, rank)
 
     def shard_size(self, total: int, name: str) -> int:
-        """What one shard gets of a global count. Raises `ConfigError` naming the setting when it does not divide."""
+        """The part of one shard in a global count; `ConfigError`, which names the setting, if it does not divide."""
         if total % self.num_shards or total < self.num_shards:
             below, above = total // self.num_shards * self.num_shards, -(-total // self.num_shards) * self.num_shards
             use = f"{below} or {above}" if below else str(max(above, self.num_shards))
@@ -102,7 +100,7 @@ class World:
         return total // self.num_shards
 
     def shard_warnings(self, shard_envs: int) -> list[str]:
-        """What a user should know of a run cut like this, `shard_envs` environments in a shard; one line each."""
+        """Warnings about a run with `shard_envs` environments in a shard, one line each."""
         found: list[str] = []
         if self.pinned and shard_envs < _MIN_EXACT_ENVS:
             found.append(
@@ -117,28 +115,33 @@ class World:
         return found
 
     def share(self, total: int, name: str = "total") -> int:
-        """What this rank gets of a global count: its shards' parts together."""
+        """The part of this rank in a global count: that of all its shards."""
         return self.shard_size(total, name) * len(self.shards)
 
 
 def block(total: int, parts: int, index: int) -> range:
-    """The `index`-th of `parts` contiguous blocks of `range(total)`; the first are longer by one if need be."""
+    """The `index`-th of `parts` contiguous blocks of `range(total)`; the first ones are longer by one if needed."""
     size, rest = divmod(total, parts)
     start = index * size + min(index, rest)
     return range(start, start + size + (index < rest))
 
 
 def stream(seed: int, name: str, index: int = 0) -> np.random.Generator:
-    """An independent random stream, keyed by what it is for and never by rank.
+    """An independent random stream for a purpose (`name`), never keyed by rank.
 
     Counter-based (Philox; Salmon et al., 2011): streams of different `(seed, name, index)` do not overlap, and a stream
-    is the same wherever its shard lives. `index` is a shard, or the global index of an environment.
+    does not depend on the rank that holds its shard.
+
+    Args:
+        seed: of the run.
+        name: the purpose of the stream.
+        index: a shard, or the global index of an environment.
     """
     digest = hashlib.blake2b(f"{seed}/{name}/{index}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
 def stream_seed(seed: int, name: str, index: int = 0) -> int:
-    """A 31-bit seed for libraries that want a number, from the same key space as `stream`."""
+    """A 31-bit seed for libraries that take a number, from the same key space as `stream`."""
     digest = hashlib.blake2b(f"{seed}/{name}/{index}/seed".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF

@@ -32,11 +32,11 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
     flags = [flag for flag in _flags(top, command) if flag.startswith("--") and "_" not in flag]
     settings: Mapping[str, Any] = {}
     if takes_settings:
-        from lockstep.config.renamed import answer_to, known_settings
+        from lockstep.config.renamed import known_settings, renaming_error
 
         value, others = _taken_out(word, given)
         settings = known_settings(run_of(top.parse_known_args(others)[0]))
-        answer = answer_to(name, value, settings, "flag", flags)
+        answer = renaming_error(name, value, settings, "flag", flags)
         if answer is not None:
             return answer
     names = {f"--{setting.replace('_', '-')}": setting for setting in settings}
@@ -57,11 +57,11 @@ def _taken_out(word: str, given: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _is_switch(flag: str) -> bool:
-    from lockstep.config.renamed import known_settings, stands_alone
+    from lockstep.config.renamed import is_switch, known_settings
     from lockstep.run import Run
 
     known = known_settings(Run(task="any", algo="ppo")) | known_settings(Run(task="any", algo="dqn"))
-    return stands_alone(flag, known)
+    return is_switch(flag, known)
 
 
 def run_of(args: argparse.Namespace) -> "AnyRun":

@@ -1,4 +1,5 @@
-"""Settings: `settings.py` types, YAML and `--set`; `run_base.py` what all run configs share.
+"""Settings: conversion, validation and the fields that all runs share.
 
-`renamed.py` answers the words of other libraries (`synonyms.py`) with ours.
+`settings.py` converts configs from and to YAML and `--set`, `run_base.py` has the fields of all runs, `env.py` those of
+environments. `renamed.py` suggests our name for a setting of another library (`synonyms.py`).
 """

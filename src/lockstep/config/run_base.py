@@ -1,4 +1,4 @@
-"""What every run has, whatever it learns from."""
+"""The settings of every run."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,7 +9,7 @@ from lockstep.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBase:
-    """How a run computes, records and ends; what it learns from and how is added by `lockstep.run`."""
+    """How a run computes, records and ends; `lockstep.run` adds the task, the data and the algorithm."""
 
     ml_framework: Literal["torch", "jax"] = "torch"
     """Backend."""
@@ -58,10 +58,14 @@ class RunBase:
     """Bound on everything before the first update."""
 
     def cut(self, world: World, num_shards: int | None = None) -> World:
-        """The same world cut into this run's shards: `num_shards`, pinned or of a checkpoint, else one per rank.
+        """The same world with this run's shards: `num_shards`, pinned or of a checkpoint, else one per rank.
+
+        Args:
+            world: the ranks.
+            num_shards: of the checkpoint that is resumed, if any.
 
         Raises:
-            ConfigError: a rank would get none.
+            ConfigError: there are fewer shards than ranks.
         """
         cut, ranks = world.with_shards(self.num_shards), world.size * self.devices_per_process
         cut = replace(cut, num_shards=self.num_shards or num_shards or ranks)
@@ -74,7 +78,7 @@ class RunBase:
         return cut
 
     def check(self) -> None:
-        """Refuse values that cannot run."""
+        """Validate the values; raises `ConfigError`."""
         for name in ("shard_threads", "devices_per_process", "num_checkpoints", "check_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
@@ -92,7 +96,7 @@ class RunBase:
         self._check_framework()
 
     def _check_framework(self) -> None:
-        """Refuse what the chosen backend does not do."""
+        """Refuse settings that the chosen framework does not support."""
         if self.ml_framework == "torch":
             if self.devices_per_process != 1:
                 raise ConfigError(

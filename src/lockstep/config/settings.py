@@ -1,7 +1,4 @@
-"""Trees of frozen dataclasses to and from plain values, YAML and `name=value`; every error names the setting.
-
-Knows no algorithm and no field: the types say what may be set.
-"""
+"""Convert trees of frozen dataclasses from and to plain values, YAML and `name=value`; errors name the setting."""
 
 import difflib
 import math
@@ -21,7 +18,7 @@ Tree = TypeVar("Tree")
 
 
 def parse(text: str, where: str) -> Any:
-    """Read YAML 1.1, with `1e-3` a number as everybody means it; `where` names the source in errors."""
+    """Read YAML 1.1, with `1e-3` as a number; `where` names the source in errors."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -39,7 +36,7 @@ def to_yaml(data: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A tree as mappings, lists and scalars."""
+    """Convert a tree to mappings, lists and scalars."""
     if is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
@@ -50,12 +47,19 @@ def plain(value: Any) -> Any:
 
 
 def value_of(data: object, key: str) -> Any:
-    """The entry of a mapping; `None` where there is none, or no mapping."""
+    """The entry of a mapping; `None` without the key, or if `data` is no mapping."""
     return cast(Mapping[object, Any], data).get(key) if isinstance(data, Mapping) else None
 
 
 def flatten(data: object, node: object, prefix: str = "", root: object = None) -> dict[str, Any]:
-    """The leaves of a mapping by dotted name; refuses what is not a field of `node`, a part of the tree `root`."""
+    """The leaves of a mapping by dotted name; raises `ConfigError` for names that are no field of `node`.
+
+    Args:
+        data: nested mappings.
+        node: the dataclass that they describe.
+        prefix: dotted name of `node` in the tree, with a final dot.
+        root: the whole tree, for suggestions in errors; default: `node`.
+    """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{prefix.rstrip('.') or 'a run'}={_shown(data)} must be a mapping of settings")
     hints, leaves = get_type_hints(type(node)), dict[str, Any]()
@@ -70,7 +74,7 @@ def flatten(data: object, node: object, prefix: str = "", root: object = None) -
 
 
 def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
-    """A copy with new leaves, by dotted name; each node is made once, so that it is checked with all its changes."""
+    """A copy with new leaves, by dotted name; each node is created, and thus validated, once with all its changes."""
     changed: dict[str, Any] = {}
     tree: Any = node
     for name, hint in get_type_hints(cast(type, type(node))).items():
@@ -83,13 +87,13 @@ def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
 
 
 def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
-    """`updated`, with names as people type them and strings read as YAML; see `lockstep.run.override`."""
+    """As `updated`, but names may be abbreviated and strings are read as YAML; see `lockstep.run.override`."""
     hints, leaves = hints_of(tree), dict[str, Any]()
     for name, given in changes.items():
         path, keys = _find(name, hints)
         value = parse(given, f"{name}={given}") if isinstance(given, str) else given
         if hints[path] in (str, str | None) and not (value is None or isinstance(value, str)):
-            value = given  # text is text, also where YAML would read a number or a date
+            value = given  # a text setting keeps text that YAML would read as a number or a date
         if keys:
             path_value: Any = leaves.get(path, attrgetter(path)(tree))
             value = _nested(path_value, keys, value)
@@ -101,7 +105,7 @@ def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
 
 
 class _Loader(yaml.SafeLoader):
-    """No code, and numbers as `parse` promises."""
+    """A safe loader that also reads `1e-3` as a number."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -130,7 +134,7 @@ def hints_of(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _find(name: str, hints: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The dotted name that is meant, and the keys below it if it leads into a mapping."""
+    """Resolve an abbreviated name: the dotted name, and the keys below it if the setting is a mapping."""
     head, keys = name, list[str]()
     while head:
         found = [head] if head in hints else [path for path in hints if path.rpartition(".")[2] == head]
@@ -161,7 +165,7 @@ def _nested(mapping: Mapping[str, Any], keys: list[str], value: Any) -> dict[str
 
 
 def converted(name: str, value: Any, hint: Any) -> Any:
-    """A value as the type that a setting has; `ConfigError`, which names the setting, for one of another type."""
+    """Convert a value to the type of a setting; raises `ConfigError`, which names the setting."""
     if isinstance(value, float) and value.is_integer() and hint in (int, int | None):
         value = int(value)  # 3e6 steps
     try:
@@ -178,7 +182,7 @@ def _shown(value: Any) -> str:
 
 
 def _expected(hint: Any) -> str:
-    """A type in the user's words."""
+    """A type as errors describe it."""
     simple = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):

@@ -1,6 +1,7 @@
 """The algorithms in JAX.
 
-`ppo.py` and `dqn.py`, `on_device.py` for environments written in JAX (`envs/`); `comm.py` what crosses ranks.
+`ppo.py` and `dqn.py` are the algorithms, `on_device.py` trains in environments that are written in JAX (`envs/`).
+`comm.py` has all communication between ranks, `collectives/` its transports.
 """
 
 import lazy_loader

@@ -1,4 +1,8 @@
-"""Start ranks: one log per rank, the first failure ends all, nothing is left behind."""
+"""Launchers: start the ranks on one or many nodes, supervise and restart them.
+
+`local.py` starts ranks on this machine, `nodes.py` and `rendezvous/` connect the launchers of several nodes,
+`supervise.py` watches the processes and ends all at the first failure. `train.py` is `lockstep.train(run)`.
+"""
 
 import sys
 

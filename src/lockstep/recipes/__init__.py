@@ -1,4 +1,4 @@
-"""Runs with settings that work: each module here has one function `recipe()` that returns a complete `Run`.
+"""Runs with tested settings: each module has one function `recipe()` that returns a complete `Run`.
 
 A recipe of your own is a Python file with such a function; `lockstep recipe cartpole > mine.py` writes one to edit.
 """
@@ -36,9 +36,9 @@ def description(name: str) -> str:
 
 
 def load_file(target: str) -> AnyRun:
-    """The run of `path/to/file.py:function`, or of `path/to/file.py`, whose function is then `recipe`.
+    """The run of `path/to/file.py:function`; without `:function`, of its function `recipe`.
 
-    The file's directory can be imported from, as in a script. A class instead of a function is an environment of yours.
+    The file can import from its own directory, as a script. If the name is a class, it is the task of the run.
     """
     path, colon, name = target.rpartition(":") if ".py:" in target else (target, "", "recipe")
     module = load_module(path, f"recipe={target}")
@@ -82,7 +82,7 @@ if __name__ == "__main__":
 
 
 def _imports(run: Run) -> str:
-    """The statement that imports the classes of a run's tree."""
+    """The import statement for the classes in a run's tree."""
     used: set[str] = set()
     nodes: list[Any] = [run]
     while nodes:
@@ -107,11 +107,11 @@ def _returned_run(function: Callable[[], object], where: str) -> AnyRun:
         raise ConfigError(f"recipe={where} failed: {type(error).__name__}: {error}") from error
     if not isinstance(run, Run | OfflineRun):
         raise ConfigError(f"recipe={where} must return a lockstep.run.Run, not {type(run).__name__}")
-    return from_dict(to_dict(run))  # Python did not check the types of what the function set
+    return from_dict(to_dict(run))  # checks the types of the fields
 
 
 def _spelled_out(node: Any, depth: int) -> str:
-    """A call that makes an equal dataclass, one commented argument per line."""
+    """The source of a call that creates an equal dataclass, one commented argument per line."""
     indent, lines, comments = "    " * (depth + 1), list[str](), _field_docs(type(node))
     for item in fields(node):
         value = getattr(node, item.name)

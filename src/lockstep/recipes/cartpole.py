@@ -5,7 +5,7 @@ from lockstep.run import Run
 
 
 def recipe() -> Run:
-    """Many environments, short rollouts, many passes: few steps to learn, 4 environments in each of up to 8 shards."""
+    """Many environments, short rollouts and many epochs learn in few steps; 32 environments allow 8 shards of 4."""
     return Run(
         task="CartPole-v1",
         num_envs=32,

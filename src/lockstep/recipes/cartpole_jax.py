@@ -5,7 +5,7 @@ from lockstep.run import Run
 
 
 def recipe() -> Run:
-    """As `cartpole`; the host looks every 100 updates, since each look costs as much as an update."""
+    """As `cartpole`, but ranks are compared every 100 updates: a transfer to the host costs as much as an update."""
     return Run(
         task="jax/CartPole-v1",
         ml_framework="jax",

@@ -5,10 +5,10 @@ from lockstep.run import NetworkConfig, Run
 
 
 def recipe() -> Run:
-    """Its `pong_dqn_ddp_config.py`, what it counts per rank summed over two ranks; any other number of them may share.
+    """DI-engine's `pong_dqn_ddp_config.py`; counts are the sums over its two ranks.
 
-    Ten gradient steps on 64 transitions follow 192 environment steps, from the first 192 on. Its loss is the square,
-    ours half of it, which Adam's step does not depend on.
+    10 gradient steps on 64 transitions follow every 192 environment steps. Its loss is the squared error, ours half of
+    it; Adam's step does not depend on that factor.
     """
     return Run(
         task="PongNoFrameskip-v4",

@@ -5,9 +5,9 @@ from lockstep.run import NetworkConfig, Run
 
 
 def recipe() -> Run:
-    """The settings published for Atari (Schulman et al., 2017), with the small network of 2013 and twice the step size.
+    """The Atari settings of Schulman et al., 2017, with the network of 2013 and twice the learning rate.
 
-    Actions are sampled in evaluations too: the likeliest action can keep a rally going for ever.
+    Evaluations sample actions, too: with the most likely action a rally may never end.
     """
     return Run(
         task="PongNoFrameskip-v4",

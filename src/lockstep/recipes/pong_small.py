@@ -1,13 +1,13 @@
-"""Pong from pixels with DQN and the CNN of 2015: the one that is practical on CPUs."""
+"""Pong from pixels with DQN and the CNN of 2015, for CPUs."""
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.run import NetworkConfig, Run
 
 
 def recipe() -> Run:
-    """A gradient step on 32 transitions for every 4 environment steps, and three-step targets as in the large recipe.
+    """A gradient step on 32 transitions for every 4 environment steps, and three-step targets as in `pong`.
 
-    A game is lost or won by 21 points: a mean of 18 is a sure win.
+    A game is won by up to 21 points; a mean return of 18 counts as solved.
     """
     return Run(
         task="PongNoFrameskip-v4",

@@ -1,6 +1,8 @@
 """The algorithms in PyTorch.
 
-`ppo.py` and `dqn.py` (maths in `loss`, order in `update`, time in `train`); `comm.py` what crosses ranks.
+`ppo.py` and `dqn.py` are the algorithms: `loss`, `update` (one gradient step) and `train` (the loop). `comm.py` has all
+communication between ranks, `collectives/` its transports. `offline/` learns from logged data, `scoring/` has its
+networks, `deploy/` exports policies.
 """
 
 import lazy_loader

@@ -1,1 +1,1 @@
-"""Doors for people who come from other libraries: `python -m lockstep.workflows.NAME`."""
+"""Entry points for classic workflow files: `python -m lockstep.workflows.NAME`."""

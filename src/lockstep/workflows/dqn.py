@@ -1,7 +1,7 @@
 """`python -m lockstep.workflows.dqn -p FILE [--node_index N]`."""
 
 from lockstep.launch.child import die_with_launcher, leave
-from lockstep.workflows.door import main
+from lockstep.workflows.command import main
 
 if __name__ == "__main__":
     die_with_launcher()

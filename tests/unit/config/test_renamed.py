@@ -1,4 +1,4 @@
-"""Words of other libraries lead to our settings, wherever they are written."""
+"""Names of settings in other libraries: the error suggests our setting."""
 
 import collections
 import re
@@ -9,8 +9,8 @@ import pytest
 
 from lockstep.cli import main as cli
 from lockstep.cli.parser import parser
-from lockstep.config.renamed import answer_to, known_settings
-from lockstep.config.synonyms import WORDS
+from lockstep.config.renamed import known_settings, renaming_error
+from lockstep.config.synonyms import SYNONYMS
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, Run, from_dict, override
 
@@ -27,23 +27,23 @@ def train_flags():
     return {flag for action in train._actions for flag in action.option_strings}
 
 
-@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.here + " " + word.names.split()[0])
-def test_every_word_leads_to_something_that_exists(word):
-    if word.here.startswith("--"):
-        assert word.here in train_flags()
+@pytest.mark.parametrize("word", SYNONYMS, ids=lambda word: word.setting + " " + word.names.split()[0])
+def test_every_synonym_names_an_existing_setting_or_flag(word):
+    if word.setting.startswith("--"):
+        assert word.setting in train_flags()
     else:
-        homes = [run for run in (PPO, DQN, LOGGED) if word.here in known_settings(run)]
+        homes = [run for run in (PPO, DQN, LOGGED) if word.setting in known_settings(run)]
         assert homes
-        assert all(not is_dataclass(known_settings(run)[word.here]) for run in homes)
+        assert all(not is_dataclass(known_settings(run)[word.setting]) for run in homes)
 
 
-@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.here + " " + word.names.split()[0])
-def test_the_line_to_type_is_accepted(word):
-    """For some value, by a run that has the setting."""
-    if word.here.startswith("--"):
+@pytest.mark.parametrize("word", SYNONYMS, ids=lambda word: word.setting + " " + word.names.split()[0])
+def test_suggested_line_is_accepted(word):
+    """For at least one sample value, by a run that has the setting."""
+    if word.setting.startswith("--"):
         return
-    run = next(run for run in (PPO, DQN, LOGGED) if word.here in known_settings(run))
-    lines = [answer_to(word.names.split()[0], value, known_settings(run), "set") for value in SAMPLES]
+    run = next(run for run in (PPO, DQN, LOGGED) if word.setting in known_settings(run))
+    lines = [renaming_error(word.names.split()[0], value, known_settings(run), "set") for value in SAMPLES]
     for line in filter(None, lines):
         typed = shlex.split(line.rpartition(": type ")[2])
         changes = {"task": typed[1]} if typed[0] == "--task" else dict([typed[1].split("=", 1)])
@@ -52,15 +52,15 @@ def test_the_line_to_type_is_accepted(word):
             return
         except ConfigError:
             continue
-    found = {meaning.here for meaning in WORDS if word.names.split()[0] in meaning.names.split()}
-    assert word.value is not None or len(found) > 1, lines  # a value that cannot be told, or another meaning came first
+    found = {synonym.setting for synonym in SYNONYMS if word.names.split()[0] in synonym.names.split()}
+    assert word.value is not None or len(found) > 1, lines  # a value that cannot be told, or another synonym came first
 
 
-def test_no_word_is_hidden_by_a_setting():
-    """A word that every algorithm has as a setting would never be looked up."""
+def test_no_synonym_is_shadowed_by_a_setting():
+    """A name that every algorithm has as a setting would never be looked up."""
     everywhere = set.intersection(*({*known_settings(run)} for run in (PPO, DQN, LOGGED)))
     parts = {item.name for run in (PPO, LOGGED) for item in fields(run) if is_dataclass(getattr(run, item.name))}
-    for word in WORDS:
+    for word in SYNONYMS:
         assert not set(word.names.split()) & (everywhere - parts), word
 
 
@@ -89,7 +89,7 @@ def test_no_word_is_hidden_by_a_setting():
         ("env=Pendulum-v1", "--task Pendulum-v1"),
     ],
 )
-def test_set(given, line, capsys):
+def test_set_suggests_our_setting(given, line, capsys):
     assert cli.main(["train", "CartPole-v1", "--set", given]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"lockstep: error: unknown setting {given}; here it is ")
@@ -108,12 +108,12 @@ def test_set(given, line, capsys):
         ("train_batch_size=64", "--set batch_size=64"),
     ],
 )
-def test_a_word_may_mean_another_thing_in_dqn(given, line, capsys):
+def test_synonym_depends_on_the_algorithm(given, line, capsys):
     assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--set", given]) == 2
     assert capsys.readouterr().err.endswith(f": type {line}\n")
 
 
-def test_counts_that_are_given_beside_it_count(capsys):
+def test_conversion_uses_other_settings_of_the_same_call(capsys):
     assert cli.main(["train", "CartPole-v1", "--num-envs", "4", "--set", "n_epochs=3", "--set", "batch_size=64"]) == 2
     assert "--set num_epochs=3" in capsys.readouterr().err
     assert cli.main(["train", "CartPole-v1", "--num-envs", "4", "--set", "batch_size=64"]) == 2
@@ -121,7 +121,7 @@ def test_counts_that_are_given_beside_it_count(capsys):
     assert said.endswith("--set num_minibatches=8\n")
 
 
-def test_a_word_of_the_other_algorithm(capsys):
+def test_setting_of_another_algorithm_is_reported(capsys):
     assert cli.main(["train", "CartPole-v1", "--set", "buffer_size=10"]) == 2
     assert "here it is capacity, which algo=ppo does not have: leave it out" in capsys.readouterr().err
     assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--set", "num_epochs=10"]) == 2
@@ -145,14 +145,14 @@ def test_a_word_of_the_other_algorithm(capsys):
         ("--tau 0.9 --algo dqn CartPole-v1", "--tau 0.9", "--set target_rate=0.9"),
     ],
 )
-def test_flags(arguments, typed, line, capsys):
+def test_flag_suggests_our_setting(arguments, typed, line, capsys):
     assert cli.main(["train", *arguments.split()]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"lockstep: error: unknown argument {typed}; ")
     assert said.endswith(f": type {line}\n")
 
 
-def test_flags_of_logged_data_and_of_other_commands(capsys):
+def test_flags_of_offline_and_other_commands(capsys):
     assert cli.main(["offline", "train", "data", "--weight-decay", "0.1"]) == 2
     assert capsys.readouterr().err.endswith(": type --set l2_decay=0.1\n")
     assert cli.main(["chaos", "cartpole", "--lr", "3"]) == 2
@@ -176,17 +176,17 @@ def test_flags_of_logged_data_and_of_other_commands(capsys):
         ({"algo": "dqn", "algorithm": {"tau": 0.005}}, "`algorithm: {target_rate: 0.005}`"),
     ],
 )
-def test_yaml(data, line):
+def test_yaml_suggests_our_setting(data, line):
     with pytest.raises(ConfigError, match=re.escape(f": write {line}")):
         from_dict({"task": "CartPole-v1", **data})
 
 
-def test_python():
+def test_python_override_suggests_our_setting():
     with pytest.raises(ConfigError, match=r"unknown setting lr=0.0003; here it is learning_rate: write learning_rate="):
         override(PPO, {"lr": 3e-4})
 
 
-def test_arguments_of_an_environment_keep_their_names():
+def test_environment_arguments_are_not_checked():
     assert override(PPO, {"env.kwargs.lr": "3"}).env.kwargs == {"lr": 3}
     assert from_dict({"task": "a", "env": {"kwargs": {"lr": 3}}}).env.kwargs == {"lr": 3}
 
@@ -202,17 +202,17 @@ def test_arguments_of_an_environment_keep_their_names():
         ("CartPole-v1", "lockstep train CartPole-v1"),
     ],
 )
-def test_commands(typed, meant, capsys):
+def test_unknown_command_suggests_a_similar_one(typed, meant, capsys):
     assert cli.main(typed.split()) == 2
     assert capsys.readouterr().err.endswith(f"did you mean {meant}?\n")
 
 
-def test_a_command_like_no_other(capsys):
+def test_unknown_command_without_match_lists_all(capsys):
     assert cli.main(["zzz"]) == 2
     assert "lockstep has no command zzz; commands are train, launch" in capsys.readouterr().err
 
 
-def test_help_names_what_is_changed_most_with_the_right_defaults(capsys):
+def test_help_shows_common_settings_with_current_defaults(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     told = capsys.readouterr().out.partition("settings that are changed most")[2].partition("a recipe has")[0]

@@ -1,4 +1,4 @@
-"""The classic way in: `python -m lockstep.workflows.dqn -p dqn.json --node_index=1`."""
+"""The command line of `python -m lockstep.workflows.dqn -p dqn.json --node_index=1`."""
 
 import argparse
 import shlex
@@ -8,11 +8,11 @@ from lockstep.errors import ConfigError
 
 
 def main(algo: str, arguments: list[str] | None = None) -> int:
-    """`lockstep offline train FILE` for a workflow file of one learner; other arguments go on to that command.
+    """Run `lockstep offline train FILE` with a workflow file; returns the exit code.
 
     Args:
-        algo: `dqn` or `parametric_dqn`: which files this door takes.
-        arguments: default: the command line.
+        algo: the algorithm that the file must have, `dqn` or `parametric_dqn`.
+        arguments: default: the command line. Others than those of the parser below are passed on.
     """
     from lockstep.cli import main as cli
 
