@@ -71,7 +71,7 @@ class RankGroup:
         self.ended: list[Rank] = []  # in the order in which they were seen to end
 
     def __enter__(self) -> "RankGroup":
-        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), str(os.getpid())]
+        command = [sys.executable, "-I", str(Path(__file__).with_name("guardian.py")), str(os.getpid())]
         self._guardian = subprocess.Popen(
             command + ([str(self.run_dir.absolute())] if self.run_dir is not None else []),
             stdin=subprocess.PIPE,
