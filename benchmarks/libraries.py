@@ -156,12 +156,12 @@ def readers(folder: Path) -> Iterator[Row]:
 def hashes() -> Iterator[Row]:
     import polars as pl
 
-    from lockstep.data.preparation.hashing import of_strings
+    from lockstep.data.preparation.hashing import hash_strings
 
     names = pl.Series([f"episode-{i}" for i in range(100_000)])
     yield (
         "hash of trajectories, 128 bits",
-        lambda: of_strings(names),
+        lambda: hash_strings(names),
         "polars, 64 bits, other in each version",
         names.hash,
         len(names),
@@ -214,7 +214,7 @@ def store() -> Iterator[Row]:
     """Our store and torch's, both with their server in another process."""
     from torch.distributed import TCPStore
 
-    from lockstep.distributed.network import key_values
+    from lockstep.distributed.network.store_server import StoreClient
 
     def server(code: str) -> tuple[subprocess.Popen[str], int]:
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
@@ -222,8 +222,8 @@ def store() -> Iterator[Row]:
         return child, int(child.stdout.readline())
 
     own, own_port = server(
-        "import sys\nfrom lockstep.distributed.network import key_values, interfaces\n"
-        "listener = interfaces.listening_socket('127.0.0.1', 0)\nserver = key_values.Server(listener)\n"
+        "import sys\nfrom lockstep.distributed.network import interfaces, store_server\n"
+        "listener = interfaces.listening_socket('127.0.0.1', 0)\nserver = store_server.StoreServer(listener)\n"
         "print(listener.getsockname()[1], flush=True); sys.stdin.read()"
     )
     other, other_port = server(
@@ -231,7 +231,7 @@ def store() -> Iterator[Row]:
         "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
         "print(store.port, flush=True); sys.stdin.read()"
     )
-    ours = key_values.Client("127.0.0.1", own_port, 10.0)
+    ours = StoreClient.connect("127.0.0.1", own_port, 10.0)
     theirs = TCPStore("127.0.0.1", other_port, is_master=False)
     try:
         for name, client in (("ours", ours), ("theirs", theirs)):

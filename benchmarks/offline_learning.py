@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.data.logs.writer import LogWriter
-from lockstep.data.prepare import PrepareOptions, prepared
+from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.world import stream, stream_seed
 
 EPISODES, LIMIT, RANDOM = 100, 200, 0.4
@@ -60,7 +60,7 @@ def learn(folder: Path, seed: int, ranks: int, algo: str, changes: list[str]) ->
     log, data, run_dir = folder / f"log_{seed}.jsonl", folder / f"data_{seed}", folder / f"run_{seed}_{ranks}"
     log.unlink(missing_ok=True)
     lengths = write_log(log, seed)
-    prepared([log], data, PrepareOptions(max_episode_steps=LIMIT, norm=NORM), say=lambda line: None)
+    prepare_dataset([log], data, PrepareOptions(max_episode_steps=LIMIT, norm=NORM), show=lambda line: None)
     words = ["offline", "train", str(data), "--task", "CartPole-v1", "--algo", algo, "--ranks", str(ranks)]
     settings = (*SETTINGS, f"env.max_episode_steps={LIMIT}", "stop_when_solved=false", *changes)
     words += ["--seed", str(seed), "--run-dir", str(run_dir), *(w for change in settings for w in ("--set", change))]

@@ -75,10 +75,12 @@ def by_lockstep(log: Path, out: Path) -> dict[str, float]:
     import polars  # noqa: F401  # as pandas is: imported before the clock runs
     import scipy.stats  # noqa: F401
 
-    from lockstep.data.prepare import PrepareOptions, prepared
+    from lockstep.data.prepare import PrepareOptions, prepare_dataset
 
     began, worked = time.perf_counter(), time.process_time()
-    prepared([log], out, PrepareOptions(norm={"skip_box_cox": True, "skip_quantiles": True}), say=lambda _: None)
+    prepare_dataset(
+        [log], out, PrepareOptions(norm={"skip_box_cox": True, "skip_quantiles": True}), show=lambda _: None
+    )
     return told(began, worked)
 
 
@@ -164,10 +166,10 @@ def compare(ours: Path, theirs: Path, kind: str) -> None:
     import polars as pl
 
     from lockstep.data.dataset import Dataset
-    from lockstep.data.preparation.hashing import of_strings
+    from lockstep.data.preparation.hashing import hash_strings
 
     data = Dataset.open(ours)
-    trajectory = of_strings(pl.Series(np.load(theirs / "mdp_id.npy").tolist()))
+    trajectory = hash_strings(pl.Series(np.load(theirs / "mdp_id.npy").tolist()))
     order = np.lexsort((np.load(theirs / "sequence_number.npy"), trajectory[0]))
     scales = {name: np.load(theirs / "scale.npy") for name in ("state", "next_state")}
     ours_scaled = {name: scale_of(data.state_features) for name in scales}

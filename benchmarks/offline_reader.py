@@ -24,7 +24,7 @@ from lockstep.data.columns import columns, offsets_of
 from lockstep.data.dataset import Dataset, DatasetInfo
 from lockstep.data.dataset_writer import DatasetWriter
 from lockstep.data.features import Feature, Features
-from lockstep.data.layout import alone
+from lockstep.data.layout import determine_layout
 from lockstep.data.reader import Reader
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
@@ -119,7 +119,14 @@ def rows_per_second(call: Callable[[], object]) -> float:
 def measured(dataset: Dataset, turns: int) -> dict[str, float]:
     """Rows per second of the reader and of the learner, and how many times more the reader gives than is taken."""
     reader = Reader(
-        dataset, World(), alone(dataset, World()), batch_size=BATCH, seed=0, epochs=1 << 30, n_step=1, gamma=0.99
+        dataset,
+        World(),
+        determine_layout(dataset, lambda value, _: [value], World()),
+        batch_size=BATCH,
+        seed=0,
+        epochs=1 << 30,
+        n_step=1,
+        gamma=0.99,
     )
     step = learner_step(dataset, reader)
     for call in (reader.next, step):

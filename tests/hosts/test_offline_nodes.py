@@ -10,7 +10,7 @@ from network import wait_for
 from safetensors.numpy import load_file
 from small_runs import ended_well, refused, summary
 
-from lockstep.data.prepare import PrepareOptions, prepared
+from lockstep.data.prepare import PrepareOptions, prepare_dataset
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "cli" / "workflow_files"))
 from workflow_logs import rows, write
@@ -119,7 +119,7 @@ def test_each_host_learns_from_its_own_part(network, tmp_path):
     assert (alpha["info"]["num_rows"], beta["info"]["num_rows"]) == (250, 150)
     assert norm_alpha == norm_beta
     one = write(tmp_path / "log.jsonl", parts[0] + parts[1])
-    whole = prepared([one], tmp_path / "data", PrepareOptions(actions=("0", "1")), say=lambda _: None)
+    whole = prepare_dataset([one], tmp_path / "data", PrepareOptions(actions=("0", "1")), show=lambda _: None)
     assert json.loads((whole / "state_features.json").read_text()) == norm_alpha, "as if one host had had all rows"
     assert list((two.hosts[0].folder / "outputs").iterdir()), "node 0 writes the model"
     assert not list((two.hosts[1].folder / "outputs").iterdir()), "the other writes nothing there"

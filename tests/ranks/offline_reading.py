@@ -7,7 +7,7 @@ import numpy as np
 from host_blocks import on_hosts
 
 from lockstep.data.dataset import Dataset
-from lockstep.data.layout import agree
+from lockstep.data.layout import determine_layout
 from lockstep.data.reader import Reader
 from lockstep.errors import ConfigError
 from lockstep.torch.comm import Comm
@@ -34,7 +34,7 @@ def read(
     with Comm(world, device="cpu", timeout_s=20) as comm:
         dataset = Dataset.open(Path(paths[world.node_rank]))
         try:
-            layout = agree(dataset, comm.gather_object, world)
+            layout = determine_layout(dataset, comm.gather_object, world)
         except ConfigError as error:
             return {"refused": str(error)}
         reader = Reader(dataset, world, layout, batch_size=batch_size, seed=5, epochs=2)

@@ -108,10 +108,10 @@ class Column:
         ]
         return np.concatenate(found) if found else self._parts[0][:0].copy()
 
-    def gather(self, places: RowLocations) -> NDArray[Any]:
-        """The rows at `places`, in that order; a new array."""
-        found = aligned_empty((places.count, *self.row_shape), self.dtype)
-        for part, which, where in places.parts:
+    def gather(self, locations: RowLocations) -> NDArray[Any]:
+        """The rows at `locations`, in that order; a new array."""
+        found = aligned_empty((locations.count, *self.row_shape), self.dtype)
+        for part, which, where in locations.parts:
             if which is None:  # `clip` avoids a copy of the output; RowLocations has checked the bounds
                 np.take(self._parts[part], where, axis=0, out=found, mode="clip")
             else:
@@ -146,19 +146,19 @@ class RaggedColumn:
             found[here] = offsets[within[here] + 1] - offsets[within[here]]
         return found
 
-    def gather(self, places: RowLocations) -> Ragged:
-        """The lists of the rows at `places`, in that order; new arrays."""
-        begins = [np.take(self._offsets[part], where, mode="clip") for part, _, where in places.parts]
+    def gather(self, locations: RowLocations) -> Ragged:
+        """The lists of the rows at `locations`, in that order; new arrays."""
+        begins = [np.take(self._offsets[part], where, mode="clip") for part, _, where in locations.parts]
         lengths = [
             np.take(self._offsets[part], where + 1, mode="clip") - begin
-            for (part, _, where), begin in zip(places.parts, begins, strict=True)
+            for (part, _, where), begin in zip(locations.parts, begins, strict=True)
         ]
-        offsets = np.zeros(places.count + 1, np.int64)
-        for (_, which, _), length in zip(places.parts, lengths, strict=True):
+        offsets = np.zeros(locations.count + 1, np.int64)
+        for (_, which, _), length in zip(locations.parts, lengths, strict=True):
             offsets[1:][slice(None) if which is None else which] = length
         np.cumsum(offsets, out=offsets)
         found = aligned_empty((int(offsets[-1]), *self._values[0].shape[1:]), np.float32)
-        for (part, which, _), begin, length in zip(places.parts, begins, lengths, strict=True):
+        for (part, which, _), begin, length in zip(locations.parts, begins, lengths, strict=True):
             if which is None:
                 source = np.arange(len(found)) + np.repeat(begin - offsets[:-1], length)
                 np.take(self._values[part], source, axis=0, out=found, mode="clip")

@@ -18,8 +18,8 @@ from lockstep.data.dataset_files import (
     STATE_FEATURES,
     check_file,
     column_file,
-    described,
-    mapped,
+    map_array,
+    read_description,
 )
 from lockstep.data.feature_file import load_features
 from lockstep.data.info import DatasetInfo
@@ -56,9 +56,9 @@ class Dataset:
         ragged = ragged_names(self.info.kind)
         for name in columns(self.info.kind, self.info.sizes):
             if name not in {offsets_of(of) for of in ragged}:
-                parts = self._mapped(name)
+                parts = self._map_parts(name)
                 self._columns[name] = (
-                    RaggedColumn(parts, self._mapped(offsets_of(name)), self._part_rows)
+                    RaggedColumn(parts, self._map_parts(offsets_of(name)), self._part_rows)
                     if name in ragged
                     else Column(parts, self._part_rows)
                 )
@@ -75,7 +75,7 @@ class Dataset:
             ConfigError: it is not prepared data, of another format version, damaged, or its normalization was edited.
         """
         path = Path(path)
-        description = described(path)
+        description = read_description(path)
         for name, file in description["files"].items():
             check_file(path, name, file, verify=verify)
         return cls(path, description)
@@ -118,53 +118,53 @@ class Dataset:
             gamma: discount per step within the window.
             next_columns: whether to gather next states and actions; otherwise those arrays hold no rows.
         """
-        places = self._places(index)
-        last, steps, reward, metrics = self._window(index, places, n_step, gamma)
-        ends = places if last is index else self._places(last)
-        following = ends if next_columns else self._places(index[:0])
-        action = self._gathered("action", places)
+        locations = self._locate(index)
+        last, steps, reward, metrics = self._window(index, locations, n_step, gamma)
+        ends = locations if last is index else self._locate(last)
+        following = ends if next_columns else self._locate(index[:0])
+        action = self._gathered("action", locations)
         discrete = self.info.kind == "discrete"
         action = action.astype(np.int64) if discrete else action
         next_action = self._gathered("next_action", following)
         known = next_action >= 0 if discrete else self._gathered("has_next_action", following)
         return Rows(
             index=index,
-            state=self._gathered("state", places),
+            state=self._gathered("state", locations),
             action=action,
-            action_index=action if discrete else self._gathered("action_index", places).astype(np.int64),
+            action_index=action if discrete else self._gathered("action_index", locations).astype(np.int64),
             reward=reward,
             metrics=metrics,
             next_state=self._gathered("next_state", following),
             next_action=np.maximum(next_action, 0).astype(np.int64) if discrete else next_action,
             has_next_action=known.astype(np.float32),
-            possible_actions=self._possible("possible_actions", places),
+            possible_actions=self._possible("possible_actions", locations),
             possible_next_actions=self._possible("possible_next_actions", following),
             not_terminal=1 - self._gathered("terminal", ends).astype(np.float32),
             steps=steps,
-            time_diff=self._gathered("time_diff", places),
-            propensity=self._gathered("propensity", places),
+            time_diff=self._gathered("time_diff", locations),
+            propensity=self._gathered("propensity", locations),
             weight=np.ones(len(index), np.float32),
         )
 
-    def _places(self, index: Index) -> RowLocations:
+    def _locate(self, index: Index) -> RowLocations:
         return RowLocations(index, self._part_rows, self.info.num_rows)
 
-    def _gathered(self, name: str, places: RowLocations) -> NDArray[Any]:
-        return self.column(name).gather(places)
+    def _gathered(self, name: str, locations: RowLocations) -> NDArray[Any]:
+        return self.column(name).gather(locations)
 
-    def _possible(self, name: str, places: RowLocations) -> Float | Ragged:
+    def _possible(self, name: str, locations: RowLocations) -> Float | Ragged:
         column = self._columns[name]
-        found = column.gather(places)
+        found = column.gather(locations)
         return found if isinstance(found, Ragged) else found.astype(np.float32)
 
     def _window(
-        self, index: Index, places: RowLocations, n_step: int, gamma: float
+        self, index: Index, locations: RowLocations, n_step: int, gamma: float
     ) -> tuple[Index, Float, Float, Float]:
         """Last row and length of each window, and its discounted sums of reward and metrics."""
-        reward, metrics = self._gathered("reward", places), self._gathered("metrics", places)
+        reward, metrics = self._gathered("reward", locations), self._gathered("metrics", locations)
         if n_step == 1:
             return index, np.ones(len(index), np.float32), reward, metrics
-        last, steps, here = index.copy(), np.ones(len(index), np.float32), places
+        last, steps, here = index.copy(), np.ones(len(index), np.float32), locations
         total, totals, alive = reward.astype(np.float64), metrics.astype(np.float64), np.ones(len(index), np.bool_)
         for k in range(1, n_step):
             alive &= self._gathered("continues", here) != 0
@@ -172,19 +172,19 @@ class Dataset:
                 break
             last += alive
             steps += alive
-            here = self._places(last)
+            here = self._locate(last)
             total += np.where(alive, gamma**k * self._gathered("reward", here).astype(np.float64), 0.0)
             totals += np.where(alive[:, None], gamma**k * self._gathered("metrics", here).astype(np.float64), 0.0)
         return last, steps, total.astype(np.float32), totals.astype(np.float32)
 
-    def _mapped(self, name: str) -> list[NDArray[Any]]:
+    def _map_parts(self, name: str) -> list[NDArray[Any]]:
         """The parts of a column, checked against `dataset.json`."""
         dtype, shape = columns(self.info.kind, self.info.sizes)[name]
         extra = name in {offsets_of(of) for of in ragged_names(self.info.kind)}
         found: list[NDArray[Any]] = []
         for number, count in enumerate(self._parts):
             file = self.path / column_file(number, name)
-            part = mapped(file)
+            part = map_array(file)
             wanted = len(part) if name in ragged_names(self.info.kind) else count + extra
             if (part.dtype.str, part.shape) != (dtype, (wanted, *shape)):
                 raise ConfigError(

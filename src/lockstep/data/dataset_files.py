@@ -34,7 +34,7 @@ def checksum(path: Path) -> str:
     return hashed.hexdigest()
 
 
-def described(path: Path) -> dict[str, Any]:
+def read_description(path: Path) -> dict[str, Any]:
     """The contents of `dataset.json`. Raises `ConfigError` if it is missing or of another format version."""
     file = path / DESCRIPTION
     try:
@@ -45,16 +45,16 @@ def described(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     except ValueError as error:
         raise ConfigError(f"{file} is damaged ({error}); prepare the data again") from None
-    if not isinstance(found, dict) or not isinstance((said := cast(dict[str, Any], found)).get("format"), int):
+    if not isinstance(found, dict) or not isinstance((expected := cast(dict[str, Any], found)).get("format"), int):
         raise ConfigError(f"{file} does not describe prepared data; give the --out of lockstep offline prepare")
-    if said["format"] != FORMAT:
+    if expected["format"] != FORMAT:
         raise ConfigError(
-            f"{file} has format {said['format']}, and this version of Lockstep reads format {FORMAT}; prepare the data "
-            "again, or use the version that prepared it"
+            f"{file} has format {expected['format']}, and this version of Lockstep reads format {FORMAT}; prepare the "
+            "data again, or use the version that prepared it"
         )
-    if missing := sorted(_KEYS - said.keys()):
+    if missing := sorted(_KEYS - expected.keys()):
         raise ConfigError(f"{file} is damaged: {missing[0]} is missing; prepare the data again")
-    return said
+    return expected
 
 
 def _nothing(path: Path) -> str:
@@ -71,20 +71,20 @@ def _nothing(path: Path) -> str:
     )
 
 
-def check_file(path: Path, name: str, said: dict[str, Any], *, verify: bool) -> None:
+def check_file(path: Path, name: str, expected: dict[str, Any], *, verify: bool) -> None:
     """Raise `ConfigError` unless a file has the size, and with `verify` the checksum, of `dataset.json`."""
     file = path / name
     try:
         size = file.stat().st_size
-        edited = name in (STATE_FEATURES, ACTION_FEATURES) and checksum(file) != said["checksum"]
+        edited = name in (STATE_FEATURES, ACTION_FEATURES) and checksum(file) != expected["checksum"]
         if edited:
             raise ConfigError(
                 f"{file} was changed after the data was normalized by it; prepare the log again with "
                 f"--{name.removesuffix('.json').replace('_', '-')} {file}"
             )
-        if size != said["bytes"]:
-            raise ConfigError(f"{file} holds {size} bytes instead of {said['bytes']}; prepare the data again")
-        if verify and checksum(file) != said["checksum"]:
+        if size != expected["bytes"]:
+            raise ConfigError(f"{file} holds {size} bytes instead of {expected['bytes']}; prepare the data again")
+        if verify and checksum(file) != expected["checksum"]:
             raise ConfigError(f"{file} is not what was prepared: its checksum differs; prepare the data again")
     except FileNotFoundError:
         raise ConfigError(f"{file} is missing; prepare the data again") from None
@@ -92,7 +92,7 @@ def check_file(path: Path, name: str, said: dict[str, Any], *, verify: bool) -> 
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
 
 
-def mapped(file: Path) -> NDArray[Any]:
+def map_array(file: Path) -> NDArray[Any]:
     """A memory-mapped array. Raises `ConfigError` if the file is not an array."""
     try:
         try:

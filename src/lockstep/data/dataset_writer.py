@@ -61,7 +61,7 @@ class DatasetWriter:
         self.path = path
         self._kind = kind
         self._part_rows = part_rows
-        check_place(path, replace=replace)
+        check_output(path, replace=replace)
         self._columns, self._sizes = columns(kind, sizes), sizes
         self._ragged = ragged_names(kind)
         self._plain = [name for name in self._columns if name not in (*self._ragged, *map(offsets_of, self._ragged))]
@@ -79,7 +79,7 @@ class DatasetWriter:
     ) -> None:
         """Remove the temporary directory unless `finish` has renamed it."""
         for stream in self._streams.values():
-            stream.abandon()
+            stream.discard()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def append(self, rows: Mapping[str, NDArray[Any]]) -> None:
@@ -160,7 +160,7 @@ class DatasetWriter:
             json.dump(description, file, indent=2)
             file.flush()
             os.fsync(file.fileno())
-        self._appear()
+        self._publish()
 
     def _begin_part(self) -> None:
         number = len(self._parts)
@@ -179,7 +179,7 @@ class DatasetWriter:
                 self._files[column_file(len(self._parts) - 1, name)] = reported
         self._streams.clear()
 
-    def _appear(self) -> None:
+    def _publish(self) -> None:
         """Rename the temporary directory to `path`, which is never incomplete."""
         os.chmod(self._folder, 0o777 & ~_umask())
         old = None
@@ -203,7 +203,7 @@ class _Stream:
         self._path, self._dtype, self._shape = path, dtype, shape
         self.count = 0
         self._file: BinaryIO = path.open("wb")
-        self._head()
+        self._write_header()
 
     def write(self, rows: NDArray[Any]) -> None:
         """Append rows."""
@@ -214,23 +214,23 @@ class _Stream:
     def close(self) -> dict[str, Any]:
         """Write the number of rows, sync the file to the disk, and return its size and checksum."""
         self._file.seek(0)
-        self._head()
+        self._write_header()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         return {"bytes": self._path.stat().st_size, "checksum": checksum(self._path)}
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Close without completing the header."""
         self._file.close()
 
-    def _head(self) -> None:
+    def _write_header(self) -> None:
         head = {"descr": self._dtype, "fortran_order": False, "shape": (self.count, *self._shape)}
         npy.write_array_header_1_0(self._file, head)
         assert self._file.tell() == _HEADER, "numpy writes headers of another length"
 
 
-def check_place(path: Path, *, replace: bool = False) -> None:
+def check_output(path: Path, *, replace: bool = False) -> None:
     """Raise `ConfigError` unless `path` is free, or holds prepared data and `replace` is set."""
     if path.is_dir() and not any(path.iterdir()):
         return

@@ -58,17 +58,17 @@ def save_features(features: Features, path: Path) -> None:
         for key, item in features_to_dict(features)["features"].items()
     ]
     inner = "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
-    beside = path.with_name(f".{path.name}")
+    temporary = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(f'{{\n  "format": {_FORMAT},\n  "features": {inner}\n}}\n')
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise RunError(f"{path} could not be written: {error}") from error
 
 
@@ -78,16 +78,16 @@ def _plain(feature: Feature) -> dict[str, Any]:
 
 
 def _feature(data: object, where: str) -> Feature:
-    given, said = _mapping(data, where), dict[str, Any]()
+    given, found = _mapping(data, where), dict[str, Any]()
     for key, value in given.items():
         if key not in _KEYS:
             raise ConfigError(f"{where}: {key} is unknown; there are {', '.join(_KEYS)}")
         if value is not None:
-            said[key] = _value(key, value, where)
-    if "type" not in said:
+            found[key] = _value(key, value, where)
+    if "type" not in found:
         raise ConfigError(f"{where}: type is missing")
     try:
-        return Feature(**said)
+        return Feature(**found)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -32,7 +32,7 @@ class Layout:
     """The node of every rank."""
     digest: str = ""
     """Digest of the data of all nodes."""
-    words: str = ""
+    description: str = ""
     """A description for the user."""
 
     @property
@@ -46,7 +46,7 @@ class Layout:
         return [shard for rank in ranks for shard in world.shards_of(rank)]
 
 
-def agree(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") -> Layout:
+def determine_layout(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") -> Layout:
     """Determine the layout of the data on all nodes; *collective*.
 
     Nodes hold copies if their digests are equal: the digest of keys and contents does not depend on the order of rows.
@@ -61,51 +61,51 @@ def agree(dataset: Dataset, gather: Gather, world: World, wanted: str = "auto") 
     Raises:
         ConfigError: on all ranks: nodes hold overlapping parts, data of different schemas, or not the wanted layout.
     """
-    gathered = gather([world.node_rank, _facts(dataset)], "data of all machines")
+    gathered = gather([world.node_rank, _summary(dataset)], "data of all machines")
     nodes = sorted({int(node) for node, _ in gathered})
-    speaker = [next(rank for rank, (node, _) in enumerate(gathered) if node == number) for number in nodes]
-    facts = [gathered[rank][1] for rank in speaker]
-    for (node, said), first in zip(gathered, (facts[nodes.index(node)] for node, _ in gathered), strict=True):
-        if said != first:
+    leaders = [next(rank for rank, (node, _) in enumerate(gathered) if node == number) for number in nodes]
+    summaries = [gathered[rank][1] for rank in leaders]
+    for (node, summary), first in zip(gathered, (summaries[nodes.index(node)] for node, _ in gathered), strict=True):
+        if summary != first:
             raise ConfigError(
-                f"ranks of node {node} see different data under {said['path']}; give all of them the same directory"
+                f"ranks of node {node} see different data under {summary['path']}; give all of them the same directory"
             )
-    _check_schema(nodes, facts)
+    _check_schema(nodes, summaries)
     place: dict[str, Any] = {
-        "rows_of_node": tuple(int(said["num_rows"]) for said in facts),
+        "rows_of_node": tuple(int(summary["num_rows"]) for summary in summaries),
         "node": nodes.index(world.node_rank),
         "node_of_rank": tuple(nodes.index(node) for node, _ in gathered),
-        "digest": facts[0]["digest"],
+        "digest": summaries[0]["digest"],
     }
-    if len({said["digest"] for said in facts}) == 1:
-        return _same(facts, wanted, place)
-    _check_disjoint(dataset, gather, world, (nodes, speaker, facts))
+    if len({summary["digest"] for summary in summaries}) == 1:
+        return _same(summaries, wanted, place)
+    _check_disjoint(dataset, gather, world, (nodes, leaders, summaries))
     counts = _listed(nodes, place["rows_of_node"])
     if wanted in ("same", "shuffled_copies"):
         raise ConfigError(
             f"data_layout={wanted}, but every node holds rows of its own: {counts}; copy the same data to all of "
             "them, or use data_layout=split"
         )
-    words = f"every node holds its own part of the data ({counts}) and shuffles it locally"
-    place["digest"] = " ".join(said["digest"] for said in facts)
-    return Layout(kind="split", words=words, **place)
+    description = f"every node holds its own part of the data ({counts}) and shuffles it locally"
+    place["digest"] = " ".join(summary["digest"] for summary in summaries)
+    return Layout(kind="split", description=description, **place)
 
 
-def _same(facts: list[dict[str, Any]], wanted: str, place: dict[str, Any]) -> Layout:
-    if wanted == "split" and len(facts) > 1:
+def _same(summaries: list[dict[str, Any]], wanted: str, place: dict[str, Any]) -> Layout:
+    if wanted == "split" and len(summaries) > 1:
         raise ConfigError(
-            f"data_layout=split, but all {len(facts)} nodes hold the same {facts[0]['num_rows']} rows; give each "
-            "its own part, or use data_layout=auto"
+            f"data_layout=split, but all {len(summaries)} nodes hold the same {summaries[0]['num_rows']} rows; give "
+            "each its own part, or use data_layout=auto"
         )
-    words = f"{facts[0]['num_rows']} rows"
-    if len(facts) > 1:
-        words = f"all {len(facts)} nodes hold the same {words}"
+    description = f"{summaries[0]['num_rows']} rows"
+    if len(summaries) > 1:
+        description = f"all {len(summaries)} nodes hold the same {description}"
         if wanted == "shuffled_copies":
-            words += "; preparing sorted them, so the order of the logs makes no difference"
-    return Layout(kind="same", words=words, **place)
+            description += "; preparing sorted them, so the order of the logs makes no difference"
+    return Layout(kind="same", description=description, **place)
 
 
-def _facts(dataset: Dataset) -> dict[str, Any]:
+def _summary(dataset: Dataset) -> dict[str, Any]:
     info = dataset.info
     return {
         "path": str(dataset.path),
@@ -121,7 +121,7 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-_WAYS_OUT = {
+_REMEDIES = {
     "actions": "prepare every part with the same --actions",
     "normalization": "prepare every part with the same --state-features (and --action-features), such as those that "
     "preparing wrote on the first node",
@@ -129,7 +129,7 @@ _WAYS_OUT = {
 }
 
 
-def _check_schema(nodes: list[int], facts: list[dict[str, Any]]) -> None:
+def _check_schema(nodes: list[int], summaries: list[dict[str, Any]]) -> None:
     """Refuse nodes whose data differs in schema, normalization or options."""
     for name in (
         "kind",
@@ -140,12 +140,15 @@ def _check_schema(nodes: list[int], facts: list[dict[str, Any]]) -> None:
         "normalization",
         "max_episode_steps",
     ):
-        for node, said in zip(nodes, facts, strict=True):
-            if said[name] != facts[0][name]:
-                values = "" if name == "normalization" else f": {facts[0][name]} and {said[name]}"
-                way = _WAYS_OUT.get(name, "prepare every part from logs of the same schema, with the same --like DIR")
+        for node, summary in zip(nodes, summaries, strict=True):
+            if summary[name] != summaries[0][name]:
+                values = "" if name == "normalization" else f": {summaries[0][name]} and {summary[name]}"
+                remedy = _REMEDIES.get(
+                    name, "prepare every part from logs of the same schema, with the same --like DIR"
+                )
                 raise ConfigError(
-                    f"nodes {nodes[0]} and {node} hold data with different {name} under {said['path']}{values}; {way}"
+                    f"nodes {nodes[0]} and {node} hold data with different {name} under {summary['path']}{values}; "
+                    f"{remedy}"
                 )
 
 
@@ -153,21 +156,21 @@ def _check_disjoint(
     dataset: Dataset, gather: Gather, world: World, seen: tuple[list[int], list[int], list[dict[str, Any]]]
 ) -> None:
     """Refuse nodes that have keys in common; *collective*. Keys are compared in ranges of their first word."""
-    nodes, speakers, facts = seen
-    most = max(int(said["num_rows"]) for said in facts)
+    nodes, leaders, summaries = seen
+    most = max(int(summary["num_rows"]) for summary in summaries)
     rounds, common = max(-(-most // _KEYS_AT_ONCE), 1), dict[tuple[int, int], int]()
     for number in range(rounds):
         low, high = _ALL * number // rounds, _ALL * (number + 1) // rounds
-        mine = dataset.keys_between(low, high) if world.rank in speakers else np.zeros((0, 2), np.uint64)
+        mine = dataset.keys_between(low, high) if world.rank in leaders else np.zeros((0, 2), np.uint64)
         gathered = gather(mine, "keys of the data")
-        for a, b in combinations(range(len(speakers)), 2):
-            if count := _num_common(gathered[speakers[a]], gathered[speakers[b]]):
+        for a, b in combinations(range(len(leaders)), 2):
+            if count := _num_common(gathered[leaders[a]], gathered[leaders[b]]):
                 common[a, b] = common.get((a, b), 0) + count
     if common:
         (a, b), count = max(common.items(), key=lambda item: item[1])
-        rows = _listed(nodes, (int(said["num_rows"]) for said in facts))
+        rows = _listed(nodes, (int(summary["num_rows"]) for summary in summaries))
         raise ConfigError(
-            f"nodes {nodes[a]} and {nodes[b]} have {count} rows in common under {facts[0]['path']} but are not "
+            f"nodes {nodes[a]} and {nodes[b]} have {count} rows in common under {summaries[0]['path']} but are not "
             f"copies of each other ({rows}); give every node the same data, or parts that do not overlap"
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 from lockstep.errors import ConfigError
 
 
-def needed(package: str, extra: str) -> Any:
+def import_optional(package: str, extra: str) -> Any:
     """Import an optional package. Raises `ConfigError` with the command that installs it.
 
     Args:

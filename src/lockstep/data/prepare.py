@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import settings
-from lockstep.data.dataset_files import DESCRIPTION, described
-from lockstep.data.dataset_writer import DatasetWriter, check_place
+from lockstep.data.dataset_files import DESCRIPTION, read_description
+from lockstep.data.dataset_writer import DatasetWriter, check_output
 from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
 from lockstep.data.preparation.identify import NormParams, identify
-from lockstep.data.preparation.passes import Preparation, scanned
+from lockstep.data.preparation.passes import Preparation, scan_log
 from lockstep.data.preparation.progress import Report
-from lockstep.data.preparation.scan import FeatureSample, merged
-from lockstep.data.preparation.scratch import check_space, leftovers_removed, locked, scratch
+from lockstep.data.preparation.scan import FeatureSample, merge_samples
+from lockstep.data.preparation.scratch import check_space, locked, remove_leftovers, scratch
 from lockstep.errors import ConfigError
 
-__all__ = ["FeatureSample", "PrepareOptions", "feature_sample", "identified", "prepared"]
+__all__ = ["FeatureSample", "PrepareOptions", "identify_features", "prepare_dataset", "sample_features"]
 
 MEMORY = 1 << 30
 """Default for the approximate size of rows and their copies in memory, in bytes."""
 _VERSION = 1
 """Version of the arithmetic: data of another version is prepared again."""
 
-Say = Callable[[str], None]
+Show = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,14 @@ class PrepareOptions:
         )
 
 
-def prepared(
+def prepare_dataset(
     paths: Sequence[Path],
     out: Path,
     options: PrepareOptions,
     *,
     memory: int = MEMORY,
     replace: bool = True,
-    say: Say = print,
+    show: Show = print,
     progress: Report | None = None,
 ) -> Path:
     """Prepare logs, unless `out` already holds the result. Processes of one machine may call this concurrently.
@@ -94,7 +94,7 @@ def prepared(
         options: that determine the rows.
         memory: approximate limit for rows in memory, in bytes.
         replace: replace other prepared data in `out`.
-        say: shows a line to the user.
+        show: shows a line to the user.
         progress: called several times a second.
 
     Returns:
@@ -110,15 +110,15 @@ def prepared(
     out = out if out.name not in ("", "..") else out.resolve()
     rules = options.plain()
     about = {"version": _VERSION, "sources": [_source(path) for path in log.paths], "options": rules}
-    with locked(out, say):
-        leftovers_removed(out)
-        if (out / DESCRIPTION).exists() and described(out)["about"] == about:
-            say(f"{out} is prepared already")
+    with locked(out, show):
+        remove_leftovers(out)
+        if (out / DESCRIPTION).exists() and read_description(out)["about"] == about:
+            show(f"{out} is prepared already")
             return out
-        check_place(out, replace=replace)
+        check_output(out, replace=replace)
         with scratch(out) as directory:
-            scan = scanned(log, directory, options.norm_params().num_samples, memory, progress)
-            features = _features(scan.features(), options, say)
+            scan = scan_log(log, directory, options.norm_params().num_samples, memory, progress)
+            features = _features(scan.features(), options, show)
             job = Preparation(scan, log, options.max_episode_steps, options.actions, features)
             _check_metrics(job.schema.metrics, options.metrics, log.paths[0])
             check_space(directory, scan.rows * job.row_bytes)
@@ -126,25 +126,25 @@ def prepared(
                 job.write(writer, memory, progress)
                 info = job.info(rules)
                 writer.finish(info, *features, check=job.check_rows(), about=about)
-            for line in (*log.notes, *job.words(job.left_out)):
-                say(line)
+            for line in (*log.notes, *job.messages(job.first_skipped)):
+                show(line)
     return out
 
 
-def feature_sample(paths: Sequence[Path], options: PrepareOptions, progress: Report | None = None) -> FeatureSample:
+def sample_features(paths: Sequence[Path], options: PrepareOptions, progress: Report | None = None) -> FeatureSample:
     """A sample of the logs of one node, to identify features from."""
     from lockstep.data.logs.format import read_log
 
     log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
-    return scanned(log, None, options.norm_params().num_samples, 0, progress).features()
+    return scan_log(log, None, options.norm_params().num_samples, 0, progress).features()
 
 
-def identified(samples: Sequence[FeatureSample], options: PrepareOptions) -> tuple[Features, Features | None]:
+def identify_features(samples: Sequence[FeatureSample], options: PrepareOptions) -> tuple[Features, Features | None]:
     """Features of states, and of actions if the log is parametric, from the samples of several nodes."""
-    return _features(merged(samples, options.norm_params().num_samples), options, None)
+    return _features(merge_samples(samples, options.norm_params().num_samples), options, None)
 
 
-def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -> tuple[Features, Features | None]:
+def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None) -> tuple[Features, Features | None]:
     params, overrides = options.norm_params(), dict(options.norm_params().feature_overrides)
     if not sample.state_ids:
         raise ConfigError('no row has any state_features; log at least one, such as {"0": 1.0} if all states are alike')
@@ -163,13 +163,13 @@ def _features(sample: FeatureSample, options: PrepareOptions, say: Say | None) -
             found.append(None)
         elif file is not None:
             features = load_features(file)
-            _compare(features.ids, ids, name, file, say)
+            _compare(features.ids, ids, name, file, show)
             found.append(features)
         else:
             mine = {key: kind for key, kind in overrides.items() if key in ids}
             found.append(identify(ids, table, settings.updated(params, {"feature_overrides": mine})))
-    if say is not None and options.norm and options.state_features and (options.action_features or not found[1]):
-        say(f"{', '.join(options.norm)} have no effect: the types of all features are from files")
+    if show is not None and options.norm and options.state_features and (options.action_features or not found[1]):
+        show(f"{', '.join(options.norm)} have no effect: the types of all features are from files")
     state, action = found
     assert state is not None
     return state, action
@@ -183,18 +183,18 @@ def _check_metrics(logged: tuple[str, ...], wanted: tuple[str, ...] | None, path
         )
 
 
-def _compare(known: tuple[str, ...], logged: tuple[str, ...], name: str, file: Path, say: Say | None) -> None:
+def _compare(known: tuple[str, ...], logged: tuple[str, ...], name: str, file: Path, show: Show | None) -> None:
     if not set(known) & set(logged):
         raise ConfigError(
             f"--{name}-features {file} has none of the features of the log ({', '.join(logged[:5])}, ...); "
             "was it made from another log?"
         )
-    if say is None:
+    if show is None:
         return
     if left := [key for key in logged if key not in known]:
-        say(f"{name} features that {file} does not name are left out: {', '.join(left[:8])}")
+        show(f"{name} features that {file} does not name are left out: {', '.join(left[:8])}")
     if never := [key for key in known if key not in logged]:
-        say(f"{name} features of {file} that no row has: {', '.join(never[:8])}")
+        show(f"{name} features of {file} that no row has: {', '.join(never[:8])}")
 
 
 def _source(path: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Reader:
     Args:
         dataset: the data of this node.
         world: ranks and shards.
-        layout: how the data lies on the nodes, from `agree`.
+        layout: how the data lies on the nodes, from `determine_layout`.
         batch_size: B.
         seed: of the permutations.
         epochs: how often every row is read.

@@ -6,7 +6,7 @@ Thomas and Brunskill, 2016, arXiv:1604.00923, section 7. Shapes: B bootstrap sam
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.packages import needed
+from lockstep.data.packages import import_optional
 from lockstep.estimators.trajectories import Floats
 
 MOST_STEPS = 25
@@ -33,7 +33,7 @@ def blend(returns: Floats, resampled: Floats) -> NDArray[np.float64]:
         returns: [J], the last one after all logged steps.
         resampled: [B, J], of bootstrap samples.
     """
-    scipy_optimize = needed("scipy.optimize", "offline")
+    scipy_optimize = import_optional("scipy.optimize", "offline")
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(resampled[:, -1], [tail, 1 - tail])
     bias = returns - np.clip(returns, low, high)

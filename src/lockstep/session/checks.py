@@ -91,9 +91,9 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
     if isinstance(run.algorithm, OfflineDQNConfig):
         check_boost(run.algorithm, dataset)
     if run.algorithm.estimate:
-        from lockstep.data.packages import needed
+        from lockstep.data.packages import import_optional
 
-        needed("scipy", "offline")  # for the estimates at the end, hours later
+        import_optional("scipy", "offline")  # for the estimates at the end, hours later
     way_out = without_candidates(run.algorithm)
     if info.kind == "parametric" and not info.has_possible_actions and way_out is not None:
         raise ConfigError(

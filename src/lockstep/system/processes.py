@@ -19,10 +19,10 @@ def torchrun_agent(environment: Mapping[str, str] = os.environ) -> int | None:
 
     Wrappers between the agent and the rank inherit them. None without an agent, or if its process is not visible.
     """
-    return starter(TORCHRUN, environment)
+    return launching_process(TORCHRUN, environment)
 
 
-def starter(variable: str, environment: Mapping[str, str] = os.environ) -> int | None:
+def launching_process(variable: str, environment: Mapping[str, str] = os.environ) -> int | None:
     """The process id of the nearest ancestor without this process's value of a variable."""
     value = environment.get(variable)
     if value is None:

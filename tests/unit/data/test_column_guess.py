@@ -1,11 +1,11 @@
-"""Logs whose columns are called otherwise: what is there, what is missing, and a `--columns` file to start from."""
+"""Logs with other column names: what is missing, and the suggested `--columns` file."""
 
 import json
 
 import pytest
 import yaml
 
-from lockstep.data.logs.column_guess import suggested, usual
+from lockstep.data.logs.column_guess import likely_column, suggest_columns
 from lockstep.data.logs.format import read_log
 from lockstep.data.logs.schema import read_columns
 from lockstep.errors import ConfigError
@@ -40,7 +40,7 @@ def refused(path, **options):
 
 
 @pytest.mark.parametrize("make", [table, lines], ids=["csv", "jsonl"])
-def test_the_file_that_is_printed_reads_the_log(tmp_path, make):
+def test_suggested_file_reads_the_log(tmp_path, make):
     path = make(tmp_path / ("log.csv" if make is table else "log.jsonl"))
     said = refused(path)
     first, _, text = said.partition("\n\n")
@@ -53,13 +53,13 @@ def test_the_file_that_is_printed_reads_the_log(tmp_path, make):
     assert whole(log)["state:speed"].to_list() == [0.5, 1.5, 2.5, 3.5]
 
 
-def test_what_the_users_file_says_already_stays(tmp_path):
+def test_configured_columns_are_kept(tmp_path):
     said = refused(table(tmp_path / "log.csv"), columns={"mdp_id": "note", "state_features": {"7": "speed"}})
     found = yaml.safe_load(said.partition("\n\n")[2])
     assert found == SUGGESTED | {"mdp_id": "note", "state_features": {"7": "speed"}}
 
 
-def test_what_nothing_is_like_is_a_gap_that_cannot_be_overlooked(tmp_path):
+def test_columns_without_a_guess_are_marked(tmp_path):
     (tmp_path / "log.csv").write_text("who,what\na,b\n")
     text = refused(tmp_path / "log.csv").partition("\n\n")[2]
     found = yaml.safe_load(text)
@@ -67,13 +67,13 @@ def test_what_nothing_is_like_is_a_gap_that_cannot_be_overlooked(tmp_path):
     assert "has no column ???, which --columns" in refused(tmp_path / "log.csv", columns=found)
 
 
-def test_maps_are_states():
-    text = suggested({}, ["state_features", "action"], ["x", "obs_map", "y"], {"x": "number", "obs_map": "map"})
+def test_map_column_is_suggested_as_state():
+    text = suggest_columns({}, ["state_features", "action"], ["x", "obs_map", "y"], {"x": "number", "obs_map": "map"})
     assert yaml.safe_load(text) == {"state_features": "obs_map", "action": "???"}
 
 
 @pytest.mark.parametrize(
-    ("name", "there", "wanted"),
+    ("name", "available", "wanted"),
     [
         ("mdp_id", ["user", "episode_id"], "episode_id"),
         ("mdp_id", ["MDP-ID"], "MDP-ID"),
@@ -83,19 +83,19 @@ def test_maps_are_states():
         ("propensity", ["colour"], None),
     ],
 )
-def test_usual_names(name, there, wanted):
-    assert usual(name, there) == wanted
+def test_common_names_are_recognized(name, available, wanted):
+    assert likely_column(name, available) == wanted
 
 
 @pytest.mark.parametrize("name", ["no", "a b", "é", "a: b", "#1", "1"])
-def test_names_are_quoted_where_yaml_wants_it(name):
-    text = suggested({"mdp_id": name}, ["state_features"], [name], {name: "number"})
+def test_names_are_quoted_as_yaml_requires(name):
+    text = suggest_columns({"mdp_id": name}, ["state_features"], [name], {name: "number"})
     assert yaml.safe_load(text) == {"mdp_id": name, "state_features": [name]}
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.csv.gz"])
-def test_separators_are_found(tmp_path, separator, name):
+def test_separator_is_detected(tmp_path, separator, name):
     import gzip
 
     path = table(tmp_path / name, separator)
@@ -105,26 +105,26 @@ def test_separators_are_found(tmp_path, separator, name):
     assert whole(log)["action"].to_list() == ["right", "left", "right", "left"]
 
 
-def test_a_heading_in_quotes_may_hold_other_separators(tmp_path):
+def test_quoted_heading_may_contain_other_separators(tmp_path):
     (tmp_path / "log.csv").write_text('mdp_id,sequence_number,"state:a;b;c;d;e;f;g",action,reward\nx,0,1.5,left,1\n')
     assert whole(read_log([tmp_path / "log.csv"]))["state:a;b;c;d;e;f;g"].to_list() == [1.5]
 
 
-def test_a_row_that_is_too_long_is_found_by_the_same_separator(tmp_path):
+def test_too_long_row_is_reported(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("mdp_id;sequence_number;state:0;action;reward\na;0;0,5;left;1\na;1;1;left;1;7\n")
     with pytest.raises(ConfigError, match="row 3 has 6 cells, and the heading has 5"):
         whole(read_log([path]))
 
 
-def test_numbers_with_a_comma_are_refused_with_the_way_out(tmp_path):
+def test_decimal_comma_is_rejected_with_a_hint(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("mdp_id;sequence_number;state:0;action;reward\na;0;0,5;left;1\n")
     with pytest.raises(ConfigError, match=r"row 2: state:0 is '0,5'; it must be a number \(with a point: 0\.5\)"):
         whole(read_log([path]))
 
 
-def test_columns_that_are_left_out_may_be_meant(tmp_path):
+def test_unused_columns_are_suggested(tmp_path):
     (tmp_path / "log.csv").write_text("mdp_id,sequence_number,state:0,action,reward,prob,note\nx,0,1.5,left,1,0.5,n\n")
     log = read_log([tmp_path / "log.csv"])
     assert log.notes == [

@@ -1,4 +1,4 @@
-"""Prepared data: what is gathered is what was written, and what is damaged is named."""
+"""Prepared data: gathered rows equal the written ones, and damage is reported."""
 
 import json
 import pickle
@@ -41,7 +41,7 @@ def either(request, discrete, parametric):
 
 
 @PARTS
-def test_columns_hold_what_was_written(either):
+def test_columns_equal_the_written_rows(either):
     columns, dataset = either
     assert len(dataset) == 200
     for name, column in columns.items():
@@ -56,7 +56,7 @@ def test_columns_hold_what_was_written(either):
 
 
 @PARTS
-def test_rows_outside_are_refused(discrete):
+def test_rows_out_of_range_are_rejected(discrete):
     _, dataset = discrete
     for bad in (-1, 200):
         with pytest.raises(IndexError, match="200"):
@@ -66,7 +66,7 @@ def test_rows_outside_are_refused(discrete):
 
 
 @PARTS
-def test_discrete_rows(discrete):
+def test_discrete_rows_are_gathered(discrete):
     columns, dataset = discrete
     rows = dataset.rows(INDEX)
     for name in ("state", "reward", "metrics", "next_state", "action", "time_diff", "propensity"):
@@ -87,7 +87,7 @@ def test_discrete_rows(discrete):
 
 
 @PARTS
-def test_parametric_rows(parametric):
+def test_parametric_rows_are_gathered(parametric):
     columns, dataset = parametric
     rows = dataset.rows(INDEX)
     for name in ("action", "next_action", "has_next_action", "action_index"):
@@ -115,7 +115,7 @@ def slowly(columns, row: int, n_step: int, gamma: float):
 
 @PARTS
 @pytest.mark.parametrize("n_step", [2, 3, 20])
-def test_windows_of_several_rewards(discrete, n_step):
+def test_n_step_windows_sum_discounted_rewards(discrete, n_step):
     columns, dataset = discrete
     every = np.arange(200)
     rows = dataset.rows(every, n_step=n_step, gamma=0.9)
@@ -133,7 +133,7 @@ def test_windows_of_several_rewards(discrete, n_step):
 
 
 @PARTS
-def test_a_row_of_a_window_comes_out_the_same_alone(discrete):
+def test_n_step_rows_are_independent_of_other_rows(discrete):
     _, dataset = discrete
     together = dataset.rows(INDEX, n_step=4, gamma=0.97)
     for i, row in enumerate(INDEX):
@@ -142,7 +142,7 @@ def test_a_row_of_a_window_comes_out_the_same_alone(discrete):
 
 
 @PARTS
-def test_without_what_follows(either):
+def test_next_columns_can_be_omitted(either):
     _, dataset = either
     rows, whole = dataset.rows(INDEX, next_columns=False), dataset.rows(INDEX)
     assert len(rows.next_state) == len(rows.next_action) == len(rows.has_next_action) == 0
@@ -151,7 +151,7 @@ def test_without_what_follows(either):
 
 
 @PARTS
-def test_what_is_multiplied_is_aligned(parametric):
+def test_matrices_are_aligned(parametric):
     _, dataset = parametric
     rows = dataset.rows(INDEX)
     for start in range(1, 9):
@@ -165,7 +165,7 @@ def test_what_is_multiplied_is_aligned(parametric):
 
 
 @PARTS
-def test_info_survives_being_written(discrete, parametric):
+def test_info_is_read_back(discrete, parametric):
     for _, dataset in (discrete, parametric):
         assert DatasetInfo.from_dict(json.loads(json.dumps(dataset.info.to_dict()))) == dataset.info
     candidates = {**parametric[1].info.to_dict(), "candidates": [{"4": 1.0}, {"5": 1.0}]}
@@ -173,7 +173,7 @@ def test_info_survives_being_written(discrete, parametric):
 
 
 @PARTS
-def test_keys_are_found_by_their_range(discrete):
+def test_keys_are_selected_by_range(discrete):
     columns, dataset = discrete
     half = 1 << 63
     low, high = dataset.keys_between(0, half), dataset.keys_between(half, 1 << 64)
@@ -185,7 +185,7 @@ def test_keys_are_found_by_their_range(discrete):
 
 
 @PARTS
-def test_some_rows_are_kept_as_they_were_logged(parametric):
+def test_check_rows_hold_raw_values(parametric):
     columns, dataset = parametric
     rows = dataset.check_rows()
     assert np.array_equal(rows["state_value"], columns["state"][rows["row"]].astype(np.float64))
@@ -212,7 +212,7 @@ def change(path, **said):
     file.write_text(json.dumps(json.loads(file.read_text()) | said))
 
 
-def test_nothing_there(tmp_path, path):
+def test_missing_data_is_rejected(tmp_path, path):
     refused(tmp_path / "none", "does not exist; .*lockstep offline prepare LOG --out")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "has no dataset.json")
@@ -222,19 +222,19 @@ def test_nothing_there(tmp_path, path):
     refused(path, "preparing did not finish")
 
 
-def test_missing_file(path):
+def test_missing_column_file_is_rejected(path):
     (path / "part_00000/reward.npy").unlink()
     refused(path, r"part_00000/reward\.npy is missing; prepare")
 
 
-def test_truncated_file(path):
+def test_truncated_column_file_is_rejected(path):
     file = path / "part_00000/state.npy"
     file.write_bytes(file.read_bytes()[:-4])
     said = refused(path, r"part_00000/state\.npy holds \d+ bytes instead of \d+")
     assert f"{128 + 200 * 16 - 4} bytes instead of {128 + 200 * 16}" in said
 
 
-def test_changed_file_is_found_when_asked_to(path):
+def test_changed_file_is_detected_with_verify(path):
     file = path / "part_00000/state.npy"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -243,12 +243,12 @@ def test_changed_file_is_found_when_asked_to(path):
     refused(path, r"state\.npy is not what was prepared: its checksum differs", verify=True)
 
 
-def test_newer_format(path):
+def test_newer_format_is_rejected(path):
     change(path, format=2)
     refused(path, "format 2, and this version of Lockstep reads format 1; prepare the data again")
 
 
-def test_damaged_description(path):
+def test_damaged_description_is_rejected(path):
     text = (path / "dataset.json").read_text()
     (path / "dataset.json").write_text(text[: len(text) // 2])
     refused(path, r"dataset\.json is damaged")
@@ -264,7 +264,7 @@ def test_damaged_description(path):
     refused(path, "its counts of rows differ")
 
 
-def test_edited_normalization(path):
+def test_edited_normalization_is_rejected(path):
     file = path / "state_features.json"
     features = made_data.as_it_is("0123")
     edited = {**dict(features.items()), "2": Feature(type="continuous", mean=1.0, stddev=2.0)}
@@ -275,13 +275,13 @@ def test_edited_normalization(path):
     refused(path, r"state_features\.json is missing")
 
 
-def test_an_array_of_another_type(path):
+def test_array_of_another_type_is_rejected(path):
     file = path / "part_00000/reward.npy"
     np.save(file, np.zeros(200, np.int32))
     refused(path, r"reward\.npy holds <i4 \[200\] instead of <f4 \[200\]")
 
 
-def test_no_pickle_is_read(path, tmp_path):
+def test_pickled_arrays_are_rejected(path, tmp_path):
     class Bomb:
         def __reduce__(self):
             return (open, (str(tmp_path / "boom"), "w"))

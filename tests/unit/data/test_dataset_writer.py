@@ -1,4 +1,4 @@
-"""Writing prepared data: all or nothing, and the same bytes however it is cut into pieces."""
+"""Writing prepared data is atomic, and its bytes are independent of the chunks."""
 
 import os
 
@@ -9,7 +9,7 @@ import made_data
 from lockstep import ConfigError
 from lockstep.data.columns import offsets_of
 from lockstep.data.dataset import Dataset, DatasetInfo
-from lockstep.data.dataset_writer import DatasetWriter, check_place
+from lockstep.data.dataset_writer import DatasetWriter, check_output
 
 
 def some(columns, start, stop):
@@ -32,7 +32,7 @@ def contents(path):
 
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
 @pytest.mark.parametrize("step", [1, 7, 64, 150])
-def test_the_same_bytes_in_any_pieces(tmp_path, kind, step):
+def test_bytes_are_independent_of_chunks(tmp_path, kind, step):
     columns = getattr(made_data, f"{kind}_columns")()
     whole = Dataset.open(made_data.write(tmp_path / "whole", columns, part_rows=64))
     info = whole.info
@@ -44,7 +44,7 @@ def test_the_same_bytes_in_any_pieces(tmp_path, kind, step):
     assert {p.name for p in (tmp_path / "whole").glob("part_*")} == {f"part_{i:05}" for i in range(4)}
 
 
-def test_files_are_plain_arrays(tmp_path):
+def test_column_files_are_npy_arrays(tmp_path):
     columns = made_data.discrete_columns()
     path = made_data.write(tmp_path / "data", columns)
     for name, column in columns.items():
@@ -58,7 +58,7 @@ def umask():
     return mask
 
 
-def test_no_rows_of_their_own(tmp_path):
+def test_no_rows_can_be_written(tmp_path):
     """No metrics, no candidates, no rows: arrays without any number can be mapped by nobody."""
     columns = made_data.parametric_columns(rows=3, metrics=0)
     columns |= {
@@ -74,7 +74,7 @@ def test_no_rows_of_their_own(tmp_path):
     assert len(Dataset.open(tmp_path / "none", verify=True)) == 0
 
 
-def test_left_without_finish_it_leaves_nothing(tmp_path):
+def test_without_finish_nothing_is_left(tmp_path):
     columns = made_data.discrete_columns()
     with pytest.raises(KeyboardInterrupt), DatasetWriter(tmp_path / "data", "discrete", (4, 3, 1)) as writer:
         writer.append(columns)
@@ -82,7 +82,7 @@ def test_left_without_finish_it_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+def test_full_disk_leaves_nothing(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
@@ -92,7 +92,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_of_it_is_never_seen(tmp_path, monkeypatch):
+def test_directory_appears_complete(tmp_path, monkeypatch):
     seen, rename = [], os.rename
 
     def renamed(old, new):
@@ -109,7 +109,7 @@ def test_half_of_it_is_never_seen(tmp_path, monkeypatch):
     assert seen == [200]
 
 
-def test_what_is_there_is_not_lost(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     path = made_data.discrete(tmp_path / "data")
     before = contents(path)
     with pytest.raises(ConfigError, match="holds prepared data; add --force"):
@@ -118,13 +118,13 @@ def test_what_is_there_is_not_lost(tmp_path):
     (tmp_path / "photos/me.jpg").touch()
     for replace in (False, True):
         with pytest.raises(ConfigError, match="photos holds something else; name another"):
-            check_place(tmp_path / "photos", replace=replace)
+            check_output(tmp_path / "photos", replace=replace)
     assert contents(path) == before
     (tmp_path / "empty").mkdir()
     assert len(Dataset.open(made_data.discrete(tmp_path / "empty"))) == 200
 
 
-def test_replaced_when_it_is_finished(tmp_path):
+def test_data_is_replaced_on_finish(tmp_path):
     path = made_data.discrete(tmp_path / "data")
     columns = made_data.discrete_columns(rows=50)
     info = DatasetInfo(
@@ -139,7 +139,7 @@ def test_replaced_when_it_is_finished(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
 
 
-def test_wrong_columns_are_refused(tmp_path):
+def test_wrong_columns_are_rejected(tmp_path):
     columns = made_data.discrete_columns()
     with DatasetWriter(tmp_path / "data", "discrete", (4, 3, 1)) as writer:
         for bad, match in (

@@ -1,4 +1,4 @@
-"""Features as a file: what is written is read, what people edit is checked, and what ReAgent wrote is understood."""
+"""Files of features: round trip, validation of edits, ReAgent's format."""
 
 import json
 import math
@@ -21,14 +21,14 @@ SOME = Features(
 )
 
 
-def test_ids_are_ordered_as_numbers_then_as_names():
+def test_ids_are_ordered_by_number_then_by_name():
     assert ordered(["b", "10", "9", "a1", "-3", "2", "1.5"]) == ("-3", "2", "9", "10", "1.5", "a1", "b")
     assert SOME.ids == ("-3", "9", "10", "flag", "speed")
     assert SOME.names == ("-3", "9", "10=1", "10=2.5", "flag", "speed")
     assert (SOME.size, len(SOME)) == (6, 5)
 
 
-def test_a_file_is_read_back_equal(tmp_path):
+def test_saved_features_are_read_back(tmp_path):
     path = tmp_path / "deep" / "features.json"
     save_features(SOME, path)
     assert load_features(path) == SOME
@@ -41,7 +41,7 @@ def test_a_file_is_read_back_equal(tmp_path):
     assert empty.normalize(np.zeros((3, 0))).shape == (3, 0)
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "features.json"
     save_features(SOME, path)
     before = path.read_text()
@@ -51,7 +51,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     assert (path.read_text(), len(list(tmp_path.iterdir()))) == (before, 1)
 
 
-def test_the_digest_is_of_what_is_computed():
+def test_digest_covers_types_and_constants():
     tree = features_to_dict(SOME)
     tree["features"]["9"] |= {"note": "mine", "min_value": -7.0}
     assert features_from_dict(tree).digest == SOME.digest
@@ -88,7 +88,7 @@ CONTINUOUS = {"type": "continuous", "mean": 0.0, "stddev": 1.0}
         ({"type": "continuous_action", "min_value": 1, "max_value": 1}, "max_value=1.0 must be greater than min_value"),
     ],
 )
-def test_what_was_edited_is_checked(tmp_path, feature, said):
+def test_invalid_edits_are_rejected(tmp_path, feature, said):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"format": 1, "features": {"1": {"type": "binary"}, "42": feature}}))
     with pytest.raises(ConfigError, match=rf"mine.json: feature 42: {said}"):
@@ -108,7 +108,7 @@ def test_what_was_edited_is_checked(tmp_path, feature, said):
         (b"\xff\xfe", "cannot read .*mine.json"),
     ],
 )
-def test_what_is_no_features_file_is_refused(tmp_path, text, said):
+def test_malformed_file_is_rejected(tmp_path, text, said):
     path = tmp_path / "mine.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=said):
@@ -123,7 +123,7 @@ def classic(**given):
     return json.dumps(plain | {"quantiles": None, "min_value": -1.0, "max_value": 2.0} | given)
 
 
-def test_reagents_files_are_read(tmp_path):
+def test_reagent_files_are_read(tmp_path):
     path = tmp_path / "state_features_norm.json"
     texts = {
         "0": classic(feature_type="CONTINUOUS", mean=3.5, stddev=2.0),
@@ -152,7 +152,7 @@ def test_reagents_files_are_read(tmp_path):
             load_features(path)
 
 
-def test_absent_features_are_zero_and_nothing_is_ever_not_finite():
+def test_absent_features_are_zero_and_outputs_are_finite():
     raw = np.array([[np.nan] * 5, [np.inf] * 5, [-np.inf] * 5, [1e308] * 5, [-1e308] * 5, [5e-324] * 5])
     normal = SOME.normalize(raw)
     assert normal.dtype == np.float32

@@ -1,4 +1,4 @@
-"""From logs to prepared data: every column by hand, the same bytes whatever the order, nothing half-written."""
+"""From logs to prepared data: known columns, equal bytes for any order, atomic results."""
 
 import bz2
 import json
@@ -12,7 +12,7 @@ import pytest
 from lockstep.data.dataset import Dataset
 from lockstep.data.feature_file import save_features
 from lockstep.data.preparation import passes as preparation
-from lockstep.data.prepare import PrepareOptions, feature_sample, identified, prepared
+from lockstep.data.prepare import PrepareOptions, identify_features, prepare_dataset, sample_features
 from lockstep.errors import ConfigError, RunError
 from made_data import as_it_is
 
@@ -53,7 +53,9 @@ def prepare(tmp_path, rows, name="out", **options):
         options["action_features"] = features(tmp_path / "action.json", "7", "8")
     said = []
     log = write_log(tmp_path / f"{name}.jsonl", rows)
-    return Dataset.open(prepared([log], tmp_path / name, PrepareOptions(**options), say=said.append), verify=True), said
+    return Dataset.open(
+        prepare_dataset([log], tmp_path / name, PrepareOptions(**options), show=said.append), verify=True
+    ), said
 
 
 def by_place(data, *names):
@@ -87,7 +89,7 @@ def many(seed=0, trajectories=60, kind="discrete"):
     return rows
 
 
-def test_every_column_of_discrete_data(tmp_path):
+def test_discrete_columns_match_expected_values(tmp_path):
     rows = [
         row("x", 0, {"1": 10.0, "2": 0.5}, "left", 0, possible_actions=["left", "right"], propensity=0.25),
         row("x", 2, {"1": 11.0}, "right", 1, possible_actions=["right"], propensity=None),
@@ -122,7 +124,7 @@ def test_every_column_of_discrete_data(tmp_path):
     np.testing.assert_array_equal([raw[i] for i in range(4)], [[10, 0.5], [11, np.nan], [np.nan, 12.5], [20, np.nan]])
 
 
-def test_every_column_of_parametric_data(tmp_path):
+def test_parametric_columns_match_expected_values(tmp_path):
     a, b, c = {"7": 1.0}, {"8": 2.0}, {"7": 3.0, "8": 4.0}
     rows = [
         row("x", 0, {"1": 1.0}, b, 0, possible_actions=[a, b, c], possible_next_actions=[a]),
@@ -145,7 +147,7 @@ def test_every_column_of_parametric_data(tmp_path):
 
 
 @pytest.mark.parametrize("given", [{"7": 3.0}, None])
-def test_where_no_possible_actions_are_known_the_ones_that_were_taken_are(tmp_path, given):
+def test_unknown_candidates_default_to_the_action_taken(tmp_path, given):
     rows = [
         row("x", 0, {"1": 1.0}, {"7": 1.0}, 0),
         row("x", 1, {"1": 2.0}, {"8": 2.0}, 1, next_state_features={"1": 9.0}, next_action=given),
@@ -160,7 +162,7 @@ def test_where_no_possible_actions_are_known_the_ones_that_were_taken_are(tmp_pa
     assert not data.info.restricts_actions
 
 
-def test_one_list_of_all_rows_becomes_the_candidates(tmp_path):
+def test_shared_list_becomes_the_candidates(tmp_path):
     offers = [{"8": 2.0}, {"7": 1.0, "8": 0.0}]
     rows = [row("x", i, {"1": 1.0}, offers[i % 2], i, possible_actions=offers) for i in range(3)]
     assert prepare(tmp_path, rows)[0].info.candidates == ({"8": 2.0}, {"7": 1.0, "8": 0.0})
@@ -169,14 +171,14 @@ def test_one_list_of_all_rows_becomes_the_candidates(tmp_path):
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real log is not here")
-def test_the_real_log_by_each_rule(tmp_path):
-    data = Dataset.open(prepared([REAL], tmp_path / "all", PrepareOptions(), say=silent))
+def test_real_log_is_prepared_by_each_rule(tmp_path):
+    data = Dataset.open(prepare_dataset([REAL], tmp_path / "all", PrepareOptions(), show=silent))
     info, rules = data.info, data.info.rules
     assert (info.num_rows, info.num_trajectories, info.state_features) == (3925, 26, ("0", "1", "2", "3"))
     assert info.candidates == ({"4": 1.0}, {"5": 1.0})
     assert (rules["terminal"], rules["filled"], rules["left_out"], rules["longest"]) == (26, 26, 0, 200)
     assert any("prepare with --max-episode-steps 200" in line for line in rules["words"])
-    data = Dataset.open(prepared([REAL], tmp_path / "cut", PrepareOptions(max_episode_steps=200), say=silent))
+    data = Dataset.open(prepare_dataset([REAL], tmp_path / "cut", PrepareOptions(max_episode_steps=200), show=silent))
     assert (data.info.rules["terminal"], data.info.rules["cut"], data.info.num_rows) == (10, 16, 3925)
     terminal, continues = (data.column(name)[:] for name in ("terminal", "continues"))
     raw = [json.loads(line) for line in bz2.decompress(REAL.read_bytes()).splitlines()]
@@ -191,9 +193,9 @@ def test_the_real_log_by_each_rule(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
-def test_order_files_and_memory_change_no_byte(tmp_path, monkeypatch, kind):
+def test_bytes_are_independent_of_order_files_and_memory(tmp_path, monkeypatch, kind):
     rows = many(kind=kind)
-    prepared([write_log(tmp_path / "log.jsonl", rows)], tmp_path / "one", PrepareOptions(), say=silent)
+    prepare_dataset([write_log(tmp_path / "log.jsonl", rows)], tmp_path / "one", PrepareOptions(), show=silent)
     random.Random(1).shuffle(rows)
     for i in range(5):
         write_log(tmp_path / "logs" / f"{i}.jsonl", rows[i::5])
@@ -202,7 +204,7 @@ def test_order_files_and_memory_change_no_byte(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(
         preparation, "next_rows", lambda block, *rest: groups.append(len(block)) or next_rows(block, *rest)
     )
-    prepared([tmp_path / "logs"], tmp_path / "other", PrepareOptions(), memory=20_000, say=silent)
+    prepare_dataset([tmp_path / "logs"], tmp_path / "other", PrepareOptions(), memory=20_000, show=silent)
     assert len(groups) > 5
     assert max(groups) < len(rows) / 3, "a group holds more than its part of the memory"
     assert sum(groups) == len(rows)
@@ -212,7 +214,7 @@ def test_order_files_and_memory_change_no_byte(tmp_path, monkeypatch, kind):
     assert [name for name in files if files[name] != others[name]] == []
 
 
-def test_digests_tell_contents_from_order(tmp_path):
+def test_digest_depends_on_contents_not_order(tmp_path):
     rows = many(trajectories=5)
     first = prepare(tmp_path, rows, "first")[0].info
     assert prepare(tmp_path, rows[::-1], "second")[0].info.digest == first.digest
@@ -230,48 +232,48 @@ def test_digests_tell_contents_from_order(tmp_path):
     assert prepare(tmp_path, moved, "moved")[0].info.keys_digest != first.keys_digest
 
 
-def test_names_of_actions_can_be_given_in_their_order(tmp_path):
+def test_action_names_set_the_order(tmp_path):
     rows = [row("x", i, {"1": 1.0}, action, i) for i, action in enumerate(["up", "down"])]
     data, _ = prepare(tmp_path, rows, actions=("up", "left", "down"))
     assert data.info.actions == ("up", "left", "down")
     assert by_place(data, "action", "possible_actions") == [[0, 2], [[1, 1, 1], [1, 1, 1]]]
 
 
-def test_numbered_actions_are_ordered_as_numbers(tmp_path):
+def test_numeric_actions_are_ordered_by_number(tmp_path):
     rows = [row("x", i, {"1": 1.0}, str(action), i) for i, action in enumerate([10, 9, 2])]
     assert prepare(tmp_path, rows)[0].info.actions == ("2", "9", "10")
 
 
-def test_what_is_prepared_already_is_not_prepared_again(tmp_path):
+def test_prepared_data_is_reused(tmp_path):
     rows = many(trajectories=4)
     log, out, said = write_log(tmp_path / "log.jsonl", rows), tmp_path / "out", []
-    prepared([log], out, PrepareOptions(), say=said.append)
+    prepare_dataset([log], out, PrepareOptions(), show=said.append)
     before = (out / "dataset.json").stat()
-    prepared([log], out, PrepareOptions(), say=said.append, replace=False)
+    prepare_dataset([log], out, PrepareOptions(), show=said.append, replace=False)
     assert said[-1] == f"{out} is prepared already"
     assert (out / "dataset.json").stat() == before
     with pytest.raises(ConfigError, match="add --force to replace it"):
-        prepared([log], out, PrepareOptions(max_episode_steps=50), say=silent, replace=False)
-    prepared([log], out, PrepareOptions(max_episode_steps=50), say=silent)
+        prepare_dataset([log], out, PrepareOptions(max_episode_steps=50), show=silent, replace=False)
+    prepare_dataset([log], out, PrepareOptions(max_episode_steps=50), show=silent)
     info = Dataset.open(out).info
     assert info.rules["options"]["max_episode_steps"] == 50
     write_log(log, rows[:-2])
-    prepared([log], out, PrepareOptions(max_episode_steps=50), say=silent)
+    prepare_dataset([log], out, PrepareOptions(max_episode_steps=50), show=silent)
     assert Dataset.open(out, verify=True).info.num_rows < info.num_rows, "the log that was changed was not read again"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "out"]
 
 
-def test_features_of_a_file_that_was_edited_prepare_anew(tmp_path):
+def test_edited_features_file_invalidates_prepared_data(tmp_path):
     log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out"
-    prepared([log], out, PrepareOptions(), say=silent)
+    prepare_dataset([log], out, PrepareOptions(), show=silent)
     path, said = out / "state_features.json", []
     path.write_text(re.sub(r'"mean": [-0-9.e]+', '"mean": 10', path.read_text()))
-    prepared([log], out, PrepareOptions(state_features=path), say=said.append)
+    prepare_dataset([log], out, PrepareOptions(state_features=path), show=said.append)
     assert said[-1] != f"{out} is prepared already"
     assert Dataset.open(out, verify=True).column("state")[:].mean() < -1
 
 
-def test_features_that_a_file_does_not_name_are_left_out_and_said(tmp_path):
+def test_features_missing_from_the_file_are_skipped_and_reported(tmp_path):
     rows = [row("x", i, {"1": 1.0, "3": 5.0}, "a", i) for i in range(2)]
     data, said = prepare(tmp_path, rows)
     assert data.info.state_features == ("1", "2")
@@ -282,7 +284,7 @@ def test_features_that_a_file_does_not_name_are_left_out_and_said(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["reading", "preparing", "finishing"])
-def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, when):
+def test_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, when):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
@@ -291,101 +293,101 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, when):
     target, name = where.get(when, (preparation.Preparation, "check_rows"))
     monkeypatch.setattr(target, name, stop)
     with pytest.raises(KeyboardInterrupt):
-        prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
+        prepare_dataset([log], tmp_path / "out", PrepareOptions(), show=silent)
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_a_bad_row_late_in_the_log_leaves_nothing_and_is_named(tmp_path):
+def test_late_bad_row_leaves_nothing_and_is_reported(tmp_path):
     rows = [*many(trajectories=4), row("x", 0, {"1": 1.0}, "a"), row("x", 0, {"1": 2.0}, "a")]
     log = write_log(tmp_path / "log.jsonl", rows)
     numbers = f"log.jsonl, row ({len(rows) - 1}|{len(rows)})"
     with pytest.raises(
         ConfigError, match=rf"{numbers}: mdp_id and sequence_number=0 are those of .*{numbers}; log each"
     ):
-        prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
+        prepare_dataset([log], tmp_path / "out", PrepareOptions(), show=silent)
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_what_killed_processes_left_is_cleared_away(tmp_path):
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
     log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out"
-    prepared([log], out, PrepareOptions(), say=silent)
+    prepare_dataset([log], out, PrepareOptions(), show=silent)
     (tmp_path / ".out.abc.unfinished").mkdir()
     (tmp_path / ".out.abc.unfinished" / "run_00000").write_bytes(b"half")
     (tmp_path / ".out.abc.replaced").mkdir()
     out.rename(tmp_path / ".out.abc.replaced" / "data")  # killed between the two renames of a replacement
     said = []
-    prepared([log], out, PrepareOptions(), say=said.append)
+    prepare_dataset([log], out, PrepareOptions(), show=said.append)
     assert said == [f"{out} is prepared already"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "out"]
 
 
-def test_a_disk_that_is_too_small_is_told_before_it_is_full(tmp_path, monkeypatch):
+def test_too_small_disk_is_reported_in_advance(tmp_path, monkeypatch):
     log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
     monkeypatch.setattr(
         "lockstep.data.preparation.scratch.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})()
     )
     with pytest.raises(RunError, match=r"preparing takes about .* more of the disk of .*, which has 1e-06 GB"):
-        prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
+        prepare_dataset([log], tmp_path / "out", PrepareOptions(), show=silent)
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_a_disk_that_fills_up_is_told(tmp_path, monkeypatch):
+def test_full_disk_is_reported(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
     monkeypatch.setattr(preparation.Spill, "flush", full)
     with pytest.raises(RunError, match="is full; nothing was prepared"):
-        prepared([log], tmp_path / "out", PrepareOptions(), say=silent)
+        prepare_dataset([log], tmp_path / "out", PrepareOptions(), show=silent)
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_a_log_from_which_nothing_can_be_learned_is_refused(tmp_path):
+def test_log_without_usable_decisions_is_rejected(tmp_path):
     rows = [row("x", 0, {"1": 1.0}, "a", terminated=False), row("y", 0, {"1": 1.0}, "a", terminated=False)]
     with pytest.raises(ConfigError, match="no decision can be learned from"):
         prepare(tmp_path, rows)
 
 
-def test_samples_of_parts_are_the_sample_of_the_whole(tmp_path):
+def test_merged_samples_equal_the_sample_of_the_whole(tmp_path):
     rows = many(trajectories=80, kind="parametric")
     parts = [rows[: len(rows) // 3], rows[len(rows) // 4 :]]  # some rows are in both
     options = PrepareOptions(norm={"num_samples": 40})
-    whole = feature_sample([write_log(tmp_path / "whole.jsonl", rows)], options)
-    samples = [feature_sample([write_log(tmp_path / f"{i}.jsonl", part)], options) for i, part in enumerate(parts)]
+    whole = sample_features([write_log(tmp_path / "whole.jsonl", rows)], options)
+    samples = [sample_features([write_log(tmp_path / f"{i}.jsonl", part)], options) for i, part in enumerate(parts)]
     assert len(whole.keys) == 40
     assert 10 < len(set(whole.action_row.tolist())) < 30, (
         "what was possible counts, too, and leaves room for fewer rows"
     )
-    assert identified(samples, options) == identified([whole], options)
-    assert identified(samples[:1], options) != identified([whole], options)
+    assert identify_features(samples, options) == identify_features([whole], options)
+    assert identify_features(samples[:1], options) != identify_features([whole], options)
     for order in (rows, rows[::-1]):
-        again = feature_sample([write_log(tmp_path / "again.jsonl", order)], options)
+        again = sample_features([write_log(tmp_path / "again.jsonl", order)], options)
         np.testing.assert_array_equal(again.state, whole.state)
         np.testing.assert_array_equal(again.keys, whole.keys)
 
 
-def test_types_can_be_given_by_id(tmp_path):
+def test_feature_overrides_set_types(tmp_path):
     log = write_log(tmp_path / "log.jsonl", many(trajectories=4, kind="parametric"))
     norm = {"feature_overrides": {"2": "do_not_preprocess", "7": "do_not_preprocess"}}
-    data = Dataset.open(prepared([log], tmp_path / "out", PrepareOptions(norm=norm), say=silent))
+    data = Dataset.open(prepare_dataset([log], tmp_path / "out", PrepareOptions(norm=norm), show=silent))
     assert data.action_features is not None
     assert (data.state_features["2"].type, data.action_features["7"].type) == ("do_not_preprocess",) * 2
     norm["feature_overrides"]["99"] = "binary"
     with pytest.raises(ConfigError, match="feature_overrides names the feature 99, which no row of the log has"):
-        prepared([log], tmp_path / "other", PrepareOptions(norm=norm), say=silent)
+        prepare_dataset([log], tmp_path / "other", PrepareOptions(norm=norm), show=silent)
 
 
-def test_features_of_actions_make_no_sense_for_names(tmp_path):
+def test_action_features_are_rejected_for_named_actions(tmp_path):
     log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
     options = PrepareOptions(action_features=features(tmp_path / "action.json", "7"))
     with pytest.raises(ConfigError, match="actions of this log are names, not features"):
-        prepared([log], tmp_path / "out", options, say=silent)
+        prepare_dataset([log], tmp_path / "out", options, show=silent)
 
 
-def test_both_passes_report_their_progress(tmp_path):
+def test_both_passes_report_progress(tmp_path):
     reported = []
     log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
-    prepared([log], tmp_path / "out", PrepareOptions(), say=silent, progress=reported.append)
+    prepare_dataset([log], tmp_path / "out", PrepareOptions(), show=silent, progress=reported.append)
     rows = len(log.read_text().splitlines())
     assert [(one.name, one.rows, one.fraction) for one in reported] == [("reading", rows, 1), ("preparing", rows, 1)]
     assert reported[0].total_bytes == log.stat().st_size

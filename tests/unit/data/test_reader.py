@@ -1,4 +1,4 @@
-"""The reader: every row once per epoch whoever reads it, in an order of each epoch's own, from where it stopped."""
+"""The reader: every row once per epoch for any number of ranks, a new order per epoch, resume."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import made_data
 from lockstep import ConfigError, World
 from lockstep.data import reader as reader_module
 from lockstep.data.dataset import Dataset
-from lockstep.data.layout import Layout, alone
+from lockstep.data.layout import Layout, determine_layout
 from lockstep.data.reader import Reader
 
 ROWS = 203
@@ -33,7 +33,11 @@ def readers(dataset, size=1, shards=None, layout=None, **changes):
     found = []
     for rank in range(size):
         here = world(rank, size, shards)
-        found.append(Reader(dataset, here, layout or alone(dataset, here), **settings))
+        found.append(
+            Reader(
+                dataset, here, layout or determine_layout(dataset, lambda value, _: [value] * size, here), **settings
+            )
+        )
     return found
 
 
@@ -55,7 +59,7 @@ def batches(ranks, limit=None):
 
 
 @pytest.mark.parametrize(("size", "shards"), [(1, None), (2, None), (4, None), (1, 4), (3, 6), (2, 8), (4, 24)])
-def test_every_row_once_per_epoch_over_all_ranks(dataset, size, shards):
+def test_every_row_is_read_once_per_epoch(dataset, size, shards):
     ranks = readers(dataset, size, shards)
     told = batches(ranks)
     assert len(told) == 2 * ranks[0].batches_per_epoch == 2 * 9
@@ -66,13 +70,13 @@ def test_every_row_once_per_epoch_over_all_ranks(dataset, size, shards):
     assert [len(batch) for _, batch in told[:9]] == [24] * 8 + [ROWS - 8 * 24]
 
 
-def test_the_same_global_batches_on_any_number_of_ranks(dataset):
+def test_global_batches_are_independent_of_world_size(dataset):
     alone_ = batches(readers(dataset))
     for size, shards in ((2, None), (4, None), (2, 4), (1, 8), (3, 3)):
         assert batches(readers(dataset, size, shards)) == alone_, (size, shards)
 
 
-def test_the_same_parts_of_a_shard_wherever_it_lives(dataset):
+def test_shard_parts_are_independent_of_world_size(dataset):
     """With the number of shards fixed, a shard gets the same rows in the same order, from the same addresses."""
     one, two = readers(dataset, 1, 4), readers(dataset, 2, 4)
     while not one[0].finished:
@@ -83,7 +87,7 @@ def test_the_same_parts_of_a_shard_wherever_it_lives(dataset):
             assert a.state.ctypes.data % 64 == b.state.ctypes.data % 64 == 0
 
 
-def test_every_epoch_and_seed_has_its_order(dataset):
+def test_epochs_and_seeds_have_different_orders(dataset):
     told = batches(readers(dataset))
     first, second = ([batch for e, batch in told if e == epoch] for epoch in (0, 1))
     assert all(a != b for a, b in zip(first, second, strict=True)), "two epochs are in the same order"
@@ -100,7 +104,7 @@ def test_shards_get_different_rows(dataset):
     assert len(np.unique(real(parts))) == 24
 
 
-def test_padding_weighs_nothing_and_is_spread(dataset):
+def test_padding_has_weight_zero_and_is_spread_over_shards(dataset):
     ranks = readers(dataset, 2, 4)
     for _ in range(8):
         told = [reader.next() for reader in ranks]
@@ -124,7 +128,7 @@ def test_prefetching_changes_no_batch(dataset, monkeypatch):
     assert batches(ranks) == whole
 
 
-def test_ragged_parts_are_those_of_their_rows(parametric):
+def test_ragged_parts_match_their_rows(parametric):
     reader = readers(parametric, 1, 2, n_step=3, gamma=0.9)[0]
     while not reader.finished:
         for part in reader.next()[0]:
@@ -142,7 +146,7 @@ def test_ragged_parts_are_those_of_their_rows(parametric):
 
 @pytest.mark.parametrize("stopped_after", [0, 1, 5, 9, 13, 18])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_resumes_in_the_middle_of_an_epoch(dataset, stopped_after, size):
+def test_resume_continues_within_an_epoch(dataset, stopped_after, size):
     whole = batches(readers(dataset, 2, 4))
     stopped = readers(dataset, 2, 4)
     assert batches(stopped, stopped_after) == whole[:stopped_after]
@@ -158,7 +162,7 @@ def test_resumes_in_the_middle_of_an_epoch(dataset, stopped_after, size):
     assert batches(resumed) == whole[stopped_after:]
 
 
-def test_an_epoch_of_an_earlier_version_resumes_in_its_order(dataset, monkeypatch):
+def test_old_checkpoint_resumes_with_its_permutation(dataset, monkeypatch):
     """A checkpoint without `rounds` is of permutations of 6 rounds: rows would repeat in others."""
     with monkeypatch.context() as earlier:
         earlier.setattr(reader_module, "ROUNDS", 6)
@@ -173,7 +177,7 @@ def test_an_epoch_of_an_earlier_version_resumes_in_its_order(dataset, monkeypatc
     assert whole != batches(readers(dataset))
 
 
-def test_going_back_forgets_what_was_read_ahead(dataset):
+def test_restore_discards_prefetched_batches(dataset):
     reader = readers(dataset)[0]
     state, first = reader.shard_state(0), reader.next()[0][0].index
     reader.next()
@@ -185,27 +189,27 @@ def test_going_back_forgets_what_was_read_ahead(dataset):
     ("changes", "match"),
     [({"batch_size": 48}, "batch_size was 24 and is now 48"), ({"seed": 4}, "seed was 3 and is now 4")],
 )
-def test_other_batches_are_not_gone_on_with(dataset, changes, match):
+def test_resume_with_other_batches_is_rejected(dataset, changes, match):
     state = readers(dataset)[0].shard_state(0)
     with pytest.raises(ConfigError, match=match):
         readers(dataset, **changes)[0].restore_shard(0, state, 0)
 
 
-def test_other_data_is_not_gone_on_with(dataset, tmp_path):
+def test_resume_with_other_data_is_rejected(dataset, tmp_path):
     state = readers(dataset)[0].shard_state(0)
     other = Dataset.open(made_data.discrete(tmp_path / "data", ROWS, seed=1))
     with pytest.raises(ConfigError, match=r"data was .* and is now .*; resume with the data"):
         readers(other)[0].restore_shard(0, state, 0)
 
 
-def test_data_that_is_normalized_otherwise_is_not_gone_on_with(dataset):
+def test_resume_with_other_normalization_is_rejected(dataset):
     state, other = readers(dataset)[0].shard_state(0), Dataset.open(dataset.path)
     other.features_digest = "another"
     with pytest.raises(ConfigError, match=r"normalization was .* and is now another; resume with the data"):
         readers(other)[0].restore_shard(0, state, 0)
 
 
-def test_more_epochs_than_before_go_on(dataset):
+def test_resume_with_more_epochs_continues(dataset):
     reader = readers(dataset, epochs=1)[0]
     while not reader.finished:
         reader.next()
@@ -219,7 +223,7 @@ def test_more_epochs_than_before_go_on(dataset):
 # -- few rows ----------------------------------------------------------------------------------------------------------
 
 
-def test_more_ranks_than_rows_are_refused(tmp_path):
+def test_more_ranks_than_rows_are_rejected(tmp_path):
     dataset = Dataset.open(made_data.discrete(tmp_path / "data", 3))
     with pytest.raises(ConfigError, match=r"data=.*data holds 3 rows for 4 shards \(4 ranks\); use at most 3 ranks"):
         readers(dataset, 4)
@@ -230,7 +234,7 @@ def test_more_ranks_than_rows_are_refused(tmp_path):
     assert len({reader.fingerprint() for reader in ranks}) == 4, "ranks with one row each seem to read the same"
 
 
-def test_a_batch_of_more_rows_than_there_are(dataset):
+def test_batch_larger_than_the_data_warns(dataset):
     ranks = readers(dataset, 2, batch_size=512)
     assert "batch_size=512 is more than the 203 rows" in ranks[0].warnings[0]
     told = batches(ranks)
@@ -238,12 +242,12 @@ def test_a_batch_of_more_rows_than_there_are(dataset):
     assert readers(dataset)[0].warnings == []
 
 
-def test_a_batch_that_does_not_divide(dataset):
+def test_indivisible_batch_is_rejected(dataset):
     with pytest.raises(ConfigError, match="batch_size=25 does not divide among 2 shards; use 24 or 26"):
         readers(dataset, 2, batch_size=25)
 
 
-def test_fingerprints_tell_ranks_apart(dataset):
+def test_fingerprints_differ_between_ranks(dataset):
     ranks = readers(dataset, 2)
     again = readers(dataset, 2)
     for reader in (*ranks, *again):
@@ -255,7 +259,7 @@ def test_fingerprints_tell_ranks_apart(dataset):
     assert ranks[0].fingerprint() == first[0], "it is of the first batch"
 
 
-def test_fingerprints_tell_ranks_apart_where_a_run_goes_on_at_padding(dataset):
+def test_fingerprints_differ_between_ranks_at_padding(dataset):
     ranks = readers(dataset, 4, batch_size=100)  # 203 rows: the last batch has 3
     for reader in ranks:
         reader.restore_shard(0, reader.shard_state(0) | {"batch": 2}, 0)
@@ -263,7 +267,7 @@ def test_fingerprints_tell_ranks_apart_where_a_run_goes_on_at_padding(dataset):
     assert len({reader.fingerprint() for reader in ranks}) == 4
 
 
-def test_no_episodes_are_told(dataset):
+def test_no_episodes_are_reported(dataset):
     reader = readers(dataset, 1, 3)[0]
     assert [len(x.returns) + len(x.lengths) for x in reader.episodes] == [0, 0, 0]
 
@@ -291,7 +295,7 @@ def split_readers(halves, node_of_rank, shards=None, **changes):
 
 
 @pytest.mark.parametrize(("node_of_rank", "shards"), [((0, 1), None), ((0, 0, 1), None), ((0, 1, 0, 1), 8)])
-def test_parts_of_unequal_size(halves, node_of_rank, shards):
+def test_unequal_parts_are_padded(halves, node_of_rank, shards):
     ranks = split_readers(halves, node_of_rank, shards)
     share = 24 * node_of_rank.count(0) // len(node_of_rank)
     assert {reader.batches_per_epoch for reader in ranks} == {-(-ROWS // share)}
@@ -312,7 +316,7 @@ def test_parts_of_unequal_size(halves, node_of_rank, shards):
     assert all(reader.finished for reader in ranks)
 
 
-def test_parts_go_on_where_they_stopped(halves):
+def test_split_data_resumes_within_an_epoch(halves):
     whole, stopped = split_readers(halves, (0, 1)), split_readers(halves, (0, 1))
     for _ in range(7):
         for reader in (*whole, *stopped):
@@ -325,16 +329,16 @@ def test_parts_go_on_where_they_stopped(halves):
             assert np.array_equal(a.next()[0][0].index, b.next()[0][0].index)
 
 
-def test_parts_do_not_go_on_on_other_machines(halves):
+def test_split_data_does_not_resume_on_other_nodes(halves):
     state = split_readers(halves, (0, 0, 1))[0].shard_state(0)
     with pytest.raises(ConfigError, match="shards of the machines was"):
         split_readers(halves, (0, 1, 1))[0].restore_shard(0, state, 0)
 
 
-def test_a_machine_with_fewer_rows_than_shards(halves):
+def test_node_with_fewer_rows_than_shards_is_rejected(halves):
     with pytest.raises(ConfigError, match=r"of node 1 holds 50 rows for 51 shards \(52 ranks\)"):
         split_readers(halves, (0, *[1] * 51), batch_size=52)
 
 
-def test_parts_are_warned_of(halves):
+def test_split_data_warns(halves):
     assert "every machine holds its own part" in split_readers(halves, (0, 1))[0].warnings[0]

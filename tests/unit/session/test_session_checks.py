@@ -7,7 +7,7 @@ import pytest
 import made_data
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
-from lockstep.data.prepare import PrepareOptions, prepared
+from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import replay_bytes
@@ -121,7 +121,7 @@ def test_a_place_for_the_policy_that_cannot_be_written_is_told_before(tmp_path):
 )
 def test_data_without_candidates_can_be_learned_from_by_what_was_done_alone(tmp_path, config, way_out):
     log = write(tmp_path / "log.jsonl", [parametric(i, possible_actions=...) for i in range(9)])
-    data = prepared([log], tmp_path / "data", PrepareOptions(), say=lambda text: None)
+    data = prepare_dataset([log], tmp_path / "data", PrepareOptions(), show=lambda text: None)
     algo = "bc" if isinstance(config, CloningConfig) else "parametric_dqn"
     run = OfflineRun(data=str(data), algo=algo, algorithm=config)
     if way_out is None:

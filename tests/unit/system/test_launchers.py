@@ -1,4 +1,4 @@
-"""What launchers say in variables: the global rank is the global one, the local one local, whatever surrounds them."""
+"""Rank, world size and address from the variables of each launcher."""
 
 import pytest
 
@@ -33,17 +33,17 @@ def place(world):
         ("", []),
     ],
 )
-def test_node_lists(text, expanded):
+def test_node_lists_are_expanded(text, expanded):
     assert hosts(text) == expanded
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n]1[", "n[1-99999999]", "n m", "n[]"])
-def test_node_lists_that_are_none_are_refused(text):
+def test_malformed_node_lists_are_rejected(text):
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
         hosts(text)
 
 
-def test_srun_over_two_hosts_meets_at_the_first():
+def test_srun_over_two_hosts_uses_the_first_as_address():
     world = World.from_environment(SRUN)
     assert place(world) == (5, 7, 1, 3, 1)
     assert (world.address, world.launcher) == ("gpu07", "SLURM")
@@ -57,19 +57,19 @@ def test_srun_over_two_hosts_meets_at_the_first():
     )
 
 
-def test_srun_takes_what_is_said_of_the_step_before_what_is_said_of_the_job():
+def test_srun_step_variables_take_precedence():
     step = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_STEP_NODELIST": "gpu[10-11]"}
     world = World.from_environment(SRUN | step)
     assert (*place(world), world.address) == (5, 6, 1, 3, 1, "gpu10")
 
 
-def test_srun_on_one_host_needs_no_name():
+def test_srun_on_one_host_uses_loopback():
     one = {"SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "8", "SLURM_NODEID": "0", "SLURM_LOCALID": "5"}
     world = World.from_environment(SRUN | one)
     assert (*place(world), world.address) == (5, 8, 5, 8, 0, "127.0.0.1")
 
 
-def test_what_the_user_says_of_the_place_goes_first():
+def test_master_addr_takes_precedence():
     said = {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4242", "LOCKSTEP_TOKEN": "secret"}
     for launcher in (SRUN, MPIRUN, HYDRA):
         world = World.from_environment(launcher | said)
@@ -78,33 +78,33 @@ def test_what_the_user_says_of_the_place_goes_first():
 
 
 @pytest.mark.parametrize("step", ["4294967290", "4294967291", "4294967292"])
-def test_the_shell_of_an_allocation_is_no_rank(step):
+def test_allocation_shell_is_not_a_rank(step):
     assert rank_fields(SRUN | {"SLURM_STEP_ID": step}) is None
 
 
-def test_open_mpi_whose_node_rank_is_not_the_node():
+def test_open_mpi_node_rank_is_derived():
     world = World.from_environment(MPIRUN | {"OMPI_COMM_WORLD_NODE_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
     assert (*place(world), world.launcher, world.port) == (3, 4, 1, 2, 1, "Open MPI", 0)
 
 
-def test_mpich():
+def test_mpich_variables_are_read():
     world = World.from_environment(HYDRA)
     assert (*place(world), world.launcher) == (2, 6, 0, 2, 1, "MPICH")
 
 
-def test_the_pmi_of_srun_is_srun():
+def test_srun_with_pmi_is_slurm():
     world = World.from_environment(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "7", "PMI_FD": "9"})
     assert (*place(world), world.launcher) == (5, 7, 1, 3, 1, "SLURM")
 
 
-def test_the_innermost_launcher_is_the_one():
+def test_innermost_launcher_takes_precedence():
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
     assert place(World.from_environment(SRUN | MPIRUN | torchrun)) == (1, 2, 1, 2, 0)
     assert place(World.from_environment(SRUN | MPIRUN)) == (3, 4, 1, 2, 1)  # mpirun starts its daemons through srun
     assert place(World.from_environment(SRUN | HYDRA)) == (2, 6, 0, 2, 1)
 
 
-def test_pods_of_a_pytorchjob_are_hosts_of_their_own():
+def test_pytorchjob_pods_are_separate_hosts():
     pod = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
     assert place(World.from_environment(pod | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})) == (3, 4, 0, 1, 3)
     assert place(World.from_environment(pod)) == (3, 4, 3, 4, 0)  # by hand, on one machine
@@ -119,7 +119,7 @@ def test_pods_of_a_pytorchjob_are_hosts_of_their_own():
         ({"MASTER_PORT": "http"}, "MASTER_PORT"),
     ],
 )
-def test_variables_that_are_none_are_named(change, name):
+def test_error_names_the_invalid_variable(change, name):
     with pytest.raises(ConfigError, match=name):
         World.from_environment(SRUN | change)
 
@@ -130,7 +130,7 @@ JAX = {
 }  # fmt: skip
 
 
-def test_variables_of_launchers_of_jax_scripts():
+def test_jax_launcher_variables_are_read():
     world = World.from_environment(JAX)
     assert (world.rank, world.size, world.local_rank) == (3, 4, 1)
     assert (world.address, world.port, world.launcher) == ("10.0.0.1", 5555, "a JAX launcher")
@@ -139,13 +139,13 @@ def test_variables_of_launchers_of_jax_scripts():
     assert World.from_environment({"JAX_RANK": "0"}).launcher == "none"
 
 
-def test_a_launcher_of_jax_scripts_is_asked_before_what_started_it_and_after_torchruns_names():
+def test_jax_launcher_precedence():
     assert World.from_environment(SRUN | JAX).rank == 3
     inner = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
     world = World.from_environment(JAX | inner)
     assert (world.rank, world.size, world.address, world.port) == (1, 2, "127.0.0.1", 29501)
 
 
-def test_a_rank_of_a_jax_launcher_that_is_no_number_is_refused():
+def test_invalid_jax_rank_is_rejected():
     with pytest.raises(ConfigError, match="JAX_RANK='x' is not a number"):
         World.from_environment(JAX | {"JAX_RANK": "x"})

@@ -1,4 +1,4 @@
-"""Names of processes that no other process ever has, and the private folder for files that belong to one."""
+"""Unique identities of processes, and the private folder for their files."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def asked(*command, **variables):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_agent_is_the_nearest_ancestor_without_the_variables_of_a_rank():
+def test_torchrun_agent_is_the_nearest_ancestor_without_rank_variables():
     python = [sys.executable, "-c", ASK]
     wrapped = ["bash", "-c", f"'{sys.executable}' -c '{ASK}'; true"]
     twice = ["bash", "-c", f"bash -c \"'{sys.executable}' -c '{ASK}'; true\"; true"]
@@ -29,12 +29,12 @@ def test_the_agent_is_the_nearest_ancestor_without_the_variables_of_a_rank():
         assert asked(*command, TORCHELASTIC_RUN_ID="none") == str(os.getpid())
 
 
-def test_without_torchrun_there_is_no_agent():
+def test_no_agent_without_torchrun():
     assert torchrun_agent({}) is None
     assert asked(sys.executable, "-c", ASK) == "None"
 
 
-def test_an_identity_names_one_process():
+def test_identity_is_unique_to_a_process():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         names = {identity(os.getpid()), identity(child.pid), identity(os.getpid())}
@@ -48,7 +48,7 @@ def test_an_identity_names_one_process():
     assert int(started) == ticks
 
 
-def test_files_of_ended_processes_go_and_others_stay(tmp_path, monkeypatch):
+def test_only_files_of_ended_processes_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = private_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -69,7 +69,7 @@ def test_files_of_ended_processes_go_and_others_stay(tmp_path, monkeypatch):
     assert sorted(os.listdir(folder)) == sorted([*stay, "another"])
 
 
-def test_a_folder_that_others_may_write_to_is_refused(tmp_path, monkeypatch):
+def test_folder_writable_by_others_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = private_folder()
     folder.chmod(0o777)

@@ -45,11 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def prepare_command(args: argparse.Namespace) -> int:
     """`lockstep offline prepare`; returns the exit code."""
-    from lockstep.data.packages import needed
+    from lockstep.data.packages import import_optional
 
-    needed("polars", "offline")
+    import_optional("polars", "offline")
     from lockstep.data.preparation.progress import ProgressDisplay
-    from lockstep.data.prepare import prepared
+    from lockstep.data.prepare import prepare_dataset
     from lockstep.record.console import Console
 
     options, memory, out = _options(args), _bytes(args.memory), Path(args.out)
@@ -57,7 +57,7 @@ def prepare_command(args: argparse.Namespace) -> int:
     progress = ProgressDisplay(console)
     try:
         paths = [Path(name) for name in args.logs]
-        prepared(paths, out, options, memory=memory, replace=args.force, say=console.line, progress=progress)
+        prepare_dataset(paths, out, options, memory=memory, replace=args.force, show=console.line, progress=progress)
         console.line(f"learn from it: lockstep offline train {shlex.quote(str(out))}")
     finally:
         console.close()

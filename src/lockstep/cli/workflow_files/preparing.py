@@ -21,7 +21,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.feature_file import features_from_dict, features_to_dict, load_features, save_features
 from lockstep.data.features import Features
 from lockstep.data.preparation.progress import ProgressDisplay
-from lockstep.data.prepare import FeatureSample, PrepareOptions, feature_sample, identified, prepared
+from lockstep.data.prepare import FeatureSample, PrepareOptions, identify_features, prepare_dataset, sample_features
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console
 from lockstep.run import OfflineRun
@@ -134,7 +134,7 @@ class _Nodes:
 
     def prepared(self, source: Source, options: PrepareOptions) -> str:
         """Prepare what this node holds; rank 0 shows how far it is."""
-        prepared(source.paths, source.out, options, say=self.say, progress=self.progress())
+        prepare_dataset(source.paths, source.out, options, show=self.say, progress=self.progress())
         return str(source.out)
 
     def compare(self, training: Path, evaluation: Path) -> None:
@@ -198,8 +198,8 @@ def _normalized(workflow: Workflow, options: PrepareOptions, nodes: _Nodes) -> d
                 f"file {one.path or one.output or ''}".rstrip()
             )
     for paths, columns in _logs(workflow, found).items():
-        samples = nodes.each("samples", lambda paths=paths: asdict(feature_sample(paths, options, nodes.progress())))
-        features = identified([_sample(one) for one in samples], options)
+        samples = nodes.each("samples", lambda paths=paths: asdict(sample_features(paths, options, nodes.progress())))
+        features = identify_features([_sample(one) for one in samples], options)
         for one in columns:
             chosen = cast(Features, features[one.column == "action"])
             found[one.column] = features_to_dict(chosen)

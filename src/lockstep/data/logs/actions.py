@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from lockstep.data.logs.maps import MapDecoder, Maps, Where, as_entries, in_words, is_text, maps_of_series
+from lockstep.data.logs.maps import MapDecoder, Maps, Where, as_entries, error_text, is_text, maps_of_series
 
 Actions = Maps | pl.Series
 """One action in each row: features of parametric ones, or names (String, null: none)."""
@@ -45,12 +45,14 @@ class ActionNames:
             return text
         return self.names[int(text)]
 
-    def masked(self, mask: Any, where: Where, row: int, column: str) -> list[str]:
+    def names_of_mask(self, mask: Any, where: Where, row: int, column: str) -> list[str]:
         """The names of those actions that a list of 0 and 1 marks."""
         if not all(isinstance(value, (int, float)) and value in (0, 1) for value in mask):
             where.refuse(row, f"{column} is {mask}; a list holds names, maps, or a 0 or 1 for each action")
         if self.names is not None and len(mask) != len(self.names):
-            where.refuse(row, f"{column} marks {len(mask)} actions, and there are {len(self.names)}: {self._told}")
+            where.refuse(
+                row, f"{column} marks {len(mask)} actions, and there are {len(self.names)}: {self._first_names}"
+            )
         return [str(i) if self.names is None else self.names[i] for i, value in enumerate(mask) if value]
 
     def check(self, found: pl.Series, where: Where, column: str) -> pl.Series:
@@ -61,12 +63,13 @@ class ActionNames:
                 row = int(cast(int, (~known).arg_max()))
                 where.refuse(
                     row,
-                    f'{column} "{found[row]}" is not one of the actions {self._told}; name all of them in --actions',
+                    f'{column} "{found[row]}" is not one of the actions {self._first_names}; '
+                    "name all of them in --actions",
                 )
         return found
 
     @property
-    def _told(self) -> str:
+    def _first_names(self) -> str:
         names = self.names or ()
         return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
@@ -79,7 +82,7 @@ class ActionDecoder:
 
     def __call__(self, texts: Sequence[Any], where: Where, column: str) -> Actions:
         """Read the JSON of n actions; `null`, an empty name and an empty map are none."""
-        codes, different, first = factorized(texts)
+        codes, different, first = factorize(texts)
         some = next((text for text in different if text.strip() not in (b"null", b'""')), b"")
         if some.lstrip()[:1] != b"{":
             found = [self._name(text, where, int(first[i]), column) for i, text in enumerate(different)]
@@ -94,7 +97,7 @@ class ActionDecoder:
         try:
             value = msgspec.json.decode(text)
         except ValueError as error:
-            where.refuse(row, f"{column}: {in_words(error)}")
+            where.refuse(row, f"{column}: {error_text(error)}")
         if isinstance(value, dict):
             where.refuse(row, f"{column} is a map, but a name in an earlier row: a log has one kind of actions")
         if isinstance(value, list):
@@ -131,13 +134,13 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: Where, colum
 
 def one_hot(values: list[Any], names: ActionNames, where: Where, row: int, column: str) -> str | None:
     """The name of the action that a list marks; an empty list is none."""
-    marked = names.masked(values, where, row, column) if values else []
+    marked = names.names_of_mask(values, where, row, column) if values else []
     if values and len(marked) != 1:
         where.refuse(row, f"{column} is {values}; a list marks one action with 1, a continuous action is a map")
     return marked[0] if marked else None
 
 
-def factorized(texts: Sequence[Any]) -> tuple[NDArray[np.int64], list[bytes], NDArray[np.int64]]:
+def factorize(texts: Sequence[Any]) -> tuple[NDArray[np.int64], list[bytes], NDArray[np.int64]]:
     """Which of the U different texts each row has [n], these texts, and the first row of each [U]."""
     index: dict[bytes, int] = defaultdict(count().__next__)
     codes = np.fromiter(map(index.__getitem__, map(bytes, texts)), np.int64, len(texts))

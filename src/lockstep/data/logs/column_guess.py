@@ -5,9 +5,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-Own = str | dict[str, str]
+ColumnNames = str | dict[str, str]
 """What a column is called in the user's table; or, of a map, the column of each id."""
-WHAT = {
+MEANINGS = {
     "mdp_id": "the trajectory: an episode, a user's session; text or a whole number",
     "sequence_number": "place in the trajectory, a whole number",
     "state_features": "what was known before the decision: one map, or a list of columns of numbers",
@@ -24,7 +24,7 @@ WHAT = {
     "metrics": "more numbers to judge policies by: one map, or a list of columns",
 }
 """The columns of the schema, in the order of the file, and what each is."""
-_USUAL: Mapping[str, str] = {
+_COMMON_NAMES: Mapping[str, str] = {
     "mdp_id": "episodeid episode trajectoryid trajectory traj trajid sessionid session mdp userid user customerid "
     "customer visitor run",
     "sequence_number": "step timestep t sequence seq turn tick order position index time timestamp ts",
@@ -45,31 +45,33 @@ _NEAR = 0.8
 _WIDTH = 40  # of a line, behind which what it means stands in line with the others
 _UNKNOWN = "???"
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
-_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+_YAML_LITERALS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
-def usual(name: str, there: Sequence[str]) -> str | None:
+def likely_column(name: str, available: Sequence[str]) -> str | None:
     """The column that is most likely a column of the schema under another name, if there is one."""
-    plain = {re.sub(r"[\W_]", "", column.lower()): column for column in reversed(there)}
-    for other in (name.replace("_", ""), *_USUAL.get(name, "").split()):
+    plain = {re.sub(r"[\W_]", "", column.lower()): column for column in reversed(available)}
+    for other in (name.replace("_", ""), *_COMMON_NAMES.get(name, "").split()):
         if other in plain:
             return plain[other]
     near = difflib.get_close_matches(name.replace("_", ""), plain, n=1, cutoff=_NEAR)
     return plain[near[0]] if near else None
 
 
-def suggested(known: Mapping[str, Own], missing: Sequence[str], left: Sequence[str], kinds: Mapping[str, str]) -> str:
+def suggest_columns(
+    known: Mapping[str, ColumnNames], missing: Sequence[str], unused: Sequence[str], kinds: Mapping[str, str]
+) -> str:
     """A `--columns` file as YAML, each line with what it means.
 
     Args:
         known: what the user's file says already, by name of the schema.
         missing: columns of the schema that every log needs and this one has not.
-        left: columns of the log that mean nothing so far.
+        unused: columns of the log that mean nothing so far.
         kinds: `number` or `map`, of columns of which that is known.
     """
-    found, free = dict[str, Own | list[str]](known), list(left)
-    for name in (*missing, *(name for name in WHAT if name not in missing and name not in known)):
-        column = usual(name, free)
+    found, free = dict[str, ColumnNames | list[str]](known), list(unused)
+    for name in (*missing, *(name for name in MEANINGS if name not in missing and name not in known)):
+        column = likely_column(name, free)
         fits = name not in ("state_features", "next_state_features", "metrics") or kinds.get(column or "") == "map"
         if column is not None and fits:
             found[name] = column
@@ -81,13 +83,13 @@ def suggested(known: Mapping[str, Own], missing: Sequence[str], left: Sequence[s
         free = [column for column in free if column not in (maps[:1] or numbers)]
     for name in missing:
         found.setdefault(name, _UNKNOWN)
-    lines = [(f"{name}: {_yaml(found[name])}", WHAT[name]) for name in WHAT if name in found]
+    lines = [(f"{name}: {_yaml(found[name])}", MEANINGS[name]) for name in MEANINGS if name in found]
     width = max((len(line) for line, _ in lines if len(line) <= _WIDTH), default=0)
     text = [f"{line.ljust(width)}  # {what}" for line, what in lines]
     return "\n".join([*text, *([f"# left out: {', '.join(free)}"] if free else [])])
 
 
-def _yaml(value: Own | list[str]) -> str:
+def _yaml(value: ColumnNames | list[str]) -> str:
     """A name, a list of names or a map of ids to names, in a line of YAML."""
     if isinstance(value, dict) and all(key == column for key, column in value.items()):
         value = list(value)
@@ -99,4 +101,6 @@ def _yaml(value: Own | list[str]) -> str:
 
 
 def _quoted(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) and name.lower() not in _WORDS else json.dumps(name, ensure_ascii=False)
+    return (
+        name if _PLAIN.fullmatch(name) and name.lower() not in _YAML_LITERALS else json.dumps(name, ensure_ascii=False)
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.data.packages import needed
+from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
@@ -14,7 +14,7 @@ _KINDS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "par
 _READ_BYTES = 1 << 18
 
 
-def listed(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
+def find_files(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
     """All files of a log: those named, and those in folders sorted by name, at any depth; and which stood in folders.
 
     What begins with `_` or `.` in a folder is no log (`_SUCCESS`, checksums). A folder that is a Minari dataset is
@@ -23,7 +23,7 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
     Raises:
         ConfigError: nothing is there, or there are no files that are logs.
     """
-    files, inside = list[Path](), set[Path]()
+    files, in_folders = list[Path](), set[Path]()
     for path in paths:
         if is_minari(path):
             files.append(path)
@@ -34,7 +34,7 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
                     f"{path} contains no log; a folder needs files named *.jsonl, *.json, *.parquet or *.csv"
                 )
             files.extend(found)
-            inside.update(found)
+            in_folders.update(found)
         elif path.exists():
             kind_of(path)
             files.append(path)
@@ -42,7 +42,7 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
             raise ConfigError(f"{path} does not exist; give a log file, or a folder of them")
     if not files:
         raise ConfigError("no log was named; give a log file, or a folder of them")
-    return files, inside
+    return files, in_folders
 
 
 def is_minari(path: Path) -> bool:
@@ -151,6 +151,6 @@ def _decompressor(path: Path) -> Any:
     if suffix == ".gz":
         return lambda: zlib.decompressobj(wbits=31)
     if suffix == ".zst":
-        zstandard = needed("zstandard", "offline")
+        zstandard = import_optional("zstandard", "offline")
         return lambda: zstandard.ZstdDecompressor().decompressobj()
     return None

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.data.packages import needed
+from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from lockstep.data.logs.frame import Found
+    from lockstep.data.logs.frame import RawRows
     from lockstep.data.logs.schema import Schema
 
 KINDS = ("discrete", "parametric")
@@ -56,16 +56,16 @@ def read_log(
     Raises:
         ConfigError: a file is not there, is empty, or its first rows are not as the schema has it.
     """
-    needed("polars", "offline")
-    from lockstep.data.logs.files import listed
+    import_optional("polars", "offline")
+    from lockstep.data.logs.files import find_files
     from lockstep.data.logs.schema import Schema
 
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"kind={kind} is not known; there are {' and '.join(KINDS)}")
     if kind == "parametric" and actions is not None:
         raise ConfigError(f"actions={','.join(actions)} are names, and kind=parametric has none; leave one out")
-    files, inside = listed([Path(path) for path in paths])
-    return Log(files, inside, Schema.of(columns, actions), kind or ("discrete" if actions is not None else None))
+    files, in_folders = find_files([Path(path) for path in paths])
+    return Log(files, in_folders, Schema.of(columns, actions), kind or ("discrete" if actions is not None else None))
 
 
 class Log:
@@ -87,10 +87,10 @@ class Log:
         notes: what the user should be told, one line each; grows while rows are read.
     """
 
-    def __init__(self, files: list[Path], inside: set[Path], schema: "Schema", kind: str | None) -> None:
+    def __init__(self, files: list[Path], in_folders: set[Path], schema: "Schema", kind: str | None) -> None:
         from lockstep.data.logs.minari import size_of
 
-        self.paths, self._inside, self._schema = files, inside, schema
+        self.paths, self._in_folders, self._schema = files, in_folders, schema
         self._sizes = [size_of(path) for path in files]
         self.total_bytes, self.done_bytes = sum(self._sizes), 0
         first = next((found for found in self._read() if kind is None or found.kind), None)
@@ -117,7 +117,7 @@ class Log:
             self._check_ids(found, states, actions)
             yield table
 
-    def _read(self) -> "Generator[Found]":
+    def _read(self) -> "Generator[RawRows]":
         """All rows as the readers give them."""
         from lockstep.data.logs.files import kind_of
         from lockstep.data.logs.json_lines import JsonLines
@@ -143,7 +143,7 @@ class Log:
             for found in reading:
                 here = any_rows = True
                 yield found
-            if not here and path not in self._inside:
+            if not here and path not in self._in_folders:
                 raise ConfigError(f"{path} is empty; a log has a row for each decision")
             if not here:
                 self._schema.note(f"{path} is empty, and was left out")
@@ -152,7 +152,7 @@ class Log:
         if not any_rows:
             raise ConfigError(f"{self.paths[0].parent} holds only empty files; a log has a row for each decision")
 
-    def _check_ids(self, found: "Found", states: set[str], actions: set[str]) -> None:
+    def _check_ids(self, found: "RawRows", states: set[str], actions: set[str]) -> None:
         """Refuse an id that is a feature of states and of actions: it would not be clear which one is meant."""
         from lockstep.data.logs.maps import Maps
 

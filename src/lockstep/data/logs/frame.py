@@ -13,7 +13,7 @@ _WANTED = {"discrete": "names", "parametric": "maps of features"}
 
 
 @dataclass(slots=True)
-class Found:
+class RawRows:
     """Some rows as a reader gives them; columns that a log does not have are left out."""
 
     where: Where
@@ -43,7 +43,7 @@ class Found:
         return None
 
 
-def frame(found: Found, kind: str) -> pl.DataFrame:
+def frame(found: RawRows, kind: str) -> pl.DataFrame:
     """The table of these rows; `read_log` says which columns it has.
 
     Raises:
@@ -82,7 +82,7 @@ def _kind_of(lists: pl.Series) -> str | None:
     return "discrete" if lists.list.len().sum() else None
 
 
-def _check_kind(found: Found, kind: str) -> None:
+def _check_kind(found: RawRows, kind: str) -> None:
     """Refuse actions of the other kind than the log's."""
     for name, actions in found.actions.items():
         here = isinstance(actions, Maps)
@@ -101,7 +101,7 @@ def _refuse_kind(where: Where, row: int, name: str, kind: str) -> None:
     where.refuse(row, f"{name} holds {_WANTED[other]}, but actions of this log are {_WANTED[kind]} ({kind})")
 
 
-def _check_scalars(found: Found) -> None:
+def _check_scalars(found: RawRows) -> None:
     where = found.where
     mdp_id = found.scalars["mdp_id"]
     for name, bad, way in (
@@ -122,7 +122,7 @@ def _check_scalars(found: Found) -> None:
             where.refuse(row, f"time_diff {time_diff[row]} is negative; it must be 0 or more")
 
 
-def _check_decisions(found: Found) -> None:
+def _check_decisions(found: RawRows) -> None:
     """Every row needs an action and a reward, but for the state after the last decision, where nothing is possible."""
     action, reward = found.actions["action"], found.scalars["reward"]
     acted = action.given if isinstance(action, Maps) else action.is_not_null().to_numpy()

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from lockstep.data.logs.actions import ActionDecoder
 from lockstep.data.logs.files import LineBlocks
-from lockstep.data.logs.frame import Found
+from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_json
-from lockstep.data.logs.maps import MapDecoder, Maps, Where, in_words
+from lockstep.data.logs.maps import MapDecoder, Maps, Where, error_text
 from lockstep.data.logs.schema import ACTIONS, ALIASES, FLAGS, LISTS, MAPS, NUMBERS, Schema
 from lockstep.errors import ConfigError
 
@@ -39,7 +39,7 @@ class JsonLines:
         self._maps = {name: MapDecoder() for name in MAPS}
         self._actions = {name: ActionDecoder(schema.names) for name in ACTIONS}
 
-    def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[Found]:
+    def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[RawRows]:
         """All rows of a file. `advance` is called with the bytes read so far."""
         blocks = LineBlocks(path, _FIRST_BYTES)
         decoder: Any = None
@@ -66,36 +66,36 @@ class JsonLines:
 
     def _decoder(self, block: bytes, path: Path) -> tuple[Any, dict[str, dict[str, str]]]:
         """What decodes a row of this file, and which fields of it are ids of a map, by map."""
-        there, schema = _keys(block, path), self._schema
-        if there:
-            schema.check([*there], path, lambda: _kinds(block), by_prefix=False)
-            schema.note_others([*there], path)
+        available, schema = _keys(block, path), self._schema
+        if available:
+            schema.check([*available], path, lambda: _kinds(block), by_prefix=False)
+            schema.note_others([*available], path)
         kinds: dict[str, Any] = {"mdp_id": str | int, "sequence_number": _Int64}
         kinds |= dict.fromkeys(NUMBERS, float | None) | dict.fromkeys(FLAGS, bool | None)
         fields: list[Any] = []
         own: dict[str, dict[str, str]] = {}
         for name in ("mdp_id", "sequence_number", *NUMBERS, *FLAGS, *MAPS, *ACTIONS, *LISTS):
-            if columns := schema.spread(name) if name in (*MAPS, *ACTIONS) else {}:
+            if columns := schema.spread_columns(name) if name in (*MAPS, *ACTIONS) else {}:
                 own[name] = {}
                 for key, column in columns.items():
                     own[name][key] = inside = f"{name}_{len(own[name])}"
                     fields.append((inside, float | None, msgspec.field(default=None, name=column)))
                 continue
-            called = schema.called(name, there) or cast(str, schema.own.get(name, name))
+            called = schema.column_of(name, available) or cast(str, schema.overrides.get(name, name))
             required = name in ("mdp_id", "sequence_number")
             default = None if name in (*NUMBERS, *FLAGS) else _NULL
             given = msgspec.field(name=called) if required else msgspec.field(name=called, default=default)
             fields.append((name, kinds.get(name, msgspec.Raw), given))
-            if name in ALIASES and called == name and name not in schema.own:
+            if name in ALIASES and called == name and name not in schema.overrides:
                 fields.append((f"{name}_", float | None, msgspec.field(name=ALIASES[name], default=None)))
         made = msgspec.defstruct("Row", fields, gc=False, eq=False, kw_only=True)
         return msgspec.json.Decoder(made), own
 
-    def _found(self, rows: list[Any], where: Where, file: int, own: dict[str, dict[str, str]]) -> Found:
+    def _found(self, rows: list[Any], where: Where, file: int, own: dict[str, dict[str, str]]) -> RawRows:
         def column(name: str) -> list[Any]:
             return list(map(attrgetter(name), rows))
 
-        found = Found(where, file, _scalars(column, second=hasattr(rows[0], "propensity_")))
+        found = RawRows(where, file, _scalars(column, second=hasattr(rows[0], "propensity_")))
         for name, prefix in MAPS.items():
             maps = _spread(column, own[name]) if name in own else self._map(column(name), where, name)
             if name == "state_features" or maps.given.any():
@@ -132,7 +132,7 @@ def _blocks_of(blocks: LineBlocks, path: Path) -> Iterator[bytes]:
         try:
             rows = msgspec.json.decode(b"".join(text).removeprefix(_BYTE_ORDER_MARK), type=list[msgspec.Raw])
         except ValueError as error:
-            raise ConfigError(f"{path} begins as a list of rows, and is not JSON ({in_words(error)})") from None
+            raise ConfigError(f"{path} begins as a list of rows, and is not JSON ({error_text(error)})") from None
         for start in range(0, len(rows), _MOST_ROWS // 10):
             part = [msgspec.json.format(row, indent=-1) for row in rows[start : start + _MOST_ROWS // 10]]
             yield b"\n".join(part) + b"\n"
@@ -179,12 +179,12 @@ def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
         decoder.decode(text)
     except msgspec.ValidationError as error:
         column = str(error).rpartition(" - at `$.")[2].rstrip("`") if " - at `$." in str(error) else ""
-        said = in_words(error)
+        said = error_text(error)
         if "missing required field" in said:
             said += "; every row needs it"
         where.refuse(0, f"{column}: {said}" if column else said)
     except ValueError as error:
-        where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({in_words(error)})")
+        where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({error_text(error)})")
 
 
 def _not_json(text: bytes) -> str | None:

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from lockstep.data.logs.actions import ActionNames, factorized
-from lockstep.data.logs.maps import Maps, Where, as_entries, in_words, inside, is_text, maps_of_dicts, maps_of_series
+from lockstep.data.logs.actions import ActionNames, factorize
+from lockstep.data.logs.maps import Maps, Where, as_entries, error_text, flatten, is_text, maps_of_dicts, maps_of_series
 from lockstep.errors import ConfigError
 
 _FIRST = re.compile(rb"\s*\[\s*([^\s\]])")
@@ -24,7 +24,7 @@ _LIST = msgspec.json.Decoder(list[dict[str, float | None]] | None)
 
 def lists_of_json(texts: Sequence[Any], names: ActionNames, where: Where, column: str) -> pl.Series:
     """Read the JSON of n lists; `null` is none. List(String), or List(Struct) with a field for each feature."""
-    codes, different, first = factorized(texts)
+    codes, different, first = factorize(texts)
     some = next((found[1] for text in different if (found := _FIRST.match(text))), b"")
     if some == b"{":
         return _maps_of_json(different, where.take(first), column).gather(codes)
@@ -49,7 +49,7 @@ def lists_of_series(series: pl.Series, names: ActionNames, where: Where, column:
         raise ConfigError(f"{where.path}: column {column} is {dtype}; it must be a list of names, marks or maps")
     null = series.is_null().to_numpy()
     counts = series.list.len().fill_null(0).to_numpy().astype(np.int64)
-    children, row = inside(series)
+    children, row = flatten(series)
     if is_text(inner):
         made = series.cast(pl.List(pl.String)).alias(column)
         _check_names(made, names, where, column)
@@ -83,7 +83,7 @@ def lists(children: pl.Series, counts: NDArray[np.int64], null: NDArray[np.bool_
 
 def _check_names(series: pl.Series, names: ActionNames, where: Where, column: str) -> None:
     if names.names is not None:
-        children, row = inside(series)
+        children, row = flatten(series)
         names.check(children, where.take(row), column)
 
 
@@ -91,7 +91,7 @@ def _names(text: bytes, names: ActionNames, where: Where, row: int, column: str)
     try:
         found = msgspec.json.decode(text)
     except ValueError as error:
-        where.refuse(row, f"{column}: {in_words(error)}")
+        where.refuse(row, f"{column}: {error_text(error)}")
     if found is None:
         return None
     listed = cast("list[Any]", found)
@@ -99,7 +99,7 @@ def _names(text: bytes, names: ActionNames, where: Where, row: int, column: str)
         where.refuse(row, f"{column} is {text.decode()[:80]}; it must be a list of names, of marks or of maps")
     if all(isinstance(one, str) for one in listed):
         return cast("list[str]", listed)
-    return names.masked(listed, where, row, column)
+    return names.names_of_mask(listed, where, row, column)
 
 
 def _maps_of_json(texts: Sequence[bytes], where: Where, column: str) -> pl.Series:
@@ -110,7 +110,7 @@ def _maps_of_json(texts: Sequence[bytes], where: Where, column: str) -> pl.Serie
             try:
                 _LIST.decode(text)
             except ValueError as error:
-                where.refuse(i, f"{column}: {in_words(error)}; it must be a list of maps of ids to numbers")
+                where.refuse(i, f"{column}: {error_text(error)}; it must be a list of maps of ids to numbers")
         raise
     counts = np.fromiter((len(one or ()) for one in found), np.int64, len(found))
     maps = maps_of_dicts([one for listed in found if listed for one in listed])
@@ -140,7 +140,7 @@ def _marked(
     )
     for bad in (*row[wrong[:1]], *odd[:1]):
         mask = [float(value) for value in marks[row == bad]]
-        names.masked(mask, where, int(bad), column)
+        names.names_of_mask(mask, where, int(bad), column)
         where.refuse(int(bad), f"{column} marks {len(mask)} actions, and rows before mark {lengths[0]}")
     place = np.arange(len(marks)) - np.repeat(np.cumsum(counts) - counts, counts)
     taken = marks == 1

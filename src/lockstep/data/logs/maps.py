@@ -100,7 +100,7 @@ class MapDecoder:
                 try:
                     _MAP.decode(one)
                 except ValueError as error:
-                    where.refuse(i, f"{name}: {in_words(error)}; it must be a map of ids to numbers")
+                    where.refuse(i, f"{name}: {error_text(error)}; it must be a map of ids to numbers")
             raise
         self._learn(maps)
         return maps.check(where, name)
@@ -192,7 +192,7 @@ def is_text(dtype: Any) -> bool:
     return dtype in (pl.String, pl.Categorical, pl.Enum)
 
 
-def in_words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What msgspec found, without its path into the whole."""
     return str(error).partition(" - at `")[0]
 
@@ -205,10 +205,10 @@ def _of_struct(series: pl.Series, where: Where, name: str) -> Maps:
 
 
 def _of_entries(series: pl.Series, where: Where, name: str) -> Maps:
-    if (alike := _alike(series)) is not None:
+    if (alike := _uniform(series)) is not None:
         return alike
     given = series.is_not_null().to_numpy()
-    inner, row = inside(series)
+    inner, row = flatten(series)
     keys = inner.struct.field("key")
     if keys.null_count():
         where.refuse(int(row[cast(int, keys.is_null().arg_max())]), f"{name} has an id that is null")
@@ -224,7 +224,7 @@ def _of_entries(series: pl.Series, where: Where, name: str) -> Maps:
     return Maps(tuple(ids.cast(pl.String).to_list()), values, given)
 
 
-def _alike(series: pl.Series) -> Maps | None:
+def _uniform(series: pl.Series) -> Maps | None:
     """Maps that all have the same ids in the same order, as most logs do, and all values known: a mere reshape.
 
     `None` if they are not such ones; what is wrong with any is for the general way to say.
@@ -252,7 +252,7 @@ def repeats(series: pl.Series, width: int) -> bool:
     return bool((series.slice(width) == series.slice(0, max(len(series) - width, 0))).all())
 
 
-def inside(lists: pl.Series) -> tuple[pl.Series, NDArray[np.int64]]:
+def flatten(lists: pl.Series) -> tuple[pl.Series, NDArray[np.int64]]:
     """All that is in n lists [m], and in the list of which row [m]."""
     counts = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
     some = counts > 0

@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from lockstep.data.logs.files import is_minari
-from lockstep.data.logs.frame import Found
+from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.maps import Maps, Where
 from lockstep.data.logs.schema import Schema
 from lockstep.errors import ConfigError
@@ -27,7 +27,7 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], None]) -> Iterator[Found]:
+def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], None]) -> Iterator[RawRows]:
     """All steps of a data set; `mdp_id` is the number of the episode.
 
     Numbers of an observation, flattened, have the ids 0, 1, ...; those of a continuous action count on from there.
@@ -35,7 +35,7 @@ def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], 
     Raises:
         ConfigError: it cannot be read, or its spaces are neither numbers nor one choice.
     """
-    if schema.own:
+    if schema.overrides:
         raise ConfigError(f"--columns says what columns are called, and {path} is a Minari dataset, which has none")
     data, size = _opened(path), size_of(path)
     observation, action = data.observation_space, data.action_space
@@ -56,10 +56,10 @@ def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], 
         yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, (action, schema))
 
 
-def _found(episodes: list[Any], where: Where, file: int, context: tuple[Any, Schema]) -> Found:
+def _found(episodes: list[Any], where: Where, file: int, context: tuple[Any, Schema]) -> RawRows:
     action, schema = context
     lengths = [len(episode.rewards) for episode in episodes]
-    found = Found(where, file)
+    found = RawRows(where, file)
     observations = [np.asarray(episode.observations, np.float64) for episode in episodes]
     observations = [one.reshape(len(one), -1) for one in observations]
     reward = np.concatenate([np.asarray(episode.rewards, np.float64) for episode in episodes])

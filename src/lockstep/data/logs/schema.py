@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from lockstep.config import settings
 from lockstep.data.logs.actions import ActionNames
-from lockstep.data.logs.column_guess import Own, suggested, usual
+from lockstep.data.logs.column_guess import ColumnNames, likely_column, suggest_columns
 from lockstep.errors import ConfigError
 
 MAPS = {"state_features": "state", "next_state_features": "next_state", "metrics": "metric"}
@@ -34,12 +34,12 @@ class Schema:
     """How to find the columns of the schema in a log, and what was noted on the way.
 
     Attributes:
-        own: by schema name, what the user calls a column; others have their own names.
+        overrides: by schema name, what the user calls a column; others have their own names.
         names: of discrete actions.
         notes: what the user should be told once, one line each.
     """
 
-    own: dict[str, Own] = field(default_factory=dict[str, Own])
+    overrides: dict[str, ColumnNames] = field(default_factory=dict[str, ColumnNames])
     names: ActionNames = field(default_factory=ActionNames)
     notes: list[str] = field(default_factory=list[str])
     _noted: set[str] = field(default_factory=set[str])
@@ -49,45 +49,51 @@ class Schema:
         """From what the user says. Raises `ConfigError` for what is not a mapping of the schema's names."""
         if actions is not None and len(set(actions)) != len(actions):
             raise ConfigError(f"actions={','.join(actions)} names one twice; each needs a name of its own")
-        own = {name: _own(name, value) for name, value in (columns or {}).items()}
-        return cls(own, ActionNames(None if actions is None else tuple(actions)))
+        overrides = {name: _own(name, value) for name, value in (columns or {}).items()}
+        return cls(overrides, ActionNames(None if actions is None else tuple(actions)))
 
-    def called(self, name: str, there: Iterable[str]) -> str | None:
-        """What a column of the schema is called among those that are `there`; `None`: it is not, or it is spread."""
-        mine = self.own.get(name, name)
-        if not isinstance(mine, str):
+    def column_of(self, name: str, available: Iterable[str]) -> str | None:
+        """The name of a schema column in a log; None if it is missing, or a map with a column for each id."""
+        configured = self.overrides.get(name, name)
+        if not isinstance(configured, str):
             return None
-        other = ALIASES.get(name) if name not in self.own else None
-        there = set(there)
-        if other in there and mine in there:
-            raise ConfigError(f"the log has both {mine} and {other}, which mean the same; say which in --columns")
-        return mine if mine in there else other if other in there else None
+        other = ALIASES.get(name) if name not in self.overrides else None
+        available = set(available)
+        if other in available and configured in available:
+            raise ConfigError(f"the log has both {configured} and {other}, which mean the same; say which in --columns")
+        return configured if configured in available else other if other in available else None
 
-    def spread(self, name: str, there: Iterable[str] = ()) -> dict[str, str]:
+    def spread_columns(self, name: str, available: Iterable[str] = ()) -> dict[str, str]:
         """The columns that hold one id each of a map, by id: as the user says, or those named `state:ID` and so on."""
-        mine = self.own.get(name)
-        if isinstance(mine, dict):
-            return mine
+        configured = self.overrides.get(name)
+        if isinstance(configured, dict):
+            return configured
         prefix = MAPS.get(name, name) + ":"
-        return {} if mine else {column.removeprefix(prefix): column for column in there if column.startswith(prefix)}
+        return (
+            {}
+            if configured
+            else {column.removeprefix(prefix): column for column in available if column.startswith(prefix)}
+        )
 
-    def taken(self, there: Sequence[str]) -> set[str]:
+    def used_columns(self, available: Sequence[str]) -> set[str]:
         """Those columns that mean something."""
-        found = {column for name in SCHEMA if (column := self.called(name, there)) is not None}
-        return found | {column for name in _SPREAD for column in self.spread(name, there).values()}
+        found = {column for name in SCHEMA if (column := self.column_of(name, available)) is not None}
+        return found | {column for name in _SPREAD for column in self.spread_columns(name, available).values()}
 
-    def note_others(self, there: Sequence[str], path: Path) -> None:
+    def note_others(self, available: Sequence[str], path: Path) -> None:
         """Note columns that are left out; each once."""
-        new = [c for c in there if c not in self.taken(there) and c not in IGNORED and c not in self._noted]
+        new = [
+            c for c in available if c not in self.used_columns(available) and c not in IGNORED and c not in self._noted
+        ]
         if new:
             self._noted.update(new)
             meant = {
                 name: column
                 for name in SCHEMA
-                if name not in self.own
-                and self.called(name, there) is None
-                and not self.spread(name, there)
-                and (column := usual(name, new)) is not None
+                if name not in self.overrides
+                and self.column_of(name, available) is None
+                and not self.spread_columns(name, available)
+                and (column := likely_column(name, new)) is not None
             }
             hint = "".join(
                 f"; if {column} is the {name}, --columns says so: {name}: {column}" for name, column in meant.items()
@@ -102,37 +108,37 @@ class Schema:
             self.notes.append(line)
 
     def check(
-        self, there: Sequence[str], path: Path, kinds: Callable[[], Mapping[str, str]], *, by_prefix: bool = True
+        self, available: Sequence[str], path: Path, kinds: Callable[[], Mapping[str, str]], *, by_prefix: bool = True
     ) -> None:
         """Raise `ConfigError` where columns are missing that every log has, or that the user named.
 
         Args:
-            there: the columns of a file.
+            available: the columns of a file.
             path: the file, for messages.
             kinds: of its columns, `number` or `map`, where that is known; asked only where one is missing.
             by_prefix: maps may be spread over columns such as `state:ID`, which a table has from its first row on.
         """
-        for name, mine in self.own.items():
-            for column in [mine] if isinstance(mine, str) else mine.values():
-                if column not in there:
+        for name, configured in self.overrides.items():
+            for column in [configured] if isinstance(configured, str) else configured.values():
+                if column not in available:
                     raise ConfigError(
                         f"{path} has no column {column}, which --columns (or the data of --like) names for {name}; "
-                        f"it has {_listed(there)}"
+                        f"it has {_listed(available)}"
                     )
         missing = [
             name
             for name in (*REQUIRED, "state_features", "action", "reward")
-            if self.called(name, there) is None
-            and not (name in _SPREAD and self.spread(name, there if by_prefix else ()))
+            if self.column_of(name, available) is None
+            and not (name in _SPREAD and self.spread_columns(name, available if by_prefix else ()))
         ]
         if missing:
-            taken = self.taken(there) if by_prefix else {self.called(name, there) for name in SCHEMA}
-            left = [column for column in there if column not in taken and column not in IGNORED]
+            taken = self.used_columns(available) if by_prefix else {self.column_of(name, available) for name in SCHEMA}
+            unused = [column for column in available if column not in taken and column not in IGNORED]
             some = "columns" if len(missing) > 1 else "column"
             raise ConfigError(
-                f"{path} has no {some} {', '.join(missing)}; it has {_listed(there)}. If they are called otherwise, "
-                "save these lines as columns.yaml, correct them, and add --columns columns.yaml:\n\n"
-                f"{suggested(self.own, missing, left, kinds())}\n"
+                f"{path} has no {some} {', '.join(missing)}; it has {_listed(available)}. If they are called "
+                "otherwise, save these lines as columns.yaml, correct them, and add --columns columns.yaml:\n\n"
+                f"{suggest_columns(self.overrides, missing, unused, kinds())}\n"
             )
 
 
@@ -150,7 +156,7 @@ def read_columns(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _own(name: str, value: Any) -> Own:
+def _own(name: str, value: Any) -> ColumnNames:
     if name in ALIASES.values():
         name = next(key for key, other in ALIASES.items() if other == name)
     if name not in SCHEMA:

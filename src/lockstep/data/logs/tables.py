@@ -14,7 +14,7 @@ from polars.exceptions import PolarsError
 
 from lockstep.data.logs.actions import Actions, actions_of_series
 from lockstep.data.logs.files import COMPRESSIONS, kind_of, read_bytes
-from lockstep.data.logs.frame import Found
+from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_series
 from lockstep.data.logs.maps import Maps, Where, is_text, maps_of_series, numbers
 from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, REQUIRED, SCHEMA, Schema
@@ -35,19 +35,19 @@ class Tables:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
 
-    def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[Found]:
+    def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[RawRows]:
         """All rows of a file. `advance` is called with the approximate bytes read so far."""
         text, size = kind_of(path) == "csv", path.stat().st_size
         if not size:
             return
         try:
             table = _csv(path) if text else pl.scan_parquet(path)
-            there = table.collect_schema().names()
+            available = table.collect_schema().names()
         except (PolarsError, OSError) as error:
             raise _unreadable(path, error) from error
-        self._schema.check(there, path, lambda: _kinds(table, path, text=text))
-        self._schema.note_others(there, path)
-        table = table.select([name for name in there if name in self._schema.taken(there)])
+        self._schema.check(available, path, lambda: _kinds(table, path, text=text))
+        self._schema.note_others(available, path)
+        table = table.select([name for name in available if name in self._schema.used_columns(available)])
         total = None if text else _run(path, lambda: table.select(pl.len()).collect().item())
         # The first rows say how wide rows are. They come alone: whoever wants no more starts nothing in the background.
         first = _run(path, lambda: table.head(min(_LOOKED_AT, _MOST_ROWS)).collect())
@@ -64,11 +64,11 @@ class Tables:
                 held += int(rows.estimated_size())
             advance(min(size, held) if total is None else size * done // total)
 
-    def _found(self, rows: pl.DataFrame, where: Where, file: int, text: bool) -> Found:
-        schema, there = self._schema, rows.columns
-        called = {name: schema.called(name, there) for name in SCHEMA}
+    def _found(self, rows: pl.DataFrame, where: Where, file: int, text: bool) -> RawRows:
+        schema, available = self._schema, rows.columns
+        called = {name: schema.column_of(name, available) for name in SCHEMA}
         here = {name: rows[column] for name, column in called.items() if column is not None}
-        found = Found(where, file)
+        found = RawRows(where, file)
         for name in (*REQUIRED, *NUMBERS, *FLAGS):
             if name in here:
                 read = _id if name == "mdp_id" else _whole if name in REQUIRED else _flag if name in FLAGS else _number
@@ -91,7 +91,7 @@ class Tables:
 
     def _map(self, rows: pl.DataFrame, where: Where, name: str, text: bool) -> Maps | None:
         """A map whose ids have a column each, if it is such a one."""
-        spread = self._schema.spread(name, rows.columns)
+        spread = self._schema.spread_columns(name, rows.columns)
         if not spread:
             return None
         parts = [_number(rows[column], where, column, text) for column in spread.values()]

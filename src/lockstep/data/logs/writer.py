@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from lockstep.data.logs.files import kind_of
-from lockstep.data.packages import needed
+from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError, RunError
 
 Row = Mapping[str, Any]
@@ -38,23 +38,23 @@ class LogWriter:
         if path.exists():
             raise ConfigError(f"{path} is there already; choose another name, or remove it")
         self.path, self.num_rows = path, 0
-        self._beside = path.with_name(f".{path.name}.part")
-        self._held: list[Row] = []
+        self._temporary = path.with_name(f".{path.name}.part")
+        self._buffered: list[Row] = []
         self._parts: list[Path] = []
         self._file: Any = None
         if kind == "parquet":
-            needed("polars", "offline")
+            import_optional("polars", "offline")
         elif path.suffix.lower() == ".zst":
-            needed("zstandard", "offline")
-        self._opened = contextlib.ExitStack()
+            import_optional("zstandard", "offline")
+        self._open_files = contextlib.ExitStack()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if kind == "parquet":
-                shutil.rmtree(self._beside, ignore_errors=True)
-                self._beside.mkdir()
+                shutil.rmtree(self._temporary, ignore_errors=True)
+                self._temporary.mkdir()
             else:
-                raw = self._opened.enter_context(self._beside.open("wb"))
-                self._file = self._opened.enter_context(_compressor(raw, path.suffix.lower()))
+                raw = self._open_files.enter_context(self._temporary.open("wb"))
+                self._file = self._open_files.enter_context(_compressor(raw, path.suffix.lower()))
         except OSError as error:
             raise ConfigError(f"{path} cannot be written ({error.strerror}); choose another place") from error
 
@@ -65,25 +65,25 @@ class LogWriter:
             if self._file is not None:
                 self._file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
                 return
-            self._held.extend(rows)
-            if len(self._held) >= _PART_ROWS:
+            self._buffered.extend(rows)
+            if len(self._buffered) >= _PART_ROWS:
                 self._write_part()
 
     def close(self) -> None:
         """Complete the file and rename it. Raises `RunError` if it cannot be written."""
         with self._errors_named():
             if self._file is not None:
-                self._opened.close()
-                self._beside.rename(self.path)
+                self._open_files.close()
+                self._temporary.rename(self.path)
                 return
             import polars as pl
 
-            if self._held or not self._parts:
+            if self._buffered or not self._parts:
                 self._write_part()
-            whole = self._beside / "whole.parquet"
+            whole = self._temporary / "whole.parquet"
             pl.scan_parquet(self._parts).sink_parquet(whole)
             whole.rename(self.path)
-            shutil.rmtree(self._beside)
+            shutil.rmtree(self._temporary)
 
     def __enter__(self) -> "LogWriter":
         return self
@@ -100,11 +100,11 @@ class LogWriter:
     def _discard(self) -> None:
         """Remove temporary files."""
         with contextlib.suppress(OSError):
-            self._opened.close()
+            self._open_files.close()
         if self._file is not None:
-            self._beside.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
         else:
-            shutil.rmtree(self._beside, ignore_errors=True)
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     @contextlib.contextmanager
     def _errors_named(self) -> Generator[None]:
@@ -118,9 +118,9 @@ class LogWriter:
             raise RunError(f"{self.path} could not be written: {error}; is the disk full?") from error
 
     def _write_part(self) -> None:
-        self._parts.append(self._beside / f"{len(self._parts):05}.parquet")
-        _table(self._held).write_parquet(self._parts[-1])
-        self._held = []
+        self._parts.append(self._temporary / f"{len(self._parts):05}.parquet")
+        _table(self._buffered).write_parquet(self._parts[-1])
+        self._buffered = []
 
 
 def _compressor(raw: BinaryIO, suffix: str) -> Any:
@@ -129,7 +129,7 @@ def _compressor(raw: BinaryIO, suffix: str) -> Any:
     if suffix == ".bz2":
         return bz2.BZ2File(raw, "wb")
     if suffix == ".zst":
-        return needed("zstandard", "offline").ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(raw)
+        return import_optional("zstandard", "offline").ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(raw)
     return contextlib.nullcontext(raw)
 
 

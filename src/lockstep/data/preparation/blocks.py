@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.preparation import lists as of_actions
-from lockstep.data.preparation.hashing import bits, of_columns, of_names, of_strings
+from lockstep.data.preparation import lists as action_lists
+from lockstep.data.preparation.hashing import float_words, hash_columns, hash_names, hash_strings
 from lockstep.data.preparation.lists import Lists
 from lockstep.errors import ConfigError
 
@@ -36,12 +36,12 @@ class Block:
     def __len__(self) -> int:
         return len(self.columns["sequence_number"])
 
-    def taken(self, rows: NDArray[Any]) -> "Block":
+    def take(self, rows: NDArray[Any]) -> "Block":
         """Some of the rows, in their order."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
-        return Block(columns, {name: lists.taken(rows) for name, lists in self.lists.items()})
+        return Block(columns, {name: lists.take(rows) for name, lists in self.lists.items()})
 
-    def named(self, prefix: str) -> dict[str, NDArray[Any]]:
+    def with_prefix(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Columns `prefix:NAME`, by name."""
         return {name[len(prefix) + 1 :]: self.columns[name] for name in self.columns if name.startswith(prefix + ":")}
 
@@ -55,7 +55,7 @@ class Block:
         return found
 
 
-def joined(blocks: list[Block]) -> Block:
+def concatenate(blocks: list[Block]) -> Block:
     """Concatenate blocks; a column that a block lacks is absent in its rows."""
     if len(blocks) == 1:
         return blocks[0]
@@ -70,7 +70,7 @@ def joined(blocks: list[Block]) -> Block:
     return Block(
         columns,
         {
-            name: of_actions.joined([b.lists.get(name) or of_actions.none(len(b), items) for b in blocks])
+            name: action_lists.concatenate([b.lists.get(name) or action_lists.no_lists(len(b), items) for b in blocks])
             for name, items in present.items()
         },
     )
@@ -83,7 +83,7 @@ def _absent(dtype: np.dtype[Any], rows: int) -> NDArray[Any]:
 
 
 @dataclass(slots=True)
-class Coding:
+class Encoder:
     """Encoding of names as numbers, shared by all frames of a log."""
 
     kind: str
@@ -92,9 +92,9 @@ class Coding:
     action_ids: list[str] = field(default_factory=list[str])
     """Parametric: feature columns of actions, in the order of occurrence."""
 
-    def block(self, frame: Any) -> Block:
+    def encode(self, frame: Any) -> Block:
         """A frame of `lockstep.data.logs.format` as arrays."""
-        hashes = of_strings(frame["mdp_id"])
+        hashes = hash_strings(frame["mdp_id"])
         columns = {"hash_0": hashes[0], "hash_1": hashes[1], "sequence_number": frame["sequence_number"].to_numpy()}
         columns |= {"file": frame["_file"].to_numpy(), "row": frame["_row"].to_numpy()}
         for name in frame.columns:
@@ -115,15 +115,15 @@ class Coding:
             codes = self._codes(frame[prefix])
             return {prefix: codes, f"has_{prefix}": codes >= 0}
         found = {name: numbers(frame[name]) for name in frame.columns if name.startswith(prefix + ":")}
-        self._know(name.partition(":")[2] for name in found)
+        self._add_action_ids(name.partition(":")[2] for name in found)
         present = [~np.isnan(column) for column in found.values()]
         return found | ({f"has_{prefix}": np.logical_or.reduce(present)} if present else {})
 
-    def _know(self, ids: Iterable[str]) -> None:
+    def _add_action_ids(self, ids: Iterable[str]) -> None:
         self.action_ids += [name for name in ids if name not in self.action_ids]
 
     def _codes(self, series: Any) -> NDArray[np.int32]:
-        found = self._known(series)
+        found = self._codes_of_known(series)
         if found.null_count() > series.null_count():
             for name in series.unique().drop_nulls().sort().to_list():
                 self.names.setdefault(name, len(self.names))
@@ -132,10 +132,10 @@ class Coding:
                     f"the log names more than {_MAX_NAMES} different actions ({', '.join(list(self.names)[:3])}, ...); "
                     "describe actions by features: {id: value} (--kind parametric)"
                 )
-            found = self._known(series)
+            found = self._codes_of_known(series)
         return numbers(found.cast(int), -1).astype(np.int32)
 
-    def _known(self, series: Any) -> Any:
+    def _codes_of_known(self, series: Any) -> Any:
         """Codes of known names, null for others."""
         import polars as pl
 
@@ -146,21 +146,21 @@ class Coding:
         logged = series.is_not_null().to_numpy()
         flat = series.explode(empty_as_null=False, keep_nulls=False)
         index = np.where(logged, np.cumsum(logged) - 1, -1)
-        offsets = of_actions.offsets_of(lengths[logged])
+        offsets = action_lists.offsets_of(lengths[logged])
         if self.kind == "discrete":
-            if (shared := _shared(flat, lengths[logged])) is not None:
-                return Lists(np.where(logged, 0, -1), of_actions.offsets_of(lengths[logged][:1]), self._codes(shared))
+            if (shared := _shared_list(flat, lengths[logged])) is not None:
+                return Lists(np.where(logged, 0, -1), action_lists.offsets_of(lengths[logged][:1]), self._codes(shared))
             codes = self._codes(flat)
-            return of_actions.deduplicated(Lists(index, offsets, codes), _code_hashes)
+            return action_lists.deduplicate(Lists(index, offsets, codes), _code_hashes)
         fields = flat.struct.unnest()
-        self._know(fields.columns)
+        self._add_action_ids(fields.columns)
         items = np.full((len(flat), len(self.action_ids)), np.nan)
         for name in fields.columns:
             items[:, self.action_ids.index(name)] = numbers(fields[name])
-        return of_actions.deduplicated(Lists(index, offsets, items), lambda some: item_hashes(some, self.action_ids))
+        return action_lists.deduplicate(Lists(index, offsets, items), lambda some: item_hashes(some, self.action_ids))
 
 
-def _shared(flat: Any, lengths: NDArray[np.int64]) -> Any:
+def _shared_list(flat: Any, lengths: NDArray[np.int64]) -> Any:
     """The list of names that all rows share, as in most logs; `None` if lists differ."""
     width = int(lengths[0]) if len(lengths) else 0
     if not width or flat.null_count() or (lengths != width).any():
@@ -171,17 +171,17 @@ def _shared(flat: Any, lengths: NDArray[np.int64]) -> Any:
 def item_hashes(items: NDArray[np.float64], ids: Iterable[str]) -> NDArray[np.uint64]:
     """Lanes [2, m] of actions [m, F], independent of the order of columns."""
     order = sorted((name, place) for place, name in enumerate(ids))
-    return of_columns("action", [(name, bits(items[:, place])) for name, place in order], len(items))
+    return hash_columns("action", [(name, float_words(items[:, place])) for name, place in order], len(items))
 
 
 def _code_hashes(codes: NDArray[Any]) -> NDArray[np.uint64]:
-    return of_columns("item", [("name", codes.astype(np.uint64))], len(codes))
+    return hash_columns("item", [("name", codes.astype(np.uint64))], len(codes))
 
 
 def name_hashes(codes: NDArray[Any], names: Mapping[str, int]) -> NDArray[np.uint64]:
     """Lanes [2, m] of actions by name [m]; -1 is no action."""
     table = np.zeros((2, len(names) + 1), np.uint64)
-    table[:, : len(names)] = of_names(sorted(names, key=lambda name: names[name])).T
+    table[:, : len(names)] = hash_names(sorted(names, key=lambda name: names[name])).T
     return table[:, codes]
 
 

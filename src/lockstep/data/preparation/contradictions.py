@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.preparation.blocks import Block
-from lockstep.data.preparation.hashing import Words, of_lists
+from lockstep.data.preparation.hashing import Words, hash_lists
 from lockstep.data.preparation.lists import Lists
 from lockstep.errors import ConfigError
 
@@ -88,7 +88,7 @@ def check_lists(own: Lists, ahead: Lists, following: _Index, where: Where, hashe
     at = at[(ahead.lengths[at] > 0) & (own.lengths[at + 1] > 0)]
     if not at.size:
         return
-    lanes = of_lists(hashes(own.items), own.offsets)
+    lanes = hash_lists(hashes(own.items), own.offsets)
     differ = at[lanes[0, ahead.index[at]] != lanes[0, own.index[at + 1]]]
     if differ.size:
         raise ConfigError(
@@ -105,7 +105,7 @@ def _pairs(block: Block) -> list[tuple[str, str]]:
             names = (
                 [""]
                 if kind in block.columns
-                else [":" + name for name in block.named(kind) | block.named(f"next_{kind}")]
+                else [":" + name for name in block.with_prefix(kind) | block.with_prefix(f"next_{kind}")]
             )
             found += [(f"next_{kind}{name}", f"{kind}{name}") for name in names]
     return found

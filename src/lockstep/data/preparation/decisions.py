@@ -65,27 +65,27 @@ class Decisions:
     lists: Index
 
 
-def decisions(block: Block, line: NextRows, schema: Schema, key: NDArray[np.uint64]) -> Decisions:
+def decisions(block: Block, successors: NextRows, schema: Schema, key: NDArray[np.uint64]) -> Decisions:
     """Columns of the rows that are kept. `key` is that of all rows [n, 2]."""
-    rows = np.flatnonzero(line.kept)
-    after = line.following[rows]
-    goes_on = np.flatnonzero((after >= 0) & ~line.terminal[rows])
+    rows = np.flatnonzero(successors.kept)
+    after = successors.following[rows]
+    goes_on = np.flatnonzero((after >= 0) & ~successors.terminal[rows])
     columns: Columns = {
-        "terminal": line.terminal[rows].view(np.uint8),
-        "continues": line.continues[rows].view(np.uint8),
+        "terminal": successors.terminal[rows].view(np.uint8),
+        "continues": successors.continues[rows].view(np.uint8),
     }
     ids = schema.state.ids
     state = schema.state.normalize(block.table("state", ids))
     columns["state"] = state.take(rows, 0)
     columns["next_state"] = _following(state, after, goes_on)
-    logged = np.flatnonzero((after < 0) & ~line.terminal[rows])
+    logged = np.flatnonzero((after < 0) & ~successors.terminal[rows])
     if logged.size:
-        ends = block.taken(rows[logged])
+        ends = block.take(rows[logged])
         columns["next_state"][logged] = schema.state.normalize(ends.table("next_state", ids))
-    columns |= _numbers(block, line, schema, rows)
+    columns |= _numbers(block, successors, schema, rows)
     columns["key"] = np.ascontiguousarray(key[rows])
     make = _discrete if schema.action is None else _parametric
-    found, added, lists = make(block, line, schema, rows)
+    found, added, lists = make(block, successors, schema, rows)
     return Decisions(columns | found, rows, added, lists)
 
 
@@ -98,51 +98,51 @@ def _following(table: NDArray[Any], after: Index, some: Index) -> NDArray[Any]:
     return found
 
 
-def _numbers(block: Block, line: NextRows, schema: Schema, rows: Index) -> Columns:
+def _numbers(block: Block, successors: NextRows, schema: Schema, rows: Index) -> Columns:
     source = block.columns
-    trajectory = np.cumsum(line.first)[rows]
+    trajectory = np.cumsum(successors.first)[rows]
     change = np.ones(len(rows), np.int64)
     change[1:] = trajectory[1:] != trajectory[:-1]
     unknown = np.full(len(block), np.nan)
     return {
         "reward": source["reward"][rows].astype(np.float32),
         "metrics": block.table("metric", schema.metrics)[rows].astype(np.float32),
-        "time_diff": line.time_diff[rows].astype(np.float32),
+        "time_diff": successors.time_diff[rows].astype(np.float32),
         "propensity": source.get("propensity", unknown)[rows].astype(np.float32),
         "trajectory": np.cumsum(change) - 1,
         "sequence_number": source["sequence_number"][rows],
     }
 
 
-def _next_decision(block: Block, line: NextRows, rows: Index) -> tuple[Index, Index]:
+def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Index, Index]:
     """Which of the kept rows have a decision after them that is known, and which only say what it was."""
-    after, open_ = line.following[rows], ~line.terminal[rows]
+    after, open_ = successors.following[rows], ~successors.terminal[rows]
     decided = block.columns["has_action"]
     follows = (after >= 0) & decided[after] & open_
     said = block.columns.get("has_next_action", np.zeros(len(block), np.bool_))[rows] & ~follows & open_
     return np.flatnonzero(follows), np.flatnonzero(said)
 
 
-def _discrete(block: Block, line: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+def _discrete(block: Block, successors: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
     actions = np.append(schema.renumbered, np.int32(-1))
     action = actions[block.columns["action"]]
-    follows, said = _next_decision(block, line, rows)
-    after = line.following[rows]
+    follows, said = _next_decision(block, successors, rows)
+    after = successors.following[rows]
     next_action = np.full(len(rows), -1, np.int32)
     next_action[follows] = action[after[follows]]
     if said.size:
         next_action[said] = actions[block.columns["next_action"][rows[said]]]
-    number = len(line.lists.offsets) - 1
+    number = len(successors.lists.offsets) - 1
     masks = np.zeros((number + 1, schema.num_actions), np.uint8)
-    masks[np.repeat(np.arange(number), np.diff(line.lists.offsets)), actions[line.lists.items]] = 1
+    masks[np.repeat(np.arange(number), np.diff(successors.lists.offsets)), actions[successors.lists.items]] = 1
     masks[number] = 1  # where nothing is known, all are possible; index -1 finds this
-    possible = masks.take(line.lists.index, 0)  # `take` copies rows faster than an index does
+    possible = masks.take(successors.lists.index, 0)  # `take` copies rows faster than an index does
     decided = np.flatnonzero(action >= 0)
     added = int((possible[decided, action[decided]] == 0).sum())
     possible[decided, action[decided]] = 1
-    possible_next = masks.take(line.next_index[rows], 0)
+    possible_next = masks.take(successors.next_index[rows], 0)
     possible_next[follows] = possible.take(after[follows], 0)
-    possible_next[line.terminal[rows]] = 0
+    possible_next[successors.terminal[rows]] = 0
     some = np.flatnonzero(next_action >= 0)
     possible_next[some, next_action[some]] = 1
     columns = {"action": action[rows], "next_action": next_action}
@@ -150,20 +150,20 @@ def _discrete(block: Block, line: NextRows, schema: Schema, rows: Index) -> tupl
     return columns, added, np.zeros(0, np.int64)
 
 
-def _parametric(block: Block, line: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+def _parametric(block: Block, successors: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
     features = schema.action
     assert features is not None
     raw = block.table("action", features.ids)
-    follows, said = _next_decision(block, line, rows)
-    after = line.following[rows]
-    later = block.taken(rows[said]).table("next_action", features.ids)
+    follows, said = _next_decision(block, successors, rows)
+    after = successors.following[rows]
+    later = block.take(rows[said]).table("next_action", features.ids)
     # One table of all actions: those of lists, then those taken, then those that were said to come next.
-    normal = features.normalize(np.concatenate([line.lists.items, raw, later]))
-    taken, coming = len(line.lists.items), len(line.lists.items) + len(raw)
-    own, index, added, lists = _own_lists(line.lists, raw, features.ids, block.columns["has_action"], taken)
+    normal = features.normalize(np.concatenate([successors.lists.items, raw, later]))
+    taken, coming = len(successors.lists.items), len(successors.lists.items) + len(raw)
+    own, index, added, lists = _own_lists(successors.lists, raw, features.ids, block.columns["has_action"], taken)
     next_own = np.full(len(rows), -1, np.int64)
     next_own[follows] = after[follows]
-    ahead = _next_lists(line, rows, next_own, own, (said, coming))
+    ahead = _next_lists(successors, rows, next_own, own, (said, coming))
     next_action = _following(normal, taken + after, follows)
     next_action[said] = normal[coming:]
     has_next = np.zeros(len(rows), np.uint8)
@@ -211,16 +211,16 @@ def _own_lists(
     return whole, index, int((missing & (lengths > 0)).sum()), np.where(missing, -1, lists.index)
 
 
-def _next_lists(line: NextRows, rows: Index, next_own: Index, own: Lists, said: tuple[Index, int]) -> Lists:
+def _next_lists(successors: NextRows, rows: Index, next_own: Index, own: Lists, said: tuple[Index, int]) -> Lists:
     """The possible actions after each kept row: those of the decision that follows, or what the log says instead."""
-    log, which = line.lists, line.next_index[rows]
+    log, which = successors.lists, successors.next_index[rows]
     chosen = np.where(next_own >= 0, next_own, -1)
     number, listed = len(own.offsets) - 1, (next_own < 0) & (which >= 0)
     chosen[listed] = number + which[listed]
     places, coming = said
     alone = (next_own[places] < 0) & (which[places] < 0)
     chosen[places[alone]] = number + len(log.offsets) - 1 + np.flatnonzero(alone)
-    lost = (chosen < 0) & ~line.terminal[rows]
+    lost = (chosen < 0) & ~successors.terminal[rows]
     chosen[lost] = rows[lost]  # nothing is known of the next state: what was possible before it
     offsets = np.concatenate([own.offsets, own.offsets[-1] + log.offsets[1:]])
     offsets = np.concatenate([offsets, offsets[-1] + 1 + np.arange(len(places))])

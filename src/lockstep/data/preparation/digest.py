@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.preparation.blocks import FLAGS, LISTS, Block, name_hashes
-from lockstep.data.preparation.hashing import Words, absorb_, bits, finish_, of_lists, of_names
+from lockstep.data.preparation.hashing import Words, absorb_, finish_, float_words, hash_lists, hash_names
 
 _MASK = (1 << 64) - 1
 
@@ -33,7 +33,7 @@ class Digest:
         kinds = ("state", "action", "metric", "reward", "propensity", "time_diff", *FLAGS)
         self._columns = sorted(name for name in columns if name.partition(":")[0] in kinds)
         self._next = sorted(name for name in columns if name.startswith("next_state:"))
-        self._salt = dict(zip(sorted(columns), of_names(sorted(columns))[:, 0], strict=True))
+        self._salt = dict(zip(sorted(columns), hash_names(sorted(columns))[:, 0], strict=True))
         self._names, self._hashes = names, hashes
         self._keys, self._rows = [0, 0], [0, 0]
 
@@ -52,11 +52,11 @@ class Digest:
             lists = block.lists[name]
             if (lists.index >= 0).any():
                 table = np.zeros((2, len(lists.offsets)), np.uint64)
-                table[:, :-1] = of_lists(self._hashes(lists.items), lists.offsets)
+                table[:, :-1] = hash_lists(self._hashes(lists.items), lists.offsets)
                 absorb_(lanes, table[0, lists.index])
                 absorb_(lanes, table[1, lists.index])
         if self._next and alone.size:
-            ends, few = block.taken(alone), lanes[:, alone]
+            ends, few = block.take(alone), lanes[:, alone]
             for name in self._next:
                 self._absorb(few, ends, name)
             lanes[:, alone] = few
@@ -76,9 +76,9 @@ class Digest:
     def _absorb(self, lanes: Words, block: Block, name: str) -> None:
         column = block.columns.get(name)
         if column is None:
-            words = bits(np.full(1, np.nan)) if name not in FLAGS else np.full(1, -1, np.int64).view(np.uint64)
+            words = float_words(np.full(1, np.nan)) if name not in FLAGS else np.full(1, -1, np.int64).view(np.uint64)
         elif name == "action":
             words = name_hashes(column, self._names)[0]
         else:
-            words = bits(column) if column.dtype.kind == "f" else column.astype(np.int64).view(np.uint64)
+            words = float_words(column) if column.dtype.kind == "f" else column.astype(np.int64).view(np.uint64)
         absorb_(lanes, words ^ self._salt[name])

@@ -31,9 +31,9 @@ def absorb_(lanes: Words, words: Words) -> Words:
     return lanes
 
 
-def begin(name: str, rows: int) -> Words:
+def start_lanes(name: str, rows: int) -> Words:
     """Lanes [2, rows] to take words into, all alike and told apart by the name of what follows."""
-    return np.repeat(of_names([name]).T, rows, axis=1)
+    return np.repeat(hash_names([name]).T, rows, axis=1)
 
 
 def finish_(lanes: Words) -> Words:
@@ -43,18 +43,18 @@ def finish_(lanes: Words) -> Words:
     return lanes
 
 
-def of_names(names: Iterable[str]) -> Words:
+def hash_names(names: Iterable[str]) -> Words:
     """[n, 2], for names of which there are few."""
     digests = [hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names]
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, 2)
 
 
-def of_strings(series: Any) -> Words:
+def hash_strings(series: Any) -> Words:
     """Lanes [2, n] of a polars Series of strings, eight bytes of all of them at a time."""
     lengths = series.str.len_bytes().to_numpy().astype(np.int64)
     text = np.frombuffer((series.str.join("").item() or "").encode() + bytes(8), np.uint8)
     words = np.ndarray((len(text) - 7,), "<u8", text.data, strides=(1,))  # one begins at every byte
-    lanes = absorb_(begin("string", len(lengths)), lengths.astype(np.uint64))
+    lanes = absorb_(start_lanes("string", len(lengths)), lengths.astype(np.uint64))
     starts = np.cumsum(lengths) - lengths
     rows, shortest = np.arange(len(lengths)), int(lengths.min(initial=0))
     for word in range((int(lengths.max(initial=0)) + 7) // 8):
@@ -71,22 +71,22 @@ def of_strings(series: Any) -> Words:
     return finish_(lanes)
 
 
-def bits(values: NDArray[np.float64]) -> Words:
+def float_words(values: NDArray[np.float64]) -> Words:
     """Numbers as words: 0.0 and -0.0 are one, and so are all NaNs."""
     words = (values + 0.0).view(np.uint64)
     absent = np.isnan(values)
     return np.where(absent, _ABSENT, words) if absent.any() else words
 
 
-def of_columns(name: str, columns: Iterable[tuple[str, Words]], rows: int) -> Words:
+def hash_columns(name: str, columns: Iterable[tuple[str, Words]], rows: int) -> Words:
     """Lanes [2, rows] of named columns of words [rows]; the names count, so the order of columns has to be fixed."""
-    lanes = begin(name, rows)
+    lanes = start_lanes(name, rows)
     for column, words in columns:
-        absorb_(lanes, words ^ of_names([column])[0, 0])
+        absorb_(lanes, words ^ hash_names([column])[0, 0])
     return finish_(lanes)
 
 
-def of_lists(lanes: Words, offsets: NDArray[np.int64]) -> Words:
+def hash_lists(lanes: Words, offsets: NDArray[np.int64]) -> Words:
     """Lanes [2, t] of lists, from those of their items [2, m]; list i holds items offsets[i] to offsets[i + 1]."""
     lengths = np.diff(offsets)
     place = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], lengths)

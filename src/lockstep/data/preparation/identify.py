@@ -28,7 +28,7 @@ import numpy as np
 
 from lockstep.data.features import Feature, Features
 from lockstep.data.formulas import TYPES, FeatureType, Values, boxcox
-from lockstep.data.packages import needed
+from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError
 
 _MIN_SAMPLES = 20
@@ -193,7 +193,7 @@ def _k2(values: Values) -> float:
     mean, stddev = _moments(values)
     if not math.isfinite(stddev) or stddev == 0:
         return math.nan if stddev == 0 else math.inf
-    stats = needed("scipy.stats", "offline")
+    stats = import_optional("scipy.stats", "offline")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # about values that hardly vary; the answer is then NaN, and used as such
         return float(stats.normaltest(values / stddev - mean / stddev).statistic)
@@ -204,7 +204,7 @@ def _boxcox(values: Values) -> tuple[float, float] | None:
     if len(values) < _MIN_SAMPLES or (low := float(values.min())) == values.max():
         return None
     shift = max(0.0, _MARGIN - low)
-    stats = needed("scipy.stats", "offline")
+    stats = import_optional("scipy.stats", "offline")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of powers beyond float64, which are not taken
         try:

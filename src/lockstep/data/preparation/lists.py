@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.preparation.hashing import Words, of_lists
+from lockstep.data.preparation.hashing import Words, hash_lists
 
 _LOOKED_AT = 4096
 
@@ -33,7 +33,7 @@ class Lists:
             return np.zeros(len(self.index), np.int64)
         return np.where(self.index < 0, 0, np.diff(self.offsets)[self.index])
 
-    def taken(self, rows: NDArray[Any]) -> "Lists":
+    def take(self, rows: NDArray[Any]) -> "Lists":
         """Of some rows, in their order. The lists stay."""
         return Lists(self.index[rows], self.offsets, self.items)
 
@@ -66,7 +66,7 @@ class Lists:
         return self.items[slices(self.offsets, which)[0]]
 
 
-def none(rows: int, items: NDArray[Any]) -> Lists:
+def no_lists(rows: int, items: NDArray[Any]) -> Lists:
     """No list for any row; `items` is an empty array of the right type."""
     return Lists(np.full(rows, -1, np.int64), np.zeros(1, np.int64), items[:0])
 
@@ -85,7 +85,7 @@ def slices(offsets: NDArray[np.int64], which: NDArray[np.int64]) -> tuple[NDArra
     return np.repeat(offsets[which] - new[:-1], lengths) + np.arange(int(new[-1])), new
 
 
-def deduplicated(lists: Lists, hashes: Callable[[NDArray[Any]], Words]) -> Lists:
+def deduplicate(lists: Lists, hashes: Callable[[NDArray[Any]], Words]) -> Lists:
     """Keep distinct lists only, if that saves most of them; `hashes` gives lanes [2, m] of items.
 
     Lists are taken for equal if their hashes are.
@@ -97,10 +97,10 @@ def deduplicated(lists: Lists, hashes: Callable[[NDArray[Any]], Words]) -> Lists
         kept, place = np.zeros(1, np.int64), np.zeros(number, np.int64)
     else:
         few = lists.offsets[: _LOOKED_AT + 1]
-        first, _ = of_lists(hashes(lists.items[: few[-1]]), few)
+        first, _ = hash_lists(hashes(lists.items[: few[-1]]), few)
         if number > _LOOKED_AT and 2 * len(np.unique(first)) > _LOOKED_AT:
             return lists  # it does not look as if they repeat
-        first, second = of_lists(hashes(lists.items), lists.offsets)
+        first, second = hash_lists(hashes(lists.items), lists.offsets)
         _, kept, place = np.unique(first ^ (second * np.uint64(3)), return_index=True, return_inverse=True)
         if 4 * len(kept) > number:
             return lists
@@ -120,7 +120,7 @@ def _all_same(lists: Lists) -> bool:
     return bool(same.all())
 
 
-def joined(parts: list[Lists]) -> Lists:
+def concatenate(parts: list[Lists]) -> Lists:
     """Rows of several, one after another."""
     if len(parts) == 1:
         return parts[0]
@@ -135,11 +135,11 @@ def joined(parts: list[Lists]) -> Lists:
         np.concatenate(
             [np.zeros(1, np.int64), *(part.offsets[1:] + at for part, at in zip(parts, items, strict=False))]
         ),
-        np.concatenate([widened(part.items, max(p.items.shape[1:] for p in parts)) for part in parts]),
+        np.concatenate([pad_columns(part.items, max(p.items.shape[1:] for p in parts)) for part in parts]),
     )
 
 
-def widened(items: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def pad_columns(items: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Items [m, F] with more columns, which no one of them has."""
     if items.shape[1:] == shape:
         return items

@@ -37,7 +37,7 @@ from lockstep.data.preparation.contradictions import (
     check_once,
 )
 from lockstep.data.preparation.hashing import Words
-from lockstep.data.preparation.lists import Lists, joined
+from lockstep.data.preparation.lists import Lists, concatenate
 from lockstep.errors import ConfigError
 
 Bools = NDArray[np.bool_]
@@ -77,7 +77,7 @@ class NextRows:
     """[n], which of `lists` was possible next; -1 where it is not known or nothing follows."""
     cut: int
     """Trajectories cut by the limit."""
-    left_out: int
+    skipped: int
     """Decisions whose outcome is not known."""
     gaps: int
     """Rows that miss the row after them."""
@@ -221,7 +221,7 @@ def _lists(block: Block, rules: Rules) -> tuple[Lists, Lists, int]:
     parts = [block.lists[name] for name in LISTS]
     if rules.shared_list is not None:
         parts.append(Lists(np.zeros(0, np.int64), np.array([0, len(rules.shared_list)]), rules.shared_list))
-    table = joined(parts)
+    table = concatenate(parts)
     shared = len(table.offsets) - 2 if rules.shared_list is not None else -1
     return (
         Lists(table.index[:rows], table.offsets, table.items),

@@ -13,16 +13,16 @@ from lockstep.data.columns import columns, ragged_names
 from lockstep.data.dataset_writer import DatasetWriter
 from lockstep.data.features import Features, ordered
 from lockstep.data.info import DatasetInfo
-from lockstep.data.preparation.blocks import LISTS, Block, Coding, item_hashes, name_hashes
+from lockstep.data.preparation.blocks import LISTS, Block, Encoder, item_hashes, name_hashes
 from lockstep.data.preparation.decisions import Decisions, Schema, decisions
 from lockstep.data.preparation.digest import Digest, Sums
 from lockstep.data.preparation.hashing import Words
-from lockstep.data.preparation.lists import Lists, none, widened
+from lockstep.data.preparation.lists import Lists, no_lists, pad_columns
 from lockstep.data.preparation.next_rows import NextRows, Rules, next_rows, order
 from lockstep.data.preparation.prefetch import in_order, prefetch
 from lockstep.data.preparation.progress import PassProgress, Report
-from lockstep.data.preparation.rules import Counts, words_of
-from lockstep.data.preparation.scan import FeatureSample, Sample, Seen, feature_sample_of, keys
+from lockstep.data.preparation.rules import Counts, summary_lines
+from lockstep.data.preparation.scan import FeatureSample, LogContents, Sample, feature_sample_of, keys
 from lockstep.data.preparation.scratch import check_space
 from lockstep.data.preparation.spill import Spill
 from lockstep.errors import ConfigError
@@ -40,8 +40,8 @@ _SMALL, _GROUPS = 1 << 24, 1 << 9
 class Scan:
     """Result of the first pass."""
 
-    coding: Coding
-    seen: Seen
+    encoder: Encoder
+    contents: LogContents
     sample: Sample
     spill: Spill | None
     num_samples: int
@@ -49,18 +49,18 @@ class Scan:
 
     def features(self) -> FeatureSample:
         """The sample to identify features from."""
-        return feature_sample_of(self.sample, self.coding, self.num_samples)
+        return feature_sample_of(self.sample, self.encoder, self.num_samples)
 
 
-def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Report | None) -> Scan:
+def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Report | None) -> Scan:
     """Read a log, and write its rows to a directory if there is one."""
-    coding, seen = Coding(log.kind), Seen()
+    encoder, contents = Encoder(log.kind), LogContents()
     prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
     sample, rows = Sample(num_samples, prefixes), 0
     spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
     for frame, done in prefetch(_with_place(log)):
-        block = coding.block(frame)
-        seen.add(block)
+        block = encoder.encode(frame)
+        contents.add(block)
         sample.add(block, keys(block))
         rows += len(block)
         part = min(done / max(log.total_bytes, 1), 1.0)
@@ -71,7 +71,7 @@ def scanned(log: Any, directory: Path | None, num_samples: int, memory: int, pro
             progress(PassProgress("reading", rows, done, log.total_bytes))
     if spill is not None:
         spill.flush()
-    return Scan(coding, seen, sample, spill, num_samples, rows)
+    return Scan(encoder, contents, sample, spill, num_samples, rows)
 
 
 def _with_place(log: Any) -> Iterator[tuple[Any, int]]:
@@ -92,11 +92,11 @@ class _Group:
     rows: int
     """Of the log."""
     kept: Block
-    line: NextRows
+    successors: NextRows
     found: Decisions
     sums: Sums
-    left_out: str
-    """Where its first decision that is left out stands; empty: none is."""
+    first_skipped: str
+    """File and row of its first skipped decision, for a message; empty without one."""
 
 
 class Preparation:
@@ -119,17 +119,19 @@ class Preparation:
         features: tuple[Features, Features | None],
     ) -> None:
         self._scan, self._paths = scan, log.paths
-        names = scan.coding.names
+        names = scan.encoder.names
         self._actions = () if features[1] is not None else (actions or ordered(names))
         place = {name: number for number, name in enumerate(self._actions)}
         renumbered = np.array([place[name] for name in names], np.int32)
-        metrics = tuple(name for name in scan.seen.names("metric") if name != "reward")
+        metrics = tuple(name for name in scan.contents.names("metric") if name != "reward")
         self._schema = Schema(features[0], metrics, features[1], self._actions, renumbered)
-        shared = None if scan.seen.differ or scan.seen.shared is None else self._items(scan.seen.shared)
-        self._rules = Rules(scan.seen.mark, max_episode_steps, shared)
-        self._digest = Digest(scan.seen.columns, names, self._hashes)
+        shared = None if scan.contents.differ or scan.contents.shared is None else self._items(scan.contents.shared)
+        self._rules = Rules(scan.contents.mark, max_episode_steps, shared)
+        self._digest = Digest(scan.contents.columns, names, self._hashes)
         self._check = Sample(CHECK_ROWS, ("row", "state", "action"))
-        self._reward_sum, self._some_impossible, self.left_out = 0.0, False, ""
+        self._reward_sum = 0.0
+        self._some_impossible = False
+        self.first_skipped = ""
         self._as_logged = shared is not None
         self.counts = Counts()
 
@@ -152,7 +154,7 @@ class Preparation:
 
     def info(self, options: Mapping[str, Any]) -> DatasetInfo:
         """Description of the written rows."""
-        seen, schema = self._scan.seen, self._schema
+        contents, schema = self._scan.contents, self._schema
         candidates = list[dict[str, float]]()
         if schema.action is not None and self._as_logged and self._rules.shared_list is not None:
             for item in self._rules.shared_list:
@@ -169,20 +171,20 @@ class Preparation:
             action_size=0 if schema.action is None else schema.action.size,
             candidates=tuple(candidates),
             metrics=schema.metrics,
-            has_propensity="propensity" in seen.columns,
+            has_propensity="propensity" in contents.columns,
             has_next_action=self.counts.next_actions > 0,
-            has_possible_actions=bool(seen.columns & set(LISTS)),
+            has_possible_actions=bool(contents.columns & set(LISTS)),
             has_impossible_actions=self._some_impossible if schema.kind == "discrete" else None,
             reward_mean=self._reward_sum / self.counts.kept,
             digest=self._digest.rows,
             keys_digest=self._digest.keys,
-            rules={"options": dict(options), "words": self.words(), **self.counts.plain()},
+            rules={"options": dict(options), "words": self.messages(), **self.counts.plain()},
         )
 
-    def words(self, example: str = "") -> list[str]:
-        """What was done, for the user; `example` is where a decision that was left out stands, in words."""
-        has_lists = bool(self._scan.seen.columns & set(LISTS))
-        return words_of(self.counts, self._rules, self._schema.kind, has_lists=has_lists, example=example)
+    def messages(self, example: str = "") -> list[str]:
+        """The summary for the user; `example` names a skipped decision."""
+        has_lists = bool(self._scan.contents.columns & set(LISTS))
+        return summary_lines(self.counts, self._rules, self._schema.kind, has_lists=has_lists, example=example)
 
     def check_rows(self) -> dict[str, NDArray[Any]]:
         """Raw values of some rows."""
@@ -211,26 +213,26 @@ class Preparation:
         """Read and prepare whole trajectories. Called from several threads: must not change state."""
         assert self._scan.spill is not None
         block = self._scan.spill.read(*bins)
-        block = block.taken(order(block))
+        block = block.take(order(block))
         block.lists = {name: self._lists(block, name) for name in LISTS}
 
         def where(row: int) -> str:
             return f"{self._paths[block.columns['file'][row]]}, row {block.columns['row'][row]}"
 
         key = keys(block)
-        line = next_rows(block, self._rules, where, self._hashes)
-        sums = self._digest.sums(block, key, np.flatnonzero(line.following < 0))
-        found = decisions(block, line, self._schema, key)
-        left_out = ""
-        if line.left_out:
-            left = np.flatnonzero(block.columns["has_action"] & ~line.kept)
-            left_out = f" (such as that of {where(int(left[0]))})"
-        return _Group(len(block), block.taken(found.rows), line, found, sums, left_out)
+        successors = next_rows(block, self._rules, where, self._hashes)
+        sums = self._digest.sums(block, key, np.flatnonzero(successors.following < 0))
+        found = decisions(block, successors, self._schema, key)
+        first_skipped = ""
+        if successors.skipped:
+            skipped = np.flatnonzero(block.columns["has_action"] & ~successors.kept)
+            first_skipped = f" (such as that of {where(int(skipped[0]))})"
+        return _Group(len(block), block.take(found.rows), successors, found, sums, first_skipped)
 
     def _append(self, writer: DatasetWriter, group: "_Group") -> None:
         rows = group.found.columns
         self._digest.add(group.sums)
-        self.left_out = self.left_out or group.left_out
+        self.first_skipped = self.first_skipped or group.first_skipped
         self._reward_sum = float(np.cumsum(np.append(self._reward_sum, rows["reward"].astype(np.float64)))[-1])
         if self._schema.kind == "discrete":
             self._some_impossible |= not rows["possible_actions"].all()
@@ -238,20 +240,20 @@ class Preparation:
         group.kept.columns["row"] = self.counts.kept + np.arange(len(group.found.rows))
         self._check.add(group.kept, rows["key"])
         self._as_logged &= bool((group.found.lists >= 0).all())
-        self.counts.add(group.line, group.found)
+        self.counts.add(group.successors, group.found)
         writer.append(rows)
 
     def _hashes(self, items: NDArray[Any]) -> Words:
         if self._schema.action is None:
-            return name_hashes(items, self._scan.coding.names)
+            return name_hashes(items, self._scan.encoder.names)
         return item_hashes(items, self._schema.action.ids)
 
     def _items(self, items: NDArray[Any]) -> NDArray[Any]:
         """Items of lists with their columns in the order of the features of actions."""
         if self._schema.action is None:
             return items
-        coded = self._scan.coding.action_ids
-        wide = widened(items, (len(coded),))
+        coded = self._scan.encoder.action_ids
+        wide = pad_columns(items, (len(coded),))
         found = np.full((len(items), len(self._schema.action.ids)), np.nan)
         for place, name in enumerate(self._schema.action.ids):
             if name in coded:
@@ -262,5 +264,5 @@ class Preparation:
         lists = block.lists.get(name)
         if lists is None:
             discrete = self._schema.action is None
-            return none(len(block), np.zeros(0, np.int32) if discrete else self._items(np.zeros((0, 0))))
+            return no_lists(len(block), np.zeros(0, np.int32) if discrete else self._items(np.zeros((0, 0))))
         return Lists(lists.index, lists.offsets, self._items(lists.items))

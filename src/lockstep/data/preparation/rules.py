@@ -30,7 +30,7 @@ class Counts:
     terminal: int = 0
     cut: int = 0
     """Trajectories that the limit cut."""
-    left_out: int = 0
+    skipped: int = 0
     """Decisions that are not terminal, and whose next state is not known."""
     gaps: int = 0
     """Rows whose next row is missing."""
@@ -45,7 +45,7 @@ class Counts:
     num_longest: int = 0
     num_longest_terminal: int = 0
 
-    def add(self, line: NextRows, found: Decisions) -> None:
+    def add(self, successors: NextRows, found: Decisions) -> None:
         """Count a group of whole trajectories; `found.columns["trajectory"]` counts on from the groups before."""
         columns = found.columns
         self.kept += len(found.rows)
@@ -55,28 +55,30 @@ class Counts:
         known = columns.get("has_next_action")
         self.next_actions += int((columns["next_action"] >= 0).sum() if known is None else known.sum())
         self.added += found.added
-        for name in ("cut", "left_out", "gaps", "filled"):
-            setattr(self, name, getattr(self, name) + getattr(line, name))
-        self._add_lengths(line)
+        self.cut += successors.cut
+        self.skipped += successors.skipped
+        self.gaps += successors.gaps
+        self.filled += successors.filled
+        self._add_lengths(successors)
 
-    def _add_lengths(self, line: NextRows) -> None:
-        lengths = line.lengths
+    def _add_lengths(self, successors: NextRows) -> None:
+        lengths = successors.lengths
         if not lengths.any():
             return
         shortest = int(lengths[lengths > 0].min())
         self.shortest = min(self.shortest or shortest, shortest)
         if (longest := int(lengths.max())) > self.longest:
             self.longest, self.num_longest, self.num_longest_terminal = longest, 0, 0
-        at_end = np.add.reduceat(line.terminal, np.flatnonzero(line.first), dtype=np.int64) > 0
+        at_end = np.add.reduceat(successors.terminal, np.flatnonzero(successors.first), dtype=np.int64) > 0
         self.num_longest += int((lengths == self.longest).sum())
         self.num_longest_terminal += int((at_end & (lengths == self.longest)).sum())
 
     def plain(self) -> dict[str, Any]:
-        """For `dataset.json`."""
-        return asdict(self)
+        """For `dataset.json`, where `skipped` is called `left_out`."""
+        return {"left_out" if name == "skipped" else name: count for name, count in asdict(self).items()}
 
 
-def words_of(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, example: str = "") -> list[str]:
+def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, example: str = "") -> list[str]:
     """Lines for the user.
 
     Args:
@@ -100,9 +102,9 @@ def words_of(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, exampl
         )
     if not c.terminal:
         found.append("no decision is terminal: values bootstrap at the end of every trajectory")
-    if c.left_out:
+    if c.skipped:
         found.append(
-            f"left out: {c.left_out} decisions{example}. Nothing tells what followed: they are the last of their "
+            f"left out: {c.skipped} decisions{example}. Nothing tells what followed: they are the last of their "
             "trajectory, are not terminal, and have no next_state_features; log these, or mark the end (terminated)"
         )
     if c.gaps:

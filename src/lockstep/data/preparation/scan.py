@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.features import ordered
-from lockstep.data.preparation.blocks import LISTS, Block, Coding, joined
+from lockstep.data.preparation.blocks import LISTS, Block, Encoder, concatenate
 from lockstep.data.preparation.hashing import Words, absorb_, finish_
-from lockstep.data.preparation.lists import slices, widened
+from lockstep.data.preparation.lists import pad_columns, slices
 from lockstep.data.preparation.next_rows import Mark
 
 
@@ -45,7 +45,7 @@ class Sample:
         kept = (name for name in block.columns if name.partition(":")[0] in self._prefixes)
         chosen = {name: block.columns[name][near] for name in (*kept, "sequence_number")}
         # Compact: a few rows must not keep the lists of all.
-        lists = {name: found.taken(near).compact() for name, found in block.lists.items() if name in self._prefixes}
+        lists = {name: found.take(near).compact() for name, found in block.lists.items() if name in self._prefixes}
         self._blocks.append(Block(chosen, lists))
         self._keys.append(key[near])
         self._held += len(near)
@@ -56,9 +56,9 @@ class Sample:
         """Keys and rows kept, in the order of keys. Of lists only those of the first rows, `size` items at most."""
         if not self._blocks:
             raise ValueError("no row was added")
-        key, block = np.concatenate(self._keys), joined(self._blocks)
+        key, block = np.concatenate(self._keys), concatenate(self._blocks)
         order = _smallest(key, self._size)
-        key, block = key[order], block.taken(order)
+        key, block = key[order], block.take(order)
         for name, lists in block.lists.items():
             lists.index[1:][np.cumsum(lists.lengths)[1:] > self._size] = -1
             block.lists[name] = lists.compact()
@@ -96,26 +96,26 @@ class FeatureSample:
     """[m], ascending: the row of each."""
 
 
-def feature_sample_of(sample: Sample, coding: Coding, size: int) -> FeatureSample:
+def feature_sample_of(sample: Sample, encoder: Encoder, size: int) -> FeatureSample:
     """The sample of a log that was read, with `size` actions at most."""
     key, block = sample.read()
-    ids = ordered(block.named("state"))
+    ids = ordered(block.with_prefix("state"))
     found = FeatureSample(keys=key, state_ids=ids, state=block.table("state", ids))
-    if coding.kind == "parametric":
-        found.action_ids = ordered(coding.action_ids)
-        place = [coding.action_ids.index(name) for name in found.action_ids]
+    if encoder.kind == "parametric":
+        found.action_ids = ordered(encoder.action_ids)
+        place = [encoder.action_ids.index(name) for name in found.action_ids]
         taken = np.flatnonzero(block.columns["has_action"])
         actions, rows = [block.table("action", found.action_ids)[taken]], [taken]
         for lists in block.lists.values():
             known = np.flatnonzero(lists.lengths > 0)
             items, _ = slices(lists.offsets, lists.index[known])
-            actions.append(widened(lists.items, (len(place),))[items][:, place])
+            actions.append(pad_columns(lists.items, (len(place),))[items][:, place])
             rows.append(np.repeat(known, lists.lengths[known]))
         _set_actions(found, np.concatenate(actions), np.concatenate(rows), size)
     return found
 
 
-def merged(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
+def merge_samples(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
     """The sample of the union of all rows; a row that several nodes have counts once."""
     every = np.concatenate([sample.keys for sample in samples])
     _, first = np.unique(every.copy().view("u8,u8").reshape(-1), return_index=True)
@@ -150,7 +150,7 @@ def _columns(table: NDArray[np.float64], ids: Sequence[str], wanted: Sequence[st
 
 
 @dataclass(slots=True)
-class Seen:
+class LogContents:
     """Columns and lists that occur in a log."""
 
     columns: set[str] = field(default_factory=set[str])
@@ -198,11 +198,11 @@ class Seen:
         if self.shared is None:
             self.shared = items[: lengths[0]].copy()
         width = max(items.shape[1:], self.shared.shape[1:])
-        self.shared = widened(self.shared, width)
+        self.shared = pad_columns(self.shared, width)
         if (lengths != len(self.shared)).any():
             self.differ = True
             return
-        each = widened(items, width).reshape(len(lengths), *self.shared.shape)
+        each = pad_columns(items, width).reshape(len(lengths), *self.shared.shape)
         same = (each == self.shared) | ((each != each) & (self.shared != self.shared))
         self.differ = not bool(same.all())
 

@@ -12,7 +12,7 @@ from lockstep.errors import ConfigError, RunError
 
 
 @contextmanager
-def locked(out: Path, say: Callable[[str], None]) -> Generator[None]:
+def locked(out: Path, show: Callable[[str], None]) -> Generator[None]:
     """Hold the lock of an output directory; waits while another process of this machine prepares it."""
     from filelock import FileLock, Timeout
 
@@ -23,7 +23,7 @@ def locked(out: Path, say: Callable[[str], None]) -> Generator[None]:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            say(f"another process prepares {out}; waiting for it")
+            show(f"another process prepares {out}; waiting for it")
             lock.acquire()
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written ({error.strerror}); name another directory") from None
@@ -34,7 +34,7 @@ def locked(out: Path, say: Callable[[str], None]) -> Generator[None]:
         lock.release()
 
 
-def leftovers_removed(out: Path) -> None:
+def remove_leftovers(out: Path) -> None:
     """Remove files that killed processes left behind. The caller holds the lock."""
     for path in out.parent.glob(f".{out.name}.*.replaced"):
         if not out.exists() and (path / "data").exists():

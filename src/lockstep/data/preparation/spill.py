@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.preparation.blocks import Block, joined
+from lockstep.data.preparation.blocks import Block, concatenate
 from lockstep.data.preparation.lists import Lists, offsets_of
 
 _BINS = 1 << 12
@@ -96,7 +96,7 @@ class Spill:
         """Write pending rows as a run."""
         if not self._pending:
             return
-        block = joined(self._pending)
+        block = concatenate(self._pending)
         self._pending, self._held = [], 0
         bins = (block.columns["hash_0"] >> _SHIFT).astype(np.uint16)
         order = np.argsort(bins, kind="stable")  # of 16-bit numbers: a radix sort
@@ -106,7 +106,7 @@ class Spill:
             for name, column in block.columns.items():
                 run.columns[name] = _write(file, column[order])
             for name, lists in block.lists.items():
-                lists = lists.taken(order)
+                lists = lists.take(order)
                 of_rows = lists.items.nbytes + lists.offsets.nbytes > _WHOLE
                 lists = lists.flat() if of_rows else lists
                 arrays = (_write(file, part) for part in (lists.index, lists.offsets, lists.items))
@@ -139,7 +139,7 @@ class Spill:
                 columns = {name: array.read(file, start, stop) for name, array in run.columns.items()}
                 lists = {name: arrays.read(file, start, stop) for name, arrays in run.lists.items()}
             blocks.append(Block(columns, lists))
-        return joined(blocks)
+        return concatenate(blocks)
 
 
 def _write(file: BinaryIO, array: NDArray[Any]) -> _Array:

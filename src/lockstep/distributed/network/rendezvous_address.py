@@ -10,7 +10,7 @@ from lockstep.distributed.network.pmi import broadcast_from_rank_0
 from lockstep.distributed.network.routes import several_hosts
 from lockstep.errors import ConfigError
 from lockstep.system.launchers import port_of
-from lockstep.system.processes import identity, private_folder, starter
+from lockstep.system.processes import identity, launching_process, private_folder
 from lockstep.world import World
 
 _PORT = 29500  # torchrun's
@@ -86,7 +86,7 @@ def with_rendezvous_address(world: World, timeout_s: float, environment: Mapping
 
 def _by_open_mpi(world: World, environment: Mapping[str, str]) -> World:
     if not several_hosts(world):
-        mpirun = starter("OMPI_COMM_WORLD_RANK", environment)
+        mpirun = launching_process("OMPI_COMM_WORLD_RANK", environment)
         if mpirun is None:
             raise ConfigError(f"the process of mpirun was not found; {_BY_HAND}")
         return replace(world, init_file=str(private_folder() / f"{identity(mpirun)}.ranks"))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lockstep.data.packages import needed
+from lockstep.data.packages import import_optional
 from lockstep.torch.deploy.program import Program
 
 METADATA = "lockstep"
@@ -29,7 +29,7 @@ def to_onnx(program: Program, actions: Sequence[str], about: str) -> bytes:
     Raises:
         ConfigError: a package is missing.
     """
-    onnx, _ = needed("onnx", "export"), needed("onnxscript", "export")
+    onnx, _ = import_optional("onnx", "export"), import_optional("onnxscript", "export")
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # torch's and onnxscript's about their own parts
         exported: Any = torch.onnx.export(
@@ -55,7 +55,7 @@ def to_onnx(program: Program, actions: Sequence[str], about: str) -> bytes:
 
 def run_onnx(path: Path, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """What a model makes of inputs, on a CPU, by onnxruntime."""
-    runtime = needed("onnxruntime", "export")
+    runtime = import_optional("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from lockstep.data.dataset import Dataset
-from lockstep.data.layout import Layout, agree
-from lockstep.data.packages import needed
+from lockstep.data.layout import Layout, determine_layout
+from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError
 from lockstep.estimators.diagnose import LogStatistics
 from lockstep.estimators.estimates import estimates, group_sizes, largest_weights
@@ -63,9 +63,9 @@ def estimate(
         run: `seed`, and the discount.
         heartbeat: called after each block.
     """
-    layout = agree(dataset, comm.gather_object, comm.world, "auto")
+    layout = determine_layout(dataset, comm.gather_object, comm.world, "auto")
     if policy.heads is not None:
-        needed("scipy.optimize", "offline")  # on all ranks, before one of them needs it
+        import_optional("scipy.optimize", "offline")  # on all ranks, before one of them needs it
     offsets = _trajectories(dataset)
     shared = _shared(dataset, offsets, comm, layout, seen=policy.info.digest == dataset.info.digest)
     groups = group_sizes(len(offsets) - 1, shared.trajectories)

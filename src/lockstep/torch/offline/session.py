@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
-from lockstep.data.layout import agree
+from lockstep.data.layout import determine_layout
 from lockstep.data.reader import Reader
 from lockstep.distributed.timers import CHECKPOINT, EVALUATE
 from lockstep.errors import ConfigError
@@ -69,10 +69,10 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
             self.policy_spec = replace(
                 self.policy_spec, info=replace(self.policy_spec.info, has_impossible_actions=True)
             )
-        layout = agree(self.dataset, self.comm.gather_object, self.world, run.data_layout)
+        layout = determine_layout(self.dataset, self.comm.gather_object, self.world, run.data_layout)
         info = self.dataset.info
         words = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {run.data}"
-        self.journal.say("; ".join(filter(None, (words, layout.words))))
+        self.journal.say("; ".join(filter(None, (words, layout.description))))
         config = run.algorithm
         n_step = config.n_step if isinstance(config, OfflineDQNConfig) else 1
         counts = {"batch_size": config.batch_size, "epochs": run.epochs, "n_step": n_step, "seed": run.seed}

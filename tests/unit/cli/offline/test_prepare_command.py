@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.cli import main as cli
 from lockstep.data.dataset import Dataset
-from lockstep.data.prepare import PrepareOptions, prepared
+from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from made_logs import parametric, row, write
 
 
@@ -175,7 +175,9 @@ def test_processes_that_prepare_the_same_data_at_once_do_it_once(tmp_path, log):
     assert [process.returncode for process in running] == [0, 0, 0], said
     assert sum("is prepared already" in text for text in said) == 2, said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "log.jsonl"]
-    prepared([log], out, PrepareOptions(), say=lambda text: pytest.fail(text) if "already" not in text else None)
+    prepare_dataset(
+        [log], out, PrepareOptions(), show=lambda text: pytest.fail(text) if "already" not in text else None
+    )
 
 
 @pytest.mark.parametrize(

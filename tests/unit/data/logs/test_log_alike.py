@@ -1,4 +1,4 @@
-"""Maps with the same ids in every row are read in a quick way, others in the general one: the values are the same."""
+"""Maps with equal ids in every row are read by a fast path with the same result as the general one."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def read(rows):
         None,
     ],
 )
-def test_each_value_stands_under_its_id(last):
+def test_values_are_assigned_to_their_ids(last):
     rows = [[("a", 1.0), ("b", 2.0)], [("a", 3.0), ("b", 4.0)], last]
     found = read(rows)
     told = [

@@ -1,4 +1,4 @@
-"""Logs that are not as the schema has it: one message that names file and row."""
+"""Invalid logs are rejected with one message that names the file and the row."""
 
 import bz2
 import gzip
@@ -66,7 +66,7 @@ NAMES = ["left", "right"]
         ("[1]", "Expected `object`, got `array`"),
     ],
 )
-def test_a_bad_row_is_named(tmp_path, bad, says):
+def test_error_names_the_bad_row(tmp_path, bad, says):
     path = write(tmp_path / "a.jsonl", ["", row(0), bad, row(2)])
     with pytest.raises(ConfigError) as refused:
         table(path, actions=NAMES)
@@ -84,7 +84,7 @@ def test_a_bad_row_is_named(tmp_path, bad, says):
         (parametric(1, state_features={"7": 1.0}), "feature 7 is one of state_features and one of action"),
     ],
 )
-def test_a_bad_parametric_row_is_named(tmp_path, bad, says):
+def test_error_names_the_bad_parametric_row(tmp_path, bad, says):
     first = parametric(0, possible_actions=[{"7": 1.0}])
     path = write(tmp_path / "a.jsonl", [first, bad])
     with pytest.raises(ConfigError) as refused:
@@ -92,7 +92,7 @@ def test_a_bad_parametric_row_is_named(tmp_path, bad, says):
     assert str(refused.value).startswith(f"{path}, row 2: ") and says in str(refused.value)
 
 
-def test_a_bad_row_is_named_after_features_are_known(tmp_path, monkeypatch):
+def test_error_names_the_bad_row_with_known_features(tmp_path, monkeypatch):
     """The quick way, by a class with a field for each id, finds mistakes too."""
     from lockstep.data.logs import json_lines
 
@@ -102,13 +102,13 @@ def test_a_bad_row_is_named_after_features_are_known(tmp_path, monkeypatch):
         table(path)
 
 
-def test_an_infinite_number_is_refused(tmp_path):
+def test_infinite_number_is_rejected(tmp_path):
     path = write(tmp_path / "a.jsonl", [row(), json.dumps(row(1)).replace("1.5", "1e999")])
     with pytest.raises(ConfigError, match="row 2: state_features: Number out of range"):
         table(path)
 
 
-def test_a_missing_column_is_named_before_any_row(tmp_path):
+def test_missing_column_is_reported_before_rows_are_read(tmp_path):
     path = write(tmp_path / "a.jsonl", [row(i, reward=..., rewards=1.0) for i in range(3)])
     with pytest.raises(
         ConfigError, match=r"has no column reward; it has .*, rewards\. If .*columns.yaml:\n\nreward: rewards  # what"
@@ -116,7 +116,7 @@ def test_a_missing_column_is_named_before_any_row(tmp_path):
         read_log([path])
 
 
-def test_json_is_not_spread_without_a_mapping(tmp_path):
+def test_spread_json_columns_need_a_mapping(tmp_path):
     """Ids would be lost that first appear late."""
     path = write(tmp_path / "a.jsonl", [row(state_features=..., **{"state:0": 1.0})])
     with pytest.raises(ConfigError, match=r"has no column state_features; (.|\n)*\nstate_features: \[\"state:0\"\]"):
@@ -124,7 +124,7 @@ def test_json_is_not_spread_without_a_mapping(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['"left"', '"a"', '"0"', '"b"', '"note"', '"8"'])
-def test_text_that_is_no_utf8(tmp_path, text):
+def test_invalid_utf8_is_rejected(tmp_path, text):
     made = [row(i, possible_actions=["left", "b"], metrics={"8": 1.0}, note="note") for i in range(2)]
     path = tmp_path / "a.jsonl"
     path.write_bytes(text_of(made).replace(text.encode(), b'"l\xfft"'))
@@ -135,13 +135,13 @@ def test_text_that_is_no_utf8(tmp_path, text):
         table(path)
 
 
-def test_two_names_of_one_column(tmp_path):
+def test_column_and_its_alias_are_rejected(tmp_path):
     path = write(tmp_path / "a.jsonl", [row(propensity=0.5, action_probability=0.4)])
     with pytest.raises(ConfigError, match="both propensity and action_probability"):
         read_log([path])
 
 
-def test_kinds_do_not_mix(tmp_path):
+def test_mixed_kinds_of_actions_are_rejected(tmp_path):
     paths = [write(tmp_path / "a.jsonl", [row()]), write(tmp_path / "b.jsonl", [row(), parametric()])]
     with pytest.raises(ConfigError, match=r"b\.jsonl, row 2: action is a map, but a name in an earlier row"):
         whole(read_log(paths))
@@ -159,7 +159,7 @@ def test_kinds_do_not_mix(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.zst", "a.csv", "a.parquet"])
-def test_an_empty_file(tmp_path, name):
+def test_empty_file_is_rejected(tmp_path, name):
     write(tmp_path / name, [])
     with pytest.raises(ConfigError, match=rf"{name} is empty; a log has a row for each decision"):
         table(tmp_path / name)
@@ -168,7 +168,7 @@ def test_an_empty_file(tmp_path, name):
         table(tmp_path / name)
 
 
-def test_an_empty_folder(tmp_path):
+def test_empty_folder_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="contains no log; a folder needs files named"):
         read_log([tmp_path])
     (tmp_path / "a.jsonl").touch()
@@ -176,7 +176,7 @@ def test_an_empty_folder(tmp_path):
         read_log([tmp_path])
 
 
-def test_no_such_file(tmp_path):
+def test_missing_file_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl does not exist"):
         read_log([tmp_path / "nowhere.jsonl"])
     with pytest.raises(ConfigError, match="no log was named"):
@@ -189,7 +189,7 @@ def test_no_such_file(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
 @pytest.mark.parametrize("part", [0.5, 0.999])
-def test_a_truncated_file(tmp_path, suffix, part):
+def test_truncated_compressed_file_is_rejected(tmp_path, suffix, part):
     path = write(tmp_path / f"a.jsonl{suffix}", [row(i, state_features={"0": i / 7}) for i in range(5000)])
     text = path.read_bytes()
     path.write_bytes(text[: int(part * len(text))])
@@ -198,7 +198,7 @@ def test_a_truncated_file(tmp_path, suffix, part):
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", None)])
-def test_a_damaged_file(tmp_path, suffix, compress):
+def test_corrupt_compressed_file_is_rejected(tmp_path, suffix, compress):
     text = text_of([row(i, state_features={"0": i / 7}) for i in range(2000)])
     made = bytearray((compress or zstandard.ZstdCompressor(write_checksum=True).compress)(text))
     made[len(made) // 2] ^= 0xFF
@@ -211,21 +211,21 @@ def test_a_damaged_file(tmp_path, suffix, compress):
         table(path)
 
 
-def test_a_truncated_line(tmp_path):
+def test_truncated_line_is_rejected(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(text_of([row(), row(1)])[:-20])
     with pytest.raises(ConfigError, match="row 2: is not JSON, or is cut off"):
         table(path)
 
 
-def test_a_truncated_list(tmp_path):
+def test_truncated_list_is_rejected(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps([row(), row(1)])[:-20])
     with pytest.raises(ConfigError, match="begins as a list of rows, and is not JSON"):
         table(path)
 
 
-def test_a_truncated_parquet(tmp_path):
+def test_truncated_parquet_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     pl.DataFrame([row()]).write_parquet(path)
     path.write_bytes(path.read_bytes()[:-30])
@@ -270,7 +270,7 @@ def test_a_truncated_parquet(tmp_path):
         ({"terminated": ["true", "maybe"]}, "row 2: terminated is 'maybe'; it must be true or false"),
     ],
 )
-def test_a_bad_table_is_named(tmp_path, changes, says):
+def test_error_names_the_bad_parquet_column(tmp_path, changes, says):
     path = tmp_path / "a.parquet"
     good = {name: [value, value] for name, value in row().items()} | {"sequence_number": [0, 1]}
     pl.DataFrame(good | changes, strict=False).write_parquet(path)
@@ -292,7 +292,7 @@ def test_a_bad_table_is_named(tmp_path, changes, says):
         ("a,1,0,left,1,7", "row 3 has 6 cells, and the heading has 5"),
     ],
 )
-def test_a_bad_text_table_is_named(tmp_path, line, says):
+def test_error_names_the_bad_csv_row(tmp_path, line, says):
     path = tmp_path / "a.csv"
     path.write_text(f"mdp_id,sequence_number,state:0,action,reward\na,0,0.5,left,1\n{line}\n")
     with pytest.raises(ConfigError) as refused:
@@ -314,13 +314,13 @@ def test_a_bad_text_table_is_named(tmp_path, line, says):
         ),
     ],
 )
-def test_a_mapping_that_does_not_fit(tmp_path, columns, says):
+def test_invalid_column_mapping_is_rejected(tmp_path, columns, says):
     with pytest.raises(ConfigError) as refused:
         read_log([write(tmp_path / "a.jsonl", [row()])], columns=columns)
     assert says in str(refused.value)
 
 
-def test_a_mapping_that_is_no_mapping(tmp_path):
+def test_columns_file_without_a_mapping_is_rejected(tmp_path):
     (tmp_path / "columns.yaml").write_text("- a\n")
     with pytest.raises(ConfigError, match="does not hold a mapping; write lines such as mdp_id: episode"):
         read_columns(tmp_path / "columns.yaml")
@@ -328,7 +328,7 @@ def test_a_mapping_that_is_no_mapping(tmp_path):
         read_columns(tmp_path / "nowhere.yaml")
 
 
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
+def test_missing_package_is_reported(tmp_path, monkeypatch):
     def missing(name):
         raise ImportError(f"No module named '{name}'")
 
@@ -337,7 +337,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         read_log([write(tmp_path / "a.jsonl", [row()])])
 
 
-def test_many_features_are_still_checked(tmp_path, monkeypatch):
+def test_rows_with_many_features_are_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(log_maps, "_MOST_FIELDS", 1)
     path = write(tmp_path / "a.jsonl", [row(), row(1, state_features={"0": "x"})])
     with pytest.raises(ConfigError, match="row 2: state_features: Expected"):

@@ -1,4 +1,4 @@
-"""What is written as a log is read as it was, in every format."""
+"""Written logs are read back equal, in every format."""
 
 import sys
 
@@ -76,7 +76,7 @@ def read_back(table: pl.DataFrame, row: int) -> dict:
 @pytest.mark.parametrize("rows_of", [LOGS, PARAMETRIC], ids=["discrete", "parametric"])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_what_is_written_is_read(tmp_path, name, rows_of, data):
+def test_written_rows_are_read_back(tmp_path, name, rows_of, data):
     rows = data.draw(rows_of)
     path = tmp_path / name
     path.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def test_what_is_written_is_read(tmp_path, name, rows_of, data):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_log_is_there_whole_or_not_at_all(tmp_path, name):
+def test_interrupted_write_leaves_no_file(tmp_path, name):
     with pytest.raises(KeyboardInterrupt), LogWriter(tmp_path / name) as log:
         log.write([made_logs.row()])
         assert not (tmp_path / name).exists()
@@ -106,14 +106,14 @@ def test_a_log_is_there_whole_or_not_at_all(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_same_rows_same_bytes(tmp_path, name):
+def test_equal_rows_give_equal_bytes(tmp_path, name):
     for folder in ("a", "b"):
         with LogWriter(tmp_path / folder / name) as log:
             log.write([made_logs.row(i) for i in range(10)])
     assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_parquet_of_several_parts(tmp_path, monkeypatch):
+def test_parquet_parts_are_merged(tmp_path, monkeypatch):
     monkeypatch.setattr(log_writer, "_PART_ROWS", 30)
     with LogWriter(tmp_path / "a.parquet") as log:
         for i in range(100):
@@ -121,26 +121,26 @@ def test_parquet_of_several_parts(tmp_path, monkeypatch):
     assert made_logs.table(tmp_path / "a.parquet")["sequence_number"].to_list() == list(range(100))
 
 
-def test_a_log_is_not_written_over(tmp_path):
+def test_existing_file_is_not_overwritten(tmp_path):
     (tmp_path / "a.jsonl").touch()
     with pytest.raises(ConfigError, match=r"a\.jsonl is there already; choose another name"):
         LogWriter(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.txt"])
-def test_other_formats_are_not_written(tmp_path, name):
+def test_unsupported_format_is_rejected(tmp_path, name):
     with pytest.raises(ConfigError, match="parquet"):
         LogWriter(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_unwritable_path_is_rejected(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         LogWriter(tmp_path / "file" / "a.jsonl")
 
 
-def test_a_full_disk_is_told(tmp_path):
+def test_full_disk_is_reported(tmp_path):
     def full(text):
         raise OSError(28, "No space left on device")
 
@@ -151,7 +151,7 @@ def test_a_full_disk_is_told(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_is_full_for_parquet_is_told(tmp_path, monkeypatch):
+def test_full_disk_is_reported_for_parquet(tmp_path, monkeypatch):
     def full(table, path):
         path.write_bytes(b"half")
         raise pl.exceptions.ComputeError("parquet: File out of specification: Invalid thrift: transport error")
@@ -164,7 +164,7 @@ def test_a_disk_that_is_full_for_parquet_is_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "package"), [("a.jsonl.zst", "zstandard"), ("a.parquet", "polars")])
-def test_without_a_package_nothing_is_left(tmp_path, monkeypatch, name, package):
+def test_missing_package_leaves_no_file(tmp_path, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"needs the package {package} .*pip install 'lockstep-rl\[offline\]'"):
         LogWriter(tmp_path / name)

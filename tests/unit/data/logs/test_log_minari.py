@@ -1,4 +1,4 @@
-"""Minari data sets as logs: episodes that were collected here, without a network."""
+"""Minari datasets as logs, from episodes collected without network access."""
 
 import gymnasium
 import numpy as np
@@ -62,7 +62,7 @@ def made(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("by_name", "data_format"), [(True, "arrow"), (False, "arrow"), (True, "hdf5")])
-def test_discrete_episodes(made, by_name, data_format):
+def test_discrete_episodes_are_read(made, by_name, data_format):
     space = gymnasium.spaces.Discrete(2, start=5)
     folder, buffer = made(space, lambda draws: 5 + draws.integers(2), data_format=data_format)
     log = read_log(["minari:made/test-v0" if by_name else folder], actions=["l", "r"])
@@ -81,7 +81,7 @@ def test_discrete_episodes(made, by_name, data_format):
     assert rows["_row"].to_list() == list(range(1, sum(lengths) + 1))
 
 
-def test_continuous_episodes_in_parts(made, monkeypatch):
+def test_continuous_episodes_are_read_in_batches(made, monkeypatch):
     monkeypatch.setattr(minari_log, "_MOST_ROWS", 4)
     folder, buffer = made(gymnasium.spaces.Box(-1, 1, (2,)), lambda d: d.uniform(-1, 1, 2).astype(np.float32), (2, 2))
     log = read_log([folder])
@@ -92,7 +92,7 @@ def test_continuous_episodes_in_parts(made, monkeypatch):
     assert rows["state:3"].to_list() == [x for e in buffer for x in e.observations[:-1, 1, 1].tolist()]
 
 
-def test_what_cannot_be_read(made, tmp_path):
+def test_unsupported_dataset_is_rejected(made, tmp_path):
     with pytest.raises(ConfigError, match="minari:made/nothing-v0 is not a Minari dataset that can be read here"):
         read_log(["minari:made/nothing-v0"])
     folder, _ = made(gymnasium.spaces.Discrete(2), lambda draws: draws.integers(2))
@@ -106,7 +106,7 @@ def test_what_cannot_be_read(made, tmp_path):
         read_log([folder])
 
 
-def test_a_number_that_is_not_finite(made):
+def test_non_finite_observation_is_rejected(made):
     folder, _ = made(gymnasium.spaces.Discrete(2), lambda draws: draws.integers(2))
     dataset = minari.MinariDataset(folder / "data")
     good = list(dataset.iterate_episodes())

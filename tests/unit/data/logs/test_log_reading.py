@@ -1,4 +1,4 @@
-"""Logs of JSON lines, in every form that the schema knows."""
+"""JSON lines logs in every form of the schema."""
 
 import bz2
 import gzip
@@ -21,7 +21,7 @@ REAL = Path(__file__).parents[5] / "shared" / "data" / "cartpole_parametric.json
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real log is not here")
-def test_the_real_log_loads_as_it_is():
+def test_real_log_is_read():
     log = read_log([REAL])
     rows = made_logs.whole(log)
     truth = [json.loads(line) for line in bz2.decompress(REAL.read_bytes()).splitlines()]
@@ -40,7 +40,7 @@ def test_the_real_log_loads_as_it_is():
     assert log.done_bytes == log.total_bytes == REAL.stat().st_size
 
 
-def test_columns_and_types(tmp_path):
+def test_columns_have_the_documented_types(tmp_path):
     rows = table(write(tmp_path / "a.jsonl", [row(propensity=0.5, metrics={"m": 2}, ds="2020-01-01"), row(1)]))
     assert dict(rows.schema) == {
         "mdp_id": pl.String,
@@ -58,11 +58,11 @@ def test_columns_and_types(tmp_path):
     assert rows["state:0"].to_list() == [0.5, 1.5]
 
 
-def test_the_second_name_of_the_propensity(tmp_path):
+def test_action_probability_is_the_propensity(tmp_path):
     assert table(write(tmp_path / "a.jsonl", [row(action_probability=0.25)]))["propensity"].to_list() == [0.25]
 
 
-def test_trajectories_may_be_numbers(tmp_path):
+def test_mdp_id_may_be_a_number(tmp_path):
     assert table(write(tmp_path / "a.jsonl", [row(mdp_id=7), row(1, mdp_id="b")]))["mdp_id"].to_list() == ["7", "b"]
 
 
@@ -80,7 +80,7 @@ def test_trajectories_may_be_numbers(tmp_path):
         (1, ["1", "2"], "2"),
     ],
 )
-def test_actions_are_names_indices_or_marks(tmp_path, action, names, read):
+def test_actions_are_names_indices_or_one_hot(tmp_path, action, names, read):
     log = read_log([write(tmp_path / "a.jsonl", [row(action=action)])], actions=names)
     assert log.kind == "discrete"
     assert made_logs.whole(log)["action"].to_list() == [read]
@@ -98,13 +98,13 @@ def test_actions_are_names_indices_or_marks(tmp_path, action, names, read):
         ([0, 0], None, []),
     ],
 )
-def test_possible_actions_are_names_or_marks(tmp_path, possible, names, read):
+def test_possible_actions_are_names_or_masks(tmp_path, possible, names, read):
     other = row(1, action=0, possible_actions=(names or ["q"])[:1])
     rows = table(write(tmp_path / "a.jsonl", [row(action=0, possible_actions=possible), other]), actions=names)
     assert rows["possible_actions"].to_list() == [read, (names or ["q"])[:1]]
 
 
-def test_lists_of_maps_of_any_length(tmp_path):
+def test_lists_of_maps_may_vary_in_length(tmp_path):
     lists = [[{"7": 1.0}, {"8": 2.0, "7": -1}], [], None, [{"9": 0.5}], [{}]]
     rows = table(write(tmp_path / "a.jsonl", [parametric(i, possible_actions=one) for i, one in enumerate(lists)]))
     read = rows["possible_actions"].to_list()
@@ -114,7 +114,7 @@ def test_lists_of_maps_of_any_length(tmp_path):
     assert read[4] == [{"7": None, "8": None, "9": None}]
 
 
-def test_lists_that_all_differ(tmp_path):
+def test_distinct_lists_are_read(tmp_path):
     lists = [[{"7": float(i), "8": float(-j)} for j in range(i % 5)] for i in range(500)]
     rows = table(write(tmp_path / "a.jsonl", [parametric(i, possible_actions=one) for i, one in enumerate(lists)]))
     assert rows["possible_actions"].to_list() == lists
@@ -129,7 +129,7 @@ def test_continuous_actions_are_maps(tmp_path):
     assert rows["action:8"].to_list() == [action.get("8") for action in actions]
 
 
-def test_what_comes_next(tmp_path):
+def test_next_columns_are_read(tmp_path):
     following = {"next_action": "right", "possible_next_actions": ["left"], "time_diff": 3}
     rows = table(
         write(
@@ -150,7 +150,7 @@ def test_what_comes_next(tmp_path):
     assert rows["truncated"].to_list() == [None, None, True]
 
 
-def test_the_state_after_the_end_has_no_action(tmp_path):
+def test_final_state_may_lack_an_action(tmp_path):
     end = row(1, action="", reward=None, possible_actions=[])
     rows = table(write(tmp_path / "a.jsonl", [row(possible_actions=["left"]), end]))
     assert rows["action"].to_list() == ["left", None] and rows["reward"].to_list() == [1.0, None]
@@ -174,7 +174,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(log_files, "_READ_BYTES", 128)
 
 
-def test_ids_that_come_late_are_not_lost(tmp_path, small_blocks):
+def test_ids_that_first_occur_late_are_read(tmp_path, small_blocks):
     states = [{str(k): float(i + k) for k in range(i // 10 + 1)} for i in range(60)]
     path = write(tmp_path / "a.jsonl", [row(i, state_features=state) for i, state in enumerate(states)])
     log = read_log([path])
@@ -184,7 +184,7 @@ def test_ids_that_come_late_are_not_lost(tmp_path, small_blocks):
         assert rows[f"state:{k}"].to_list() == [state.get(str(k)) for state in states]
 
 
-def test_few_of_many_features(tmp_path):
+def test_sparse_features_are_read(tmp_path):
     states = [{str((i * 37 + k * 101) % 600): float(i)} | {"x" * (k + 1): 1.0} for i in range(300) for k in range(2)]
     rows = table(write(tmp_path / "a.jsonl", [row(i, state_features=state) for i, state in enumerate(states)]))
     for i, state in enumerate(states):
@@ -192,7 +192,7 @@ def test_few_of_many_features(tmp_path):
         assert {k[6:]: v for k, v in here.items() if k.startswith("state:") and v is not None} == state
 
 
-def test_wide_rows_make_short_tables(tmp_path, monkeypatch):
+def test_wide_rows_give_short_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(json_lines, "_CELLS", 1 << 12)
     monkeypatch.setattr(json_lines, "_LEAST_BYTES", 1 << 10)
     monkeypatch.setattr(json_lines, "_FIRST_BYTES", 1 << 12)
@@ -201,7 +201,7 @@ def test_wide_rows_make_short_tables(tmp_path, monkeypatch):
     assert sum(sizes) == 200 and max(sizes) <= 41
 
 
-def test_names_of_features_may_be_anything(tmp_path):
+def test_feature_ids_may_be_any_text(tmp_path):
     state = {'a "b"': 1.0, "é": 2.0, "": 3.0, "a\\b": 4.0, "a:b": 5.0}
     rows = table(write(tmp_path / "a.jsonl", [row(i, state_features=state) for i in range(3)]))
     assert {k[6:]: v for k, v in rows.row(2, named=True).items() if k.startswith("state:")} == state
@@ -209,7 +209,7 @@ def test_names_of_features_may_be_anything(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
 @pytest.mark.parametrize("end", [b"\n", b"", b"\n\n \r\n"])
-def test_files_however_compressed(tmp_path, suffix, end, small_blocks):
+def test_compressed_files_are_read(tmp_path, suffix, end, small_blocks):
     rows = [row(i) for i in range(40)]
     text = text_of(rows)[:-1] + end
     path = tmp_path / f"a.jsonl{suffix}"
@@ -219,26 +219,26 @@ def test_files_however_compressed(tmp_path, suffix, end, small_blocks):
     assert table(path)["sequence_number"].to_list() == list(range(40))
 
 
-def test_blank_lines_count_as_lines(tmp_path):
+def test_blank_lines_are_counted_in_row_numbers(tmp_path):
     path = write(tmp_path / "a.jsonl", ["", row(0), "  ", row(1), "\r", row(2)])
     assert table(path)["_row"].to_list() == [2, 4, 6]
 
 
-def test_a_byte_order_mark_is_skipped(tmp_path):
+def test_byte_order_mark_is_skipped(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(b"\xef\xbb\xbf" + text_of([row(), row(1)]))
     assert len(table(path)) == 2
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_list_of_rows(tmp_path, indent):
+def test_json_list_of_rows_is_read(tmp_path, indent):
     path = tmp_path / "a.json"
     path.write_text(json.dumps([row(i) for i in range(30)], indent=indent))
     rows = table(path)
     assert rows["sequence_number"].to_list() == list(range(30)) and rows["_row"].to_list() == list(range(1, 31))
 
 
-def test_a_folder_is_read_by_name(tmp_path):
+def test_files_of_a_folder_are_read_in_order_of_names(tmp_path):
     for i, name in enumerate(("b.jsonl", "a.json.gz", "sub/c.jsonl.zst", "_SUCCESS", ".hidden.jsonl", "notes.txt")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / name, [row(i)])
@@ -248,7 +248,7 @@ def test_a_folder_is_read_by_name(tmp_path):
     assert rows["sequence_number"].to_list() == [1, 0, 2] and rows["_file"].to_list() == [0, 1, 2]
 
 
-def test_empty_parts_of_a_folder_are_noted(tmp_path):
+def test_empty_files_of_a_folder_are_reported(tmp_path):
     write(tmp_path / "a.jsonl", [row()])
     (tmp_path / "b.jsonl").touch()
     log = read_log([tmp_path])
@@ -256,21 +256,21 @@ def test_empty_parts_of_a_folder_are_noted(tmp_path):
     assert log.notes == [f"{tmp_path}/b.jsonl is empty, and was left out"]
 
 
-def test_tables_come_again(tmp_path, small_blocks):
+def test_frames_can_be_iterated_again(tmp_path, small_blocks):
     log = read_log([write(tmp_path / "a.jsonl", [row(i) for i in range(50)])])
     first, second = made_logs.whole(log), made_logs.whole(log)
     assert first.equals(second) and len(first) == 50
     assert log.done_bytes == log.total_bytes
 
 
-def test_other_columns_are_noted_once(tmp_path):
+def test_unknown_columns_are_reported_once(tmp_path):
     paths = [write(tmp_path / name, [row(user="x", _file=1)] * 2) for name in ("a.jsonl", "b.jsonl")]
     log = read_log(paths)
     made_logs.whole(log)
     assert log.notes == [f"{paths[0]}: columns left out, since no column of a log has such a name: user"]
 
 
-def test_columns_that_are_called_otherwise(tmp_path):
+def test_column_mapping_is_applied(tmp_path):
     made = [{"episode": 3, "t": i, "x": 0.5, "v": None, "act": "go", "r": 1, "clicks": i} for i in range(3)]
     (tmp_path / "columns.yaml").write_text(
         "mdp_id: episode\nsequence_number: t\nstate_features: [x, v]\naction: act\nreward: r\nmetrics: {c: clicks}\n"
@@ -280,7 +280,7 @@ def test_columns_that_are_called_otherwise(tmp_path):
     assert rows["metric:c"].to_list() == [0.0, 1.0, 2.0] and rows["action"].to_list() == ["go"] * 3
 
 
-def test_nothing_is_lost_in_numbers(tmp_path):
+def test_numbers_keep_full_precision(tmp_path):
     values = np.random.default_rng(0).normal(size=200) * 10.0 ** np.random.default_rng(1).integers(-300, 300, 200)
     rows = table(write(tmp_path / "a.jsonl", [row(i, state_features={"0": v}) for i, v in enumerate(values)]))
     assert rows["state:0"].to_list() == values.tolist()

@@ -1,4 +1,4 @@
-"""Logs that are tables: Parquet however maps are kept, and CSV."""
+"""Logs in tables: CSV, and Parquet with every encoding of maps."""
 
 import gzip
 import json
@@ -48,14 +48,14 @@ def as_map(made):
     ],
     ids=["map", "entries", "struct", "json", "spread", "categorical"],
 )
-def test_maps_however_they_are_kept(tmp_path, made):
+def test_maps_are_read_from_every_encoding(tmp_path, made):
     made.write_parquet(tmp_path / "a.parquet")
     rows = table(tmp_path / "a.parquet")
     assert states_of(rows) == STATES
     assert rows["mdp_id"].to_list() == ["a"] * 4 and rows["_row"].to_list() == [1, 2, 3, 4]
 
 
-def test_ids_that_are_numbers(tmp_path):
+def test_integer_ids_are_read(tmp_path):
     states = [{30: 1.0, 4: 2.0}, {4: 3.0}, {-1: 0.5}, {30: 9.0}]
     made = pl.DataFrame(columns() | {"state_features": entries(states, key=int)}, strict=False)
     made.write_parquet(tmp_path / "a.parquet")
@@ -73,7 +73,7 @@ def test_ids_that_are_numbers(tmp_path):
         (pl.Series([[1, 0], [0, 1]] * 2, dtype=pl.Array(pl.Int8, 2)), ["l", "r"], ["l", "r", "l", "r"]),
     ],
 )
-def test_actions(tmp_path, action, names, read):
+def test_actions_are_read_from_every_type(tmp_path, action, names, read):
     pl.DataFrame(columns() | {"action": action, "state:0": 1.0}).write_parquet(tmp_path / "a.parquet")
     assert table(tmp_path / "a.parquet", actions=names)["action"].to_list() == read
 
@@ -89,14 +89,14 @@ def test_actions(tmp_path, action, names, read):
         (['["l"]', "[1,1]", "[]", None], [["l"], ["l", "r"], [], None]),
     ],
 )
-def test_possible_actions(tmp_path, possible, read):
+def test_possible_actions_are_read_from_every_type(tmp_path, possible, read):
     made = pl.DataFrame(columns() | {"possible_actions": possible, "state:0": 1.0})
     made.write_parquet(tmp_path / "a.parquet")
     assert table(tmp_path / "a.parquet", actions=["l", "r"])["possible_actions"].to_list() == read
 
 
 @pytest.mark.parametrize("form", ["entries", "struct", "json"])
-def test_possible_actions_that_are_maps(tmp_path, form):
+def test_possible_actions_of_maps_are_read(tmp_path, form):
     lists = [[{"7": 1.0, "8": 2.0}, {"7": 0.5}], [{"8": -1.0}], [], None]
     made = {
         "entries": [None if one is None else entries(one) for one in lists],
@@ -113,7 +113,7 @@ def test_possible_actions_that_are_maps(tmp_path, form):
     assert made_logs.whole(log)["possible_actions"].to_list() == full
 
 
-def test_large_tables_come_in_parts(tmp_path, monkeypatch):
+def test_large_tables_are_read_in_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "_MOST_ROWS", 100)
     numbers = list(range(1050))
     made = pl.DataFrame({"mdp_id": "a", "sequence_number": numbers, "action": "l", "reward": 1.0, "state:0": 0.5})
@@ -146,7 +146,7 @@ MAPPING = {
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz"])
-def test_csv_with_a_mapping(tmp_path, name):
+def test_csv_is_read_with_a_mapping(tmp_path, name):
     text = CSV.replace('"e,2"', "e2") if name == "a.tsv" else CSV
     text = text.replace(",", "\t") if name == "a.tsv" else text
     (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
@@ -161,13 +161,13 @@ def test_csv_with_a_mapping(tmp_path, name):
     ("cells", "names", "read"),
     [(["0", "1"], None, ["0", "1"]), (["0", "1"], ["l", "r"], ["l", "r"]), (["1", "0"], ["1", "0"], ["1", "0"])],
 )
-def test_a_cell_is_a_name_before_it_is_an_index(tmp_path, cells, names, read):
+def test_csv_cell_is_a_name_before_an_index(tmp_path, cells, names, read):
     heading = "mdp_id,sequence_number,state:0,action,reward\n"
     (tmp_path / "a.csv").write_text(heading + "".join(f"a,{i},1,{cell},1\n" for i, cell in enumerate(cells)))
     assert table(tmp_path / "a.csv", actions=names)["action"].to_list() == read
 
 
-def test_csv_with_maps_and_flags(tmp_path):
+def test_csv_maps_and_flags_are_read(tmp_path):
     (tmp_path / "a.csv").write_text(
         "mdp_id,sequence_number,state_features,action:u,reward,terminated,possible_actions\n"
         'a,0,"{""0"": 1.5}",0.5,1,False,"[{""u"": 1}, {""u"": 2}]"\n'
@@ -182,7 +182,7 @@ def test_csv_with_maps_and_flags(tmp_path):
     assert rows["possible_actions"].to_list() == [[{"u": 1.0}, {"u": 2.0}], [], None]
 
 
-def test_tables_read_by_columns_that_are_called_otherwise(tmp_path):
+def test_column_mapping_is_applied_to_tables(tmp_path):
     made = pl.DataFrame({"who": ["a"], "n": [0], "s": [{"0": 1.0}], "a": ["l"], "reward": [1.0], "more": [1]})
     made.write_parquet(tmp_path / "a.parquet")
     mapping = {"mdp_id": "who", "sequence_number": "n", "state_features": "s", "action": "a"}
@@ -191,7 +191,7 @@ def test_tables_read_by_columns_that_are_called_otherwise(tmp_path):
     assert log.notes == [f"{tmp_path}/a.parquet: columns left out, since no column of a log has such a name: more"]
 
 
-def test_parquet_and_json_say_the_same(tmp_path):
+def test_parquet_and_json_give_equal_rows(tmp_path):
     draws = random.Random(0)
     rows = [
         row(

@@ -1,4 +1,4 @@
-"""Which type a feature gets, from a sample of its values."""
+"""Types of features, identified from a sample of their values."""
 
 import numpy as np
 import pytest
@@ -55,18 +55,18 @@ WANTED = {
 }
 
 
-def identified(*names, **params) -> Features:
+def identify_features(*names, **params) -> Features:
     names = names or tuple(SAMPLES)
     return identify(names, np.stack([SAMPLES[name] for name in names], 1).astype(np.float64), NormParams(**params))
 
 
-def test_types():
-    found = identified()
+def test_types_are_identified():
+    found = identify_features()
     assert {name: found[name].type for name in SAMPLES} == WANTED
 
 
-def test_constants_are_those_of_the_values():
-    found = identified()
+def test_constants_are_computed_from_the_sample():
+    found = identify_features()
     normal, sample = found["normal"], SAMPLES["normal"]
     assert (normal.mean, normal.stddev) == pytest.approx((sample.mean(), sample.std(ddof=1)))
     assert (normal.min_value, normal.max_value) == (sample.min(), sample.max())
@@ -83,16 +83,16 @@ def test_constants_are_those_of_the_values():
     assert "19 of 2000 sampled rows have it, too few" in found["rare"].note
 
 
-def test_what_varies_little_is_not_blown_up():
-    assert identified("small")["small"].stddev == 1.0
-    scaled = identified("small", min_stddev=0.0)["small"]
+def test_small_deviations_are_not_scaled_up():
+    assert identify_features("small")["small"].stddev == 1.0
+    scaled = identify_features("small", min_stddev=0.0)["small"]
     assert scaled.stddev == pytest.approx(0.1, rel=0.1)
-    assert identified("constant", min_stddev=0.0)["constant"].stddev == 1.0
+    assert identify_features("constant", min_stddev=0.0)["constant"].stddev == 1.0
 
 
-def test_normalized_values_are_near_zero():
+def test_normalized_values_are_finite_and_near_zero():
     """Of every type: what comes out of the sample that it was made of is finite and of ordinary size."""
-    found = identified()
+    found = identify_features()
     normal = found.normalize(np.stack([SAMPLES[name] for name in found.ids], 1).astype(np.float64))
     columns = dict(zip(found.names, normal.T, strict=True))
     assert np.isfinite(normal).all()
@@ -106,20 +106,20 @@ def test_normalized_values_are_near_zero():
     assert sum(columns[f"few={k}"] for k in range(2, 9)).min() == 1
 
 
-def test_thresholds():
-    assert identified("many", max_unique_enum_values=12)["many"].type == "enum"
-    assert identified("few", max_unique_enum_values=6)["few"].type == "quantile"
-    assert identified("log-normal", skip_box_cox=True)["log-normal"].type == "quantile"
-    assert identified("log-normal", skip_box_cox=True, skip_quantiles=True)["log-normal"].type == "continuous"
-    assert identified("two humps", skip_quantiles=True)["two humps"].type == "continuous"
-    assert identified("two humps", quantile_k2_threshold=1e9)["two humps"].type == "continuous"
-    assert len(identified("two humps", quantile_size=4)["two humps"].quantiles) == 5
+def test_thresholds_change_types():
+    assert identify_features("many", max_unique_enum_values=12)["many"].type == "enum"
+    assert identify_features("few", max_unique_enum_values=6)["few"].type == "quantile"
+    assert identify_features("log-normal", skip_box_cox=True)["log-normal"].type == "quantile"
+    assert identify_features("log-normal", skip_box_cox=True, skip_quantiles=True)["log-normal"].type == "continuous"
+    assert identify_features("two humps", skip_quantiles=True)["two humps"].type == "continuous"
+    assert identify_features("two humps", quantile_k2_threshold=1e9)["two humps"].type == "continuous"
+    assert len(identify_features("two humps", quantile_size=4)["two humps"].quantiles) == 5
 
 
-def test_a_type_can_be_given():
+def test_override_sets_the_type():
     given = {"few": "CONTINUOUS", "normal": "quantile", "log-normal": "clip_log", "share": "boxcox", "binary": "enum"}
     given |= {"many": "discrete_action", "small": "continuous_action", "huge": "do_not_preprocess", "never": "binary"}
-    found = identified(feature_overrides=given)
+    found = identify_features(feature_overrides=given)
     assert {name: found[name].type for name in given} == {name: kind.lower() for name, kind in given.items()}
     assert found["two humps"].type == "quantile"
     assert "its type was given" in found["few"].note
@@ -136,23 +136,23 @@ def test_a_type_can_be_given():
         ("constant", "boxcox", "its values give no lambda"),
     ],
 )
-def test_a_type_that_does_not_suit_is_refused(name, kind, said):
+def test_unsuitable_override_is_rejected(name, kind, said):
     if said is None:  # 2000 values are many, and not too many
-        assert identified(name, feature_overrides={name: kind})[name].size == N
+        assert identify_features(name, feature_overrides={name: kind})[name].size == N
         return
     with pytest.raises(ConfigError, match=f"feature_overrides: .*{said}.*; give it another type"):
-        identified(name, feature_overrides={name: kind})
+        identify_features(name, feature_overrides={name: kind})
 
 
-def test_an_enum_of_every_row_is_refused():
+def test_enum_of_too_many_values_is_rejected():
     sample = np.arange(10_001.0)[:, None]
     with pytest.raises(ConfigError, match="id=enum, but the sample holds 10001 different values"):
         identify(("id",), sample, NormParams(feature_overrides={"id": "enum"}))
 
 
-def test_an_unknown_feature_or_type_is_refused():
+def test_unknown_feature_or_type_is_rejected():
     with pytest.raises(ConfigError, match=r"the log has no feature norml; it has normal"):
-        identified("normal", "few", feature_overrides={"norml": "enum"})
+        identify_features("normal", "few", feature_overrides={"norml": "enum"})
     with pytest.raises(ConfigError, match="feature_overrides: 3=enumeration is not a type; there are binary"):
         NormParams(feature_overrides={"3": "enumeration"})
     for name, value in (("num_samples", 0), ("quantile_size", 0), ("min_stddev", -1.0), ("max_unique_enum_values", 0)):
@@ -160,13 +160,13 @@ def test_an_unknown_feature_or_type_is_refused():
             NormParams(**{name: value})
 
 
-def test_settings_reach_them():
+def test_params_are_parsed_from_settings():
     params = settings.override(NormParams(), {"quantile_size": "5", "feature_overrides": "{a: ENUM}"})
     assert params == NormParams(quantile_size=5, feature_overrides={"a": "enum"})
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_sample_gives_features_that_can_be_computed_and_saved(tmp_path, seed):
+def test_features_of_extreme_samples_are_computed_and_saved(tmp_path, seed):
     """Odd columns: few values, extremes side by side, denormal ones."""
     draws = stream(seed, "odd")
     odd = [0.0, 1.0, -1.0, 5e-324, 1e-308, 1.7e308, -1.7e308, 1e16, 2.0**53, 0.1, 3.0]

@@ -1,11 +1,11 @@
-"""What follows each row, by logs that were made and answered by hand."""
+"""The next row of each row, for small logs with known answers."""
 
 import numpy as np
 import polars as pl
 import pytest
 
-from lockstep.data.preparation.blocks import LISTS, Coding, item_hashes, name_hashes
-from lockstep.data.preparation.lists import none
+from lockstep.data.preparation.blocks import LISTS, Encoder, item_hashes, name_hashes
+from lockstep.data.preparation.lists import no_lists
 from lockstep.data.preparation.next_rows import Rules, next_rows, order
 from lockstep.errors import ConfigError
 
@@ -28,23 +28,23 @@ class Log:
         for name in set(LISTS) & set(frame.columns):
             if kind == "discrete":
                 frame = frame.with_columns(pl.col(name).cast(pl.List(pl.String)))
-        coding = Coding(kind)
-        block = coding.block(frame)
+        encoder = Encoder(kind)
+        block = encoder.encode(frame)
         if shared is not None:
-            shared = np.array([coding.names[name] for name in shared], np.int32)
-        self.block = block.taken(order(block))
-        empty = np.zeros(0, np.int32) if kind == "discrete" else np.zeros((0, len(coding.action_ids)))
+            shared = np.array([encoder.names[name] for name in shared], np.int32)
+        self.block = block.take(order(block))
+        empty = np.zeros(0, np.int32) if kind == "discrete" else np.zeros((0, len(encoder.action_ids)))
         for name in LISTS:
-            self.block.lists.setdefault(name, none(len(self.block), empty))
+            self.block.lists.setdefault(name, no_lists(len(self.block), empty))
         self.line = next_rows(
             self.block,
             Rules(mark, limit, shared),
             lambda row: f"log, row {self.block.columns['row'][row]}",
             lambda items: (
-                name_hashes(items, coding.names) if kind == "discrete" else item_hashes(items, coding.action_ids)
+                name_hashes(items, encoder.names) if kind == "discrete" else item_hashes(items, encoder.action_ids)
             ),
         )
-        self._names = {number: name for name, number in coding.names.items()}
+        self._names = {number: name for name, number in encoder.names.items()}
 
     def of(self, name):
         """A property of each row, by the row's place in the log."""
@@ -67,7 +67,7 @@ class Log:
         return [found[row] for row in sorted(found)]
 
 
-def test_rows_are_ordered_by_number_within_their_trajectory_whatever_their_order_was():
+def test_rows_are_ordered_by_sequence_number():
     log = Log(("x", 30, {}), ("y", 5, {}), ("x", 7, {}), ("x", -2, {}), ("y", 4, {}))
     assert log.following() == [None, None, 1, 3, 2]
     assert log.of("terminal") == [True, True, False, False, False]
@@ -76,7 +76,7 @@ def test_rows_are_ordered_by_number_within_their_trajectory_whatever_their_order
     assert sorted(log.line.lengths.tolist()) == [2, 3]
 
 
-def test_logged_times_count_instead_of_differences():
+def test_logged_time_diff_takes_precedence():
     log = Log(("x", 0, {"time_diff": 0.5}), ("x", 4, {"time_diff": None}), ("x", 6, {"time_diff": 9.0}))
     assert log.of("time_diff") == [0.5, 2, 9]
 
@@ -92,7 +92,7 @@ def test_logged_times_count_instead_of_differences():
         ("next_state", {"has_next_state": False, "next_state:1": None}, {"has_next_state": True, "next_state:1": 2.0}),
     ],
 )
-def test_each_mark_ends_the_trajectories_that_have_it_and_no_others(mark, over, open_):
+def test_marked_last_decision_is_terminal(mark, over, open_):
     known = {"has_next_state": True, "next_state:1": 2.0, "state:1": 1.0}
     rest = {name: value for name, value in known.items() if name not in over}
     goes_on = {**open_, "truncated": None} if "truncated" in open_ else open_
@@ -109,17 +109,17 @@ def test_each_mark_ends_the_trajectories_that_have_it_and_no_others(mark, over, 
     assert log.following() == [2, None, 4, None]
 
 
-def test_a_decision_without_a_known_outcome_is_left_out_but_its_state_is_the_outcome_before():
+def test_decision_without_outcome_is_skipped_but_its_state_is_used():
     rows = [("x", i, {"possible_actions": ["a"]}) for i in range(3)]
     log = Log(*rows, ("y", 0, {"possible_actions": []}), mark="possible_actions")
     assert log.of("kept") == [True, True, False, True]
     assert log.of("continues") == [True, False, False, False], "the row after the second is not kept"
     assert log.following() == [2, 3, None, None]
-    assert log.line.left_out == 1
+    assert log.line.skipped == 1
 
 
 @pytest.mark.parametrize("mark", ["possible_actions", "possible_next_actions", "last_row"])
-def test_a_last_row_without_action_is_a_state_and_no_decision(mark):
+def test_last_row_without_action_is_only_a_state(mark):
     lists = {} if mark == "last_row" else {"possible_actions": ["a"]}
     end = {"action": None, "reward": None, "possible_actions": [] if lists else None}
     log = Log(("x", 0, lists), ("x", 1, lists), ("x", 2, end), ("y", 0, lists), ("y", 1, lists), mark=mark)
@@ -130,7 +130,7 @@ def test_a_last_row_without_action_is_a_state_and_no_decision(mark):
     assert log.line.lengths.sum() == 4
 
 
-def test_a_limit_makes_open_what_it_cut_and_nothing_else():
+def test_step_limit_truncates_full_length_trajectories_only():
     known = {"has_next_state": True, "next_state:1": 0.0, "state:1": 0.0}
     rows = [(name, i, known) for name, length in (("x", 3), ("y", 2)) for i in range(length)]
     log = Log(*rows, limit=3)
@@ -145,7 +145,7 @@ def test_a_limit_makes_open_what_it_cut_and_nothing_else():
         Log(*rows, limit=2)
 
 
-def test_a_row_that_was_left_out_of_the_log_is_noticed_by_its_time_and_its_state():
+def test_missing_row_is_detected_by_time_diff_and_state():
     rows = [
         ("x", 0, {"state:1": 0.0, "next_state:1": 1.0, "time_diff": 1.0, "has_next_state": True}),
         ("x", 2, {"state:1": 2.0, "next_state:1": 3.0, "time_diff": 1.0, "has_next_state": True}),
@@ -163,7 +163,7 @@ def test_a_row_that_was_left_out_of_the_log_is_noticed_by_its_time_and_its_state
         Log(*rows)
 
 
-def test_states_logged_in_half_the_precision_are_still_the_same():
+def test_states_compare_equal_within_float32_precision():
     number = 1 / 3
     rows = [
         ("x", 0, {"state:1": 0.0, "next_state:1": float(np.float32(number)), "has_next_state": True}),
@@ -172,7 +172,7 @@ def test_states_logged_in_half_the_precision_are_still_the_same():
     assert Log(*rows).following() == [2, None]
 
 
-def test_a_feature_that_is_there_once_and_absent_once_is_a_contradiction():
+def test_feature_missing_in_one_row_is_rejected():
     first = {"state:1": 0.0, "next_state:1": 1.0, "next_state:2": None, "has_next_state": True}
     second = {"state:1": 1.0, "state:2": 5.0, "has_next_state": False}
     with pytest.raises(ConfigError, match="next_state_features 2 is not that of the row that follows"):
@@ -195,19 +195,19 @@ def test_a_feature_that_is_there_once_and_absent_once_is_a_contradiction():
         ({"metric:cost": 1.0}, {"metric:cost": None}, "row 2: the metric cost is missing"),
     ],
 )
-def test_contradictions_are_refused_by_row(first, second, message):
+def test_error_names_the_contradicting_row(first, second, message):
     with pytest.raises(ConfigError, match=message):
         Log(("x", 0, first), ("x", 1, second))
 
 
-def test_two_rows_of_one_place_are_refused_both_by_row():
+def test_error_names_both_duplicate_rows():
     with pytest.raises(
         ConfigError, match=r"log, row [13]: mdp_id and sequence_number=4 are those of log, row [13]; log"
     ):
         Log(("x", 4, {}), ("x", 5, {}), ("x", 4, {}))
 
 
-def test_parametric_actions_that_contradict_are_named_with_their_feature():
+def test_error_names_the_contradicting_action_feature():
     with pytest.raises(ConfigError, match="row 1: next_action 8 is not that of the row that follows"):
         Log(
             ("x", 0, {"action": {"7": 1}, "next_action": {"7": 1, "8": 2}}),
@@ -216,7 +216,7 @@ def test_parametric_actions_that_contradict_are_named_with_their_feature():
         )
 
 
-def test_possible_actions_come_from_the_row_from_the_row_before_or_from_what_all_share():
+def test_missing_possible_actions_come_from_the_previous_row():
     log = Log(
         ("x", 0, {"possible_actions": ["a"], "possible_next_actions": ["a", "b"]}),
         ("x", 1, {"possible_actions": [], "possible_next_actions": ["b"]}),
@@ -228,7 +228,7 @@ def test_possible_actions_come_from_the_row_from_the_row_before_or_from_what_all
     assert log.line.filled == 2
 
 
-def test_the_list_that_all_share_fills_what_nothing_says():
+def test_missing_possible_actions_come_from_the_shared_list():
     rows = [("x", 0, {"possible_actions": ["b", "a"]}), ("x", 1, {"possible_actions": None}), ("x", 2, {})]
     rows = [(name, i, {"possible_actions": None, "has_next_state": True, **more}) for name, i, more in rows]
     log = Log(*rows, mark="next_action", shared="ba")
@@ -238,11 +238,11 @@ def test_the_list_that_all_share_fills_what_nothing_says():
     assert log.offers(log.line.lists.index) == ["ba", None, None]
 
 
-def test_trajectories_that_share_half_of_their_hash_stay_apart():
+def test_trajectories_with_equal_first_hash_are_separated():
     log = Log(*[(name, i, {}) for i in range(3) for name in ("x", "y")])
     block = log.block
     block.columns["hash_0"][:] = 7
-    mixed = block.taken(np.array([0, 3, 1, 4, 2, 5]))
-    ordered = mixed.taken(order(mixed))
+    mixed = block.take(np.array([0, 3, 1, 4, 2, 5]))
+    ordered = mixed.take(order(mixed))
     assert ordered.columns["sequence_number"].tolist() == [0, 1, 2, 0, 1, 2]
     assert len(set(ordered.columns["hash_1"][:3].tolist())) == 1

@@ -1,4 +1,4 @@
-"""Threads that work ahead: the order stays, errors arrive, nothing runs on."""
+"""Prefetching: order is kept, errors are raised, no thread is left running."""
 
 import threading
 import time
@@ -13,14 +13,14 @@ def failing():
     raise ValueError("the second is bad")
 
 
-def test_items_come_in_order_and_then_the_error():
+def test_prefetch_yields_items_in_order_then_raises():
     found = []
     with pytest.raises(ValueError, match="the second is bad"):
         found.extend(prefetch(failing()))
     assert list(prefetch(range(1, 100))) == list(range(1, 100))
 
 
-def test_the_next_four_items_are_made_while_one_is_used_and_no_more():
+def test_prefetch_is_bounded_to_four_items():
     made = []
 
     def items():
@@ -38,7 +38,7 @@ def test_the_next_four_items_are_made_while_one_is_used_and_no_more():
         assert len(made) == most
 
 
-def test_results_keep_the_order_of_their_items_whoever_is_first():
+def test_in_order_keeps_the_order_of_items():
     meeting = threading.Barrier(2, timeout=10)
 
     def work(item):
@@ -49,7 +49,7 @@ def test_results_keep_the_order_of_their_items_whoever_is_first():
     assert list(in_order(work, range(6), 2)) == [0, 10, 20, 30, 40, 50]
 
 
-def test_the_first_error_in_order_counts_and_ends_the_rest():
+def test_in_order_raises_the_first_error_and_stops():
     begun = []
 
     def work(item):

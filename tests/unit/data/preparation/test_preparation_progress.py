@@ -1,4 +1,4 @@
-"""Progress of a preparation, on a terminal and elsewhere."""
+"""Progress of a preparation, on a terminal and in a file."""
 
 import io
 
@@ -16,17 +16,17 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_has_bytes_rows_rate_and_time_left():
+def test_line_has_bytes_rows_rate_and_eta():
     assert line(HALF, 2.0) == "reading 50 %  1.5 of 3.0 MB  4 000 rows  2 000 rows/s  ETA 2 s"
     whole = PassProgress("preparing", rows=10, done_bytes=70, total_bytes=70)
     assert line(whole, 2.0) == "preparing 100 %  0.0 of 0.0 MB  10 rows  5 rows/s"
 
 
-def test_a_log_without_bytes_has_no_progress():
+def test_fraction_of_an_empty_log_is_zero():
     assert PassProgress("reading", rows=0, done_bytes=0, total_bytes=0).fraction == 0
 
 
-def test_a_terminal_shows_a_bar_of_the_current_pass():
+def test_terminal_shows_a_bar_of_the_current_pass():
     file = Terminal()
     console = Console(file)
     display = ProgressDisplay(console)
@@ -40,7 +40,7 @@ def test_a_terminal_shows_a_bar_of_the_current_pass():
 
 
 @pytest.mark.parametrize(("every_s", "lines"), [(0.0, 2), (60.0, 0)])
-def test_a_file_gets_lines_at_intervals(monkeypatch, every_s, lines):
+def test_file_gets_lines_at_intervals(monkeypatch, every_s, lines):
     monkeypatch.setattr(progress, "_LINE_EVERY_S", every_s)
     file = io.StringIO()
     display = ProgressDisplay(Console(file))

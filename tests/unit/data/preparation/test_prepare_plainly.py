@@ -1,4 +1,4 @@
-"""Prepared data of random logs beside what a plain loop over their rows makes of them."""
+"""Prepared random logs equal the result of a plain loop over their rows."""
 
 import json
 import random
@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.data.dataset import Dataset
 from lockstep.data.feature_file import save_features
-from lockstep.data.prepare import PrepareOptions, prepared
+from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from made_data import as_it_is
 
 IDS, ACTION_IDS = ("0", "1", "2"), ("7", "8")
@@ -117,7 +117,7 @@ def expected(one, kind):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
-def test_random_logs_become_what_a_plain_loop_makes_of_them(tmp_path, kind, seed):
+def test_prepared_random_logs_match_a_plain_loop(tmp_path, kind, seed):
     rows = log_of(kind, seed)
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     save_features(as_it_is(IDS), tmp_path / "state.json")
@@ -125,7 +125,9 @@ def test_random_logs_become_what_a_plain_loop_makes_of_them(tmp_path, kind, seed
     files = {"state_features": tmp_path / "state.json"}
     if kind == "parametric":
         files["action_features"] = tmp_path / "action.json"
-    prepared([tmp_path / "log.jsonl"], tmp_path / "out", PrepareOptions(**files), memory=30_000, say=lambda _: None)
+    prepare_dataset(
+        [tmp_path / "log.jsonl"], tmp_path / "out", PrepareOptions(**files), memory=30_000, show=lambda _: None
+    )
     data = Dataset.open(tmp_path / "out", verify=True)
     plain = plainly(rows)
     assert data.info.num_rows == len(plain) < len(rows)

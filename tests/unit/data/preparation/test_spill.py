@@ -1,11 +1,11 @@
-"""Rows that lie on the disk in between come back whole, a range of trajectories at a time."""
+"""Rows spilled to the disk are read back by ranges of trajectories."""
 
 import numpy as np
 import pytest
 
 from lockstep.data.preparation import spill
 from lockstep.data.preparation.blocks import Block
-from lockstep.data.preparation.lists import Lists, deduplicated, none
+from lockstep.data.preparation.lists import Lists, deduplicate, no_lists
 from lockstep.world import stream
 
 
@@ -45,7 +45,7 @@ def rows_of(some):
 
 @pytest.mark.parametrize("whole", [0, 1 << 24])
 @pytest.mark.parametrize("same", [True, False])
-def test_what_is_read_again_is_what_was_kept(tmp_path, monkeypatch, whole, same):
+def test_spilled_rows_are_read_back(tmp_path, monkeypatch, whole, same):
     monkeypatch.setattr(spill, "_WHOLE", whole)
     draws = stream(0, "test")
     blocks = [block(draws, 100, same=same) for _ in range(10)]
@@ -66,7 +66,7 @@ def test_what_is_read_again_is_what_was_kept(tmp_path, monkeypatch, whole, same)
     assert highest == sorted(highest)
 
 
-def test_lists_of_more_features_than_before_keep_their_columns(tmp_path):
+def test_lists_may_gain_features(tmp_path):
     draws = stream(1, "test")
     kept = spill.Spill(tmp_path, 1)
     for width in (1, 3):
@@ -81,29 +81,29 @@ def twice(items):
     return np.stack([items, items]).astype(np.uint64)
 
 
-def test_no_list_is_lost_among_equal_ones():
+def test_deduplicate_keeps_every_distinct_list():
     items = np.array([1, 2, 1, 2, 1, 2, 2, 1], np.int32)
     lists = Lists(np.array([3, -1, 2, 1, 0, 0]), np.array([0, 2, 4, 6, 8]), items)
-    few = deduplicated(lists, twice)
+    few = deduplicate(lists, twice)
     assert len(few.offsets) == 5, "a half is not worth a table"
     many = Lists(np.arange(40), np.arange(41) * 2, np.tile(np.array([1, 2], np.int32), 40))
     many.items[-2:] = 2, 1
-    few = deduplicated(many, twice)
+    few = deduplicate(many, twice)
     assert len(few.offsets) == 3
     for i in range(40):
         which = few.index[i]
         assert few.items[few.offsets[which] : few.offsets[which + 1]].tolist() == ([2, 1] if i == 39 else [1, 2])
 
 
-def test_rows_without_lists_have_none():
-    empty = none(3, np.zeros((0, 2)))
+def test_no_lists_are_empty():
+    empty = no_lists(3, np.zeros((0, 2)))
     assert empty.lengths.tolist() == [0, 0, 0]
     assert empty.flat().offsets.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("kinds", "kept"), [(3, 3), (20_000, 20_000), (15_000, 20_000)])
-def test_lists_of_large_tables_are_kept_once_only_where_they_repeat(kinds, kept):
+def test_large_tables_are_deduplicated_only_if_lists_repeat(kinds, kept):
     items = (np.arange(20_000) % kinds).astype(np.int32)
-    found = deduplicated(Lists(np.arange(20_000), np.arange(20_001), items), twice)
+    found = deduplicate(Lists(np.arange(20_000), np.arange(20_001), items), twice)
     assert len(found.offsets) - 1 == kept
     np.testing.assert_array_equal(found.items[found.offsets[:-1]][found.index], items)

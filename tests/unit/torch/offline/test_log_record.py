@@ -13,7 +13,7 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.cli import main as cli
 from lockstep.data.dataset import Dataset
 from lockstep.data.logs.format import read_log
-from lockstep.data.prepare import PrepareOptions, prepared
+from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
@@ -200,13 +200,13 @@ def test_a_recording_speaks_as_the_log_that_was_learned_from(tmp_path):
         for i in range(60)
     ]
     made_logs.write(log, rows)
-    data = prepared([log], tmp_path / "data", PrepareOptions())
+    data = prepare_dataset([log], tmp_path / "data", PrepareOptions())
     learned(tmp_path / "run", OfflineRun(data=str(data), task="CartPole-v1", algo="parametric_dqn"))
     _, played = recorded(tmp_path / "played.jsonl", tmp_path / "run", steps=40, epsilon=1.0)
     assert [name for name in played.columns if name.startswith("state:")] == [f"state:{k}" for k in "abcd"]
     taken = [tuple(played.select("action:push", "action:pull", "action:force").row(i)) for i in range(40)]
     assert set(taken) == {(1.0, None, None), (None, 1.0, 2.0)}
-    both = prepared([log, tmp_path / "played.jsonl"], tmp_path / "both", PrepareOptions())
+    both = prepare_dataset([log, tmp_path / "played.jsonl"], tmp_path / "both", PrepareOptions())
     info = Dataset.open(both).info
     assert info.num_rows == 100 and list(info.candidates) == list(Dataset.open(data).info.candidates) != []
 
