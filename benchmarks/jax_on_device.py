@@ -116,7 +116,7 @@ def measured(command: list[str], core: int) -> dict[str, float]:
 
 def ranks_of(count: int, cores: list[int]) -> dict[str, float]:
     """What rank 0 told of a world of `count` processes, each on a core of its own."""
-    from lockstep.launch.variables import free_port
+    from lockstep.launch.rank_environment import free_port
 
     port, before, started = free_port(), os.sched_getaffinity(0), []
     for rank in range(count):

@@ -16,7 +16,7 @@ import pytest
 from chaos_runs import BATCH, Start, folder_for, resume, small, timeless, train
 
 from lockstep.cli.chaos.faults import InjectedFault
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.record.checkpoint import find, read_manifest, read_state
 
 pytestmark = pytest.mark.chaos

@@ -13,7 +13,7 @@ from lockstep import World
 from lockstep.distributed.timers import Timers
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Collector
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.non_finite import NonFiniteError, save

@@ -11,7 +11,7 @@ from running import small
 
 from lockstep import World
 from lockstep.envs.make import env_spec
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.preflight import compare as preflight
 from lockstep.preflight import identity as identity
 from lockstep.preflight import latency

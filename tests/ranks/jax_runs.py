@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jax_compiled import PLACE
 
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 START_S = 120.0  # to start ranks, compile and take a few steps, on a machine that is busy with other things
 SETTINGS = {

@@ -16,7 +16,7 @@ import torch
 
 import made_data
 from lockstep import World, spawn
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 
 ROWS, BATCH, EPOCHS = 310, 32, 20

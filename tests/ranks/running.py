@@ -14,7 +14,7 @@ import numpy as np
 from lockstep import spawn
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.run import NetworkConfig, Run, override
 
 

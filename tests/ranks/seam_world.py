@@ -11,7 +11,7 @@ import numpy as np
 from lockstep import World, spawn, stream
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Rollout
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 STEPS, ENVS, SIZE = 16, 4, 3  # of one shard; SIZE numbers in an observation
 SPEC = EnvSpec(SIZE, ActionSpec("discrete", (3,)), "next_step", True)

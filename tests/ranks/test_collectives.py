@@ -13,7 +13,7 @@ import stuck
 
 from lockstep import RunError, spawn
 from lockstep.distributed.watch import MARGIN_S
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 WAYS = ("memory", "messages", "plain")
 

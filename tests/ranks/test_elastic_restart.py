@@ -14,7 +14,7 @@ import pytest
 from running import lines, small, timeless
 
 from lockstep.cli.chaos.faults import InjectedFault
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.run import dump
 from lockstep.train import train
 

@@ -6,7 +6,7 @@ import pytest
 
 import made_data
 from lockstep import spawn
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 ROWS = 900
 

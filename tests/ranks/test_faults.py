@@ -13,7 +13,7 @@ import pytest
 from running import small, timeless
 
 from lockstep.cli.chaos.faults import InjectedFault
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.run import dump
 
 ENVS = Path(__file__).with_name("rank_envs.py")

@@ -13,7 +13,7 @@ from running import job, small, train_all
 
 from lockstep import spawn
 from lockstep.distributed.watch import MARGIN_S
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 # Name: ranks of each host, num_shards, whether hosts use their memory.
 LAYOUTS = {

@@ -12,7 +12,7 @@ import pytest
 from lockstep import RunError, spawn
 from lockstep.distributed.tree import tree_sum
 from lockstep.distributed.watch import MARGIN_S
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 pytest.importorskip("jax")
 

@@ -12,7 +12,7 @@ import jax_flights
 from safetensors.numpy import load_file
 
 from lockstep import spawn
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 WITHIN_S = 400
 

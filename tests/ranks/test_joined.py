@@ -8,7 +8,7 @@ import sys
 import pytest
 from running import lines, small
 
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.run import dump, load
 
 BOUND_S = 60

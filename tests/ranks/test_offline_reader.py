@@ -7,7 +7,7 @@ import pytest
 import made_data
 from lockstep import spawn
 from lockstep.data.dataset import Dataset
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 ROWS, PART = 1003, 730
 

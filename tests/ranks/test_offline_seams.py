@@ -10,7 +10,7 @@ from running import lines
 
 from lockstep import World, spawn
 from lockstep.data.dataset import Dataset
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 from lockstep.record.progress import Progress
 from logged_policies import part
 

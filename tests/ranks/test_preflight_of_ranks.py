@@ -12,7 +12,7 @@ import pytest
 from running import job, small, train_all
 
 from lockstep import spawn
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 BOUND_S = 90
 SAME = ("version", "config", "code", "source")

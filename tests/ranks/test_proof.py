@@ -6,7 +6,7 @@ import pytest
 from spoiled import OFF_AT, spoil_all
 
 from lockstep import spawn
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 STEPS = 128  # of an update
 OF_A_STEP = {"flat.gradient", "flat.rows", "optimizer._gradient"}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from lockstep import recipes
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 SHORT = [
     *("--set", "total_steps=512", "--set", "learning_starts=256", "--set", "evaluate_every=null"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 HERE = Path(__file__).parent
 RANK = [sys.executable, str(HERE / "rendezvous_rank.py")]

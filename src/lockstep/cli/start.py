@@ -35,7 +35,7 @@ def start(args: argparse.Namespace, run: "AnyRun") -> int:
     init_from = policy_source(args.init_from)
     max_restarts = _max_restarts(args, world)
     if world.launcher == "none" and (world.size > 1 or max_restarts):
-        from lockstep.launch.first_line import first_line
+        from lockstep.launch.startup_line import first_line
         from lockstep.launch.train_ranks import launch_training
         from lockstep.record.run_dir import RunDir
 
@@ -87,7 +87,7 @@ def go_on(args: argparse.Namespace) -> int:
         for note in going_on.notes:
             print(f"lockstep: note: {note}", file=sys.stderr)
     if world.launcher == "none" and (world.size > 1 or max_restarts):
-        from lockstep.launch.first_line import first_line
+        from lockstep.launch.startup_line import first_line
         from lockstep.launch.train_ranks import launch_training
 
         _say_first(first_line(run, world, run_dir, num_shards=going_on.num_shards, step=going_on.step))

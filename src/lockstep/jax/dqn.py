@@ -28,7 +28,7 @@ from lockstep.jax.non_finite import LossReader
 from lockstep.jax.q_networks import NoisyActor, QPolicy
 from lockstep.jax.session import Session
 from lockstep.jax.transitions import Part, TransitionBatch, weighing
-from lockstep.record.means import Means
+from lockstep.record.metric_means import Means
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed

@@ -14,9 +14,9 @@ from typing import Any, Self
 from lockstep.distributed.network.store import PrefixStore
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rank_environment import free_port
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous
 from lockstep.launch.round import Member, Round, asking, members, place_of
-from lockstep.launch.variables import free_port
 from lockstep.system.bounded import bounded
 
 _POLL_S = 0.02

@@ -21,7 +21,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.path.insert(0, str(Path(__file__).parents[2]))  # now, while the source is the one that the launcher has
     from lockstep.launch.rank import any_alive
-    from lockstep.record.leftovers import remove_half_written
+    from lockstep.record.partial_files import remove_half_written
 
     groups = _guarded(int(sys.argv[1]))
     _signal(groups, signal.SIGTERM)

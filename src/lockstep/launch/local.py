@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.call import pack, unpack
+from lockstep.launch.failure_report import mark, report, say
+from lockstep.launch.rank_environment import variables
 from lockstep.launch.signals import caught_signals
+from lockstep.launch.spawned_call import pack, unpack
 from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, RankGroup, interruption
-from lockstep.launch.variables import variables
-from lockstep.launch.verdict import mark, report, say
-from lockstep.record.leftovers import written_at
+from lockstep.record.partial_files import written_at
 from lockstep.system.cores import usable_cores
 
 _T = TypeVar("_T")
@@ -136,7 +136,8 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
             for rank in range(ranks):
                 descriptors = (call_file.fileno(), results[rank].fileno())
                 root = str(Path(__file__).parents[2])  # the caller may have found us through its own sys.path
-                code = f"import sys; sys.path.append({root!r}); from lockstep.launch.call import run; run{descriptors}"
+                importing = f"import sys; sys.path.append({root!r}); from lockstep.launch.spawned_call import run"
+                code = f"{importing}; run{descriptors}"
                 group.start([sys.executable, "-c", code], environments[rank], output=None, pass_fds=descriptors)
             failure = group.wait(
                 timeout_s=timeout_s,

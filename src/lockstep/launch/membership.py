@@ -35,9 +35,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rank_environment import free_port
 from lockstep.launch.rendezvous import STORE_TIMEOUT_S, Cancelled, NodeRendezvous
 from lockstep.launch.round import Member, Round, address_of, members, order_of, place_of
-from lockstep.launch.variables import free_port
 from lockstep.system.bounded import bounded
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them

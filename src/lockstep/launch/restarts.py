@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lockstep.errors import ConfigError
-from lockstep.record.leftovers import written_at
+from lockstep.record.partial_files import written_at
 from lockstep.record.run_dir import RUN_FILE, write_atomically
 from lockstep.run import AnyRun
 from lockstep.session.resume import Resumption, go_on

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.failure_report import report, say
 from lockstep.launch.fixed import FixedMembership
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
@@ -18,7 +19,6 @@ from lockstep.launch.round import End, Membership, Round
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, Failure, interruption
-from lockstep.launch.verdict import report, say
 from lockstep.system.cores import usable_cores
 
 _LOOK_S = 0.5  # how often the main node is asked how it goes elsewhere

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from lockstep.launch.failure_report import MARK, agree, log_path
+from lockstep.launch.rank_environment import variables
 from lockstep.launch.rank_placement import RankPlacement
 from lockstep.launch.supervise import Bounds, Failure, RankGroup
-from lockstep.launch.variables import variables
-from lockstep.launch.verdict import MARK, agree, log_path
 from lockstep.record.failure import keep_failure
-from lockstep.record.leftovers import remove_half_written
+from lockstep.record.partial_files import remove_half_written
 
 
 class Others(Protocol):

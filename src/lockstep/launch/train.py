@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from lockstep.envs.load import check_not_imported
 from lockstep.envs.make import on_device
 from lockstep.errors import ConfigError
-from lockstep.launch.first_line import first_line
 from lockstep.launch.restarts import Gather, Restart, again, find_start_record, note, restarts_ranks, warn
+from lockstep.launch.startup_line import first_line
 from lockstep.preflight.own_code import with_whole_paths
 from lockstep.record.console import Console
-from lockstep.record.opening import Opening
+from lockstep.record.pending_run import Opening
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.session.checks import check_framework
 from lockstep.session.env_checks.first import check_first

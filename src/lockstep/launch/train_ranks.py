@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.failure_report import say
 from lockstep.launch.local import Restarts, launch
-from lockstep.launch.verdict import say
 from lockstep.record.failure import read_failure
-from lockstep.record.leftovers import remove_results, written_at
+from lockstep.record.partial_files import remove_results, written_at
 from lockstep.record.run_dir import SUMMARY_FILE, RunDir, hold, write_config
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def train_on_ranks(
         ConfigError: before anything is written, if that can be known; or a rank raised one.
         RunError: a rank failed.
     """
-    from lockstep.launch.first_line import first_line
     from lockstep.launch.flags import policy_source
+    from lockstep.launch.startup_line import first_line
     from lockstep.launch.world_checks import check_world
     from lockstep.record.console import Console
     from lockstep.session.resume import go_on

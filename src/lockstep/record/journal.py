@@ -16,8 +16,8 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console, significant
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
 from lockstep.record.failure import keep_failure, read_failure, record_failure
-from lockstep.record.leftovers import remove_half_written
-from lockstep.record.opening import Opening
+from lockstep.record.partial_files import remove_half_written
+from lockstep.record.pending_run import Opening
 from lockstep.record.progress import Progress
 from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RunDir, hold, mark_failed, write_config

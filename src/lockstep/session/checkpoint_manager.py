@@ -19,7 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.checkpoint_writer import CheckpointWriter
-from lockstep.record.leftovers import remove_half_written
+from lockstep.record.partial_files import remove_half_written
 from lockstep.record.run_dir import hold
 
 _ITEMS, _TUPLE, _TENSOR = "__items__", "__tuple__", "__tensor__"

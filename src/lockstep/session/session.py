@@ -27,7 +27,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Forecast, add_forecast
 from lockstep.preflight.cost_model import Layout
 from lockstep.record.journal import Journal
-from lockstep.record.opening import Opening
+from lockstep.record.pending_run import Opening
 from lockstep.record.progress import Progress
 from lockstep.record.summary import seconds_since_process_start
 from lockstep.run import Run, SomeRun

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rendezvous_nodes import Node
 
+from lockstep.launch.rank_environment import free_port
 from lockstep.launch.rendezvous import client, server
-from lockstep.launch.variables import free_port
 
 
 def _alive(pid: int) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 BOUND_S = 60.0
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

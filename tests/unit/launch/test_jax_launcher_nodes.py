@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 BOUND_S = 90.0
 # Rank 0 takes the port that the user typed, as `jax.distributed` would, and the others come to it.

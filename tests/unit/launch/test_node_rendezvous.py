@@ -14,8 +14,8 @@ from lockstep.distributed.network import framing, interfaces, store_server
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch import rendezvous
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rank_environment import free_port
 from lockstep.launch.rendezvous import Cancelled, client, handshake, server, waiting
-from lockstep.launch.variables import free_port
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 BOUND_S = 90.0  # on a busy machine; nothing here takes longer than seconds by itself
 

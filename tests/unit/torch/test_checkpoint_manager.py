@@ -10,7 +10,7 @@ from torch import nn
 
 from lockstep import CheckpointManager, Comm, ConfigError, World, spawn, stream
 from lockstep.errors import MismatchError
-from lockstep.launch.variables import free_port
+from lockstep.launch.rank_environment import free_port
 
 SHARED = {
     "numbers": [1, 2.5, None, True, "é", float("inf")],

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from lockstep.errors import ConfigError
-from lockstep.launch.verdict import say
+from lockstep.launch.failure_report import say
 
 _FIRST_REPORT_S = 2.0
 _REPORT_EVERY_S = 10.0

@@ -2,7 +2,7 @@
 
 import os
 
-from lockstep.record.leftovers import remove_half_written, remove_results
+from lockstep.record.partial_files import remove_half_written, remove_results
 from lockstep.record.run_dir import write_atomically
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import local
+from lockstep.launch.rank_environment import free_port, variables
 from lockstep.launch.rank_placement import RankPlacement
-from lockstep.launch.variables import free_port, variables
 from lockstep.record.failure import keep_failure, read_failure, record_failure
 from lockstep.system.cores import threads_are_chosen
 from lockstep.world import World

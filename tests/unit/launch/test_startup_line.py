@@ -12,8 +12,8 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import gpus
-from lockstep.launch.first_line import first_line
-from lockstep.record.opening import Opening
+from lockstep.launch.startup_line import first_line
+from lockstep.record.pending_run import Opening
 from lockstep.record.run_dir import RunDir
 from lockstep.run import OfflineRun, Run, override
 from lockstep.world import World
@@ -83,7 +83,7 @@ def test_no_framework_is_loaded_before_it(here):
     code = """
 import sys
 from lockstep.cli import main as cli
-from lockstep.record.opening import Opening
+from lockstep.record.pending_run import Opening
 def announce(self, line):
     print(sorted({"torch", "jax", "pandas", "rich", "tensorboard"} & set(sys.modules)), line)
     raise SystemExit(0)
@@ -106,7 +106,7 @@ def test_what_cannot_run_is_refused_before_it(here, command):
 
 
 def test_what_takes_long_is_named(here, capsys, monkeypatch):
-    monkeypatch.setattr("lockstep.record.opening._PATIENCE_S", 0.05)
+    monkeypatch.setattr("lockstep.record.pending_run._PATIENCE_S", 0.05)
     opening = Opening()
     opening.doing("importing torch")
     opening.doing("meeting the other ranks")

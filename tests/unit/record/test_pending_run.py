@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import ctypes, sys
 from pathlib import Path
-from lockstep.record.opening import Opening
+from lockstep.record.pending_run import Opening
 from lockstep.run import Run
 
 opening = Opening(Path("runs/mine"))

@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.rank import Rank
 from lockstep.launch.supervise import Failure
 from lockstep.record.failure import read_failure, record_failure
-from lockstep.record.leftovers import written_at
+from lockstep.record.partial_files import written_at
 
 MARK = "--- lockstep: "
 """How the line begins that separates the starts in a log."""
