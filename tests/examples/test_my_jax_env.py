@@ -14,6 +14,7 @@ def test_it_has_no_faults(examples, python):
     assert "can be saved in mid-episode" in out
 
 
+@pytest.mark.slow
 def test_it_is_learned_on_the_device(examples, python):
     python(
         "-m", "lockstep.train", examples / "my_jax_env.py:MyJaxEnv", "--ml-framework", "jax", "--run-dir", "run",

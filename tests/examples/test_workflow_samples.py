@@ -61,6 +61,7 @@ def test_dqn(folder, ranks):
     assert list((folder / "outputs").iterdir())
 
 
+@pytest.mark.slow
 def test_parametric_dqn_by_its_classic_door(folder):
     door = [sys.executable, "-m", "lockstep.workflows.parametric_dqn", "-p", "parametric_dqn.json", "--node_index=0"]
     code, said = start(folder, *door, "--set", "epochs=2", "--set", "minibatch_size=64")

@@ -10,6 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from quick import others_slow
+
 pytest.importorskip("torch")
 pytest.importorskip("jax")
 
@@ -69,7 +71,7 @@ def compare(dqn, mirror, before):
             np.testing.assert_allclose(two.state()["priority"], one.state()["priority"], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, *MORE])
+@pytest.mark.parametrize("variant", others_slow([*VARIANTS, *MORE], "rainbow", "noisy", "defaults", "plain"))
 def test_updates_are_those_of_torch(variant):
     run = run_of(replace(BASE, **{**VARIANTS, **MORE}[variant]))
     world, progress = World().with_shards(SHARDS), Progress(SHARDS * ENVS * STEPS * 10)
@@ -97,7 +99,7 @@ def pictures(number):
     return made
 
 
-@pytest.mark.parametrize("encoder", ["nature", "small", "mlp"])
+@pytest.mark.parametrize("encoder", others_slow(["nature", "small", "mlp"], "small"))
 def test_updates_on_images_are_those_of_torch(encoder):
     # A gradient of nearly nothing is mostly rounding, which Adam would blow up to a whole step.
     config = replace(

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from quick import others_slow
+
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
@@ -54,7 +56,7 @@ def jaxs_loss(policy, precision="float32"):
     return loss
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_slow(CASES, "separate", "shared", "nature"))
 def test_outputs_and_gradients_are_those_of_torch(case):
     mine, theirs = both(*CASES[case])
     observation, action = observed(theirs.spec), acted(theirs.spec)
@@ -89,7 +91,7 @@ def test_log_probabilities_and_entropies_are_those_of_torch(action):
         np.testing.assert_allclose(one, other.detach().numpy(), rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["separate", "nature"])
+@pytest.mark.parametrize("case", others_slow(["separate", "nature"], "separate"))
 def test_bfloat16_is_near_torchs(case):
     mine, theirs = both(*CASES[case])
     observation, action = observed(theirs.spec), acted(theirs.spec)

@@ -10,6 +10,7 @@ from lockstep import spawn
 from lockstep.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_a_real_cnn_has_the_same_bits_on_any_number_of_devices():
     told = {devices: spawn(gradient, 1, (devices,), timeout_s=300)[0] for devices in (1, 2, 4)}
     assert told[2] == told[1], "bits depend on the number of devices"
