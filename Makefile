@@ -7,19 +7,16 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
-# Each file of tests runs on one of JOBS processes. Those that start and stop processes and watch clocks come together,
-# after those that compute: they mostly wait, so that one more process plays hosts beside them. What measures a time runs
-# with nothing beside it.
-SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
-ALONE := $(wildcard tests/house)
-HOSTS := $(wildcard tests/hosts)
+# Each file of tests runs on one of JOBS processes, or one more where most tests wait: those that start and stop processes
+# and watch clocks come together, after those that compute. What measures processor time runs with nothing beside it.
+COMPUTING := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+WAITING := -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder
+ALONE := $(wildcard tests/house/test_startup.py)
 CLOCKED := $(wildcard $(addprefix tests/ranks/test_,faults.py rendezvous.py resume.py collectives.py host_blocks.py \
-	preflight_of_ranks.py elastic_restart.py joined.py memory_growth.py) tests/unit/launch tests/chaos)
-# What of JAX needs no torch: run where there is none, so that neither backend leans on the other. With both of them
-# installed it is their parity that is tested.
-JAX_CLOCKED := $(wildcard tests/ranks/test_jax_comm.py tests/ranks/test_jax_train.py tests/unit/launch/test_jax_*.py)
-JAX := $(filter-out $(JAX_CLOCKED),$(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py"))
-JAX_PARITY := $(wildcard tests/parity/test_jax_*.py)
+	preflight_of_ranks.py elastic_restart.py joined.py memory_growth.py jax_comm.py jax_train.py) \
+	tests/hosts tests/unit/launch tests/chaos)
+# What of JAX needs no torch: `make test-jax` runs it where there is none.
+JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 
 .PHONY: help setup train test test-jax test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
 
@@ -37,21 +34,15 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
 test test-jax: export PYTHONDONTWRITEBYTECODE :=
-test: setup  ## Run the quick suites, but for those of JAX.
+test: setup  ## Prove each promise of the README once, on torch and JAX: five minutes on two cores.
 	@code=0; \
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(patsubst %,--ignore=%,$(ALONE) $(HOSTS) $(CLOCKED) $(JAX) $(JAX_CLOCKED) $(JAX_PARITY)) || code=1; \
+	$(BIN)/python -m pytest $(COMPUTING) tests $(patsubst %,--ignore=%,$(ALONE) $(CLOCKED)) || code=1; \
+	$(BIN)/python -m pytest $(WAITING) $(CLOCKED) || code=1; \
 	$(BIN)/python -m pytest $(ALONE) || code=1; \
-	said=$$(mktemp); $(BIN)/python -m pytest $(HOSTS) > $$said 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(CLOCKED) $(JAX_CLOCKED:%=--ignore=%) || code=1; \
-	wait $$beside || code=1; cat $$said; rm $$said; \
 	exit $$code
 
-test-jax: setup .venv-jax/.installed  ## Run the quick suites of JAX, in an environment without torch, and its parity with torch.
-	@code=0; \
-	.venv-jax/bin/python -m pytest $(SIDE_BY_SIDE) $(JAX) || code=1; \
-	.venv-jax/bin/python -m pytest $(JAX_CLOCKED) || code=1; \
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(JAX_PARITY) || code=1; \
-	exit $$code
+test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an environment without torch.
+	.venv-jax/bin/python -m pytest $(WAITING) $(JAX)
 
 test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
 	$(BIN)/python -m pytest tests/planted -m planted -n $(JOBS)
