@@ -205,12 +205,11 @@ def test_gradient_steps_are_those_of_the_equations(variant, tmp_path):
     reference = Reference(policy, c, columns, dataset.info.actions)
     progress, n_step = Progress(STEPS), getattr(c, "n_step", 1)
     with Comm(World().with_shards(SHARDS), device="cpu") as comm:
-        learner = Cloning(run, policy, comm) if cloning else OfflineDQN(run, policy, comm)
+        learner = Cloning(run, policy, comm) if cloning else OfflineDQN(run, policy, comm, dataset.rows)
         for step in range(STEPS):
             index = draws(120, [ROWS] * SHARDS, seed=step)
             parts = [part(dataset, rows, padding=3 * k, n_step=n_step, gamma=c.gamma) for k, rows in enumerate(index)]
-            one = [[part(dataset, rows) for rows in index]] if n_step > 1 else []
-            learner.update(parts, np.zeros((SHARDS, 0)), progress, *one)
+            learner.update(parts, np.zeros((SHARDS, 0)), progress)
             told = reference.step([*index[0], *index[1][:-3]], rate_of(c, step, STEPS))
             progress.env_steps += 1
             metrics = learner.metrics.read()

@@ -198,12 +198,12 @@ def test_gradient_steps_are_those_of_the_equations(tmp_path, variant):
     policy, random = ScoringPolicy(about, seed=1), np.random.default_rng(0)
     reference, progress, half = Reference(policy, c), Progress(STEPS * BATCH), BATCH // SHARDS
     with Comm(World().with_shards(SHARDS), device="cpu") as comm:
-        dqn = OfflineDQN(run, policy, comm)
+        dqn = OfflineDQN(run, policy, comm, dataset.rows)
         for step in range(STEPS):
             rows, one = drawn(dataset, c, random)
-            parts = [[of.between(k * half, (k + 1) * half) for k in range(SHARDS)] for of in (rows, one)]
+            parts = [rows.between(k * half, (k + 1) * half) for k in range(SHARDS)]
             statistics = np.arange(SHARDS * 2.0).reshape(SHARDS, 2)
-            told = dqn.update(parts[0], statistics, progress, parts[1] if c.n_step > 1 else None)
+            told = dqn.update(parts, statistics, progress)
             assert told.tolist() == statistics.sum(0).tolist()
             reference.step(rows, one, step / STEPS, step * 4 // STEPS)
             progress.env_steps += BATCH

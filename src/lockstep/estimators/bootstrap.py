@@ -1,6 +1,6 @@
-"""Confidence intervals by drawing trajectories with replacement.
+"""Bootstrap confidence intervals: trajectories are drawn with replacement.
 
-Shapes: B sets of draws, G groups of trajectories.
+Shapes: B bootstrap samples, G groups of trajectories.
 """
 
 import math
@@ -15,7 +15,7 @@ _NORMAL = NormalDist()
 
 
 def draws(groups: int, number: int, seed: int) -> Floats:
-    """How often each group was drawn [number, G]: G draws with replacement in each set."""
+    """Draw bootstrap samples: how often each group is drawn [number, G], with G draws in each sample."""
     random = stream(seed, "bootstrap", groups)
     return random.multinomial(groups, np.full(groups, 1.0 / groups), size=number).astype(np.float64)
 
@@ -23,30 +23,30 @@ def draws(groups: int, number: int, seed: int) -> Floats:
 def interval(resampled: Floats, groups: int, confidence: float) -> tuple[float, float]:
     """The expanded percentile interval (Hesterberg, 2015, arXiv:1411.5279, section 4.1.2).
 
-    Percentiles of the resampled estimates, a little farther out than `confidence` says: draws from n groups vary less
-    than n new groups would, by sqrt((n - 1) / n), and know the variance only as Student's t does. Of the intervals that
-    were measured (percentile, BCa, Student's t, Hall's) none covers more often where weights have a finite variance;
-    `benchmarks/offline_estimators.py` measures it.
+    It consists of percentiles of the resampled estimates that lie farther out than `confidence` alone implies: the
+    bootstrap's standard deviation is too small by sqrt((n - 1) / n) for n groups, and the quantiles are those of
+    Student's t since the variance is estimated. With weights of finite variance it covers at least as often as the
+    percentile, BCa, Student's t and Hall's intervals (`benchmarks/offline_estimators.py`).
 
     Args:
-        resampled: [B], of draws; those that are NaN do not count.
-        groups: how many were drawn from; with fewer than two nothing can be said, and the ends are infinite.
-        confidence: 0.95, say.
+        resampled: estimates of the bootstrap samples [B]; NaN is ignored.
+        groups: the number of groups G. With fewer than two the interval is infinite.
+        confidence: the confidence level, such as 0.95.
     """
-    counted = resampled[~np.isnan(resampled)]
-    if groups < 2 or len(counted) < 2:
+    valid = resampled[~np.isnan(resampled)]
+    if groups < 2 or len(valid) < 2:
         return -math.inf, math.inf
-    tail = _NORMAL.cdf(-math.sqrt(groups / (groups - 1)) * _student((1 + confidence) / 2, groups - 1))
-    low, high = np.quantile(counted, [tail, 1 - tail])
+    tail = _NORMAL.cdf(-math.sqrt(groups / (groups - 1)) * _student_quantile((1 + confidence) / 2, groups - 1))
+    low, high = np.quantile(valid, [tail, 1 - tail])
     return float(low), float(high)
 
 
-def _student(probability: float, freedom: int) -> float:
-    """A quantile of Student's t (Abramowitz and Stegun, 26.7.5; within 1% from 5 degrees of freedom on)."""
+def _student_quantile(probability: float, degrees: int) -> float:
+    """A quantile of Student's t (Abramowitz and Stegun, 26.7.5), within 1% for 5 or more degrees of freedom."""
     z = _NORMAL.inv_cdf(probability)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return z + sum(term / freedom ** (k + 1) for k, term in enumerate(terms))
+    return z + sum(term / degrees ** (k + 1) for k, term in enumerate(terms))

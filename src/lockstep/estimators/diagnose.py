@@ -1,4 +1,4 @@
-"""Whether a log supports an estimate: effective sample sizes, reasons to leave estimators out, and warnings."""
+"""Diagnostics of a log: effective sample sizes, reasons to skip estimators, and warnings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from lockstep.estimators.trajectories import Floats, Sums
 FEW = 20
 """Intervals from fewer trajectories, or from a smaller effective sample size, are unreliable."""
 _MAX_MEAN_ERROR = 0.1
-"""The largest distance of the mean row weight from 1 that needs no warning, beside its sampling error."""
+"""Mean row weights farther from 1 than this, and than their sampling error, cause a warning."""
 _MAX_UNLOGGED = 0.01
-"""The probability of actions missing from the log above which there is a warning."""
+"""Higher probabilities of actions that do not occur in the log cause a warning."""
 
 _MODELS = ("decision_direct", "fitted_q")
 _BOTH = ("decision_dr", "sequential_dr", "weighted_sequential_dr", "magic")
@@ -37,10 +37,10 @@ class LogStatistics:
 
 
 def effective_sizes(sums: Sums) -> dict[str, float | None]:
-    """(sum w)^2 / sum w^2 (Kong, 1992) of the ratios of rows, and of the weights of trajectories.
+    """(sum w)^2 / sum w^2 (Kong, 1992) of the ratios of rows and of the weights of trajectories.
 
-    The number of rows or trajectories, collected by the policy itself, with equal information. None without
-    propensities.
+    This many rows or trajectories, if the policy had collected them itself, would be as informative as the log. None
+    without propensities.
     """
     if not sums.has_ratio:
         return {"rows": None, "trajectories": None}
@@ -51,33 +51,33 @@ def effective_sizes(sums: Sums) -> dict[str, float | None]:
 
 
 def reasons(sums: Sums, statistics: LogStatistics) -> dict[str, str]:
-    """The reasons why estimators are left out, by name."""
-    left: dict[str, str] = {}
+    """Why estimators are skipped, by the estimator's name."""
+    skipped: dict[str, str] = {}
     if not sums.has_ratio:
         missing = statistics.no_propensity
         which = "no row of the log has" if missing == statistics.rows else f"{missing} of {statistics.rows} rows lack"
         why = f"{which} a propensity (action_probability), and importance weights need one for every row"
-        left |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
+        skipped |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
     if not sums.has_predictions:
         why = "no models of the reward and of the policy's value were learned (estimate=false)"
-        left |= dict.fromkeys(_MODELS, why)
-        left |= {name: f"{left[name]}; and {why}" if name in left else why for name in _BOTH}
+        skipped |= dict.fromkeys(_MODELS, why)
+        skipped |= {name: f"{skipped[name]}; and {why}" if name in skipped else why for name in _BOTH}
     if sums.has_ratio and sums.ratio.sum() == 0.0:
         why = "the policy takes none of the logged actions: there is no overlap to estimate from"
-        left |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
+        skipped |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
     elif sums.has_ratio and sums.weight.sum() == 0.0:
         why = "the policy follows none of the logged trajectories to the end"
-        left |= dict.fromkeys(("ips", "snips", "clipped_ips"), why)
-    return left
+        skipped |= dict.fromkeys(("ips", "snips", "clipped_ips"), why)
+    return skipped
 
 
-def warnings_of(sums: Sums, statistics: LogStatistics, left: Mapping[str, str]) -> list[str]:
+def warnings_of(sums: Sums, statistics: LogStatistics, skipped: Mapping[str, str]) -> list[str]:
     """Warnings for the user, one line each, the most serious first."""
     found: list[str] = []
     trajectories, rows = int(sums.trajectories.sum()), int(sums.rows.sum())
     found += [
-        f"left out: {', '.join(name for name in left if left[name] == why)}: {why}"
-        for why in dict.fromkeys(left.values())
+        f"left out: {', '.join(name for name in skipped if skipped[name] == why)}: {why}"
+        for why in dict.fromkeys(skipped.values())
     ]
     if not sums.has_ratio and sums.has_predictions:
         found.append("the intervals of decision_direct and fitted_q do not include how wrong the models may be")
@@ -145,8 +145,8 @@ def _mean_ratio(sums: Sums) -> tuple[float, float]:
     """The mean ratio of rows, and its standard error over groups of trajectories."""
     rows = float(sums.rows.sum())
     mean = float(sums.ratio.sum()) / rows
-    away = sums.ratio - mean * sums.rows
-    return mean, float(np.sqrt((away**2).sum())) / rows
+    residual = sums.ratio - mean * sums.rows
+    return mean, float(np.sqrt((residual**2).sum())) / rows
 
 
 def _effective(weight: Floats, squared: Floats) -> float:

@@ -1,4 +1,4 @@
-"""The recommended estimate of each level, and the reasons in sentences."""
+"""The recommended estimate of one decision and of a trajectory, with reasons in sentences."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -12,14 +12,14 @@ _PREFERRED: Mapping[str, tuple[str, ...]] = {
     "trajectory": ("weighted_sequential_dr", "per_decision_snips", "snips"),
     "decision": ("decision_dr", "decision_snips"),
 }
-"""The estimators of each level in order of preference, if the log supports importance weights."""
+"""The estimators of each level in order of preference, if importance weights are available."""
 _NAMES = {"trajectory": TRAJECTORY, "decision": DECISION}
 _LOGGED = {"trajectory": "logged", "decision": "decision_logged"}
 _MODEL = {"trajectory": "fitted_q", "decision": "decision_direct"}
-_COUNTED = {"trajectory": "trajectories", "decision": "rows"}
+_UNIT = {"trajectory": "trajectories", "decision": "rows"}
 _OF = {"trajectory": "of a trajectory", "decision": "of one decision"}
-_MOST_PAIRS = 4
-"""The largest number of disagreeing pairs that are listed."""
+_MAX_PAIRS = 4
+"""The maximum number of disagreeing pairs to list."""
 
 
 def recommendation(found: Mapping[str, Any], sums: Sums, statistics: LogStatistics) -> dict[str, Any]:
@@ -69,37 +69,38 @@ def compared(one: Mapping[str, Any], logged: Mapping[str, Any]) -> str:
 
 def _recommended(level: str, found: Mapping[str, Any], sums: Sums, statistics: LogStatistics) -> tuple[str | None, str]:
     """The recommended estimator of the reward, if any, and a sentence."""
-    there, model = found["estimates"]["reward"], _MODEL[level]
-    name = next((name for name in _PREFERRED[level] if name in there), None)
+    available, model = found["estimates"]["reward"], _MODEL[level]
+    name = next((name for name in _PREFERRED[level] if name in available), None)
     reason = _reason_against(level, name, found, sums, statistics)
     if name is None or reason is not None:
-        guess = f"; {short(model)} is what the learned models alone say" if model in there else ""
+        guess = f"; {short(model)} is what the learned models alone say" if model in available else ""
         return None, f"{_OF[level]}: believe none of the estimates: {reason}{guess}"
-    size, of = found["effective_sample_size"][_COUNTED[level]], _COUNTED[level]
-    why = f"effective sample size {size:.0f} of {_number(level, found)} {of}"
+    unit = _UNIT[level]
+    size = found["effective_sample_size"][unit]
+    why = f"effective sample size {size:.0f} of {_number(level, found)} {unit}"
     models = "the models and the log correct each other" if "dr" in name else "no models were learned"
     logged = found["logged"]["reward"][_LOGGED[level]]
     return name, (
-        f"{_OF[level]}: believe {short(name)}, {with_interval(there[name])} ({why}; {models}): "
-        f"{compared(there[name], logged)}"
+        f"{_OF[level]}: believe {short(name)}, {with_interval(available[name])} ({why}; {models}): "
+        f"{compared(available[name], logged)}"
     )
 
 
 def _reason_against(
     level: str, name: str | None, found: Mapping[str, Any], sums: Sums, statistics: LogStatistics
 ) -> str | None:
-    """The reason why no estimate by weights is reliable; None: there is none."""
+    """Why no estimate with importance weights is reliable; None if one is."""
     sizes = found["effective_sample_size"]
     if sizes["rows"] is None:
         return "the log has no propensities for every row, so that nothing in it can correct the models"
     if name is None or sizes["rows"] == 0:
         return "the policy hardly ever takes what the log took"
-    size, number = sizes[_COUNTED[level]], _number(level, found)
+    size, number = sizes[_UNIT[level]], _number(level, found)
     if statistics.certain == statistics.rows and size < number:
         return "every propensity is 1, so that the log tells nothing of other actions"
     if size < FEW:
         return (
-            f"effective sample size {size:.1f} of {number} {_COUNTED[level]}, fewer than {FEW}: the policy differs "
+            f"effective sample size {size:.1f} of {number} {_UNIT[level]}, fewer than {FEW}: the policy differs "
             "too much from the log, or the log is too short"
         )
     if mean_ratio_is_off(sums):
@@ -109,19 +110,15 @@ def _reason_against(
 
 def disagreements(level: str, column: str, found: Mapping[str, Any]) -> list[str]:
     """A sentence that names the estimators whose intervals do not overlap, if there are any."""
-    there = found["estimates"][column]
-    known = [name for name in _NAMES[level] if name in there and None not in (there[name]["low"], there[name]["high"])]
-    pairs = [
-        (a, b)
-        for a, b in combinations(known, 2)
-        if there[a]["high"] < there[b]["low"] or there[b]["high"] < there[a]["low"]
-    ]
+    of = found["estimates"][column]
+    known = [name for name in _NAMES[level] if name in of and None not in (of[name]["low"], of[name]["high"])]
+    pairs = [(a, b) for a, b in combinations(known, 2) if of[a]["high"] < of[b]["low"] or of[b]["high"] < of[a]["low"]]
     if not pairs:
         return []
     named = "; ".join(
-        f"{short(a)} {with_interval(there[a])} and {short(b)} {with_interval(there[b])}" for a, b in pairs[:_MOST_PAIRS]
+        f"{short(a)} {with_interval(of[a])} and {short(b)} {with_interval(of[b])}" for a, b in pairs[:_MAX_PAIRS]
     )
-    more = f"; and {len(pairs) - _MOST_PAIRS} pairs more" if len(pairs) > _MOST_PAIRS else ""
+    more = f"; and {len(pairs) - _MAX_PAIRS} pairs more" if len(pairs) > _MAX_PAIRS else ""
     return [
         f"{column} {_OF[level]}: estimators disagree, since their intervals do not meet, so at least one of each pair "
         f"is wrong: {named}{more}"
@@ -140,12 +137,12 @@ def _sample_size(found: Mapping[str, Any]) -> list[str]:
 
 
 def _widened(found: Mapping[str, Any]) -> list[str]:
-    by: Mapping[str, str] = found["widened"]["reward"]
-    if not by:
+    widened: Mapping[str, str] = found["widened"]["reward"]
+    if not widened:
         return []
     pairs = ", ".join(
         f"{short(name)} by that of {short(other)} ({_OF['decision' if name in DECISION else 'trajectory']})"
-        for name, other in by.items()
+        for name, other in widened.items()
     )
     return [
         f"intervals that were widened: {pairs}. Resampling the log does not show how wrong a model is; the estimator "

@@ -1,4 +1,4 @@
-"""What estimates are made of: rows of whole trajectories, and the sums over groups of them that estimators read.
+"""The inputs of the estimators: rows of whole trajectories, and sums over groups of trajectories.
 
 Shapes: n rows, K trajectories, G groups of them, C columns (the reward, then each metric), L steps of all groups.
 """
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_LARGEST_LOG = 345.0
-"""Weights beyond exp(345) = 1e150 are cut there, so that their squares are finite. No estimate with one means much."""
+_MAX_LOG_WEIGHT = 345.0
+"""Weights are clipped to exp(345) = 1e150, so that their squares are finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What the learned models say of rows; each [n, C]."""
+    """Predictions of the learned models for rows, each [n, C]."""
 
     reward: Floats
     """R(s, a) of the logged action."""
     policy_reward: Floats
     """sum_a pi(a|s) R(s, a)."""
     q: Floats
-    """Q(s, a) of the logged action: what follows if the policy goes on from there, discounted from this row."""
+    """Q(s, a) of the logged action: the return if the policy acts from the next row on, discounted from this row."""
     value: Floats
     """V(s) = sum_a pi(a|s) Q(s, a)."""
 
@@ -36,33 +36,33 @@ class Decisions:
     """Rows of whole trajectories, in order."""
 
     offsets: Ints
-    """[K + 1]: trajectory i is rows offsets[i] to offsets[i + 1]."""
+    """[K + 1]: trajectory i consists of rows offsets[i] to offsets[i + 1]."""
     reward: Floats
     """[n, C]."""
     discount: Floats
-    """[n], of the row's reward as seen from the trajectory's first row, where it is 1."""
+    """[n], the discount of the row's reward, relative to the first row of its trajectory."""
     ratio: Floats | None = None
-    """[n], pi(a|s) / propensity of the logged action; None: propensities were not logged."""
+    """[n], pi(a|s) / propensity of the logged action; None if the log has no propensities."""
     predicted: Predicted | None = None
     cut: NDArray[np.bool_] | None = None
-    """[K], whether the log ends before the trajectory does; None: nowhere."""
+    """[K], whether the log ends before the trajectory does; None: for no trajectory."""
     unlogged: Floats | None = None
-    """[n], the policy's probability of actions that the whole log never takes; None: not known."""
+    """[n], the policy's probability of actions that do not occur in the log; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Sums over groups of trajectories, of which every estimate is a function. Zeros where something is not known.
+    """Sums over groups of trajectories, from which all estimates are computed. Unknown sums are 0.
 
-    rho is the ratio of a row, w_t the product of a trajectory's ratios up to and with row t, w that of all of them;
-    G = sum_t discount_t r_t. Clipped at c means min(., c).
+    rho is the ratio of a row, w_t the product of a trajectory's ratios up to and including row t, w the product of all
+    of them, and G = sum_t discount_t r_t. Clipped sums use min(rho, c) or min(w, c).
     """
 
     trajectories: Floats
-    """[G], how many."""
+    """[G], the number of trajectories."""
     rows: Floats
     cut: Floats
-    """[G], trajectories that the log does not see to the end."""
+    """[G], the number of trajectories that the log does not contain to their end."""
     unlogged: Floats
     reward: Floats
     """[G, C]."""
@@ -90,7 +90,7 @@ class Sums:
     steps: Ints
     """[G], rows of the group's longest trajectory."""
     step_weight: Floats
-    """[L], w_t by group and step; a trajectory that has ended keeps its last weight, as in a state without reward."""
+    """[L], w_t by group and step; a trajectory that has ended keeps its last weight, as in an absorbing state."""
     step_reward: Floats
     """[L, C], discount_t w_t r_t."""
     step_q: Floats
@@ -102,7 +102,7 @@ class Sums:
 
     @classmethod
     def joined(cls, parts: Sequence["Sums"]) -> "Sums":
-        """The groups of all parts, in their order."""
+        """Concatenate the groups of all parts."""
         named: dict[str, Any] = {}
         for item in fields(cls):
             values = [getattr(part, item.name) for part in parts]
@@ -110,38 +110,38 @@ class Sums:
         return cls(**named)
 
     def to_dict(self) -> dict[str, Any]:
-        """As arrays and flags by name, to be sent."""
+        """Arrays and flags by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Sums":
-        """From what `to_dict` gave."""
+        """From the result of `to_dict`."""
         return cls(**data)
 
 
 def discounts(offsets: Ints, gamma: float, elapsed: Floats | None = None) -> Floats:
-    """Of each row, seen from its trajectory's first: gamma to the number of rows before it, or to the time elapsed.
+    """The discount of each row relative to its trajectory's first: gamma to the number of rows, or the time, between.
 
     Args:
-        offsets: [K + 1], of the trajectories.
+        offsets: bounds of the trajectories [K + 1].
         gamma: per row, or per unit of time.
         elapsed: [n], units of time from each row to the next of its trajectory.
     """
-    each = np.ones(int(offsets[-1])) if elapsed is None else np.asarray(elapsed, np.float64)
-    before = np.cumsum(each) - each
+    steps = np.ones(int(offsets[-1])) if elapsed is None else np.asarray(elapsed, np.float64)
+    before = np.cumsum(steps) - steps
     return gamma ** (before - _first(before, offsets))
 
 
 def summed(rows: Decisions, groups: Sequence[int], clip: tuple[float, float]) -> Sums:
-    """Sums over consecutive groups of trajectories.
+    """Sum over consecutive groups of trajectories.
 
     Args:
-        rows: of all trajectories of these groups.
-        groups: how many trajectories each has.
-        clip: largest ratio of a row, and largest weight of a trajectory, of the clipped estimates.
+        rows: all trajectories of these groups.
+        groups: the number of trajectories in each group.
+        clip: the clipping thresholds of the ratio of a row and of the weight of a trajectory.
     """
     offsets, ends = rows.offsets, np.cumsum(np.asarray(groups, np.int64))
-    assert ends[-1] == len(offsets) - 1, f"{ends[-1]} trajectories in groups, of {len(offsets) - 1}"
+    assert ends[-1] == len(offsets) - 1, f"the groups have {ends[-1]} trajectories, not {len(offsets) - 1}"
     starts = np.concatenate([[0], ends[:-1]])
     row_starts = offsets[starts]
     known, n = rows.ratio is not None, len(rows.reward)
@@ -188,44 +188,45 @@ def summed(rows: Decisions, groups: Sequence[int], clip: tuple[float, float]) ->
 
 
 def weights(ratio: Floats, offsets: Ints) -> Floats:
-    """w_t [n]: the product of the ratios of a trajectory up to and with each row."""
+    """w_t [n]: the product of the ratios of a trajectory up to and including each row."""
     logs, zero = np.zeros_like(ratio), ratio == 0.0
     np.log(ratio, out=logs, where=~zero)
     total, zeros = np.cumsum(logs), np.cumsum(zero)
     before = _first(total - logs, offsets)
-    found: Floats = np.exp(np.minimum(total - before, _LARGEST_LOG))
+    found: Floats = np.exp(np.minimum(total - before, _MAX_LOG_WEIGHT))
     found[zeros > _first(zeros - zero, offsets)] = 0.0
     return found
 
 
 def _by_step(rows: Decisions, starts: Ints, weight: Floats, discounted: Floats, predicted: Predicted) -> dict[str, Any]:
-    """What `Sums` holds by group and step."""
+    """The fields of `Sums` by group and step."""
     offsets = rows.offsets
     lengths = np.diff(offsets)
     longest = np.maximum.reduceat(lengths, starts)
-    first = np.cumsum(longest) - longest  # place of a group's first step
+    first = np.cumsum(longest) - longest  # index of each group's first step
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(lengths))))  # [K]
     step = np.arange(len(weight)) - np.repeat(offsets[:-1], lengths)
-    place, size = np.repeat(first[group], lengths) + step, int(longest.sum())
+    index, size = np.repeat(first[group], lengths) + step, int(longest.sum())
 
-    def spread(x: Floats) -> Floats:
-        return cast(Floats, np.stack([np.bincount(place, column, size) for column in x.T], 1))
+    def by_step(x: Floats) -> Floats:
+        return cast(Floats, np.stack([np.bincount(index, column, size) for column in x.T], 1))
 
     before = np.roll(weight, 1)
     before[offsets[:-1]] = 1.0
-    # A trajectory adds its last weight where its rows end; the running sum within the group carries it to the end.
+    # An ended trajectory adds its last weight at the step after its last row. The cumulative sum within the group
+    # repeats it for all later steps.
     ended = lengths < longest[group]
     added = np.bincount((first[group] + lengths)[ended], weight[offsets[1:] - 1][ended], size)
     kept = np.concatenate([np.cumsum(part) for part in np.split(added, first[1:])])
     return {
         "steps": longest,
-        "step_weight": np.bincount(place, weight, size) + kept,
-        "step_reward": spread(weight[:, None] * discounted),
-        "step_q": spread((rows.discount * weight)[:, None] * predicted.q),
-        "step_value": spread((rows.discount * before)[:, None] * predicted.value),
+        "step_weight": np.bincount(index, weight, size) + kept,
+        "step_reward": by_step(weight[:, None] * discounted),
+        "step_q": by_step((rows.discount * weight)[:, None] * predicted.q),
+        "step_value": by_step((rows.discount * before)[:, None] * predicted.value),
     }
 
 
 def _first(x: Floats | Ints, offsets: Ints) -> NDArray[Any]:
-    """For each row what `x` is in the first row of its trajectory."""
+    """The value of `x` in the first row of each row's trajectory [n]."""
     return cast("NDArray[Any]", np.repeat(x[offsets[:-1]], np.diff(offsets)))

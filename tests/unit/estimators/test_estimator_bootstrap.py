@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lockstep.estimators.bootstrap import _student, draws, interval
+from lockstep.estimators.bootstrap import _student_quantile, draws, interval
 
 
 def test_draws_are_as_many_as_groups_and_come_from_the_seed():
@@ -19,7 +19,7 @@ def test_draws_are_as_many_as_groups_and_come_from_the_seed():
 
 @pytest.mark.parametrize(("freedom", "true"), [(5, 2.5706), (9, 2.2622), (30, 2.0423), (1000, 1.9623)])
 def test_quantiles_of_students_t(freedom, true):
-    assert _student(0.975, freedom) == pytest.approx(true, rel=0.01)
+    assert _student_quantile(0.975, freedom) == pytest.approx(true, rel=0.01)
 
 
 def test_interval_of_a_mean_is_students():

@@ -131,7 +131,7 @@ def test_more_steps_than_fit_at_once(monkeypatch):
     sums = summed(hand.decisions(**log), (1, 1, 1, 1), (2.0, 2.0))
     draws, steps = np.random.default_rng(3).integers(0, 3, (5, 4)).astype(float), [-1, 0, 4, 10]
     whole = j_step_returns(sums, draws, steps)
-    monkeypatch.setattr("lockstep.estimators.importance._CELLS", 5 * 7 * 3)
+    monkeypatch.setattr("lockstep.estimators.importance._MAX_ELEMENTS", 5 * 7 * 3)
     parts = j_step_returns(sums, draws, steps)
     assert parts[0] == pytest.approx(whole[0])
     assert parts[1] == pytest.approx(whole[1])

@@ -8,7 +8,7 @@ import pytest
 from test_estimator_formulas import random_log
 
 from lockstep.estimators.importance import j_step_returns
-from lockstep.estimators.magic import MOST_STEPS, blend, steps_to_blend
+from lockstep.estimators.magic import MAX_RETURNS, blend, steps_to_blend
 from lockstep.estimators.trajectories import summed
 
 
@@ -97,7 +97,7 @@ def test_steps_to_blend(longest):
     found = steps_to_blend(longest)
     assert found[0] == -1
     assert found[-1] == longest - 1
-    assert len(found) <= MOST_STEPS
+    assert len(found) <= MAX_RETURNS
     assert found == sorted(set(found))
-    if longest < MOST_STEPS:
+    if longest < MAX_RETURNS:
         assert len(found) >= min(longest + 1, 10)

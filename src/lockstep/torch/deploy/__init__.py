@@ -1,1 +1,1 @@
-"""Trained policies as files that run without Lockstep: ONNX and torch.export, each compared with the policy."""
+"""Export of trained policies to ONNX and torch.export files that run without Lockstep; each file is verified."""

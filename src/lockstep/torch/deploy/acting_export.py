@@ -1,6 +1,6 @@
-"""A policy that was trained in environments as one file: from observations to actions, normalization inside.
+"""Export of a policy that was trained in environments: from observations to actions, with normalization included.
 
-Shapes: N observations O, A actions, D numbers of a continuous action, C choices at once.
+Shapes: N observations O, A actions, D dimensions of a continuous action, C parts of a multi-discrete one.
 """
 
 import copy
@@ -21,15 +21,16 @@ from lockstep.torch.q_networks import QPolicy
 from lockstep.world import stream
 
 _ROWS = 1000
-_LIMIT = 10.0  # deviations, as in RunningMoments.normalize
+_LIMIT = 10.0  # standard deviations, as in RunningMoments.normalize
 
 
-class Acting(nn.Module):
-    """The most likely action, or that of the largest Q; without noise."""
+class GreedyPolicy(nn.Module):
+    """Normalizes observations and returns the most likely action, or the one with the largest Q."""
 
     def __init__(self, policy: Policy | QPolicy, observations: RunningMoments | None) -> None:
         super().__init__()
-        self.policy, self.action = policy, policy.spec.action
+        self.policy = policy
+        self.action = policy.spec.action
         self.normalizes = observations is not None and observations.count > 0
         if observations is not None:
             deviation = np.sqrt(observations.variance + 1e-8)
@@ -39,72 +40,72 @@ class Acting(nn.Module):
         self.register_buffer("high", torch.tensor(self.action.high))
 
     def forward(self, observation: Tensor) -> dict[str, Tensor]:
-        """Observations [N, *O], float32, or bytes of images, as the environment gives them.
+        """Map observations [N, *O] to actions. They are float32, or uint8 for images, as the environment returns them.
 
         Returns:
-            `scores`: Q [N, A], logits [N, A] or of all choices behind one another, or means [N, D]; `action`: [N]
+            `scores`: Q [N, A], logits [N, A], concatenated logits of the C parts, or means [N, D]; `action`: [N]
             int64, [N, C] int64, or [N, D] within the bounds of the environment.
         """
         if self.normalizes:
-            seen = (observation - self.get_buffer("mean")) * self.get_buffer("scale")
-            observation = seen.clamp(-_LIMIT, _LIMIT)
+            normalized = (observation - self.get_buffer("mean")) * self.get_buffer("scale")
+            observation = normalized.clamp(-_LIMIT, _LIMIT)
         scores, _ = self.policy(observation)
         if self.action.kind == "continuous":
             return {"scores": scores, "action": scores.clamp(self.get_buffer("low"), self.get_buffer("high"))}
         if self.action.kind == "discrete":
             return {"scores": scores, "action": scores.argmax(-1)}
-        choices = [part.argmax(-1) for part in torch.split(scores, list(self.action.sizes), -1)]
-        return {"scores": scores, "action": torch.stack(choices, -1)}
+        parts = [part.argmax(-1) for part in torch.split(scores, list(self.action.sizes), -1)]
+        return {"scores": scores, "action": torch.stack(parts, -1)}
 
 
 def export_acting(policy: Policy | QPolicy, observations: RunningMoments | None, path: Path, to: Format) -> Exported:
-    """Write a policy as a file, whole and tried on 1000 random observations, or not at all.
+    """Write a policy to a file, atomically, after comparing the file with the policy on 1000 random observations.
 
     Args:
         policy: on the CPU.
-        observations: their normalizer, if there is one.
-        path: where to.
-        to: which format.
+        observations: the normalizer of observations, if there is one.
+        path: the file to write.
+        to: the format.
 
     Raises:
         ConfigError: a package is missing.
-        RunError: the network cannot be traced, the file acts differently than the policy, or cannot be written.
+        RunError: the network cannot be traced, the file differs from the policy, or it cannot be written.
     """
     examples = {"observation": torch.from_numpy(_random(policy, observations, 2))}
-    module = Acting(copy.deepcopy(policy), observations)
+    module = GreedyPolicy(copy.deepcopy(policy), observations)
     program = trace(module, examples, {"observation": "observations"}, ("scores", "action"))
     metadata = {"kind": "observations", "spec": policy.spec.to_dict()}
-    return write_program(program, path, to, metadata, lambda run: _compared(policy, observations, path, run))
+    return write_program(program, path, to, metadata, lambda run: _compare(policy, observations, path, run))
 
 
-def _compared(
+def _compare(
     policy: Policy | QPolicy, observations: RunningMoments | None, path: Path, run: Callable[[Arrays], Arrays]
 ) -> Exported:
-    """By the file, and as evaluations act."""
+    """Compare the outputs of the file with those of the policy in an evaluation."""
     observation = _random(policy, observations, _ROWS)
-    seen = observation if observations is None else observations.normalize(observation)
+    normalized = observation if observations is None else observations.normalize(observation)
     with torch.inference_mode():
-        wanted = policy(torch.from_numpy(seen))[0].float().numpy()
+        expected = policy(torch.from_numpy(normalized))[0].float().numpy()
     found = run({"observation": observation})
-    apart, worst = difference(found["scores"], wanted)
-    if apart > LARGEST_DIFFERENCE:
+    largest, row = difference(found["scores"], expected)
+    if largest > LARGEST_DIFFERENCE:
         raise RunError(
-            f"{path} was not written: of random observation {worst} it would make something else than the policy, by "
-            f"{apart:.1e} of a score (up to {LARGEST_DIFFERENCE:g} is rounding); report this"
+            f"{path} was not written: of random observation {row} it would make something else than the policy, by "
+            f"{largest:.1e} of a score (up to {LARGEST_DIFFERENCE:g} is rounding); report this"
         )
-    action = policy.distribution.mode(wanted)
+    action = policy.distribution.mode(expected)
     if policy.spec.action.kind == "continuous":
-        return Exported(path, _ROWS, apart, None)
+        return Exported(path, _ROWS, largest, None)
     same = (found["action"] == action).reshape(_ROWS, -1).all(-1)
-    return Exported(path, _ROWS, apart, int(same.sum()))
+    return Exported(path, _ROWS, largest, int(same.sum()))
 
 
 def _random(policy: Policy | QPolicy, observations: RunningMoments | None, rows: int) -> NDArray[np.generic]:
-    """Observations [rows, *O] like those that were seen in training, as far as the policy knows them."""
-    spec, draws = policy.spec, stream(0, "export")
+    """Random observations [rows, *O], with the mean and variance of training if a normalizer has them."""
+    spec, random = policy.spec, stream(0, "export")
     if spec.image is not None:
-        return draws.integers(256, size=(rows, *spec.image), dtype=np.uint8)
-    drawn = draws.standard_normal((rows, spec.observation_size))
+        return random.integers(256, size=(rows, *spec.image), dtype=np.uint8)
+    sampled = random.standard_normal((rows, spec.observation_size))
     if observations is not None:
-        drawn = observations.mean + drawn * np.sqrt(observations.variance)
-    return drawn.astype(np.float32)
+        sampled = observations.mean + sampled * np.sqrt(observations.variance)
+    return sampled.astype(np.float32)

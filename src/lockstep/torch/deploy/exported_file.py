@@ -1,4 +1,4 @@
-"""A traced policy as one file: ONNX, or torch's own `.pt2`. It appears only once it was tried, and whole."""
+"""Writing a traced policy to an ONNX or `.pt2` file, atomically and only after verification."""
 
 import contextlib
 import io
@@ -24,26 +24,26 @@ Format = Literal["onnx", "torch"]
 Arrays = dict[str, NDArray[Any]]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 EXTRA_FILE = f"{METADATA}.json"
-"""Where a `.pt2` file says what it is: an extra file of this name, JSON."""
+"""The extra file in a `.pt2` file that holds its metadata as JSON."""
 LARGEST_DIFFERENCE = 1e-4
-"""Relative to the mean size of the best scores; float32 in another order differs by 1e-6."""
+"""The tolerance, relative to the mean magnitude of the best scores. Reordered float32 sums differ by 1e-6."""
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A file that was written and tried."""
+    """A file that was written and verified."""
 
     path: Path
     rows: int
-    """Inputs of which it made what the policy makes."""
+    """The number of inputs on which its outputs were compared with those of the policy."""
     difference: float
-    """The largest, relative to the mean size of the best scores."""
-    same_choice: int | None
-    """Rows in which it chooses the same action; None where nothing was chosen."""
+    """The largest difference, relative to the mean magnitude of the best scores."""
+    num_same_action: int | None
+    """Rows in which both choose the same action; None for continuous actions and for candidates."""
 
     def __str__(self) -> str:
-        choice = "" if self.same_choice is None else f", the same action in {self.same_choice}"
+        choice = "" if self.num_same_action is None else f", the same action in {self.num_same_action}"
         return f"{self.path}: compared in {self.rows} rows, largest relative difference {self.difference:.1e}{choice}"
 
 
@@ -51,67 +51,69 @@ def write_program(
     program: Program,
     path: Path,
     to: Format,
-    about: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     compare: Callable[[Callable[[Arrays], Arrays]], Exported],
     actions: Sequence[str] = (),
 ) -> Exported:
-    """Write a program beside, try it, then rename it.
+    """Write a program to a temporary file, verify that file, then rename it.
 
     Args:
-        program: what is written.
-        path: where to; its directory is made if need be.
-        to: which format.
-        about: what a user of the file has to know, JSON-able.
-        compare: given what runs the file, from inputs to outputs by name, says how it went, or raises.
-        actions: names that an ONNX file gives to what its output `action` numbers.
+        program: the traced program.
+        path: the file to write; its directory is created if it does not exist.
+        to: the format.
+        metadata: stored in the file as JSON.
+        compare: verifies the file; receives a function that runs it, from inputs to outputs by name.
+        actions: names of the actions, for an ONNX file.
 
     Raises:
         ConfigError: a package is missing.
-        RunError: the file cannot be written, or whatever `compare` raised.
+        RunError: the file cannot be written, or `compare` rejects it.
     """
     versions = {"lockstep": version("lockstep-rl"), "torch": str(torch.__version__)}
-    said = json.dumps({"format": _FORMAT, **about, "versions": versions})
-    content = to_onnx(program, actions, said) if to == "onnx" else _serialized(program.exported, said)
-    run, beside = run_onnx if to == "onnx" else run_program, path.with_name(f".{path.name}")
+    header = json.dumps({"format": _FORMAT, **metadata, "versions": versions})
+    if to == "onnx":
+        content, run = to_onnx(program, actions, header), run_onnx
+    else:
+        content, run = _serialize(program.exported, header), run_program
+    temporary = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content)
-        tried = compare(partial(run, beside))
-        beside.replace(path)
+        temporary.write_bytes(content)
+        result = compare(partial(run, temporary))
+        temporary.replace(path)
     except OSError as error:
         raise RunError(f"{path} could not be written: {error}") from error
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink()
-    return tried
+            temporary.unlink()
+    return result
 
 
 def run_program(path: Path, inputs: Arrays) -> Arrays:
-    """What a `.pt2` file makes of inputs, on a CPU."""
+    """Run a `.pt2` file on the CPU."""
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # torch's about its own parts
+        warnings.simplefilter("ignore")  # from torch's own modules
         module = torch.export.load(path).module()
         outputs: dict[str, torch.Tensor] = module(**{name: torch.from_numpy(value) for name, value in inputs.items()})
     return {name: output.numpy() for name, output in outputs.items()}
 
 
-def difference(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> tuple[float, int]:
-    """The largest difference of scores, [n] or [n, A], relative to the mean size of the best; and in which row it is.
+def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tuple[float, int]:
+    """The largest difference of scores [n] or [n, A], relative to the mean magnitude of the best ones, and its row.
 
-    A score that is larger than that is compared to itself: one of -1e9 says that an action is left out. NaN is never
-    the same.
+    A score with a larger magnitude is compared relative to itself: excluded actions have a score of -1e9. NaN counts as
+    an infinite difference.
     """
-    rows = len(wanted)
-    best = wanted if wanted.ndim == 1 else wanted.max(-1)
-    size = float(np.abs(best).mean()) or 1.0
-    apart = np.abs(found - wanted) / np.maximum(np.abs(wanted), size)
-    apart = np.nan_to_num(apart.reshape(rows, -1).max(-1), nan=np.inf)
-    return float(apart.max()), int(apart.argmax())
+    best = expected if expected.ndim == 1 else expected.max(-1)
+    scale = float(np.abs(best).mean()) or 1.0
+    relative = np.abs(found - expected) / np.maximum(np.abs(expected), scale)
+    of_row = np.nan_to_num(relative.reshape(len(expected), -1).max(-1), nan=np.inf)
+    return float(of_row.max()), int(of_row.argmax())
 
 
-def _serialized(program: ExportedProgram, about: str) -> bytes:
+def _serialize(program: ExportedProgram, metadata: str) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's about its own parts
-        torch.export.save(program, file, extra_files={EXTRA_FILE: about})
+        warnings.simplefilter("ignore")  # from torch's own modules
+        torch.export.save(program, file, extra_files={EXTRA_FILE: metadata})
     return file.getvalue()

@@ -1,7 +1,7 @@
-"""A policy as one file with its preprocessing inside, for use without Lockstep: ONNX, or torch's own `.pt2`.
+"""Export of a policy that was learned from a log, with its preprocessing included, to ONNX or `.pt2`.
 
-A file appears only once it was tried: on rows of the log as they were logged, it has to score as the policy does on the
-same rows as they were prepared, which is what the policy was trained on.
+Each file is verified before it is renamed to its final name: its scores of raw rows of the log must equal the policy's
+scores of the same rows after preparation.
 
 Shapes: n rows, F raw features of a state, A named actions.
 """
@@ -27,107 +27,108 @@ from lockstep.torch.deploy.exported_file import (
     write_program,
 )
 from lockstep.torch.deploy.program import Program
-from lockstep.torch.deploy.scoring_program import traced
+from lockstep.torch.deploy.scoring_program import trace_policy
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.policy import ScoringPolicy, save_scoring
 
 
 def export(policy: ScoringPolicy, dataset: Dataset, path: Path, to: Format) -> Exported:
-    """Write a policy as a file, whole and tried, or not at all.
+    """Write a policy to a file, atomically, after comparing the file with the policy on rows of the data.
 
     Args:
-        policy: on any device; it stays as it is.
-        dataset: prepared with the policy's features; gives rows to try the file with.
-        path: where to.
-        to: which format.
+        policy: on any device; not modified.
+        dataset: prepared with the policy's features; its rows are used for the comparison.
+        path: the file to write.
+        to: the format.
 
     Raises:
         ConfigError: the data was prepared with other features, or a package is missing.
-        RunError: the file scores differently than the policy, or cannot be written.
+        RunError: the scores of the file and the policy differ, or the file cannot be written.
     """
     _check_data(policy, dataset)
-    return _export(policy, traced(policy), dataset, path, to)
+    return _export(policy, trace_policy(policy), dataset, path, to)
 
 
 def export_policy(policy: ScoringPolicy, dataset: Dataset, folder: Path) -> list[str]:
-    """Write a finished policy into a folder: `policy.safetensors`, `policy.pt2`, and `policy.onnx` if it can be.
+    """Write a policy to `policy.safetensors`, `policy.pt2` and, if the packages are installed, `policy.onnx`.
 
     Returns:
-        Lines for the user: what was written, how it was compared, what is missing for ONNX.
+        One line for the user about each file.
     """
     _check_data(policy, dataset)
-    program = traced(policy)
+    program = trace_policy(policy)
     save_scoring(folder / "policy.safetensors", policy)
-    metadata = [str(folder / "policy.safetensors")]
+    lines = [str(folder / "policy.safetensors")]
     for to, suffix in SUFFIXES.items():
         try:
-            metadata.append(str(_export(policy, program, dataset, folder / f"policy{suffix}", to)))
+            lines.append(str(_export(policy, program, dataset, folder / f"policy{suffix}", to)))
         except ConfigError as missing:
-            metadata.append(f"{folder / f'policy{suffix}'} was not written: {missing}")
-    return metadata
+            lines.append(f"{folder / f'policy{suffix}'} was not written: {missing}")
+    return lines
 
 
 def _export(policy: ScoringPolicy, program: Program, dataset: Dataset, path: Path, to: Format) -> Exported:
     def compare(run: Callable[[Arrays], Arrays]) -> Exported:
-        return _compared(policy, dataset, path, run)
+        return _compare(policy, dataset, path, run)
 
-    return write_program(program, path, to, _about(policy), compare, policy.info.actions)
+    return write_program(program, path, to, _metadata(policy), compare, policy.info.actions)
 
 
-def _about(policy: ScoringPolicy) -> dict[str, Any]:
-    """What a user of the file has to know; the order of names is that of columns."""
-    about, info = policy.policy_spec, policy.info
+def _metadata(policy: ScoringPolicy) -> dict[str, Any]:
+    """The metadata of the file. Features and actions are listed in the order of the inputs' and outputs' columns."""
+    spec, info = policy.policy_spec, policy.info
     metadata: dict[str, Any] = {
         "kind": info.kind,
         "state_features": info.state_features,
-        "policy": about.algorithm.policy,
-        "temperature": about.algorithm.temperature,
-        "algo": about.algo,
+        "policy": spec.algorithm.policy,
+        "temperature": spec.algorithm.temperature,
+        "algo": spec.algo,
         "data_digest": info.digest,
-        "normalization": {"state": features_to_dict(about.state)["features"]},
+        "normalization": {"state": features_to_dict(spec.state)["features"]},
     }
-    if about.action is None:
+    if spec.action is None:
         return metadata | {"actions": info.actions, "needs_possible_actions": info.restricts_actions}
-    metadata["normalization"]["action"] = features_to_dict(about.action)["features"]
+    metadata["normalization"]["action"] = features_to_dict(spec.action)["features"]
     return metadata | {"action_features": info.action_features, "candidates": info.candidates}
 
 
 def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
-    """Refuse data whose prepared rows are not what the policy sees of them."""
-    mine = [None if some is None else some.digest for some in (policy.policy_spec.state, policy.policy_spec.action)]
-    if mine != [None if some is None else some.digest for some in (dataset.state_features, dataset.action_features)]:
+    """Raise `ConfigError` if the data was prepared with other features than those of the policy."""
+    spec = policy.policy_spec
+    of_policy = [None if features is None else features.digest for features in (spec.state, spec.action)]
+    features_of_data = (dataset.state_features, dataset.action_features)
+    if of_policy != [None if features is None else features.digest for features in features_of_data]:
         raise ConfigError(
             f"{dataset.path} was prepared with other features than the policy was trained with, so the exported file "
             "cannot be compared on it; give the data of the run, or prepare the log with --like DATA"
         )
 
 
-def _compared(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable[[Arrays], Arrays]) -> Exported:
-    """Scores of raw rows by the file, and of the same rows, prepared, by the policy."""
+def _compare(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable[[Arrays], Arrays]) -> Exported:
+    """Compare the file's scores of raw rows with the policy's scores of the same rows after preparation."""
     raw = dataset.check_rows()
     rows, inputs = raw["row"], _inputs("state", raw["state_value"])
     if policy.action is not None:
         inputs |= _inputs("action", raw["action_value"]) | {"state_of_candidate": np.arange(len(rows))}
     elif policy.info.restricts_actions:
         inputs["possible_actions"] = dataset.column("possible_actions")[rows] != 0
-    wanted = _scores(policy, dataset, rows, inputs.get("possible_actions"))
-    metadata = run(inputs)
-    found = metadata["scores"]
-    apart, worst = difference(found, wanted)
-    if apart > LARGEST_DIFFERENCE:
+    expected = _scores(policy, dataset, rows, inputs.get("possible_actions"))
+    outputs = run(inputs)
+    largest, row = difference(outputs["scores"], expected)
+    if largest > LARGEST_DIFFERENCE:
         raise RunError(
-            f"{path} was not written: it would score row {rows[worst]} of {dataset.path} differently than the policy, "
-            f"by {apart:.1e} of a score (up to {LARGEST_DIFFERENCE:g} is rounding); verify the data by "
+            f"{path} was not written: it would score row {rows[row]} of {dataset.path} differently than the policy, "
+            f"by {largest:.1e} of a score (up to {LARGEST_DIFFERENCE:g} is rounding); verify the data by "
             "Dataset.open(path, verify=True), or report this"
         )
-    same = None if wanted.ndim == 1 else int((metadata["action"] == wanted.argmax(-1)).sum())
-    return Exported(path, len(rows), apart, same)
+    same = None if expected.ndim == 1 else int((outputs["action"] == expected.argmax(-1)).sum())
+    return Exported(path, len(rows), largest, same)
 
 
 def _scores(
     policy: ScoringPolicy, dataset: Dataset, rows: NDArray[np.int64], possible: NDArray[np.bool_] | None
 ) -> NDArray[np.float32]:
-    """By the policy, of prepared rows: [n, A] among the `possible` actions (None: all), or of the logged action [n]."""
+    """The policy's scores of prepared rows: of named actions [n, A], or of the logged candidate [n]."""
     device = next(policy.network.parameters()).device
 
     def column(name: str) -> torch.Tensor:
@@ -137,13 +138,14 @@ def _scores(
         if isinstance(policy.network, CandidateNetwork):
             scores = policy.network(column("state"), column("action"), torch.arange(len(rows), device=device))
         else:
-            every = np.ones((len(rows), len(policy.info.actions)), np.bool_)
-            allowed = torch.from_numpy(every if possible is None else possible).to(device)
+            if possible is None:
+                possible = np.ones((len(rows), len(policy.info.actions)), np.bool_)
+            allowed = torch.from_numpy(possible).to(device)
             scores = policy.scores(column("state"), allowed)
     return scores.float().cpu().numpy()
 
 
-def _inputs(of: str, value: NDArray[np.float64]) -> Arrays:
-    """Raw features as a user of the file gives them: 0 where absent, and which are present."""
+def _inputs(name: str, value: NDArray[np.float64]) -> Arrays:
+    """Inputs of the file: values, 0 where a feature is absent, and which features are present."""
     present = ~np.isnan(value)
-    return {f"{of}_value": np.where(present, value, 0.0), f"{of}_presence": present}
+    return {f"{name}_value": np.where(present, value, 0.0), f"{name}_presence": present}

@@ -1,4 +1,4 @@
-"""A traced program as an ONNX model: one file, with names for axes and actions, and without paths of this machine."""
+"""Conversion of a traced program to ONNX: one file with named axes and actions, and without paths of this machine."""
 
 import logging
 import warnings
@@ -15,23 +15,23 @@ from lockstep.data.packages import import_optional
 from lockstep.torch.deploy.program import Program
 
 METADATA = "lockstep"
-"""The key of the metadata that says what the model is, as JSON."""
+"""The key of the JSON metadata that describes the model."""
 
 
-def to_onnx(program: Program, actions: Sequence[str], about: str) -> bytes:
-    """The model of a program, serialized.
+def to_onnx(program: Program, actions: Sequence[str], metadata: str) -> bytes:
+    """Convert a program to a serialized ONNX model.
 
     Args:
-        program: what is computed.
-        actions: their names; an output `action_name` then names what `action` numbers. Empty: without it.
-        about: JSON for the metadata.
+        program: the traced program.
+        actions: names of the actions, for an additional output `action_name`. Empty: without this output.
+        metadata: JSON.
 
     Raises:
         ConfigError: a package is missing.
     """
     onnx, _ = import_optional("onnx", "export"), import_optional("onnxscript", "export")
     with warnings.catch_warnings(), _quiet("torch.onnx"):
-        warnings.simplefilter("ignore")  # torch's and onnxscript's about their own parts
+        warnings.simplefilter("ignore")  # from the modules of torch and onnxscript
         exported: Any = torch.onnx.export(
             program.exported,
             input_names=list(program.axes),
@@ -48,13 +48,13 @@ def to_onnx(program: Program, actions: Sequence[str], about: str) -> bytes:
     if actions:
         _name_actions(onnx, model, actions)
     model.producer_name = "lockstep"
-    onnx.helper.set_model_props(model, {METADATA: about})
+    onnx.helper.set_model_props(model, {METADATA: metadata})
     onnx.checker.check_model(model)
     return model.SerializeToString()
 
 
 def run_onnx(path: Path, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """What a model makes of inputs, on a CPU, by onnxruntime."""
+    """Run a model on the CPU with onnxruntime."""
     runtime = import_optional("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -64,7 +64,7 @@ def run_onnx(path: Path, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[A
 
 
 def _name_axes(model: Any, axes: Mapping[str, str]) -> None:
-    """Axes of any length by what they count, instead of by torch's symbols."""
+    """Replace torch's symbols of dynamic axes by their names."""
     graph = model.graph
     symbols = {value.type.tensor_type.shape.dim[0].dim_param: axes[value.name] for value in graph.input}
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -74,7 +74,7 @@ def _name_axes(model: Any, axes: Mapping[str, str]) -> None:
 
 
 def _name_actions(onnx: Any, model: Any, actions: Sequence[str]) -> None:
-    """Add the output `action_name`: text, the name of `action`."""
+    """Add the output `action_name`: the name of each `action`, as text."""
     names = np.array([name.encode() for name in actions], dtype=object)
     model.graph.initializer.append(onnx.numpy_helper.from_array(names, "action_names"))
     model.graph.node.append(onnx.helper.make_node("Gather", ["action_names", "action"], ["action_name"]))
@@ -84,7 +84,7 @@ def _name_actions(onnx: Any, model: Any, actions: Sequence[str]) -> None:
 
 @contextmanager
 def _quiet(name: str) -> Generator[None]:
-    """No notes of a logger about packages that nobody asked for."""
+    """Silence a logger's warnings about missing optional packages."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Tracing a policy: what is left of it needs neither Lockstep nor Python."""
+"""Tracing a policy with torch.export. The traced program needs neither Lockstep nor Python."""
 
 import warnings
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ from torch.export import Dim, ExportedProgram
 
 from lockstep.errors import RunError
 
-_LONGEST = 2**31 - 1
+_MAX_LENGTH = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A traced module, and the names of what goes in and comes out."""
+    """A traced module, and the names of its inputs and outputs."""
 
     exported: ExportedProgram
     axes: Mapping[str, str]
-    """What the first axis of each input counts; it may have any length from 1."""
+    """The name of the first axis of each input. That axis may have any length from 1."""
     outputs: tuple[str, ...]
 
 
@@ -31,25 +31,25 @@ def trace(
 
     Args:
         module: takes inputs by name and returns a dictionary.
-        examples: of its inputs; an axis that may have any length needs at least 2 here.
-        axes: what the first axis of each input counts.
-        outputs: the keys of what it returns, in order.
+        examples: example inputs; the first axis of each needs a length of at least 2.
+        axes: the name of the first axis of each input.
+        outputs: the keys of the returned dictionary, in order.
 
     Raises:
-        RunError: it does what cannot be traced, such as numpy, or decisions by the numbers in a tensor.
+        RunError: the module cannot be traced, for example because it calls numpy or branches on the values of a tensor.
     """
     module = module.eval().requires_grad_(requires_grad=False)
-    dims = {axis: Dim(axis, min=1, max=_LONGEST) for axis in axes.values()}
+    dims = {axis: Dim(axis, min=1, max=_MAX_LENGTH) for axis in axes.values()}
     shapes: dict[str, Any] = {name: {0: dims[axes[name]]} for name in examples}
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # torch's about its own parts
+        warnings.simplefilter("ignore")  # from torch's own modules
         try:
             exported = torch.export.export(module, (), dict(examples), dynamic_shapes=shapes)
-        except Exception as error:  # whatever a network of the user's own does
+        except Exception as error:  # a user's network may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RunError(
                 f"the network cannot be traced by torch.export, so there is no file of it: {reason}"
             ) from error
     for node in exported.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine
+        node.meta.pop("stack_trace", None)  # it contains paths of this machine
     return Program(exported, axes, outputs)

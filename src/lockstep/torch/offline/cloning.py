@@ -41,7 +41,8 @@ class Cloning:
     def __init__(self, run: OfflineRun, policy: ScoringPolicy, comm: Comm) -> None:
         config, network, heads = run.algorithm, policy.network, policy.heads
         assert isinstance(config, CloningConfig) and not isinstance(network, ConstrainedNetwork)
-        self.config, self.policy, self.comm, self.network, self.heads = config, policy, comm, network, heads
+        self.config, self.comm = config, comm
+        self.policy, self.network, self.heads = policy, network, heads
         comm.broadcast_(policy)
         self._metrics = ("loss/behaviour",) if heads is None else ("loss/behaviour", "loss/reward", "loss/policy_value")
         self.target = None if heads is None else TargetNetworks([heads.value])
@@ -55,13 +56,8 @@ class Cloning:
         self._autocast = autocast(run, comm.device)
         self._loss = torch.compile(self.loss, dynamic=policy.action is not None) if run.compile else self.loss
 
-    def update(
-        self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress, single: Sequence[Rows] | None = None
-    ) -> np.ndarray:
-        """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*.
-
-        `single` is not used: `parts` have single steps.
-        """
+    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
+        """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
         batches = [(LoggedBatch.of(part, self.comm.device),) for part in parts]
         self.optimizer.schedule(progress)
         self.optimizer.accumulate(self._loss, batches, extra_sums)
@@ -93,20 +89,20 @@ class Cloning:
         sums = [weight, *(weight * loss.detach() for loss in losses)]
         return total, torch.stack(sums).sum(1)
 
-    def warmup(self, rows: Rows, single: Rows | None = None) -> Callable[[], object]:
-        """A function that does a gradient step on these rows without a message and without changing anything."""
+    def warmup(self, rows: Rows) -> Callable[[], object]:
+        """Returns a function that does a gradient step without communication and without changing any state."""
         batch = LoggedBatch.of(rows, self.comm.device)
         return self.optimizer.warmup(lambda: self._loss(batch))
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Everything that must be equal on all ranks, in place: writing into these tensors restores a run."""
+        """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""
         named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         target = {} if self.target is None else self.target.state()
         return named | target | self.optimizer.state() | {"metrics": self.metrics.table}
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """The state of local shard number `k` alone: none."""
+        """The state of local shard `k`: none."""
         return {}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard number `k`: nothing to do."""
+        """Restore local shard `k`: nothing to do."""

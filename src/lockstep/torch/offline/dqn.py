@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.algorithms.offline import OfflineDQNConfig
@@ -43,9 +44,17 @@ class OfflineDQN:
         run: the config.
         policy: its `network` scores actions; its `heads`, if any, are trained in the same step.
         comm: the ranks.
+        read: returns rows of the data with one reward each. Needed with `n_step` > 1 and `heads`, which learn from
+            single steps whatever `n_step` is.
     """
 
-    def __init__(self, run: OfflineRun, policy: ScoringPolicy, comm: Comm) -> None:
+    def __init__(
+        self,
+        run: OfflineRun,
+        policy: ScoringPolicy,
+        comm: Comm,
+        read: Callable[[NDArray[np.int64]], Rows] | None = None,
+    ) -> None:
         config, network, heads = run.algorithm, policy.network, policy.heads
         assert isinstance(config, OfflineDQNConfig)
         self.config, self.policy, self.comm, self.heads = config, policy, comm, heads
@@ -70,22 +79,20 @@ class OfflineDQN:
         self.target.follow(self.optimizer)
         boost = [config.reward_boost.get(name, 0.0) for name in policy.info.actions]
         self._boost = torch.tensor(boost, device=comm.device) if config.reward_boost else None
+        self._read = read
         self.metrics = Metrics([*self._q_metrics, *self._other_metrics, *STEP_METRICS], comm.device)
         self._stops = run.non_finite == "stop"
         self._autocast = autocast(run, comm.device)
         # The number of candidates differs from batch to batch.
         self._loss = torch.compile(self.loss, dynamic=policy.action is not None) if run.compile else self.loss
 
-    def update(
-        self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress, single: Sequence[Rows] | None = None
-    ) -> np.ndarray:
+    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.
 
         Args:
             parts: one for each local shard.
-            extra_sums: [K, I] numbers of the caller, to be summed over all shards in the same message.
+            extra_sums: [K, I] numbers of the caller, summed over all shards in the same message.
             progress: of the run, before this step.
-            single: the same rows with one step each, if those of `parts` have several.
 
         Returns:
             The sums of `extra_sums` [I].
@@ -93,9 +100,7 @@ class OfflineDQN:
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        batches = [LoggedBatch.of(part, self.comm.device) for part in parts]
-        ones = batches if single is None else [LoggedBatch.of(part, self.comm.device) for part in single]
-        pairs = list(zip(batches, ones, strict=True))
+        pairs = [self._batches(part) for part in parts]
         self.optimizer.schedule(progress)
         self.optimizer.accumulate(self._loss, pairs, extra_sums)
         sums, extra, skipped = self.optimizer.step(score_weight=None if self.config.maxq else 1)
@@ -111,7 +116,15 @@ class OfflineDQN:
         self.optimizer.add_metrics(self.metrics, sums)
         return extra[: extra_sums.shape[1]]
 
-    def loss(self, batch: LoggedBatch, one: LoggedBatch) -> tuple[Tensor, Tensor]:
+    def _batches(self, rows: Rows) -> tuple[LoggedBatch, LoggedBatch]:
+        """The arguments of `loss`."""
+        batch = LoggedBatch.of(rows, self.comm.device)
+        if self.heads is None or self.config.n_step == 1:
+            return batch, batch
+        assert self._read is not None, "the heads learn from single steps, which `read` returns"
+        return batch, LoggedBatch.of(self._read(rows.index), self.comm.device)
+
+    def loss(self, batch: LoggedBatch, single: LoggedBatch) -> tuple[Tensor, Tensor]:
         """The weighted *sum* of the losses of all networks over rows [N], and the sums of a gradient step.
 
         L = w (l(y, Q(s, a)) + alpha CQL(s, a)) + w losses of other networks, which share no parameters with Q
@@ -120,18 +133,18 @@ class OfflineDQN:
 
         Args:
             batch: rows, each of one or several steps.
-            one: the same rows with one step, for the models of the policy's value.
+            single: the same rows with one step, for the models of the policy's value.
         """
         c, weight = self.config, batch.weight
         with self._autocast:
             q, conservative = self._logged_q(batch)
             with torch.no_grad():
-                same = one is batch
+                same = single is batch
                 choices, scores = self._next(batch, (c.maxq and c.double) or (same and self.heads is not None))
                 y = self._target(batch, choices, scores)
                 if self.heads is not None and not same:
-                    choices, scores = self._next(one, with_scores=True)
-            other_losses = self._other_losses(batch, one, choices, scores)
+                    choices, scores = self._next(single, with_scores=True)
+            other_losses = self._other_losses(batch, single, choices, scores)
         row, predicted = (losses.binary(q, y), q.sigmoid()) if c.loss == "bce" else (_ERROR[c.loss](y - q), q)
         q_metrics = [row.detach(), predicted.detach(), y, (y - predicted.detach()).abs()]
         if conservative is not None:
@@ -184,7 +197,7 @@ class OfflineDQN:
         return losses.td_target(reward, discount_of(c, batch), next_q)
 
     def _other_losses(
-        self, batch: LoggedBatch, one: LoggedBatch, choices: Choices, scores: Tensor | None
+        self, batch: LoggedBatch, single: LoggedBatch, choices: Choices, scores: Tensor | None
     ) -> list[Tensor]:
         """Losses [N] of the networks other than Q, in the order of `_other_metrics`."""
         found: list[Tensor] = []
@@ -192,23 +205,22 @@ class OfflineDQN:
             found.append(imitation(self.constrained.behaviour(batch.state), batch))
         if self.heads is not None:
             assert scores is not None
-            found += outcome_losses(self.heads, self.target.networks[1], one, choices, scores, self.config)
+            found += outcome_losses(self.heads, self.target.networks[1], single, choices, scores, self.config)
         return found
 
-    def warmup(self, rows: Rows, single: Rows | None) -> Callable[[], object]:
-        """A function that does a gradient step on these rows without a message and without changing anything."""
-        batch = LoggedBatch.of(rows, self.comm.device)
-        one = batch if single is None else LoggedBatch.of(single, self.comm.device)
-        return self.optimizer.warmup(lambda: self._loss(batch, one))
+    def warmup(self, rows: Rows) -> Callable[[], object]:
+        """Returns a function that does a gradient step without communication and without changing any state."""
+        batches = self._batches(rows)
+        return self.optimizer.warmup(lambda: self._loss(*batches))
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Everything that must be equal on all ranks, in place: writing into these tensors restores a run."""
+        """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""
         named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         return named | self.target.state() | self.optimizer.state() | {"metrics": self.metrics.table}
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """The state of local shard number `k` alone: none."""
+        """The state of local shard `k`: none."""
         return {}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard number `k`: nothing to do."""
+        """Restore local shard `k`: nothing to do."""

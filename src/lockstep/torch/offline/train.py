@@ -20,22 +20,21 @@ def train(session: LoggedSession) -> None:
     if isinstance(config, OfflineDQNConfig):
         check_rows(run, dataset, comm, session.journal)
     policy = ScoringPolicy(session.policy_spec, stream_seed(run.seed, "init")).to(comm.device)
-    learner = (OfflineDQN if isinstance(config, OfflineDQNConfig) else Cloning)(run, policy, comm)
+    if isinstance(config, OfflineDQNConfig):
+        learner = OfflineDQN(run, policy, comm, dataset.rows)
+    else:
+        learner = Cloning(run, policy, comm)
     session.begin(policy, None, learner)
     if learner.target is not None:
         learner.target.move(1.0)  # `begin` may have loaded another run's policy
-    # The models of the policy's value learn from single steps, whatever the window of Q.
-    needs_single = isinstance(config, OfflineDQNConfig) and config.estimate and config.n_step > 1
     if run.compile:
-        blank = dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64))
-        learner.warmup(blank, dataset.rows(blank.index) if needs_single else None)()
+        learner.warmup(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
     progress = Progress(reader.total_rows)
     with session.training(progress, reader):
         while not session.over:
             parts, rows = reader.next()
             timers.enter(LEARN)
-            single = [dataset.rows(part.index) for part in parts] if needs_single else None
-            totals = learner.update(parts, session.local_statistics(), progress, single)
+            totals = learner.update(parts, session.local_statistics(), progress)
             timers.enter(OTHER)
             session.advance(rows, totals)
             if session.estimate_due(progress, rows):

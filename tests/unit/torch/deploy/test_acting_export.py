@@ -68,7 +68,7 @@ def test_the_file_acts_as_the_policy(tmp_path, name):
         for parameter in policy.parameters():
             parameter.mul_(3)
     done = export_acting(policy, observations, tmp_path / "policy.onnx", "onnx")
-    assert (done.rows, done.same_choice) == (1000, None if name == "normalized" else 1000)
+    assert (done.rows, done.num_same_action) == (1000, None if name == "normalized" else 1000)
     assert done.difference < 1e-5
     observation = some(policy.spec)
     seen = observation if observations is None else observations.normalize(observation)

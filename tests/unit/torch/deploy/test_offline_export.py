@@ -130,7 +130,7 @@ def test_named_actions(tmp_path, to, chosen):
     data = prepared(tmp_path / "data", "discrete")
     policy = policy_of(data, policy=chosen, temperature=0.2, dueling=True)
     done = export(policy, data, tmp_path / "deep" / f"mine{SUFFIXES[to]}", to)
-    assert (done.rows, done.same_choice) == (300, 300)
+    assert (done.rows, done.num_same_action) == (300, 300)
     assert done.difference < 1e-5
     assert [file.name for file in (tmp_path / "deep").iterdir()] == [f"mine{SUFFIXES[to]}"]
     raw = raw_states(50, seed=9)
@@ -159,7 +159,7 @@ def test_candidates(tmp_path, to, chosen):
     data = prepared(tmp_path / "data", "parametric")
     policy = policy_of(data, policy=chosen, temperature=0.2)
     done = export(policy, data, tmp_path / f"mine{SUFFIXES[to]}", to)
-    assert (done.rows, done.same_choice) == (300, None)
+    assert (done.rows, done.num_same_action) == (300, None)
     raw, actions = raw_states(4, seed=9), raw_actions(7, seed=9)
     actions[5] = actions[4]  # equal scores: the first counts
     owner = np.array([2, 0, 0, 0, 3, 3, 2])  # in any order, and none of state 1

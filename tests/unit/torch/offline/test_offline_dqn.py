@@ -54,7 +54,8 @@ def learner(dataset, config=CONFIG, **run):
     algo = algo_of(dataset, config)
     run = OfflineRun(data="any", algo=algo, algorithm=config, network=SMALL, num_shards=SHARDS, **run)
     comm = Comm(World().with_shards(SHARDS), device="cpu")
-    return (Cloning if algo == "bc" else OfflineDQN)(run, policy_for(run, dataset), comm)
+    policy = policy_for(run, dataset)
+    return Cloning(run, policy, comm) if algo == "bc" else OfflineDQN(run, policy, comm, dataset.rows)
 
 
 def learn(learner, dataset, steps=5):
@@ -62,8 +63,7 @@ def learn(learner, dataset, steps=5):
     for step in range(steps):
         index = draws(300, [ROWS] * SHARDS, seed=step)
         parts = [part(dataset, rows, n_step=n_step, gamma=learner.config.gamma) for rows in index]
-        single = [part(dataset, rows) for rows in index] if n_step > 1 else None
-        learner.update(parts, np.zeros((SHARDS, 0)), progress, single)
+        learner.update(parts, np.zeros((SHARDS, 0)), progress)
         progress.env_steps += ROWS * SHARDS
     return {name: value.clone() for name, value in learner.policy.state_dict().items()}
 
@@ -191,7 +191,7 @@ def test_a_compiled_learner_learns_the_same(dataset, config):
     compiled = learner(dataset, config, compile=True)
     before = {name: value.clone() for name, value in compiled.shared_tensors().items()}
     rows = part(dataset, np.zeros(ROWS, np.int64))
-    compiled.warmup(rows, rows if getattr(config, "n_step", 1) > 1 else None)()
+    compiled.warmup(rows)()
     for name, value in compiled.shared_tensors().items():
         assert torch.equal(value, before[name]), f"the warmup changed {name}"
     found, plain = learn(compiled, dataset), learn(learner(dataset, config), dataset)

@@ -146,7 +146,7 @@ def test_an_exported_file_chooses_as_the_policy(dataset, tmp_path, to, algorithm
     pytest.importorskip("onnxscript")
     made, _ = policy(dataset, algorithm)
     done = export(made, dataset, tmp_path / f"policy{SUFFIXES[to]}", to)
-    assert (done.rows, done.same_choice) == (400, 400)
+    assert (done.rows, done.num_same_action) == (400, 400)
     run = run_onnx if to == "onnx" else run_program
     value = dataset.column("state")[np.arange(400)].astype(np.float64)
     possible = dataset.column("possible_actions")[np.arange(400)] != 0
