@@ -39,7 +39,7 @@ class A2C:
             self.flat.zero_gradient_()  # not zero_grad(): gradients are views of one buffer
             loss, sums = self.loss(rollout)
             loss.backward()
-            self.flat.keep(k, sums)
+            self.flat.store_shard(k, sums)
         sums = self.comm.average_gradients_(self.flat)  # divides by the weight of all ranks, so clip after it
         gradient = self.flat.gradient
         gradient.mul_((0.5 / (gradient.norm() + 1e-6)).clamp_(max=1.0))
@@ -102,7 +102,7 @@ def train(session: Session) -> None:
                 session.log(a2c.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
-            session.keep(batch_size)
+            session.checkpoint_if_due(batch_size)
         session.checkpoint_last(a2c.metrics.read)
 
 

@@ -72,7 +72,7 @@ def flat_gradients(rank: int, port: int) -> dict[str, Any]:
             rows = torch.full((shard + 1, 3), float(shard))
             flat.zero_gradient_()
             module(rows).sum().backward()
-            flat.keep(k, torch.tensor([float(len(rows)), float(shard)]))
+            flat.store_shard(k, torch.tensor([float(len(rows)), float(shard)]))
         told = comm.average_gradients_(flat)
         return {"gradient": flat.gradient.tolist(), "sums": told.tolist(), "messages": dict(comm.num_messages)}
 

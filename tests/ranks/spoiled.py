@@ -21,7 +21,7 @@ from lockstep.record.progress import Progress
 from lockstep.session.run_state import RunState
 from lockstep.torch.comm import Comm
 from lockstep.torch.ppo import PPO
-from lockstep.torch.state import InTensors
+from lockstep.torch.state import LearnerState
 
 OFF_AT = 5  # the update with which a weight goes off
 
@@ -66,7 +66,7 @@ def compared_with_replay(world: World) -> dict[str, str]:
 def asked(world: World, algorithm: Any) -> dict[str, str]:
     """What the proof says of each thing that one update changes."""
     progress, found, comm = Progress(100, 50, 2, 3), dict[str, str](), algorithm.comm
-    state = RunState(world, InTensors(algorithm), None, None, progress)  # what belongs to a shard is not asked for
+    state = RunState(world, LearnerState(algorithm), None, None, progress)  # what belongs to a shard is not asked for
     before = {path: array.copy() for path, array in arrays(algorithm)}
     algorithm.update([make_rollout(shard) for shard in world.shards], np.zeros((len(world.shards), 1)), progress)
     after = dict(arrays(algorithm))

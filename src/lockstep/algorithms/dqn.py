@@ -1,4 +1,4 @@
-"""Deep Q-learning: its numbers and its metrics, the same in every backend."""
+"""Config and metric names of deep Q-learning, shared by all backends."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class DQNConfig:
     """Every count is global: summed over all ranks. Scaling out changes no number here."""
 
     num_steps: int = 1
-    """Steps of each environment between two rounds of learning (T)."""
+    """Steps of each environment between two updates (T)."""
     updates_per_step: float = 0.25
     """Gradient steps per environment step of all ranks together."""
     batch_size: int = 32
@@ -33,11 +33,11 @@ class DQNConfig:
     learning_starts: int = 10_000
     """Environment steps, all ranks together, before the first gradient step."""
     capacity: int = 100_000
-    """Transitions the replay keeps, all ranks together; each shard keeps its even part."""
+    """Transitions in the replay buffer, all ranks together; each shard holds an equal part."""
     replay_path: str | None = None
-    """Keep the replay in files in this directory, mapped into memory, instead of in memory."""
+    """Hold observations in memory-mapped files in this directory instead of in memory."""
     checkpoint_replay: bool = True
-    """Whether checkpoints hold the replay; without it a resumed run fills a new one before it learns on."""
+    """Whether checkpoints include the replay buffer; otherwise a resumed run fills a new one before it learns."""
     learning_rate: float = 1e-4
     """Adam's step size at the start."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
@@ -47,7 +47,7 @@ class DQNConfig:
     n_step: int = 1
     """Rewards summed before the target bootstraps; fewer where an episode ends."""
     double: bool = True
-    """Choose the next action by the online network, value it by the target network (van Hasselt et al., 2016)."""
+    """Select the next action with the online network, value it with the target network (van Hasselt et al., 2016)."""
     dueling: bool = False
     """Q = V + A - mean A, from two streams (Wang et al., 2016)."""
     value_distribution: Literal["none", "categorical", "quantile"] = "none"
@@ -62,7 +62,7 @@ class DQNConfig:
     num_quantiles: int = 200
     """`quantile` only: quantiles of the return."""
     noisy: bool = False
-    """Explore by learned noise in the heads' weights (Fortunato et al., 2018) instead of by epsilon."""
+    """Explore by learned noise in the weights of the heads (Fortunato et al., 2018) instead of by epsilon."""
     noisy_std: float = 0.5
     """`noisy` only: initial deviation of the noise (sigma 0)."""
     prioritized: bool = False
@@ -75,21 +75,21 @@ class DQNConfig:
     priority_eps: float = 1e-6
     """`prioritized` only: added to every TD error."""
     loss: Literal["huber", "mse"] = "huber"
-    """Of the TD error, where no distribution is learned; `huber` is quadratic within 1."""
+    """Loss of the TD error, where no distribution is learned; `huber` is quadratic within 1."""
     max_grad_norm: float | None = 10.0
     """Largest 2-norm of the global gradient; `null` does not clip."""
     target_update_every: int = 1000
     """Gradient steps between copies of the parameters to the target network."""
     target_rate: float | None = None
-    """Move the target network by this part of the way after every gradient step instead of copying (tau)."""
+    """Polyak averaging (tau): move the target network by this fraction after every gradient step instead of copying."""
     epsilon_start: float | None = None
     """Probability of a random action at first; `null`: 1, or 0 if `noisy`."""
     epsilon_end: float | None = None
     """Probability of a random action in the end; `null`: 0.05, or 0 if `noisy`."""
     epsilon_steps: int = 100_000
-    """Environment steps of all ranks: `linear` reaches the end there, `exponential` has come 63% of the way."""
+    """Environment steps of all ranks at which `linear` reaches the end, and `exponential` 63% of the difference."""
     epsilon_schedule: Literal["linear", "exponential"] = "linear"
-    """How the probability of a random action falls, from the first step on."""
+    """How the probability of a random action decays."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
 

@@ -1,4 +1,4 @@
-"""Proximal policy optimization: its numbers and its metrics, the same in every backend."""
+"""Config and metric names of PPO, shared by all backends."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -39,9 +39,9 @@ class PPOConfig:
     gae_lambda: float = 0.95
     """Weight of longer returns in the advantage (Schulman et al., 2016)."""
     clip_range: float = 0.2
-    """epsilon: how far the probability ratio may leave 1 before its gradient is cut."""
+    """epsilon: distance of the probability ratio from 1 at which its gradient is clipped."""
     value_clip_range: float | None = None
-    """Keep the new value within this of the old one in the loss; `null` does not clip."""
+    """Clip the new value to within this of the old one in the loss; `null` does not clip."""
     value_coef: float = 0.5
     """Weight of the value loss, (V - target)^2 / 2."""
     entropy_coef: float = 0.01
@@ -49,11 +49,11 @@ class PPOConfig:
     max_grad_norm: float | None = 0.5
     """Largest 2-norm of the global gradient; `null` does not clip."""
     target_kl: float | None = None
-    """Leave the epochs of an update once an epoch's KL over all ranks exceeds this."""
+    """Stop the epochs of an update once the KL of an epoch over all ranks exceeds this."""
     normalize_advantage: bool = True
-    """Give the advantages of a whole rollout, over all ranks, mean 0 and deviation 1."""
+    """Normalize the advantages of a rollout, over all ranks, to mean 0 and standard deviation 1."""
     normalize_observation: bool = False
-    """Running mean and deviation of observations, pooled over all ranks, frozen during a rollout."""
+    """Normalize observations by their running mean and deviation, pooled over all ranks, frozen during a rollout."""
     normalize_return: bool = False
     """Divide rewards by the running deviation of the discounted return, pooled over all ranks."""
     adam_eps: float = 1e-5
@@ -80,7 +80,7 @@ class PPOConfig:
 
     def minibatch_rows(self, shard_envs: int, num_shards: int) -> int:
         """Transitions of one shard's part of a minibatch (N)."""
-        del num_shards  # a shard shuffles what it collected itself
+        del num_shards  # each shard shuffles its own rollout
         rows = shard_envs * self.num_steps
         if rows % self.num_minibatches:
             raise ConfigError(

@@ -13,13 +13,13 @@ from lockstep.errors import RunError
 from lockstep.world import World, block
 
 MAX_ENVS = 64
-"""Environments of one shard stepped at once; more episodes than these are played one after another."""
+"""Environments of one shard stepped at once; further episodes are played one after another."""
 MAX_STEPS = 100_000
-"""Longest episode of a task that names no limit of its own."""
+"""Longest episode of a task without a limit."""
 
 
-class GivenUp(Exception):  # noqa: N818  # no error: somebody asked for the end
-    """An evaluation ended before its episodes did. `signal` is the one that asked for it."""
+class Interrupted(Exception):  # noqa: N818  # not an error
+    """A signal, `signal`, interrupted an evaluation before all its episodes ended."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
@@ -28,14 +28,14 @@ class GivenUp(Exception):  # noqa: N818  # no error: somebody asked for the end
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """Episodes in an order that no number of ranks changes: by shard, environment and time."""
+    """Episodes ordered by shard, environment and time: independent of the number of ranks."""
 
     returns: list[float]
     lengths: list[int]
 
 
 def quota(episodes: int, world: World, shard: int) -> tuple[int, int]:
-    """How many environments a shard evaluates, and how many episodes in all: its even part of `episodes`."""
+    """Number of environments and of episodes with which a shard evaluates: its equal part of `episodes`."""
     wanted = len(block(episodes, world.num_shards, shard))
     rounds = -(-wanted // MAX_ENVS)
     return (-(-wanted // rounds) if wanted else 0), wanted
@@ -55,7 +55,7 @@ def play(
         choose: observations [B, O] to actions for the environment.
         episodes: how many.
         seeds: one for each environment.
-        heartbeat: called every step, to tell the watch that this goes on; may raise `GivenUp`.
+        heartbeat: called every step; may raise `Interrupted`.
     """
     size = env.num_envs
     share = np.array([len(block(episodes, size, i)) for i in range(size)])

@@ -90,8 +90,8 @@ class Collector:
         timers: told whether the time goes to acting or to environments.
         observation_moments: normalizer of what the actor sees; None shows observations as they are.
         noise_per_env: draw each environment's noise from a stream of its own instead of one stream per shard.
-        tell_faults: whether a number that is not finite is told in `Rollout.fault`, for an algorithm that asks all
-            ranks what to do about it; otherwise it ends this rank.
+        report_non_finite: store a non-finite number in `Rollout.fault`, for all ranks to decide on together, instead of
+            raising `RunError` on this rank.
     """
 
     def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
@@ -106,10 +106,10 @@ class Collector:
         timers: Timers,
         observation_moments: RunningMoments | None = None,
         noise_per_env: bool = False,
-        tell_faults: bool = False,
+        report_non_finite: bool = False,
     ) -> None:
         self._world, self._envs, self._actor, self._sampler = world, envs, actor, sampler
-        self._timers, self._moments, self._tell_faults = timers, observation_moments, tell_faults
+        self._timers, self._moments, self._report_non_finite = timers, observation_moments, report_non_finite
         spec, count, size = envs[0].spec, len(envs), envs[0].num_envs
         self._noise_streams = [
             [stream(seed, "action of environment", shard * size + i) for i in range(size)]
@@ -188,7 +188,7 @@ class Collector:
         ended = self._ended[k, 1:]
         weight = np.ones_like(self._reward[k]) if self._same_step else 1.0 - self._ended[k, :-1].astype(np.float32)
         fault = self._fault(k, final)
-        if fault is not None and not self._tell_faults:
+        if fault is not None and not self._report_non_finite:
             raise RunError(
                 f"{fault}, in step {fault.step} of this rollout (rank {self._world.rank}, "
                 f"shard {self._world.shards[k]}); look for a division by 0 or a diverging simulation"

@@ -259,7 +259,7 @@ def train(session: Session) -> None:
     explorer = EpsilonGreedy(session.spec.action)
     collector = Collector(
         comm.world, session.make_envs(run.num_envs), actor, explorer,
-        num_steps=config.num_steps, seed=run.seed, timers=session.timers, noise_per_env=True, tell_faults=True,
+        num_steps=config.num_steps, seed=run.seed, timers=session.timers, noise_per_env=True, report_non_finite=True,
     )  # fmt: skip
     dqn.rehearse()
     actor(np.zeros((len(envs), len(envs[0]), *policy.spec.observation_shape), policy.spec.observation_dtype))
@@ -278,5 +278,5 @@ def train(session: Session) -> None:
                 session.log(dqn.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
-            session.keep(batch_size)
+            session.checkpoint_if_due(batch_size)
         session.checkpoint_last(dqn.metrics.read)

@@ -287,5 +287,5 @@ def train(session: Session) -> None:
                 session.log(ppo.read_metrics())
             if progress.due(run.evaluate_every, count * batch_size):
                 session.evaluate()
-            session.keep(count * batch_size)
+            session.checkpoint_if_due(count * batch_size)
         session.checkpoint_last(ppo.read_metrics)

@@ -285,7 +285,7 @@ def train(session: Session) -> None:
         seed=run.seed,
         timers=timers,
         observation_moments=ppo.observations,
-        tell_faults=True,
+        report_non_finite=True,
     )
     progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
@@ -299,5 +299,5 @@ def train(session: Session) -> None:
                 session.log(ppo.read_metrics())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
-            session.keep(batch_size)
+            session.checkpoint_if_due(batch_size)
         session.checkpoint_last(ppo.read_metrics)

@@ -1,6 +1,6 @@
-"""Checkpoints for a training loop of one's own: what it needs to go on, whole or not at all, and no pickle.
+"""Checkpoints for a user's own training loop: atomic, and without pickle.
 
-The files are those of `lockstep.record.checkpoint`. The backends' `CheckpointManager`s add their tensors.
+The file format is that of `lockstep.record.checkpoint`. The `CheckpointManager`s of the backends add their tensors.
 """
 
 import os
@@ -23,32 +23,32 @@ from lockstep.record.partial_files import remove_half_written
 from lockstep.record.run_dir import hold
 
 _ITEMS, _TUPLE, _TENSOR = "__items__", "__tuple__", "__tensor__"
-"""Stand for mappings whose keys are not all text, for tuples, and for tensors of a framework."""
+"""Keys that mark mappings with other keys than text, tuples, and tensors of a framework."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What `CheckpointManager.save` was given."""
+    """The arguments of `CheckpointManager.save`, restored."""
 
     step: int
     shared: dict[str, Any]
-    """What all ranks held alike."""
+    """State that is equal on all ranks."""
     shards: dict[int, dict[str, Any]]
-    """What each shard of this rank held; empty where nothing was given."""
+    """State of each shard of this rank; empty where none was saved."""
 
 
 class CheckpointManager:
     """Saves and restores the state of a training loop; a context manager.
 
-    A state is a tree of mappings, lists and tuples with numbers, text, numpy arrays and tensors at its ends, such as
+    A state is a tree of mappings, lists and tuples whose leaves are numbers, text, numpy arrays and tensors, such as
     `{"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}`. A checkpoint appears in
-    `folder/checkpoints/step_N` once every rank has written its part, under a SHA-256 of each file; reading one runs no
-    code from it. All methods are *collective*.
+    `folder/checkpoints/step_N` once every rank has written its part, with a SHA-256 of each file; reading one executes
+    no code from it. All methods are *collective*.
 
     Args:
-        comm: of the ranks, entered.
-        folder: where; seen by all ranks. No other process saves there meanwhile.
-        num_kept: how many of the newest stay.
+        comm: an entered `Comm`.
+        folder: on a file system that all ranks share. No other process may save there at the same time.
+        num_kept: how many of the newest checkpoints to retain.
 
     Raises:
         ConfigError: another process uses the folder, or it cannot be written.
@@ -57,11 +57,13 @@ class CheckpointManager:
     def __init__(self, comm: Comm, folder: Path | str, *, num_kept: int = 3) -> None:
         if num_kept < 1:
             raise ConfigError(f"num_kept={num_kept} must be at least 1")
-        self._comm, self._folder, self._held = comm, Path(folder), -1
+        self._comm = comm
+        self._folder = Path(folder)
+        self._lock = -1
         problem = self._open() if comm.world.rank == 0 else ""
         if problem := comm.broadcast_object(problem, tag="checkpoint"):
             raise ConfigError(problem)
-        self._keeper = CheckpointWriter(self._folder, comm.world, self._gather, self._warn, num_kept)
+        self._writer = CheckpointWriter(self._folder, comm.world, self._gather, self._warn, num_kept)
 
     def __enter__(self) -> Self:
         return self
@@ -69,21 +71,21 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._keeper.close()
-        if self._held >= 0:
-            os.close(self._held)
+        self._writer.close()
+        if self._lock >= 0:
+            os.close(self._lock)
 
     def save(self, step: int, shared: Mapping[str, Any], shards: Mapping[int, Mapping[str, Any]] | None = None) -> bool:
         """Write a checkpoint and wait until it is on the disk.
 
         Args:
-            step: its number; the largest is restored. The same on all ranks.
-            shared: what all ranks hold alike, such as parameters and the optimizer's state; compared, and written once.
-            shards: what each shard of this rank holds alone, such as random generators and a replay, for each of
-                `world.shards`. Without `num_shards` a rank has one shard, of its own number.
+            step: number of the checkpoint; the largest is restored. Equal on all ranks.
+            shared: state that is equal on all ranks, such as parameters and optimizer state; compared, written once.
+            shards: state of each shard in `world.shards`, such as random generators and a replay buffer. Without
+                `num_shards` a rank has one shard, whose number is the rank.
 
         Returns:
-            Whether it is there. A full disk costs a warning, and the checkpoint before stays.
+            Whether it was written. A full disk causes a warning, and the previous checkpoint remains.
 
         Raises:
             MismatchError: ranks hold different `shared` tensors.
@@ -104,20 +106,20 @@ class CheckpointManager:
             "versions": {"lockstep": version("lockstep-rl")},
             "run": {},
         }
-        entry = {shard: self._pack(state, f"shards[{shard}]") for shard, state in own.items()}
-        self._keeper.take(manifest, packed, entry)
-        return self._keeper.finish(lambda: None) == step
+        packed_shards = {shard: self._pack(state, f"shards[{shard}]") for shard, state in own.items()}
+        self._writer.take(manifest, packed, packed_shards)
+        return self._writer.finish(lambda: None) == step
 
     def restore(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None if there is none yet.
+        """Load the newest complete checkpoint; None if there are no checkpoints.
 
         Raises:
-            ConfigError: none of those that are there is whole, or they were cut into other shards.
+            ConfigError: no checkpoint is complete, or the number of shards differs.
         """
         problem = self._other_shards() if self._comm.world.rank == 0 else ""
         if problem := self._comm.broadcast_object(problem, tag="checkpoint"):
             raise ConfigError(problem)
-        found = self._keeper.load(None)
+        found = self._writer.load(None)
         if found is None:
             return None
         manifest, shared, shards = found
@@ -128,18 +130,18 @@ class CheckpointManager:
         )
 
     def to_numpy(self, value: Any) -> tuple[np.ndarray, str] | None:
-        """A tensor of the backend as an array and the name of its type; None for anything else."""
+        """Convert a tensor of the backend to an array and the name of its dtype; None for anything else."""
         return None
 
     def from_numpy(self, array: np.ndarray, kind: str) -> Any:
-        """The tensor again."""
+        """Invert `to_numpy`."""
         return array
 
     def _open(self) -> str:
-        """Make the folder and keep others out of it. Returns what is wrong, if anything is."""
+        """Create and lock the folder. Returns the problem, if any."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._held = hold(self._folder)
+            self._lock = hold(self._folder)
             remove_half_written(self._folder)
         except ConfigError as error:
             return str(error)
@@ -148,7 +150,7 @@ class CheckpointManager:
         return ""
 
     def _other_shards(self) -> str:
-        """What is wrong with the shards of the newest checkpoint, if anything is."""
+        """The problem if the newest readable checkpoint has another number of shards, else an empty text."""
         for path in checkpoint.find(self._folder):
             try:
                 saved = int(checkpoint.read_manifest(path)["num_shards"])
@@ -172,7 +174,7 @@ class CheckpointManager:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def _pack(self, value: Any, place: str) -> Any:
-        """A tree as checkpoints hold it."""
+        """Convert a state to the tree that checkpoints store."""
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value).items()
             if all(isinstance(key, str) and not key.startswith("__") for key, _ in items):
@@ -208,7 +210,7 @@ class CheckpointManager:
 
 
 def _collect(value: Any, place: str, arrays: dict[str, np.ndarray]) -> None:
-    """The arrays of a tree, by where they stand."""
+    """Collect the arrays of a tree by their place in it."""
     if isinstance(value, np.ndarray):
         arrays[place] = value
     elif isinstance(value, dict):

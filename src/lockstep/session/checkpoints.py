@@ -1,4 +1,4 @@
-"""When a run takes checkpoints, and how it goes on from one."""
+"""When a run takes checkpoints, and how it resumes from one."""
 
 from typing import Any
 
@@ -20,41 +20,47 @@ class Checkpoints:
     Args:
         run: the config.
         comm: collectives.
-        journal: of the run; told what happens.
-        resumed: what the run goes on with, if it does.
-        initialized: the run starts from another run's policy.
+        journal: log of the run.
+        resumed: the checkpoint to resume from, if any.
+        initialized: whether the run starts from another run's policy.
     """
 
     def __init__(
         self, run: AnyRun, comm: Comm, journal: Journal, *, resumed: Resumption | None, initialized: bool
     ) -> None:
-        self._run, self._comm, self._journal = run, comm, journal
-        self._resumed, self._initialized, self._timers = resumed, initialized, comm.timers
-        self._keeper = CheckpointWriter(journal.path, comm.world, comm.gather_object, journal.warn, run.num_checkpoints)
+        self._run = run
+        self._comm = comm
+        self._journal = journal
+        self._resumed = resumed
+        self._initialized = initialized
+        self._timers = comm.timers
+        self._writer = CheckpointWriter(journal.path, comm.world, comm.gather_object, journal.warn, run.num_checkpoints)
         self._due = False
 
     @property
     def busy(self) -> bool:
-        """Whether this rank still writes one; a local fact, which all ranks must know before `keep`."""
-        return self._keeper.busy
+        """Whether this rank is still writing one; local: combine it over all ranks before `take_if_due`."""
+        return self._writer.busy
 
     def begin(self, state: RunState, progress: Progress) -> float:
-        """Take over what the run consists of, and restore it if the run is resumed; collective.
+        """Register the state of the run, and restore it if the run is resumed; *collective*.
 
         Returns:
-            Seconds of training that lie behind.
+            Seconds of training before the checkpoint.
         """
-        self._state, self._progress = state, progress
-        self._begun_at = -1
-        found = self._keeper.load(self._resumed.exact) if self._resumed is not None else None
-        behind_s = 0.0
+        self._state = state
+        self._progress = progress
+        self._resumed_at = -1
+        found = self._writer.load(self._resumed.exact) if self._resumed is not None else None
+        elapsed_s = 0.0
         if found is not None:
             manifest, shared, shards = found
             exact = state.restore(shared, shards)
-            shards.clear()  # a replay is large, and its memory is wanted for the copy of the next checkpoint
+            shards.clear()  # frees the memory of the replay buffers for the copy of the next checkpoint
             self._comm.check_equal(state.tensors())
             self._timers.resumed(progress.updates)
-            behind_s, self._begun_at = float(shared["elapsed_s"]), progress.env_steps
+            elapsed_s = float(shared["elapsed_s"])
+            self._resumed_at = progress.env_steps
             self._journal.summary["resumed_from"] = f"{FOLDER}/step_{manifest['step']}"
             self._journal.say(f"resumed from step {manifest['step']}, update {progress.updates}")
             solved_here = self._journal.summary["solved_at_step"] == progress.env_steps
@@ -68,52 +74,53 @@ class Checkpoints:
                 )
         if self._resumed is not None:
             self._journal.rewind()
-        if found is None and self._initialized:  # the seed alone does not lead back to where the run began
+        if found is None and self._initialized:  # the seed alone does not reproduce these initial parameters
             self._take(0.0)
         else:
-            self._keeper.prepare(state.shared(), state.shards())
+            self._writer.prepare(state.shared(), state.shards())
         if self._resumed is None and self._run.checkpoint_every is not None and not state.savable:
             self._journal.warn(f"environments of {self._run.task} {UNSAVABLE}")
-        return behind_s
+        return elapsed_s
 
-    def wanted(self) -> None:
-        """A checkpoint is due, whatever the period says: the policy is the best so far."""
+    def request(self) -> None:
+        """Make a checkpoint due outside its period, for the best policy so far."""
         self._due = self._run.checkpoint_every is not None
 
-    def keep(self, num_steps: int, elapsed_s: float, *, any_busy: bool) -> None:
-        """Take a checkpoint if one became due within the last `num_steps`, and complete the one before; collective.
+    def take_if_due(self, num_steps: int, elapsed_s: float, *, any_busy: bool) -> None:
+        """Complete the previous checkpoint, and take one if it became due in the last `num_steps`; *collective*.
 
         Args:
             num_steps: global steps since the last call.
             elapsed_s: seconds of training.
-            any_busy: whether any rank was `busy` when they all told each other last.
+            any_busy: whether any rank was `busy` at the last exchange.
         """
         self._due = self._due or self._progress.due(self._run.checkpoint_every, num_steps)
         previous = self._timers.enter(CHECKPOINT)
-        if self._keeper.open and not any_busy:
-            self._keeper.conclude()
-        if self._due and not any_busy and not self._keeper.open:
+        if self._writer.open and not any_busy:
+            self._writer.conclude()
+        if self._due and not any_busy and not self._writer.open:
             self._take(elapsed_s)
         self._timers.enter(previous)
 
     def checkpoint_last(self, elapsed_s: float) -> None:
-        """Take one where the run ends, unless it is there already, and wait for it; collective."""
+        """Take the final checkpoint, unless there is one of this step, and wait until it is written; *collective*."""
         step = self._progress.env_steps
         previous = self._timers.enter(CHECKPOINT)
-        if self._keeper.finish(self._heartbeat) != step and self._begun_at != step:
+        if self._writer.finish(self._heartbeat) != step and self._resumed_at != step:
             self._take(elapsed_s)
-            if self._keeper.finish(self._heartbeat) != step:
+            if self._writer.finish(self._heartbeat) != step:
                 self._journal.warn(f"there is no checkpoint of step {step}, at which the run ends")
         self._timers.enter(previous)
 
     def close(self) -> None:
-        """Give up what is not complete."""
-        self._keeper.close()
+        """Discard incomplete checkpoints."""
+        self._writer.close()
 
     def _take(self, elapsed_s: float) -> None:
-        self._comm.check_equal(self._state.tensors())  # what went off since the last proof shall not be gone on with
+        self._comm.check_equal(self._state.tensors())  # never save state in which ranks differ
         self._due = False
-        world, summary = self._comm.world, self._journal.summary
+        world = self._comm.world
+        summary = self._journal.summary
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "step": self._progress.env_steps,
@@ -123,8 +130,8 @@ class Checkpoints:
             "versions": summary["versions"],
             "run": to_dict(self._run),
         }
-        self._keeper.take(manifest, {**self._state.shared(), "elapsed_s": elapsed_s}, self._state.shards())
+        self._writer.take(manifest, {**self._state.shared(), "elapsed_s": elapsed_s}, self._state.shards())
 
     def _heartbeat(self) -> None:
-        """Tell the watch that this goes on."""
+        """Signal the watch that this rank is alive."""
         self._timers.enter(CHECKPOINT)

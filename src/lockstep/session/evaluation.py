@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: each shard plays its part of the episodes, everyone learns all results."""
+"""Evaluation over all ranks: each shard plays its part of the episodes, and all results are gathered on every rank."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
-from lockstep.experience.evaluate import Episodes, GivenUp, play, quota
+from lockstep.experience.evaluate import Episodes, Interrupted, play, quota
 from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Actor, Sampler, clipper
 from lockstep.record.journal import Journal
@@ -19,21 +19,22 @@ from lockstep.record.video import MAX_FRAMES, write_gif
 from lockstep.run import AnyRun
 from lockstep.world import stream, stream_seed
 
-_EPISODES, _GAMES = 100, 10  # of an evaluation; a game takes thousands of steps
+_EPISODES = 100
+_IMAGE_EPISODES = 10  # a game takes thousands of steps
 
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A policy as it is now, numpy at the border: what an evaluation plays."""
+    """A policy with its newest parameters, with a numpy interface."""
 
     sampler: Sampler
     """Of its action distribution."""
     actor: Actor
     """Observations [B, O] to parameters of the distribution [B, P]."""
     observations: RunningMoments | None
-    """Normalizer of what it sees; None shows observations as they are."""
+    """Normalizer of observations, if any."""
     spec: EnvSpec | None = None
-    """Of the environments it plays; for `act`."""
+    """Of the environments; needed by `act`."""
 
     def act(self, observation: Any) -> np.ndarray:
         """The most likely action for one observation, within the bounds of the action space."""
@@ -43,7 +44,7 @@ class Player:
         return clipper(self.spec.action)(self.choose(rows, None))[0]
 
     def choose(self, observation: np.ndarray, noise: np.random.Generator | None) -> np.ndarray:
-        """Actions for observations [B, O]: drawn with the noise, or the most likely ones where there is none."""
+        """Actions for observations [B, O]: drawn with `noise`, or the most likely ones if it is None."""
         if self.observations is not None:
             observation = self.observations.normalize(observation)
         parameters = self.actor(observation)
@@ -53,44 +54,49 @@ class Player:
 
 
 class Evaluation:
-    """Plays a policy as it is now; environments are made at the first evaluation and kept.
+    """Evaluates a policy; environments are made at the first evaluation and reused.
 
-    With a `journal`, rank 0 draws one more episode per evaluation into its directory where the run asks for that.
+    With a `journal` and `evaluate_video`, rank 0 records one more episode per evaluation in its directory.
     """
 
     def __init__(self, run: AnyRun, comm: Comm, spec: EnvSpec, player: Player, journal: Journal | None = None) -> None:
         assert run.task is not None
-        self._run, self._task = run, run.task
-        self._comm, self._player, self._journal = comm, player, journal
+        self._run = run
+        self._task = run.task
+        self._comm = comm
+        self._player = player
+        self._journal = journal
         self._clip = clipper(spec.action)
-        self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _GAMES)
+        self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _IMAGE_EPISODES)
         self._envs: dict[int, VectorEnv] = {}
 
     def play(self, index: int, *, heartbeat: Callable[[], object]) -> Episodes:
-        """All episodes of evaluation number `index`, in shard order, on every rank; collective.
+        """Play all episodes of evaluation `index`; returned in shard order on every rank; *collective*.
 
         Args:
-            index: decides seeds and noise.
-            heartbeat: called every step; may raise `GivenUp`.
+            index: selects seeds and noise.
+            heartbeat: called every step; may raise `Interrupted`.
 
         Raises:
-            GivenUp: on all ranks, if `heartbeat` raised it on any.
+            Interrupted: on all ranks, if `heartbeat` raised it on any.
         """
-        mine, signal = list[tuple[int, list[float], list[int]]](), 0
+        local: list[tuple[int, list[float], list[int]]] = []
+        signal = 0
         try:
-            mine = self._play(index, heartbeat)
-        except GivenUp as asked:
-            signal = asked.signal
-        every: list[Any] = self._comm.gather_object([signal, mine], "evaluate")
-        if signal := max(gathered for gathered, _ in every):
-            raise GivenUp(signal)
-        parts = sorted(part for _, played in every for part in played)
+            local = self._play(index, heartbeat)
+        except Interrupted as interrupted:
+            signal = interrupted.signal
+        gathered: list[Any] = self._comm.gather_object([signal, local], "evaluate")
+        if signal := max(number for number, _ in gathered):
+            raise Interrupted(signal)
+        parts = sorted(part for _, played in gathered for part in played)
         return Episodes([r for _, returns, _ in parts for r in returns], [n for *_, lengths in parts for n in lengths])
 
     def _play(self, index: int, heartbeat: Callable[[], object]) -> list[tuple[int, list[float], list[int]]]:
-        """Shard, returns and lengths of each local shard's episodes; and a video, if one is wanted."""
-        mine: list[tuple[int, list[float], list[int]]] = []
-        world, seed = self._comm.world, self._run.seed
+        """Play the episodes of the local shards: shard, returns and lengths of each. Record the video, if any."""
+        results: list[tuple[int, list[float], list[int]]] = []
+        world = self._comm.world
+        seed = self._run.seed
         for shard in world.shards:
             num_envs, episodes = quota(self._episodes, world, shard)
             if not num_envs:
@@ -101,19 +107,22 @@ class Evaluation:
             seeds = [stream_seed(seed, key, i) for i in range(num_envs)]
             noise = stream(seed, key)
             played = play(self._envs[shard], lambda o, noise=noise: self._choose(o, noise), episodes, seeds, heartbeat)
-            mine.append((shard, played.returns, played.lengths))
+            results.append((shard, played.returns, played.lengths))
         if self._journal is not None and self._run.evaluate_video and world.rank == 0:
             path = self._journal.path / "videos" / f"step_{index}.gif"
             self._journal.attempt(lambda: self.record(path, index, heartbeat=heartbeat))
-        return mine
+        return results
 
     def record(self, path: Path, index: int, *, heartbeat: Callable[[], object]) -> None:
-        """Draw one more episode, of rank 0 alone, with the seed and noise of no other.
+        """Record one more episode, with its own seed and noise.
 
         Args:
-            path: the GIF; `RunError` where it cannot be written.
-            index: which evaluation it belongs to.
+            path: the GIF.
+            index: of the evaluation.
             heartbeat: called every step.
+
+        Raises:
+            RunError: the GIF cannot be written.
         """
         env: Any = make_vector_env(self._task, self._run.env, 1, render=True, training=False)
         try:

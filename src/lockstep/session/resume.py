@@ -1,4 +1,4 @@
-"""Going on with a run: which config, from which checkpoint, and what may have changed since."""
+"""Resuming a run: its config, its checkpoint, and which settings may change."""
 
 import math
 import shlex
@@ -18,54 +18,54 @@ from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import AnyRun, OfflineRun, from_dict, load, override, to_dict
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
-"""Settings that the saved state was made with: another value would need another state."""
+"""Settings that the saved state depends on."""
 _FIXED_PARTS = ("network.", "env.")
 _FIXED_OF_ALGORITHM = (
     *("normalize_observation", "normalize_return", "dueling", "noisy"),
     *("value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles"),
 )
-"""What normalizers hold, and what the outputs of a network mean."""
+"""Settings that decide the shape of normalizers and the meaning of a network's outputs."""
 _FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
-"""The form of a replay and when it is first learned from: they may change where the checkpoint's is left out."""
+"""Settings of the replay buffer; they may change where the checkpoint's buffer is left out."""
 _FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold")
-"""How far a log has been read is counted in batches, and which networks there are is what the state is of."""
+"""Settings that decide the position in a log, counted in batches, and which networks there are."""
 _HARMLESS = (
     *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
     *("evaluate_video", "devices_per_process"),
     *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
-    *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # other contents than before are found out
+    *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # changed contents of data are detected elsewhere
 )
-"""Settings that decide when something happens or when the run ends, and change no gradient by themselves."""
+"""Settings without effect on any gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What `lockstep train --resume` goes on with."""
+    """The run, config and checkpoint of `lockstep train --resume`."""
 
     run: AnyRun
-    """The config, changes included."""
+    """The config, including changes."""
     run_dir: Path
     world_size: int
     """Processes of the last start."""
     num_shards: int | None
-    """Units of state the checkpoint is cut into; None without a checkpoint."""
+    """Shards of the checkpoint; None without a checkpoint."""
     step: int | None
-    """Environment steps behind; None: from the start, as there is no checkpoint."""
+    """Environment steps of the checkpoint; None without a checkpoint."""
     exact: Path | None
-    """The checkpoint that the user named; None: the newest whole one."""
+    """The checkpoint that the user named; None: the newest complete one."""
     notes: list[str] = field(default_factory=list[str])
-    """What the user should know, one line each."""
+    """Messages for the user, one line each."""
 
 
 def prepare(path: Path, changes: Mapping[str, Any]) -> Resumption:
-    """Find what to go on with, or refuse; reads little and writes nothing.
+    """Find the config and checkpoint to resume; writes nothing.
 
     Args:
         path: a run directory, or one checkpoint of it.
         changes: settings to change, by name.
 
     Raises:
-        ConfigError: there is no such run, no checkpoint of it is whole, or a setting changed that may not.
+        ConfigError: no such run, no complete checkpoint, or a change of a fixed setting.
     """
     run_dir, _ = _place(path)
     run = load(run_dir / RUN_FILE)
@@ -73,7 +73,7 @@ def prepare(path: Path, changes: Mapping[str, Any]) -> Resumption:
 
 
 def go_on(path: Path, run: AnyRun) -> Resumption:
-    """As `prepare`, with the whole config at hand."""
+    """As `prepare`, for the complete config."""
     run_dir, exact = _place(path)
     manifest, notes = _newest(run_dir, exact)
     if manifest is None:
@@ -88,11 +88,11 @@ def go_on(path: Path, run: AnyRun) -> Resumption:
 
 def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Notes on what changed since a checkpoint; raises `ConfigError` for what may not change."""
-    # A setting that is new since has its default, and another host may keep the user's files elsewhere.
+    # A setting that is newer than the checkpoint has its default; folders of the user's code may differ between hosts.
     before, after = (leaves(to_dict(without_folders(from_dict(tree)))) for tree in (saved, now))
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
-    kept = after.get("algorithm.checkpoint_replay", False)
-    in_algorithm = _FIXED_OF_ALGORITHM + (_FIXED_WITH_REPLAY if kept else ())
+    in_algorithm = _FIXED_OF_ALGORITHM
+    in_algorithm += _FIXED_WITH_REPLAY if after.get("algorithm.checkpoint_replay", False) else ()
     in_algorithm += _FIXED_WITH_LOG if "data" in after else ()
     for name in changed:
         if name in _FIXED or name.startswith(_FIXED_PARTS) or name.removeprefix("algorithm.") in in_algorithm:
@@ -110,16 +110,20 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def nothing_left(found: Resumption) -> str | None:
-    """What to say of a run that came to its end and would not go on; None if there is something to do."""
-    run, run_dir, summary = found.run, found.run_dir, _summary(found.run_dir)
-    reported = {name: settings.value_of(summary, name) for name in ("status", "env_steps", "solved_at_step", "rows")}
-    if reported["status"] not in ("finished", "solved") or found.step is None or reported["env_steps"] != found.step:
+    """The message for a run that has ended and would stop at once if resumed; None if there is something to do."""
+    run = found.run
+    run_dir = found.run_dir
+    summary = _summary(run_dir)
+    status, env_steps, solved_at_step, rows = (
+        settings.value_of(summary, name) for name in ("status", "env_steps", "solved_at_step", "rows")
+    )
+    if status not in ("finished", "solved") or found.step is None or env_steps != found.step:
         return None
     again = f"lockstep train --resume {shlex.quote(str(run_dir))}"
     if isinstance(run, OfflineRun):
         before = load(run_dir / RUN_FILE)
         same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (run.data, run.model_path)
-        if not same or not isinstance(reported["rows"], int) or found.step < run.epochs * reported["rows"]:
+        if not same or not isinstance(rows, int) or found.step < run.epochs * rows:
             return None
         more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * run.epochs}"
         return f"nothing is left to do: {run_dir} learned from its data {run.epochs} times (epochs); go on with: {more}"
@@ -129,7 +133,7 @@ def nothing_left(found: Resumption) -> str | None:
             f"go on with: {again} --set total_steps={2 * run.total_steps}"
         )
     reached = settings.value_of(summary, "eval_return_mean")
-    if reported["solved_at_step"] != found.step or not run.stop_when_solved or reached < (run.stop_return or -math.inf):
+    if solved_at_step != found.step or not run.stop_when_solved or reached < (run.stop_return or -math.inf):
         return None
     return (
         f"nothing is left to do: {run_dir} solved its task at step {found.step}; "
@@ -138,7 +142,7 @@ def nothing_left(found: Resumption) -> str | None:
 
 
 def ended(path: Path) -> dict[str, Any]:
-    """What the summary of a run says that came to its end."""
+    """The summary of a run that has ended."""
     return _summary(_place(path)[0])
 
 
@@ -158,7 +162,7 @@ def _place(path: Path) -> tuple[Path, Path | None]:
 
 
 def _newest(run_dir: Path, exact: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """The manifest to go by, and notes on those that cannot be read."""
+    """The newest manifest that can be read, and notes on damaged ones."""
     found, notes = ([exact] if exact is not None else checkpoint.find(run_dir)), list[str]()
     for path in found:
         try:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run, gathered from the parts that own it and given back to them."""
+"""The state of a run: collected for checkpoints, and restored from them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,121 +15,127 @@ from lockstep.world import World, block
 
 
 class Learner(Protocol):
-    """An algorithm, as far as what outlives an update is concerned; each backend makes one of its own."""
+    """The state of an algorithm, as each backend adapts it."""
 
     def proof(self) -> Mapping[str, Any]:
-        """Everything that is equal on all ranks, where it lives, as `Comm.check_equal` takes it.
+        """State that is equal on all ranks, on its device, for `Comm.check_equal`.
 
         Parameters, optimizer, normalizers, learning rate, sums of metrics.
         """
         ...
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
-        """The same as arrays of the host; each backend has the same names for the same thing."""
+        """The same as numpy arrays, with the same names in each backend."""
         ...
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on with what `shared_arrays` told."""
+        """Restore the result of `shared_arrays`."""
         ...
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """What belongs to local shard number `k` alone: random streams, accumulators. Plain values and numpy arrays."""
+        """State of local shard `k` alone: random streams, accumulators. Plain values and numpy arrays."""
         ...
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Continue local shard number `k` from what `shard_state` told."""
+        """Restore local shard `k` from its `shard_state`."""
         ...
 
 
-class Seen(Protocol):
-    """Episodes that ended in what a source gave last."""
+class EndedEpisodes(Protocol):
+    """Episodes that ended in the newest data of a source."""
 
     returns: np.ndarray
     lengths: np.ndarray
 
 
 class Source(Protocol):
-    """Where the data comes from: environments (`Collector`) or a log (`lockstep.data.reader.Reader`)."""
+    """The source of training data: environments (`Collector`) or a log (`lockstep.data.reader.Reader`)."""
 
     @property
-    def episodes(self) -> Sequence[Seen]:
+    def episodes(self) -> Sequence[EndedEpisodes]:
         """Of each local shard."""
         ...
 
     def fingerprint(self) -> str:
-        """Of the first data of this process; no two have the same."""
+        """Of the first data of this process; different in each process."""
         ...
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """What local shard number `k` needs to go on from here. Plain values and numpy arrays."""
+        """State of local shard `k`. Plain values and numpy arrays."""
         ...
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
-        """Continue from what `shard_state` told at `step`; False if it has to begin anew."""
+        """Restore the `shard_state` of `step`; False if new episodes have to start."""
         ...
 
 
-class OfShards(Protocol):
-    """A source for a process whose shards lie on several devices."""
+class ShardedSource(Protocol):
+    """A source for a process whose shards are on several devices."""
 
     fingerprints: Sequence[str]
     """Of the first data of each local shard."""
 
 
 class RunState:
-    """All that a run needs to go on.
+    """The complete state of a run.
 
     Args:
-        world: whose shards.
-        learner: the algorithm.
+        world: the ranks and shards.
+        learner: state of the algorithm.
         source: of the data.
-        journal: what has been written.
+        journal: log of the run.
         progress: global counters.
     """
 
     def __init__(self, world: World, learner: Learner, source: Source, journal: Journal, progress: Progress) -> None:
-        self._world, self._learner, self._source = world, learner, source
-        self._journal, self._progress = journal, progress
+        self._world = world
+        self._learner = learner
+        self._source = source
+        self._journal = journal
+        self._progress = progress
 
     def tensors(self) -> dict[str, Any]:
-        """Everything that must be equal on all ranks, counters included."""
+        """Everything that must be equal on all ranks, including the counters."""
         progress = self._progress
         counters = np.array([progress.env_steps, progress.updates, progress.episodes])
         return {**self._learner.proof(), "progress": counters}
 
-    def done(self, parameters: Mapping[str, np.ndarray], devices: Sequence[str]) -> list[dict[str, Any]]:
-        """What each rank of this process did, for `summary.json`.
+    def rank_summaries(self, parameters: Mapping[str, np.ndarray], devices: Sequence[str]) -> list[dict[str, Any]]:
+        """The entry of each rank of this process in `summary.json`.
 
         Args:
-            parameters: what was trained, by name.
-            devices: where each rank of this process computes; each has a block of the process' shards.
+            parameters: trained parameters by name.
+            devices: device of each rank of this process; each rank has a block of the shards.
         """
-        world, count, gathered = self._world, len(devices), list[dict[str, Any]]()
-        same, first = fingerprint(parameters), self.fingerprints(count)
+        world = self._world
+        count = len(devices)
+        params_fingerprint = fingerprint(parameters)
+        first_rollouts = self.fingerprints(count)
+        summaries: list[dict[str, Any]] = []
         for d, device in enumerate(devices):
             local = block(len(world.shards), count, d)
-            gathered.append(
+            summaries.append(
                 {
                     "rank": world.rank * count + d,
                     "host": os.uname().nodename,
                     "device": device,
-                    "params_fingerprint": same,
-                    "first_rollout_fingerprint": first[d],
+                    "params_fingerprint": params_fingerprint,
+                    "first_rollout_fingerprint": first_rollouts[d],
                     "env_steps": self._progress.env_steps // world.num_shards * len(local),
                     "episodes": sum(self._journal.episodes[k].count for k in local),
                 }
             )
-        return gathered
+        return summaries
 
     def fingerprints(self, ranks: int) -> list[str]:
-        """Of the first data of each of this process' ranks; each has a block of the process' shards."""
+        """Of the first data of each rank of this process; each rank has a block of the shards."""
         if ranks == 1:
             return [self._source.fingerprint()]
-        each = cast(OfShards, self._source).fingerprints
+        each = cast(ShardedSource, self._source).fingerprints
         return [combine(each[k] for k in block(len(self._world.shards), ranks, d)) for d in range(ranks)]
 
     def shared(self) -> dict[str, Any]:
-        """What all ranks hold alike."""
+        """State that is equal on all ranks."""
         return {
             "tensors": self._learner.shared_arrays(),
             "progress": asdict(self._progress),
@@ -138,7 +144,7 @@ class RunState:
 
     @property
     def savable(self) -> bool:
-        """Whether what is learned from can be saved where it stands; environments that cannot be begin anew."""
+        """Whether the source can be saved; environments that cannot start new episodes."""
         return getattr(self._source, "savable", True)
 
     def shards(self) -> dict[int, dict[str, Any]]:
@@ -153,17 +159,17 @@ class RunState:
         }
 
     def restore(self, shared: Mapping[str, Any], shards: Mapping[int, Mapping[str, Any]]) -> bool:
-        """Go on from a checkpoint.
+        """Restore a checkpoint.
 
         Returns:
-            Whether every environment continues; those that cannot be saved begin anew.
+            Whether every environment continues; those that cannot be saved start new episodes.
         """
         mine, saved = self._learner.shared_arrays(), shared["tensors"]
         for name, array in mine.items():
             if name not in saved or np.shape(saved[name]) != array.shape:
-                held = f"shape {list(np.shape(saved[name]))}" if name in saved else "nothing"
+                saved_shape = f"shape {list(np.shape(saved[name]))}" if name in saved else "nothing"
                 raise ConfigError(
-                    f"the checkpoint holds {held} for {name}, this run needs shape {list(array.shape)}; "
+                    f"the checkpoint holds {saved_shape} for {name}, this run needs shape {list(array.shape)}; "
                     "resume it with the config and the version it was made with"
                 )
         self._learner.load_shared({name: saved[name] for name in mine})

@@ -1,7 +1,7 @@
-"""What surrounds an algorithm's loop: comm, run directory, evaluation, logs, checkpoints, and the end, good or bad.
+"""The context of a training loop: comm, run directory, evaluation, logs, checkpoints, success and failure.
 
-An algorithm's `train(session)` drives; nothing here calls back into it. What a framework does in its own way stands in
-a `Backend`: `lockstep.torch.session` and `lockstep.jax.session` have one each.
+The loop is in the algorithm's `train(session)`; nothing here calls it. Framework-specific code is in a `Backend`, one
+each in `lockstep.torch.session` and `lockstep.jax.session`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import PEER_DELAY_S, ConfigError, MismatchError, PeerError, RunError
-from lockstep.experience.evaluate import GivenUp
+from lockstep.experience.evaluate import Interrupted
 from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Forecast, add_forecast
 from lockstep.preflight.cost_model import Layout
@@ -46,20 +46,20 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     Args:
         run: the config.
-        world: who takes part; default: what a launcher's variables say.
-        run_dir: where to write, or what was made of it already; default: a new directory below `runs/`.
-        init_from: a run directory or policy file to start from.
-        resume: what to go on with; then `run_dir` has no say, and `init_from` only until there is a checkpoint.
-        joined: the run directory was made by the launcher.
+        world: the ranks; default: from the launcher's environment variables.
+        run_dir: output directory, or its `Opening`; default: a new directory below `runs/`.
+        init_from: a run directory or policy file with the initial parameters.
+        resume: the run to resume; `run_dir` is ignored then, and `init_from` is too once there is a checkpoint.
+        joined: the launcher has created the run directory.
 
     Attributes:
         run: the config.
         comm: collectives.
-        timers: where the time goes.
-        summary: what `summary.json` will hold.
-        progress: global counters, once `training` began.
-        signals: those that asked this rank to stop.
-        stopped_by: the signal that all ranks agreed to stop for; 0 while none.
+        timers: time spent in each phase.
+        summary: contents of `summary.json`.
+        progress: global counters, once `training` has started.
+        signals: stop signals that this rank received.
+        stopped_by: the signal for which all ranks agreed to stop; 0 for none.
     """
 
     backend: Backend[SomeComm, SomePolicy, SomeLearner]
@@ -76,30 +76,34 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     ) -> None:
         self._resumed = resumed = go_on(resume, run) if isinstance(resume, Path) else resume
         self._opening = Opening.of(run_dir, joined, resumed.run_dir if resumed is not None else None)
-        init_from = init_from if resumed is None or resumed.step is None else None
+        self._init_from = init_from if resumed is None or resumed.step is None else None
         world = world or World.from_environment()
-        self.run, self.world = run, run.cut(world, resumed.num_shards if resumed is not None else None)
+        self.run = run
+        self.world = run.cut(world, resumed.num_shards if resumed is not None else None)
         self.timers = Timers()
         self._spec = env_spec(run.task, run.env) if run.task is not None else None
-        self.progress, self._init_from = Progress(run.total_steps if isinstance(run, Run) else 1), init_from
-        self.signals, self._stack = StopSignals(), contextlib.ExitStack()
+        self.progress = Progress(run.total_steps if isinstance(run, Run) else 1)
+        self.signals = StopSignals()
+        self._stack = contextlib.ExitStack()
         threshold = self.spec.reward_threshold if isinstance(run, Run) else None
         self._stop_return = run.stop_return if run.stop_return is not None else threshold
         self.comm: SomeComm = self.backend.open(run, self.world, self.timers)
         self._state: RunState | None = None
-        self.solved, self.stopped_by = False, 0
+        self.solved = False
+        self.stopped_by = 0
 
     def __enter__(self) -> Self:
-        """Open everything, in an order that leaves nothing behind when a step fails."""
+        """Connect the ranks and open the run directory; what is open is closed if a step fails."""
         with contextlib.ExitStack() as stack:
             stack.push(self.signals)
             self._opening.doing("meeting the other ranks" if self.world.size > 1 else "starting the device")
             stack.enter_context(self.comm)
             self._opening.release_signals()
-            self.signals.__enter__()  # until here a signal ends the process: ranks that wait for others cannot agree
+            self.signals.__enter__()  # until here a signal ends the process: ranks that connect cannot agree on it
             self._preflight = self.backend.preflight(self.comm, self.run)
-            tell, exists = self.comm.broadcast_object, self._resumed is not None
-            self.journal = Journal.open(self.run, self.world, tell, self._opening, exists=exists)
+            self.journal = Journal.open(
+                self.run, self.world, self.comm.broadcast_object, self._opening, exists=self._resumed is not None
+            )
             stack.callback(self.journal.close)
             if self.run.ml_framework == "jax" or self.run.compile:
                 self.journal.say("compiling ...")
@@ -120,14 +124,15 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             )
             stack.callback(watch.close)
             self._stack = stack.pop_all()
-        self.summary, restarts = self.journal.summary, int(os.environ.get("LOCKSTEP_RESTARTS", "0"))
-        self.summary |= {"backend": self.comm.backend, "restarts": restarts}
+        self.summary = self.journal.summary
+        self.summary["backend"] = self.comm.backend
+        self.summary["restarts"] = int(os.environ.get("LOCKSTEP_RESTARTS", "0"))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell what happened, then close everything."""
+        """Report the error, if any, then close everything."""
         try:
             if error is not None:
                 self._fail(error)
@@ -138,15 +143,15 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     @property
     def spec(self) -> EnvSpec:
-        """What an environment looks like."""
+        """Observations and actions of the task."""
         assert self._spec is not None
         return self._spec
 
     def make_envs(self, num_envs: int) -> list[VectorEnv]:
-        """Make the vector environment of each local shard; they are closed with the session.
+        """Make the vector environment of each local shard; closed with the session.
 
         Args:
-            num_envs: of all shards together.
+            num_envs: over all shards.
 
         Raises:
             ConfigError: `num_envs` does not divide among the shards.
@@ -160,15 +165,16 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         return envs
 
     def begin(self, policy: SomePolicy, observations: RunningMoments | None, learner: SomeLearner) -> None:
-        """Register what is trained; with `init_from`, load the parameters and broadcast them. *Collective*.
+        """Register the policy and its algorithm; with `init_from`, load and broadcast the parameters. *Collective*.
 
         Args:
-            policy: what evaluations play and policy files hold.
-            observations: normalizer of the policy's observations, if there is one.
-            learner: what checkpoints hold: `shared_tensors` (JAX: `shared_arrays`), `shard_state`, `restore_shard`.
+            policy: evaluated, and written to policy files.
+            observations: normalizer of the policy's observations, if any.
+            learner: checkpointed by its `shared_tensors` (JAX: `shared_arrays`), `shard_state`, `restore_shard`.
         """
         self.backend.share_cores(self.run, self.world, policy)
-        self._policy, self._observations = policy, observations
+        self._policy = policy
+        self._observations = observations
         self._learner = self.backend.restorable(learner, self.comm)
         if isinstance(run := self.run, Run):
             add_forecast(self._preflight, self._forecast(run, learner))
@@ -185,13 +191,15 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     @contextlib.contextmanager
     def training(self, progress: Progress, source: Source) -> Generator[None]:
-        """The training loop runs inside: what was resumed is there and clocks start before, the result comes after."""
-        self.progress, self._source = progress, source
+        """Context of the training loop: restores the checkpoint and starts the clocks, and writes the results after."""
+        self.progress = progress
+        self._source = source
         self._state = RunState(self.world, self._learner, source, self.journal, progress)
-        behind_s = self._checkpoints.begin(self._state, progress)
+        elapsed_s = self._checkpoints.begin(self._state, progress)
         self.solved = self._reached() and self.run.stop_when_solved
         self.timers.restart()
-        self._started, self._updated = time.monotonic() - behind_s, False
+        self._started = time.monotonic() - elapsed_s
+        self._updated = False
         if self.journal.pending:
             self.evaluate()
         yield
@@ -199,11 +207,11 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     @property
     def over(self) -> bool:
-        """Whether the loop ends: steps taken, task solved, or a signal. The same on every rank at the same update."""
+        """Whether the loop ends: steps taken, task solved, or a signal. Equal on all ranks after the same update."""
         return self.progress.finished or self.solved or self.stopped_by != 0
 
     def local_statistics(self) -> np.ndarray:
-        """What all ranks must know of this one after a rollout: `[K, ...]` episodes, returns and lengths, signals."""
+        """Statistics of a rollout to sum over shards, [K, M]: episodes, returns, lengths, pending writes, signals."""
         statistics = np.zeros((len(self.world.shards), 4 + len(WATCHED)))
         for k, episodes in enumerate(self._source.episodes):
             statistics[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
@@ -212,7 +220,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         return statistics
 
     def advance(self, num_steps: int, totals: np.ndarray, updates: int = 1) -> None:
-        """Advance the counters, and decide from the totals of all ranks whether a signal stops the run.
+        """Advance the counters, and decide from the sums over all shards whether a signal stops the run.
 
         Args:
             num_steps: environment steps of all ranks since the last call.
@@ -224,7 +232,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._new_updates = updates
         self.progress.episodes += int(totals[0])
         self.journal.add_episodes(totals[:3])
-        self.stopped_by = max((n for n, told_of in zip(WATCHED, totals[4:], strict=True) if told_of), default=0)
+        self.stopped_by = max((number for number, count in zip(WATCHED, totals[4:], strict=True) if count), default=0)
         self._any_writes = bool(totals[3] > 0)
         self.timers.updated(self.progress.updates)
         if not self._updated:
@@ -249,17 +257,18 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.journal.log(self.progress, metrics, total.reshape(self.world.num_shards, -1))
 
     def evaluate(self) -> None:
-        """Play the evaluation episodes, if there is a task; stop the run, on all ranks together, if they solve it.
+        """Run the evaluation episodes, if there is a task; stop all ranks if they solve it; *collective*.
 
-        A signal cuts it short, since games are long; the resumed run begins with it.
+        A signal interrupts the evaluation, as games are long; the resumed run starts with it.
         """
         if self._spec is None:
             return
         previous = self.timers.enter(EVALUATE)
         try:
             episodes = self._evaluation.play(self.progress.env_steps, heartbeat=self._heartbeat)
-        except GivenUp as asked:
-            self.journal.pending, self.stopped_by = True, asked.signal
+        except Interrupted as interrupted:
+            self.journal.pending = True
+            self.stopped_by = interrupted.signal
             self.timers.enter(previous)
             return
         best = self.journal.record_evaluation(
@@ -271,16 +280,16 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.timers.enter(previous)
         self.solved = self._reached() and self.run.stop_when_solved
         if best:
-            self._checkpoints.wanted()
+            self._checkpoints.request()
 
-    def keep(self, num_steps: int) -> None:
-        """After each iteration of `num_steps` global steps: prove that ranks agree and take a checkpoint, when due."""
+    def checkpoint_if_due(self, num_steps: int) -> None:
+        """After an iteration of `num_steps` global steps: check that ranks agree and write a checkpoint, when due."""
         if self.progress.updates % self.run.check_every < self._new_updates:
             self._check_in_sync()
-        self._checkpoints.keep(num_steps, self._elapsed_s, any_busy=self._any_writes)
+        self._checkpoints.take_if_due(num_steps, self._elapsed_s, any_busy=self._any_writes)
 
     def checkpoint_last(self, read: Callable[[], dict[str, float]]) -> None:
-        """After the loop: a checkpoint of its end, then a log line of what came after the last, if anything did."""
+        """After the loop: write the final checkpoint, then log the metrics since the last log line, if any."""
         self._checkpoints.checkpoint_last(self._elapsed_s)
         if self.journal.logged_at != self.progress.env_steps:
             self.log(read())
@@ -288,16 +297,16 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """After the last update: judge what was trained, prove that ranks agree, write everything."""
+        """After the last update: evaluate, check that ranks agree, write policy and summary."""
         if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
             self.evaluate()
         wall = self._elapsed_s
         self._check_in_sync()
         assert self._state is not None
         phases = {"phases_s": self.timers.read()}
-        done = self._state.done(self.backend.parameters(self._policy), self.backend.devices(self.comm))
-        every: list[list[dict[str, Any]]] = self.comm.gather_object([one | phases for one in done], "summary")
-        ranks = [one for totals in every for one in totals]
+        local = self._state.rank_summaries(self.backend.parameters(self._policy), self.backend.devices(self.comm))
+        gathered: list[list[dict[str, Any]]] = self.comm.gather_object([rank | phases for rank in local], "summary")
+        ranks = [rank for process in gathered for rank in process]
         ended = "finished" if self.summary["solved_at_step"] is None else "solved"
         if self.world.rank == 0:
             self._save(POLICY_FILE)
@@ -305,7 +314,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     @property
     def _elapsed_s(self) -> float:
-        """Seconds of training, those before a resumed start included."""
+        """Seconds of training, including those before a resumed start."""
         return time.monotonic() - self._started
 
     def _reached(self) -> bool:
@@ -315,7 +324,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def _heartbeat(self) -> None:
         self.timers.enter(EVALUATE)
         if self.signals.received is not None:
-            raise GivenUp(self.signals.received[1])
+            raise Interrupted(self.signals.received[1])
 
     def _check_in_sync(self) -> None:
         assert self._state is not None
@@ -328,8 +337,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         if isinstance(error, PeerError):
             time.sleep(PEER_DELAY_S)
         message = str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}"
-        culprit: int | None = getattr(error, "rank", None)
-        held = self._state.tensors() if self._state and isinstance(error, MismatchError) else {}
-        self.backend.leave(error, self.journal.path, self.comm, held)
-        elapsed = self._elapsed_s if hasattr(self, "_started") else 0.0
-        self.journal.fail(self.world.rank if culprit is None else culprit, message, self.progress, elapsed)
+        rank: int | None = getattr(error, "rank", None)
+        tensors = self._state.tensors() if self._state and isinstance(error, MismatchError) else {}
+        self.backend.leave(error, self.journal.path, self.comm, tensors)
+        elapsed_s = self._elapsed_s if hasattr(self, "_started") else 0.0
+        self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, elapsed_s)

@@ -199,10 +199,10 @@ class Comm:
     ) -> Tensor:
         """Give every rank the mean gradient of the global batch; *collective*, one message. Clip afterwards.
 
-        With `FlatParameters`, every local shard has been `keep`-ed: its gradient *sum* and its sums, the weight first;
-        the total gradient is divided by the total weight, and all total sums are returned. With an ordinary module, or
-        its parameters, `.grad` holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say).
-        Where the total weight is 0, so is the gradient: leave such a step out.
+        With `FlatParameters`, after `store_shard` of every local shard: the sum of all gradients is divided by the sum
+        of all weights, and the sums over all shards are returned. With an ordinary module, or its parameters, `.grad`
+        holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say). Where the total weight
+        is 0, so is the gradient: skip such a step.
         """
         if isinstance(parameters, FlatParameters):
             total = self._sum_rows(parameters.rows, tag)

@@ -4,7 +4,6 @@ Shapes: K shards of this rank, S of all ranks, T steps of a rollout, B environme
 shard's part of a minibatch, A actions, Z points of a return's distribution.
 """
 
-import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -40,47 +39,55 @@ _SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
 
 
 class DQN:
-    """Q-learning from a replay, with a target network.
+    """Q-learning from a replay buffer, with a target network.
 
-    What lives across updates: `policy`, `target`, `optimizer`, each shard's replay and its stream, and `counters`: the
-    gradient steps taken, the environment step from which learning may begin, the part of a gradient step still owed.
+    State that survives an update: `policy`, `target`, `optimizer`, each shard's replay buffer and random stream, and
+    `counters`: gradient steps taken, environment step from which learning may begin, pending fraction of a gradient
+    step.
     """
 
     def __init__(self, run: Run, policy: QPolicy, comm: Comm) -> None:
-        config, world = run.algorithm, comm.world
+        config = run.algorithm
+        world = comm.world
         assert isinstance(config, DQNConfig)
-        self.config, self.policy, self.comm, self._seed = config, policy, comm, run.seed
+        self.config = config
+        self.policy = policy
+        self.comm = comm
+        self._seed = run.seed
         self._shards = ShardReplays(run, policy.spec, comm)
-        self.rows, self.replays = self._shards.rows, self._shards.replays
+        self.rows = self._shards.rows
+        self.replays = self._shards.replays
         comm.broadcast_(policy)
         self.target = copy.deepcopy(policy)
-        followers = [t for p, t in zip(policy.parameters(), self.target.parameters(), strict=True) if p.requires_grad]
-        # The sums of a gradient step end with a slot for each shard's largest importance weight.
+        target_parameters = [
+            t for p, t in zip(policy.parameters(), self.target.parameters(), strict=True) if p.requires_grad
+        ]
+        # The sums of a gradient step end with one slot per shard for its largest importance weight.
         self.flat = FlatParameters(policy, len(world.shards), num_sums=1 + len(_SUMS) + world.num_shards)
         self._target_values = self.flat.values.detach().clone()
-        vector_to_parameters(self._target_values, followers)  # as views: one copy moves all of them
+        vector_to_parameters(self._target_values, target_parameters)  # as views: one copy updates all of them
         self.target.requires_grad_(False)
-        # Double learning chooses the next action by noise of its own: by a second network around the same tensors.
-        same = {id(tensor): tensor for tensor in (*policy.parameters(), *policy.buffers())}
-        self._judge = copy.deepcopy(policy, same) if config.noisy and config.double else policy
-        self._slot = torch.eye(world.num_shards, device=comm.device)[list(world.shards)]
+        # Noisy double Q-learning draws separate noise to select the next action: a second module, same tensors.
+        shared = {id(tensor): tensor for tensor in (*policy.parameters(), *policy.buffers())}
+        self._selector = copy.deepcopy(policy, shared) if config.noisy and config.double else policy
+        self._one_hot_shard = torch.eye(world.num_shards, device=comm.device)[list(world.shards)]
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
         self.counters = torch.from_numpy(self._shards.counters)
         self.metrics = Metrics(METRICS, comm.device)
-        self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
+        self._stop_on_non_finite = run.non_finite == "stop"
+        self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
         self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
-        low = run.precision == "bfloat16"
-        self._precision = torch.autocast(comm.device.type, torch.bfloat16) if low else contextlib.nullcontext()
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        """Put a rollout of every local shard into its replay, and take the gradient steps that are due; collective.
+        """Add a rollout of every local shard to its replay buffer, and take the due gradient steps; *collective*.
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers that the caller wants summed over all shards with the same message.
-            progress: how far the run is, this rollout not counted; default: at its start.
+            extra_sums: [K, M] numbers of the caller, summed over all shards in the same message.
+            progress: counters before this rollout; default: start of the run.
 
         Returns:
             The sums of `extra_sums` [M].
@@ -88,26 +95,29 @@ class DQN:
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        c, progress = self.config, progress or Progress(1)
-        (faults, waiting, size), totals = self._extend(rollouts, extra_sums)
-        if faults and self._stops:
+        c = self.config
+        progress = progress or Progress(1)
+        (faults, unready, size), totals = self._extend(rollouts, extra_sums)
+        if faults and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         if c.learning_rate_schedule == "linear":
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
         new_steps = rollouts[0].reward.size * self.comm.world.num_shards
-        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not waiting)
+        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not unready)
         weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
-        sums, kept = torch.zeros_like(self._skipped), list[list[TransitionBatch]]()
+        sums = torch.zeros_like(self._skipped)
+        minibatches: list[list[TransitionBatch]] = []
         for _ in range(due):
-            self.comm.timers.enter(LEARN)  # tells the watch that this goes on
+            self.comm.timers.enter(LEARN)  # heartbeat
             drawn = self._shards.sample()
             parts = [TransitionBatch.of(one, weight_of(one), self.comm.device) for one in drawn]
             sums += self._step(parts, drawn)
-            kept += [parts] * self._stops
-        # The host reads this once per rollout; it would wait for the device anyway, when next it acts.
-        if due and self._stops and bool(self._halted):
-            raise self._non_finite_error(rollouts, kept, progress)
-        self.policy.resample(None)  # evaluations and files see the network without noise
+            if self._stop_on_non_finite:
+                minibatches.append(parts)
+        # One host sync per rollout; the next rollout would wait for the device anyway.
+        if due and self._stop_on_non_finite and bool(self._halted):
+            raise self._non_finite_error(rollouts, minibatches, progress)
+        self.policy.resample(None)  # evaluations and policy files use the network without noise
         statistics = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
         self.metrics.add(METRICS[-3:], torch.tensor(statistics, dtype=torch.float64).to(self.comm.device), 1.0)
         if due:
@@ -121,39 +131,41 @@ class DQN:
         """Add the rollouts to the replay buffers; one message.
 
         Returns:
-            Over all shards: how many have a non-finite value, how many cannot draw yet, transitions; and the sums of
-            `extra_sums`.
+            Over all shards: how many have a non-finite value, how many cannot draw yet, number of transitions; and the
+            sums of `extra_sums`.
         """
         statistics = self._shards.extend(rollouts)
         total = self.comm.sum_shards(torch.from_numpy(np.concatenate([statistics, extra_sums], 1)), "facts")
         return cast("list[float]", total[:3].tolist()), total[3:].numpy()
 
     def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
-        """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
+        """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.
 
         Returns:
-            Rows, sums, norm, and whether the step was left out; of a step left out no more than that.
+            Rows, sums, norm, and 1 if the step was skipped; all but the last are 0 then.
         """
-        c, priorities = self.config, list[Tensor]()
+        c = self.config
+        priorities: list[Tensor] = []
         self._draw_noise()
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
             loss, sums, priority = self._loss(part)
             loss.backward()
-            self.flat.keep(k, torch.cat([sums, self._slot[k] * part.weight.max()]))
+            self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * part.weight.max()]))
             priorities.append(priority)
         sums = self.comm.average_gradients_(self.flat)
-        sums, largest = sums[: 1 + len(_SUMS)], sums[1 + len(_SUMS) :].max()
-        gradient, scale = self.flat.gradient, 1.0 / largest
+        sums, largest_weights = sums.tensor_split([1 + len(_SUMS)])
+        scale = 1.0 / largest_weights.max()
+        gradient = self.flat.gradient
         norm = cast(Tensor, torch.linalg.vector_norm(gradient)) * scale
         if c.max_grad_norm is not None:
             gradient.mul_(scale * (c.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         elif c.prioritized:
             gradient.mul_(scale)
         totals = torch.cat([sums[:1], sums[1:2] * scale, sums[2:], norm.reshape(1), self._skipped[:1]])
-        # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
+        # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any()
-        if self._stops:  # no step after it either: the parameters stay those with which it happened
+        if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
             skipped = self._halted.logical_or_(skipped)
         self.optimizer.step(skipped.float())
         self.counters[TAKEN] += 1
@@ -167,28 +179,36 @@ class DQN:
         return torch.where(skipped, self._skipped, totals)
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """The weighted *sum* over rows [N] of how far off Q is; sums to tell, rows first; priorities [N].
+        """The temporal-difference loss.
 
         y = R + discount Q'(s', argmax_a Q(s', a)) with `double`, else R + discount max_a Q'(s', a)
-        L = w l(y - Q(s, a)), or of the two distributions of the return
+        L = w l(y - Q(s, a)), or w times the loss between the two distributions of the return
+
+        Returns:
+            The *sum* of L over the rows [N]; sums of the metrics, the number of rows first; priorities [N].
         """
-        c, policy = self.config, self.policy
+        c = self.config
+        policy = self.policy
         with self._precision:
             outputs = losses.chosen(policy.outputs(batch.observation), batch.action).float()
             with torch.no_grad():
                 following = self.target.outputs(batch.next_observation)
-                judge = self._judge.outputs(batch.next_observation) if c.double else following
-                following = losses.chosen(following, policy.expected(judge).argmax(-1)).float()
+                selecting = self._selector.outputs(batch.next_observation) if c.double else following
+                following = losses.chosen(following, policy.expected(selecting).argmax(-1)).float()
         if c.value_distribution == "categorical":
             support = policy.support
             target = losses.categorical_projection(policy.probability(following), batch.reward, batch.discount, support)
             row = losses.cross_entropy(outputs, target)
-            q, y = (policy.probability(outputs) * support).sum(-1), (target * support).sum(-1)
+            q = (policy.probability(outputs) * support).sum(-1)
+            y = (target * support).sum(-1)
         elif c.value_distribution == "quantile":
             target = losses.td_target(batch.reward, batch.discount, following)
-            row, q, y = losses.quantile_huber(outputs, target), outputs.mean(-1), target.mean(-1)
+            row = losses.quantile_huber(outputs, target)
+            q = outputs.mean(-1)
+            y = target.mean(-1)
         else:
-            q, y = outputs, losses.td_target(batch.reward, batch.discount, following)
+            q = outputs
+            y = losses.td_target(batch.reward, batch.discount, following)
             row = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
         with torch.no_grad():
             error = (y - q).abs()
@@ -200,23 +220,24 @@ class DQN:
         self, rollouts: list[Rollout], minibatches: Sequence[Sequence[TransitionBatch]], progress: Progress
     ) -> NonFiniteError:
         """The error that names the source of a non-finite value; *collective*."""
-        reader, given = LossReader(self.loss, self.flat), [[(part,) for part in parts] for parts in minibatches]
-        return locate_non_finite_replayed(self.comm, rollouts, given, progress, reader)
+        reader = LossReader(self.loss, self.flat)
+        batches = [[(part,) for part in parts] for parts in minibatches]
+        return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
 
     def warmup(self, rows: int) -> Callable[[], object]:
-        """A gradient step on `rows` rows of zeros, as a function: it sends nothing and changes nothing."""
+        """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device)
 
         def loss() -> tuple[Tensor, Tensor]:
             self._draw_noise()
             total, sums, _ = self._loss(batch)
             self.policy.resample(None)
-            return total, torch.cat([sums, self._slot[0]])
+            return total, torch.cat([sums, self._one_hot_shard[0]])
 
         return warmup(self.flat, self.optimizer, loss)
 
     def copy_to_target(self) -> None:
-        """Make the target network equal to the one that learns."""
+        """Make the target network equal to the online network."""
         self._move_target(1.0)
 
     def _move_target(self, rate: float) -> None:
@@ -225,49 +246,59 @@ class DQN:
             mine.copy_(other)
 
     def _draw_noise(self) -> None:
-        """New noise in all networks, the same on all ranks: by the number of the gradient step, from no state."""
+        """Draw new noise for all networks, equal on all ranks: a function of the gradient step, without state."""
         if self.config.noisy:
             step = int(self.counters[TAKEN])
-            self._judge.resample(stream(self._seed, "noise of choice", step))
-            self.policy.resample(stream(self._seed, "noise", step))  # what judges may be the same network
+            self._selector.resample(stream(self._seed, "noise of choice", step))
+            self.policy.resample(stream(self._seed, "noise", step))  # after the selector, which may be the policy
             self.target.resample(stream(self._seed, "noise of target", step))
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Everything that must be equal on all ranks, in place: written into, it continues another run."""
+        """State that is equal on all ranks, by name; a resumed run writes into these tensors."""
         named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         named |= {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
         return named | {"counters": self.counters, "learning_rate": self.learning_rate, "metrics": self.metrics.table}
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """What belongs to local shard number `k` alone and outlives an update."""
+        """State of local shard `k` alone."""
         return self._shards.shard_state(k)
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Continue local shard number `k` from what `shard_state` told."""
+        """Restore local shard `k` from its `shard_state`."""
         self._shards.restore_shard(k, state)
 
 
 def train(session: Session[Run]) -> None:
-    """Act, keep, learn, tell, until all ranks together have taken `run.total_steps` steps."""
-    run, comm, timers = session.run, session.comm, session.timers
+    """Collect, update, log, evaluate, checkpoint, until all ranks together have taken `run.total_steps` steps."""
+    run = session.run
+    comm = session.comm
+    timers = session.timers
     config = run.algorithm
     assert isinstance(config, DQNConfig)
     policy = QPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init")).to(comm.device)
     dqn = DQN(run, policy, comm)
     session.begin(policy, None, dqn)
-    dqn.copy_to_target()  # it may have begun from another run's policy
+    dqn.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = NoisyActor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
     explorer = EpsilonGreedy(session.spec.action)
     collector = Collector(
-        comm.world, session.make_envs(run.num_envs), actor, explorer,
-        num_steps=config.num_steps, seed=run.seed, timers=timers, noise_per_env=True, tell_faults=True,
-    )  # fmt: skip
+        comm.world,
+        session.make_envs(run.num_envs),
+        actor,
+        explorer,
+        num_steps=config.num_steps,
+        seed=run.seed,
+        timers=timers,
+        noise_per_env=True,
+        report_non_finite=True,
+    )
     if run.compile:
         dqn.warmup(dqn.rows)()
-    progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
+    progress = Progress(run.total_steps)
+    batch_size = run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
             explorer.epsilon = epsilon(config, progress.env_steps)
@@ -282,5 +313,5 @@ def train(session: Session[Run]) -> None:
                 session.log(dqn.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
-            session.keep(batch_size)
+            session.checkpoint_if_due(batch_size)
         session.checkpoint_last(dqn.metrics.read)

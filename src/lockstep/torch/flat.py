@@ -12,14 +12,14 @@ from lockstep.torch.layers import add_in_place
 
 
 class FlatParameters:
-    """Owns the memory of a module's parameters (P numbers) and of what each local shard adds to a gradient step.
+    """The parameters of a module (P numbers) and the gradient sums of each local shard, as flat tensors.
 
     `zero_grad()` of a module or optimizer would drop the views: use `zero_gradient_`.
 
     Attributes:
-        values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; give it to the optimizer.
+        values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; pass it to the optimizer.
         gradient: their gradients [P]; `backward()` adds to it.
-        rows: one row [P + num_sums] for each local shard: its gradient sum, then its other sums, the weight first.
+        rows: [K, P + num_sums]: the gradient sum of each local shard, then its other sums, the weight first.
     """
 
     def __init__(self, module: nn.Module, num_shards: int = 1, num_sums: int = 1) -> None:
@@ -30,7 +30,7 @@ class FlatParameters:
         self.num_parameters = sum(p.numel() for p in parameters)
         values = torch.cat([p.detach().reshape(-1) for p in parameters])
         self.rows = values.new_zeros(num_shards, self.num_parameters + num_sums)
-        # With one local shard the gradient is written where it is sent from; with several each is copied out once.
+        # With one local shard, `backward()` writes into the row to send; with several, each gradient is copied once.
         self.gradient = self.rows[0, : self.num_parameters] if num_shards == 1 else torch.zeros_like(values)
         offset = 0
         for parameter in parameters:
@@ -43,11 +43,11 @@ class FlatParameters:
         self.values.grad = self.gradient
 
     def zero_gradient_(self) -> None:
-        """Forget the last gradient; the views stay."""
+        """Set the gradient to 0; the views stay."""
         self.gradient.zero_()
 
-    def keep(self, shard: int, sums: Tensor) -> None:
-        """After `backward()`: set aside what local shard `shard` adds to this step, and its `sums` [num_sums]."""
+    def store_shard(self, shard: int, sums: Tensor) -> None:
+        """After `backward()`: store the gradient of local shard `shard` and its `sums` [num_sums]."""
         row = self.rows[shard]
         if len(self.rows) > 1:
             row[: self.num_parameters] = self.gradient
@@ -60,5 +60,5 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def divisor(weight: Tensor) -> Tensor:
-    """`weight`, but 1 where it is 0: a sum of nothing divided by it stays 0."""
+    """`weight`, or 1 where it is 0: an empty sum divided by it stays 0."""
     return torch.where(weight == 0, 1.0, weight)

@@ -32,23 +32,26 @@ from lockstep.torch.warmup import warmup
 from lockstep.world import stream, stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
-_IMAGES_AT_ONCE = 64  # more do not fit in a core's cache
+_IMAGE_ROWS = 64
+"""Images of one forward pass over a rollout: more do not fit in a core's cache."""
 
 
 class PPO:
     """Clipped-surrogate policy gradient with a learned value baseline.
 
-    Across updates live `policy`, `optimizer`, the normalizers and each shard's minibatch stream.
+    State that survives an update: `policy`, `optimizer`, the normalizers and each shard's minibatch stream.
     """
 
     def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
-        config, image = run.algorithm, policy.spec.image
+        config = run.algorithm
         assert isinstance(config, PPOConfig)
         check_task(run, policy.spec)
-        self.config, self.policy, self.comm = config, policy, comm
+        self.config = config
+        self.policy = policy
+        self.comm = comm
         shard_envs = comm.world.shard_size(run.num_envs, "num_envs")
         self.rows = config.minibatch_rows(shard_envs, comm.world.num_shards)
-        self._rows_at_once = shard_envs * (config.num_steps + 1) if image is None else _IMAGES_AT_ONCE
+        self._forward_rows = shard_envs * (config.num_steps + 1) if policy.spec.image is None else _IMAGE_ROWS
         comm.broadcast_(policy)
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
@@ -56,13 +59,15 @@ class PPO:
         size = policy.spec.observation_size if config.normalize_observation else None
         gamma = config.gamma if config.normalize_return else None
         self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs)
-        self.observations, self.returns = self.normalizers.observations, self.normalizers.returns
+        self.observations = self.normalizers.observations
+        self.returns = self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self.metrics = Metrics(METRICS, comm.device)
-        self._stops, self._halted = run.non_finite == "stop", torch.zeros((), dtype=torch.bool, device=comm.device)
+        self._stop_on_non_finite = run.non_finite == "stop"
+        self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
         self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
-        self._low = run.precision == "bfloat16"
-        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=self._low)
+        self._bfloat16 = run.precision == "bfloat16"
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=self._bfloat16)
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -70,8 +75,8 @@ class PPO:
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers that the caller wants summed over all shards with the same message.
-            progress: how far the run is, for the schedule of the learning rate; default: at its start.
+            extra_sums: [K, M] numbers of the caller, summed over all shards in the same message.
+            progress: counters before this rollout, for the learning rate schedule; default: start of the run.
 
         Returns:
             The sums of `extra_sums` [M].
@@ -79,19 +84,20 @@ class PPO:
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        c, progress = self.config, progress or Progress(1)
+        c = self.config
+        progress = progress or Progress(1)
         if c.learning_rate_schedule == "linear":
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
         batches, statistics, fault, totals = self._prepare(rollouts, extra_sums)
         if statistics is None:
-            if self._stops and fault is not None:
+            if self._stop_on_non_finite and fault is not None:
                 raise NormalizerError(*fault, progress)
-            if self._stops:
+            if self._stop_on_non_finite:
                 raise self._non_finite_error(rollouts, batches, progress)
             steps = c.num_epochs * c.num_minibatches
             self.metrics.add(("optim/skipped",), steps * self._skipped[-1:], steps)
             return totals
-        orders = [  # of all epochs, those that an early stop leaves out included: as in JAX
+        orders = [  # of all epochs, including those that an early stop skips: the same draws as in JAX
             torch.from_numpy(np.stack([s.permutation(len(b.target)) for _ in range(c.num_epochs)])).to(self.comm.device)
             for s, b in zip(self._streams, batches, strict=True)
         ]
@@ -106,11 +112,11 @@ class PPO:
             kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]
             if c.learning_rate_schedule == "adaptive":
                 self.learning_rate.copy_(adapted(self.learning_rate, kl, c.desired_kl))
-            # `kl` is the same number on every rank: they leave together, or the rest would wait in average_gradients.
+            # `kl` is equal on all ranks, so all leave the loop together and none waits in average_gradients_.
             if c.target_kl is not None and bool(kl > c.target_kl):
                 break
-        # The host reads this once per update; it would wait for the device anyway, when next it acts.
-        if self._stops and bool(self._halted):
+        # One host sync per update; the next rollout would wait for the device anyway.
+        if self._stop_on_non_finite and bool(self._halted):
             raise self._non_finite_error(rollouts, batches, progress)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
@@ -119,48 +125,52 @@ class PPO:
         self, rollouts: list[Rollout], batches: Sequence[Batch], progress: Progress
     ) -> NonFiniteError:
         """The error that names the source of a non-finite value; *collective*."""
-        reader, given = LossReader(self.loss, self.flat), [(batch,) for batch in batches]
-        return locate_non_finite(self.comm, rollouts, given, progress, reader, self.rows)
+        reader = LossReader(self.loss, self.flat)
+        return locate_non_finite(self.comm, rollouts, [(batch,) for batch in batches], progress, reader, self.rows)
 
     def warmup(self, rows: int) -> Callable[[], object]:
-        """A gradient step on `rows` rows that weigh nothing, as a function: it sends nothing and changes nothing."""
+        """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""
         batch = Batch.blank(self.policy.spec, rows, self.comm.device)
         return warmup(self.flat, self.optimizer, lambda: self._loss(batch))
 
     def _step(self, parts: Sequence[Batch]) -> Tensor:
-        """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
+        """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.
 
-        A step whose rows weigh nothing on all ranks together has nothing to learn from: it is left out without a word.
+        A step whose rows have a total weight of 0 is also skipped, but not counted in `optim/skipped`.
 
         Returns:
-            Weight, sums, norm, whether the step was taken, whether it was not finite; of one left out the last alone.
+            Weight, sums, norm, 1 if the step was taken, 1 if it was not finite; all but the last are 0 if skipped.
         """
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
             loss, sums = self._loss(part)
             loss.backward()
-            self.flat.keep(k, sums)
+            self.flat.store_shard(k, sums)
         sums = self.comm.average_gradients_(self.flat)
         gradient = self.flat.gradient
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         totals = torch.cat([sums, norm.reshape(1), self._skipped[-1:], self._skipped[:1]])
-        # x - x is 0, but for a NaN or an infinity. The same on every rank, and no host waits for it.
         empty = sums[0] == 0
+        # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any() & ~empty
-        if self._stops:  # no step after it either: the parameters stay those with which it happened
+        if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
             skipped = self._halted.logical_or_(skipped)
         self.optimizer.step((skipped | empty).float())
         return torch.where(skipped | empty, self._skipped * skipped, totals)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, weight first.
+        """The negated PPO objective.
 
         rho = pi(a|s) / pi_old(a|s)
         L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
+
+        Returns:
+            The weighted *sum* of L over the rows [N], and weighted sums of the metrics, the total weight first.
         """
-        c, weight = self.config, batch.weight
+        c = self.config
+        weight = batch.weight
         with self._precision:
             parameters, value = (x.float() for x in self.policy(batch.observation))
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)
@@ -181,20 +191,20 @@ class PPO:
             sums = rows @ weight
         return -torch.dot(weight, objective), sums
 
-    @np.errstate(over="ignore", invalid="ignore")  # all ranks together are told of such numbers, with a name
+    @np.errstate(over="ignore", invalid="ignore")  # reported by all ranks together in `_non_finite_error`
     def _prepare(
         self, rollouts: list[Rollout], extra_sums: np.ndarray
     ) -> tuple[list[Batch], UpdateStatistics | None, tuple[str, int] | None, np.ndarray]:
-        """Compute values and advantages on one scale over all ranks, and update the normalizers; one message.
+        """Compute values, compute advantages normalized over all ranks, update the normalizers; one message.
 
         Returns:
-            The batches; what `Normalizers.update_statistics` returned; sums of `extra_sums`.
+            The batches; the two results of `Normalizers.update_statistics`; the sums of `extra_sums`.
         """
         batches: list[Batch] = []
         rows: list[np.ndarray] = []
         normalizer_sums = self.normalizers.sums(self.comm, rollouts)
         for k, rollout in enumerate(rollouts):
-            batch = self._batch(rollout, self._seen(rollout))
+            batch = self._batch(rollout, self._normalized_observation(rollout))
             columns = torch.stack([torch.ones_like(batch.target), batch.advantage, batch.target]).double()
             weight = batch.weight.double()
             moments = torch.cat([columns @ weight, columns[1:].square() @ weight]).cpu().numpy()
@@ -212,38 +222,46 @@ class PPO:
                     batch.advantage = (batch.advantage - statistics.mean) * statistics.scale
         return batches, statistics, fault, totals
 
-    def _seen(self, rollout: Rollout) -> Tensor:
-        """Observations [T + 1, B, O] as the policy saw them, with the normalizer as it was."""
-        seen = rollout.observation if self.observations is None else self.observations.normalize(rollout.observation)
-        return torch.from_numpy(seen).to(self.comm.device)
+    def _normalized_observation(self, rollout: Rollout) -> Tensor:
+        """Observations [T + 1, B, O] as the acting policy received them, before this update of the normalizer."""
+        observation = rollout.observation
+        if self.observations is not None:
+            observation = self.observations.normalize(observation)
+        return torch.from_numpy(observation).to(self.comm.device)
 
     @torch.no_grad()
     def _batch(self, rollout: Rollout, observation: Tensor) -> Batch:
         """Values, log-probabilities and advantages of a shard's rollout."""
-        c, device = self.config, self.comm.device
+        c = self.config
+        device = self.comm.device
         steps, size = rollout.reward.shape
-        parts = [self.policy(rows) for rows in torch.split(observation.flatten(0, 1), self._rows_at_once)]
+        parts = [self.policy(rows) for rows in torch.split(observation.flatten(0, 1), self._forward_rows)]
         parameters, values = (torch.cat(column) for column in zip(*parts, strict=True))
+        parameters = parameters.float()[: steps * size]
         values = values.float().view(steps + 1, size)
-        value, next_value = values[:-1], values[1:].clone()
-        for t, envs, final in rollout.final:  # where the row after is the next episode's first: use the true one
-            seen = final if self.observations is None else self.observations.normalize(final)
-            next_value[t, torch.from_numpy(envs)] = self.policy(torch.from_numpy(seen).to(device))[1].float()
+        value = values[:-1]
+        next_value = values[1:].clone()
+        for t, envs, final in rollout.final:  # the next row is already the next episode's: bootstrap from the true one
+            if self.observations is not None:
+                final = self.observations.normalize(final)
+            next_value[t, torch.from_numpy(envs)] = self.policy(torch.from_numpy(final).to(device))[1].float()
         reward = rollout.reward if self.returns is None else self.returns.scale(rollout.reward)
         on_device = [torch.from_numpy(x).to(device, torch.float32) for x in (reward, rollout.terminated, rollout.ended)]
         advantage = gae(on_device[0], value, next_value, *on_device[1:], gamma=c.gamma, gae_lambda=c.gae_lambda)
-        action, seen = torch.from_numpy(rollout.action).to(device).flatten(0, 1), observation[:-1].flatten(0, 1)
-        parameters, old_value = parameters.float()[: steps * size], value.flatten()
-        if self._low:  # what `loss` compares with: in its precision, as many rows at once, or their ratio is not 1
+        action = torch.from_numpy(rollout.action).to(device).flatten(0, 1)
+        observation = observation[:-1].flatten(0, 1)
+        old_value = value.flatten()
+        if self._bfloat16:  # recompute in the precision and row count of `loss`, or the first ratio would not be 1
             with self._precision:
-                parts = [self.policy(rows) for rows in torch.split(seen, self.rows)]
+                parts = [self.policy(rows) for rows in torch.split(observation, self.rows)]
             parameters, old_value = (torch.cat(column).float() for column in zip(*parts, strict=True))
         log_prob, _ = self.policy.distribution.log_prob_and_entropy(parameters, action)
+        target = (advantage + value).flatten()
         weight = torch.from_numpy(rollout.weight).to(device).flatten()
-        return Batch(seen, action, log_prob, old_value, advantage.flatten(), (advantage + value).flatten(), weight)
+        return Batch(observation, action, log_prob, old_value, advantage.flatten(), target, weight)
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Everything that must be equal on all ranks, in place: written into, it continues another run."""
+        """State that is equal on all ranks, by name; a resumed run writes into these tensors."""
         named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         for name, moments in self.normalizers.named().items():
@@ -251,18 +269,20 @@ class PPO:
         return named | {"learning_rate": self.learning_rate, "metrics": self.metrics.table}
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """What belongs to local shard number `k` alone and outlives an update."""
+        """State of local shard `k` alone."""
         return {"minibatches": self._streams[k].bit_generator.state, "discounted": self.normalizers.discounted[k].value}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Continue local shard number `k` from what `shard_state` told."""
+        """Restore local shard `k` from its `shard_state`."""
         self._streams[k].bit_generator.state = state["minibatches"]
         self.normalizers.discounted[k].value[:] = state["discounted"]
 
 
 def train(session: Session[Run]) -> None:
-    """Collect, learn, tell, keep, until all ranks together have taken `run.total_steps` steps."""
-    run, comm, timers = session.run, session.comm, session.timers
+    """Collect, update, log, evaluate, checkpoint, until all ranks together have taken `run.total_steps` steps."""
+    run = session.run
+    comm = session.comm
+    timers = session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
     ppo = PPO(run, policy, comm)
     session.begin(policy, ppo.observations, ppo)
@@ -275,11 +295,12 @@ def train(session: Session[Run]) -> None:
         seed=run.seed,
         timers=timers,
         observation_moments=ppo.observations,
-        tell_faults=True,
+        report_non_finite=True,
     )
     if run.compile:
         ppo.warmup(ppo.rows)()
-    progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
+    progress = Progress(run.total_steps)
+    batch_size = run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
         while not session.over:
             rollouts = collector.collect()
@@ -291,5 +312,5 @@ def train(session: Session[Run]) -> None:
                 session.log(ppo.metrics.read())
             if progress.due(run.evaluate_every, batch_size):
                 session.evaluate()
-            session.keep(batch_size)
+            session.checkpoint_if_due(batch_size)
         session.checkpoint_last(ppo.metrics.read)

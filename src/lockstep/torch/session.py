@@ -22,7 +22,7 @@ from lockstep.torch.forecast import forecast
 from lockstep.torch.hardware import describe, pin, share_cores
 from lockstep.torch.networks import AnyPolicy, actor_of, multiplications
 from lockstep.torch.preflight import preflight
-from lockstep.torch.state import InTensors, Learner
+from lockstep.torch.state import Learner, LearnerState
 from lockstep.world import World
 
 
@@ -66,9 +66,9 @@ class Torch:
         """What an evaluation plays: always the newest parameters."""
         return Player(policy.distribution, actor_of(policy, comm.device), observations)
 
-    def restorable(self, learner: Learner, comm: Comm) -> InTensors:
+    def restorable(self, learner: Learner, comm: Comm) -> LearnerState:
         """What a checkpoint takes of a learner."""
-        return InTensors(learner)
+        return LearnerState(learner)
 
     def parameters(self, policy: AnyPolicy) -> dict[str, np.ndarray]:
         """What was trained, float32, by name."""

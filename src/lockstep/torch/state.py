@@ -1,4 +1,4 @@
-"""What outlives an update of a learner, in its tensors: proved equal where it lies, copied where it is saved."""
+"""The state of a learner as tensors: compared between ranks on the device, copied to the host for checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,37 +9,38 @@ from torch import Tensor
 
 
 class Learner(Protocol):
-    """An algorithm, as far as what outlives an update is concerned."""
+    """The state of an algorithm."""
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Everything that is equal on all ranks, in place: what is written into these tensors is what it goes on with.
+        """State that is equal on all ranks; a resumed run writes into these tensors.
 
         Parameters, optimizer, normalizers, learning rate, sums of metrics.
         """
         ...
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """What belongs to local shard number `k` alone: random streams, accumulators. Plain values and numpy arrays."""
+        """State of local shard `k` alone: random streams, accumulators. Plain values and numpy arrays."""
         ...
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Continue local shard number `k` from what `shard_state` told."""
+        """Restore local shard `k` from its `shard_state`."""
         ...
 
 
-class InTensors:
-    """A learner as `lockstep.session.run_state` knows it."""
+class LearnerState:
+    """The `lockstep.session.run_state.Learner` of PyTorch."""
 
     def __init__(self, learner: Learner) -> None:
         self.proof = learner.shared_tensors
-        self.shard_state, self.restore_shard = learner.shard_state, learner.restore_shard
+        self.shard_state = learner.shard_state
+        self.restore_shard = learner.restore_shard
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
-        """A copy on the host of what is equal on all ranks; on a CPU, the tensors' own memory."""
+        """The shared tensors as numpy arrays; on a CPU without a copy."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.proof().items()}
 
     @torch.no_grad()
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write into the tensors what `shared_arrays` told."""
+        """Copy the result of `shared_arrays` into the tensors."""
         for name, tensor in self.proof().items():
             tensor.copy_(torch.from_numpy(arrays[name]))

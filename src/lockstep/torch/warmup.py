@@ -1,4 +1,4 @@
-"""A gradient step for show: what is compiled is compiled before the clocks start, and what it costs can be measured."""
+"""A gradient step without effect, to compile before the clocks start and to measure its cost."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from lockstep.torch.sgd import Sgd
 def warmup(
     flat: FlatParameters, optimizer: Adam | Sgd, loss: Callable[[], tuple[Tensor, Tensor]]
 ) -> Callable[[], object]:
-    """A gradient step that sends nothing and changes nothing, as a function.
+    """Return a function that takes a gradient step without messages or effects.
 
     Args:
         flat: the parameters.
-        optimizer: of them.
-        loss: computes the loss and its sums to tell.
+        optimizer: of these parameters.
+        loss: computes the loss and its sums.
     """
     skipped = torch.ones((), device=flat.values.device)
 
@@ -26,8 +26,8 @@ def warmup(
         flat.zero_gradient_()
         total, sums = loss()
         total.backward()
-        flat.keep(0, sums)
+        flat.store_shard(0, sums)
         optimizer.step(skipped)
-        float(optimizer.steps)  # on a GPU: wait until it is there
+        float(optimizer.steps)  # wait for the GPU
 
     return once

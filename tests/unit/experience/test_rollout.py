@@ -220,13 +220,13 @@ def test_numbers_that_are_not_finite_name_their_environment(value, what, words):
     [("reward", 1, 1, 0), ("observation", 5, 2, 4), ("final", 4, 2, 3), ("reward", 99, 0, None)],
 )
 def test_an_algorithm_that_asks_is_told_of_the_first_number_that_is_not_finite(what, at, row, step):
-    (rollout,) = collector([faulty(np.inf, what, at, row)], tell_faults=True).collect()
+    (rollout,) = collector([faulty(np.inf, what, at, row)], report_non_finite=True).collect()
     name = "a reward" if what == "reward" else "an observation"
     assert rollout.fault == (None if step is None else NonFiniteValue(step, row, name, np.inf))
 
 
 def test_an_observation_at_the_end_of_a_rollout_spoils_the_next_one_too():
-    collected = collector([faulty(np.nan, "observation", at=4, row=1)], steps=4, tell_faults=True)
+    collected = collector([faulty(np.nan, "observation", at=4, row=1)], steps=4, report_non_finite=True)
     faults = [collected.collect()[0].fault for _ in range(3)]
     assert [fault and (fault.step, fault.env) for fault in faults] == [(3, 1), (-1, 1), None]
 

@@ -189,15 +189,15 @@ def test_proofs_are_due_also_when_many_updates_are_one_call(tmp_path, monkeypatc
         session.begin(ppo.policy, ppo.observations, ppo)
         session.progress = Progress(RUN.total_steps)
         session._updated, session._started = True, 0.0
-        session._checkpoints._keeper, session._checkpoints._progress = FakeKeeper(), session.progress
+        session._checkpoints._writer, session._checkpoints._progress = FakeWriter(), session.progress
         for count in updates:
             session.advance(128 * count, NO_FACTS, updates=count)
-            session.keep(128 * count)
+            session.checkpoint_if_due(128 * count)
     assert session.progress.updates == sum(updates)
     assert len(proved) == proofs, proved
 
 
-class FakeKeeper:
+class FakeWriter:
     busy = open = False
 
     def close(self):

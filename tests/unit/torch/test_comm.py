@@ -79,7 +79,7 @@ def test_the_gradient_of_an_ordinary_module_stays_its_mean(comm):
 def test_the_gradient_of_flat_parameters_is_divided_by_the_weight(comm):
     flat = FlatParameters(module := nn.Linear(2, 1), 1, num_sums=2)
     (3 * module(torch.ones(4, 2))).sum().backward()
-    flat.keep(0, torch.tensor([4.0, 7.0]))
+    flat.store_shard(0, torch.tensor([4.0, 7.0]))
     assert comm.average_gradients_(flat).tolist() == [4.0, 7.0]
     assert flat.gradient.tolist() == [3.0, 3.0, 3.0]
 
@@ -165,7 +165,7 @@ def test_what_weighs_nothing_has_no_gradient_and_no_moments():
     with Comm(World()) as comm:
         flat = FlatParameters(module := nn.Linear(2, 1), 1, num_sums=1)
         module(torch.ones(3, 2)).sum().mul(0.0).backward()
-        flat.keep(0, torch.zeros(1))
+        flat.store_shard(0, torch.zeros(1))
         assert comm.average_gradients_(flat).tolist() == [0.0]
         assert flat.gradient.tolist() == [0.0] * 3
         count, mean, variance = comm.moments(torch.ones(3, 2), torch.zeros(3))

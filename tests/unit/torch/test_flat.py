@@ -43,14 +43,14 @@ def test_every_shard_keeps_its_gradient_and_its_sums():
     for shard in range(3):
         flat.zero_gradient_()
         (module(torch.ones(1, 1)) * (shard + 1)).sum().backward()
-        flat.keep(shard, torch.tensor([10.0 * shard, -1.0]))
+        flat.store_shard(shard, torch.tensor([10.0 * shard, -1.0]))
     assert flat.rows.tolist() == [[1, 1, 0, -1], [2, 2, 10, -1], [3, 3, 20, -1]]
 
 
 def test_one_shard_sends_its_gradient_from_where_it_is_made():
     flat = FlatParameters(module := nn.Linear(1, 1), 1, num_sums=1)
     module(torch.ones(1, 1)).sum().backward()
-    flat.keep(0, torch.tensor([4.0]))
+    flat.store_shard(0, torch.tensor([4.0]))
     assert flat.rows.tolist() == [[1, 1, 4]]
     assert flat.gradient.data_ptr() == flat.rows.data_ptr()
 

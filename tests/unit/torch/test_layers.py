@@ -134,7 +134,7 @@ def test_a_gradient_has_the_same_bits_however_many_shards_lie_here():
         for shard in range(shards):
             flat.zero_gradient_()
             linear(x, layer.weight, layer.bias).tanh().sum().backward()
-            flat.keep(shard, torch.ones(1))
+            flat.store_shard(shard, torch.ones(1))
         found += list(flat.rows)
     assert found[0].any()
     assert all(torch.equal(found[0], row) for row in found)

@@ -106,7 +106,7 @@ class OfflineOptimizer:
             total.backward()
             extra = torch.zeros(MAX_EXTRA_SUMS)
             extra[:num_extra] = torch.from_numpy(extra_sums[k])
-            self.flat.keep(k, torch.cat([sums.detach(), extra.to(sums.device)]))
+            self.flat.store_shard(k, torch.cat([sums.detach(), extra.to(sums.device)]))
 
     def step(self, score_weight: int | None = None) -> tuple[Tensor, np.ndarray, bool]:
         """Change the parameters once by the mean gradient of all shards, unless it is not finite.

@@ -43,5 +43,5 @@ def train(session: LoggedSession) -> None:
                 session.log(learner.metrics.read())
             if progress.due(run.evaluate_every, rows):
                 session.evaluate()
-            session.keep(rows)
+            session.checkpoint_if_due(rows)
         session.checkpoint_last(learner.metrics.read)
