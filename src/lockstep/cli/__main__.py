@@ -1,4 +1,4 @@
-"""`python -m lockstep.cli ...` is `lockstep ...`; some ranks are started so."""
+"""`python -m lockstep.cli ...` is `lockstep ...`; launchers also start ranks with it."""
 
 import os
 import sys

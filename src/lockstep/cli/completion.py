@@ -1,6 +1,6 @@
-"""Tab completion of the `lockstep` command in bash, zsh and fish, by argcomplete: imported only when a shell asks.
+"""Tab completion of the `lockstep` command in bash, zsh and fish, by argcomplete.
 
-What costs an import of the settings (0.2 s) is asked only where a setting is being typed.
+Imported only for a completion request. The settings, whose import takes 0.2 s, are imported only to complete `--set`.
 """
 
 import argparse
@@ -14,17 +14,17 @@ from argcomplete.completers import DirectoriesCompleter, FilesCompleter
 from argcomplete.shell_integration import shellcode
 
 _CHOICES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+")
-"""A metavar that lists what can be typed: `torch|jax`."""
+"""A metavar that lists the values: `torch|jax`."""
 
 
 def completion_command(args: argparse.Namespace) -> int:
-    """`lockstep completion`: print what a shell has to run."""
+    """`lockstep completion`: print the code that a shell has to run."""
     print(shellcode(["lockstep"], shell=args.shell))
     return 0
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell that asks through argcomplete's variables, and end this process."""
+    """Print the completions that argcomplete's environment variables ask for, and exit."""
     for action in _actions(parser):
         completer = _completer(action)
         if completer is not None:
@@ -33,7 +33,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a parser and of its commands."""
+    """The arguments of a parser and of all its commands."""
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
         yield action
         if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
@@ -42,7 +42,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _completer(action: argparse.Action) -> Callable[..., Iterable[str]] | None:
-    """What lists the values of an argument; None: argcomplete's own choice, which is files."""
+    """The completer of an argument's values; None: argcomplete's default, files."""
     metavar = str(action.metavar or "")
     if action.dest == "set":
         return _settings
@@ -58,10 +58,10 @@ def _completer(action: argparse.Action) -> Callable[..., Iterable[str]] | None:
 
 
 def _one_of(words: list[str]) -> Callable[..., list[str]]:
-    def words_whatever_else_is_typed(**_: Any) -> list[str]:
+    def completer(**_: Any) -> list[str]:
         return words
 
-    return words_whatever_else_is_typed
+    return completer
 
 
 def _starts(word: str, prefix: str) -> bool:
@@ -69,13 +69,13 @@ def _starts(word: str, prefix: str) -> bool:
 
 
 def _recipes() -> list[str]:
-    """As `lockstep.recipes.names`, without importing what runs need."""
+    """As `lockstep.recipes.names`, without its imports."""
     found = (path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.py"))
     return sorted(name for name in found if not name.startswith("_"))
 
 
 def _tasks(prefix: str, **_: Any) -> list[str]:
-    """Recipes, and files that describe runs."""
+    """Recipes, and config and Python files."""
     return [*_recipes(), *FilesCompleter(("yaml", "yml", "json", "py"))(prefix)]
 
 
@@ -87,7 +87,7 @@ def _runs(prefix: str, **_: Any) -> list[str]:
 
 
 def _settings(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """`NAME=` of each setting of the run that is being described; behind it, the values that a choice has."""
+    """`NAME=` for each setting of the run; after it, the values of an enumerated setting."""
     from lockstep.config.settings import hints_of
 
     hints = {path.rpartition(".")[2]: hint for path, hint in hints_of(_run(parsed_args)).items()}
@@ -98,7 +98,7 @@ def _settings(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[st
 
 
 def _values(hint: Any) -> list[str]:
-    """What a setting of this type can be, where that is a list."""
+    """The values of a setting of this type, if they can be enumerated."""
     if hint is bool:
         return ["true", "false"]
     if get_origin(hint) is Literal:
@@ -111,7 +111,7 @@ def _may_be_none(hint: Any) -> bool:
 
 
 def _run(args: argparse.Namespace) -> Any:
-    """The run that is being described, as far as it can be told without running code of the user's."""
+    """The run that the arguments describe; the user's own code is not run."""
     from lockstep.cli.unknown_arguments import run_of
     from lockstep.run import Run
 

@@ -1,4 +1,4 @@
-"""What this machine can do, what is missing and how to get it. `lockstep doctor` prints it."""
+"""`lockstep doctor`: the devices, packages and network of this machine, and a measured all-reduce."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ from lockstep.system.memory import usable_memory
 
 _SIZES = (1_000, 100_000, 1_000_000)  # float32 numbers: a small policy, a large one, a convolutional network
 _CUDA_JAX = "pip install 'jax[cuda13]' or 'jax[cuda12]', whichever your driver has"
-_OPTIONAL = {  # import name: (distribution, what it brings, how to get it)
+_OPTIONAL = {  # import name: (distribution, purpose, how to install it)
     "torch": ("torch", "the PyTorch backend", "pip install 'lockstep-rl[torch]'"),
     "jax": ("jax", "the JAX backend", "pip install 'lockstep-rl[jax]'"),
     "optax": ("optax", "the JAX backend's optimizers", "pip install 'lockstep-rl[jax]'"),
@@ -35,7 +35,7 @@ _OPTIONAL = {  # import name: (distribution, what it brings, how to get it)
 
 
 def examine(ranks: int = 2) -> int:
-    """Print everything; return 1 if ranks cannot talk to each other here, else 0."""
+    """Print the report; return 1 if the all-reduce failed, else 0."""
     for title, lines in (("machine", _machine()), ("devices", _devices()), ("packages", _packages())):
         _show(title, lines)
     _show("interfaces", _interfaces())
@@ -51,7 +51,7 @@ def examine(ranks: int = 2) -> int:
 
 
 def measure_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    """Called on every rank: median seconds of a sum over ranks, by number of float32 values."""
+    """Measure an all-reduce; *collective*. Returns median seconds by number of float32 values."""
     import torch
 
     from lockstep.torch.comm import Comm
@@ -64,15 +64,15 @@ def measure_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: 
             for _ in range(repeats):
                 start = time.perf_counter()
                 total = comm.sum(value)
-                float(total[0])  # on a GPU: wait until it is there
+                float(total[0])  # waits for the GPU
                 took.append(time.perf_counter() - start)
             seconds[size] = sorted(took)[repeats // 2]
         return {"rank": rank, "backend": comm.backend, "device": str(comm.device), "seconds": seconds}
 
 
 def measure_jax_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    """The same in JAX, inside a compiled function, as training does it: one shard on each rank."""
-    _leave_gpu_memory()
+    """`measure_all_reduce` in JAX, inside a compiled function as in training, with one shard per rank."""
+    _disable_preallocation()
     import jax
     import numpy as np
 
@@ -96,8 +96,8 @@ def measure_jax_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repea
         return {"rank": rank, "backend": comm.backend, "device": comm.device, "seconds": seconds}
 
 
-def _leave_gpu_memory() -> None:
-    """JAX would take most of the memory of a GPU for itself; for looking and measuring it need not."""
+def _disable_preallocation() -> None:
+    """Keep JAX from allocating most of a GPU's memory."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
@@ -130,7 +130,7 @@ def _devices() -> Iterator[str]:
 
 
 def _jax_devices() -> Iterator[str]:
-    _leave_gpu_memory()
+    _disable_preallocation()
     import jax
 
     yield f"jax {jax.__version__}, jaxlib {version('jaxlib')} ({', '.join(gpus.jax_plugins()) or 'CPU build'})"
@@ -139,7 +139,7 @@ def _jax_devices() -> Iterator[str]:
         for device in found:
             if device.platform != "cpu":
                 yield f"jax {device.platform}:{device.local_hardware_id}: {device.device_kind}"
-    except RuntimeError as error:  # JAX_PLATFORMS names what it does not have, or a driver does not fit
+    except RuntimeError as error:  # JAX_PLATFORMS names an unknown platform, or the driver is too old
         yield f"WARNING: JAX cannot start: {str(error).splitlines()[0]}"
         return
     if gpus.nvidia_gpu_present() and jax.default_backend() == "cpu":
@@ -159,9 +159,9 @@ def _torch_devices() -> Iterator[str]:
 
     cuda: Any = torch.version.cuda  # pyright: ignore[reportUnknownMemberType]
     yield f"torch {torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
-    identities: Any = torch.cuda
-    for index in range(identities.device_count() if identities.is_available() else 0):
-        properties = identities.get_device_properties(index)
+    torch_cuda: Any = torch.cuda
+    for index in range(torch_cuda.device_count() if torch_cuda.is_available() else 0):
+        properties = torch_cuda.get_device_properties(index)
         yield f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if warning := gpus.cpu_only_torch():
         yield f"WARNING: {warning}"

@@ -1,4 +1,4 @@
-"""`lockstep evaluate`: a trained policy on episodes of its own, on one rank or several, by either backend."""
+"""`lockstep evaluate`: play new episodes with a trained policy, on one or several ranks of either backend."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +17,15 @@ from lockstep.world import World
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What every rank does."""
+    """The work of every rank."""
 
     run: AnyRun
     policy: Path
     drawn: Path | None
-    """Where one more episode is drawn."""
+    """The file of a video of one more episode."""
 
 
-def evaluate_run(  # noqa: PLR0913  # all that an evaluation can be told, by keyword
+def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
     path: Path,
     *,
     episodes: int,
@@ -38,27 +38,27 @@ def evaluate_run(  # noqa: PLR0913  # all that an evaluation can be told, by key
     last: bool = False,
     step: str | int | None = None,
 ) -> dict[str, Any]:
-    """Play a policy. Returns `task`, `eval_return_mean`, `..._std`, `eval_episodes`, and which `policy` it was.
+    """Evaluate a policy. Returns `task`, `policy`, `eval_return_mean`, `eval_return_std`, `eval_episodes` and more.
 
-    With `num_shards` pinned in the run, the result is the same on any number of ranks; otherwise each has a shard.
+    With `num_shards` pinned in the run, the result is the same on any number of ranks; otherwise each rank is a shard.
 
     Args:
         path: a run directory, one of its checkpoints, or a policy file.
-        episodes: how many, all ranks together.
-        greedy: take the most likely actions; otherwise they are drawn.
+        episodes: number of episodes, all ranks together.
+        greedy: take the most likely actions instead of sampled ones.
         seed: of the episodes; default: one more than the run's.
-        video: one more episode is drawn, into `videos/evaluate.gif` beside the policy; `video` says where it is.
-        ml_framework: what computes the actions; default: what the run was trained by.
-        ranks: how many processes, started here unless a launcher started this one.
-        best: of a run, the policy of its best evaluation.
-        last: of a run, the final policy, or that of its newest checkpoint; the default.
-        step: of a run, the policy of the checkpoint of this step.
+        video: render one more episode to `videos/evaluate.gif` next to the policy; `video` of the result is its path.
+        ml_framework: the backend that computes the actions; default: that of the run.
+        ranks: number of processes to start, unless a launcher started this one.
+        best: use the policy of the run's best evaluation.
+        last: use the final policy, or that of the newest checkpoint; the default.
+        step: use the policy of the checkpoint of this step.
     """
     found = find_policy(path, best=best, last=last, step=step)
     run = _run_of(found)
     name = ml_framework or run.ml_framework
     check_package(name)
-    # Another stream than any evaluation during training: those chose when to stop and which policy is the best.
+    # Not the seed of the evaluations during training, which selected the best policy and the stop.
     changes = {"evaluate_episodes": episodes, "seed": run.seed + 1 if seed is None else seed}
     run = replace(run, **cast(Any, changes), evaluate_greedy=greedy, device="cpu", backend="auto")
     run = replace(run, ml_framework=name, devices_per_process=1, compile=False, shard_threads=1)
@@ -79,7 +79,7 @@ def evaluate_run(  # noqa: PLR0913  # all that an evaluation can be told, by key
 
 
 def _on_ranks(job: _Job, ranks: int, world: World) -> dict[str, Any]:
-    """Play on the ranks that a launcher started, else on as many as are asked for."""
+    """Evaluate on the ranks that a launcher started, else on `ranks` new ones."""
     started, shards = world.launcher != "none", job.run.num_shards
     if started and ranks > 1:
         raise ConfigError(f"--ranks {ranks}: {world.launcher} started these ranks already; leave --ranks out")
@@ -94,7 +94,7 @@ def _on_ranks(job: _Job, ranks: int, world: World) -> dict[str, Any]:
 
 
 def _run_of(found: Found) -> AnyRun:
-    """The config of the policy's run; of a file by itself, the task with the defaults."""
+    """The config of the policy's run; for a policy file without run, the task with default settings."""
     if found.run_dir is not None:
         return load(found.run_dir / "run.yaml")
     if found.path.is_dir() or not found.path.is_file():
@@ -106,7 +106,7 @@ def _run_of(found: Found) -> AnyRun:
 
 
 def _play_as_rank(rank: int, job: _Job) -> dict[str, Any]:
-    """As `_play`, in a process that `spawn` started."""
+    """`_play` in a process that `spawn` started."""
     return _play(job, World.from_environment())
 
 

@@ -1,4 +1,4 @@
-"""The flags of `lockstep train`, in groups that other commands take, too."""
+"""The flags of `lockstep train`, in groups that other commands share."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from lockstep.launch.flags import add_node_arguments
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to train in environments, and where."""
+    """Add the target and the flags of a run in environments."""
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
     add("--task", metavar="ID", help="the task to train, if not named first")
@@ -18,7 +18,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
-    """What holds for environments and logs alike."""
+    """Add the flags of every run, online or offline."""
     add = parser.add_argument
     add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
     add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
@@ -31,7 +31,7 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_set_argument(parser: argparse.ArgumentParser) -> None:
-    """`--set KEY=VALUE`."""
+    """Add `--set KEY=VALUE`."""
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -42,13 +42,13 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """All that `lockstep train` understands."""
+    """Add all arguments of `lockstep train`."""
     add_run_arguments(parser)
     add_start_arguments(parser)
 
 
 def add_start_arguments(parser: argparse.ArgumentParser) -> None:
-    """How training starts: anew or going on, by whom, on which machines."""
+    """Add the flags of resuming, restarting and launching."""
     add = parser.add_argument
     add("--resume", metavar="DIR", help="go on with a run, or from its checkpoints/step_N; --ranks: as before")
     add(
@@ -58,6 +58,6 @@ def add_start_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
     add("--distributed", action="store_true", help="fail unless a launcher started this process or --ranks is given")
-    add("--local-rank", help=argparse.SUPPRESS)  # torch.distributed.launch puts it first; the environment says the same
-    add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher made the run directory
+    add("--local-rank", help=argparse.SUPPRESS)  # added by torch.distributed.launch; LOCAL_RANK is used instead
+    add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher created the run directory
     add_node_arguments(parser.add_argument_group("several machines"), restarts=False)

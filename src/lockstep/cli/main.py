@@ -1,4 +1,4 @@
-"""Arguments to calls. Imports what a command needs only when that command runs: `lockstep --help` answers at once."""
+"""The commands. Each imports its dependencies when it runs, so that `lockstep --help` is quick."""
 
 import argparse
 import difflib
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from lockstep.cli.parser import did_you_mean, hyphenated, parser
-from lockstep.cli.request import checked, from_environments, requested_ranks, requested_run, says_how_long
+from lockstep.cli.request import checked, online_run, requested_ranks, requested_run, sets_total_steps
 from lockstep.errors import ConfigError, exit_code_of
 from lockstep.launch.flags import number
 
@@ -57,7 +57,7 @@ def _run(given: list[str]) -> int:
 
 
 def train_command(args: argparse.Namespace) -> int:
-    """`lockstep train`: arguments to a run, checked before a process starts or a byte is written."""
+    """`lockstep train`: check the run, then start it; nothing is written before the check."""
     from lockstep.cli.start import go_on, start
 
     if args.resume is not None:
@@ -66,14 +66,14 @@ def train_command(args: argparse.Namespace) -> int:
 
 
 def launch_command(args: argparse.Namespace) -> int:
-    """`lockstep launch`: any script, once per rank on every node."""
+    """`lockstep launch`: run any script once per rank, on one or more nodes."""
     from lockstep.launch import commands
 
     return commands.launch_command(args)
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
-    """`lockstep evaluate`: a trained policy, on episodes of its own."""
+    """`lockstep evaluate`: play new episodes with a trained policy."""
     if args.episodes < 1:
         raise ConfigError(f"--episodes {args.episodes} must be at least 1")
     seed = None if args.seed is None else number(args.seed, "--seed", least=0)
@@ -106,14 +106,14 @@ def evaluate_command(args: argparse.Namespace) -> int:
 
 
 def check_command(args: argparse.Namespace) -> int:
-    """`lockstep check`: whether a task's environments do what training expects."""
+    """`lockstep check`: test whether a task's environments meet the requirements of training."""
     from lockstep.cli import check
 
     return check.check_command(args)
 
 
 def recipe_command(args: argparse.Namespace) -> int:
-    """`lockstep recipe`: the recipes, or one as a Python file to edit."""
+    """`lockstep recipe`: list the recipes, or print one as a Python file."""
     from lockstep import recipes
 
     if args.name is None:
@@ -129,7 +129,7 @@ def recipe_command(args: argparse.Namespace) -> int:
 
 
 def chaos_command(args: argparse.Namespace) -> int:
-    """`lockstep chaos`: faults put into a run of the user's, and a table of what survived."""
+    """`lockstep chaos`: inject faults into a run, and report which ones it survives."""
     from lockstep.cli.chaos.command import chaos, chosen_faults
     from lockstep.launch.world_checks import check_world
     from lockstep.world import World
@@ -138,15 +138,15 @@ def chaos_command(args: argparse.Namespace) -> int:
     launcher = World.from_environment().launcher
     if launcher != "none":
         raise ConfigError(f"lockstep chaos starts its own ranks, and {launcher} started this process; run it by itself")
-    run = from_environments(checked(args, requested_run(args)), "lockstep chaos")
+    run = online_run(checked(args, requested_run(args)), "lockstep chaos")
     ranks = requested_ranks(args.ranks, 2)
     check_world(run, World(size=ranks))
     run_dir = Path(args.run_dir) if args.run_dir else None
-    return chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=says_how_long(args))
+    return chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=sets_total_steps(args))
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    """`lockstep doctor`: what this machine can do."""
+    """`lockstep doctor`: report the devices, packages and network of this machine or of several nodes."""
     from lockstep.cli import doctor
     from lockstep.launch.flags import asks_for_nodes
 
@@ -158,21 +158,21 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """`lockstep report`: what several runs tell."""
+    """`lockstep report`: compare runs, or predict the speed of larger worlds."""
     from lockstep.cli import report
 
     return report.report_command(args)
 
 
 def submit_command(args: argparse.Namespace) -> int:
-    """`lockstep submit`: what a cluster starts a training with."""
+    """`lockstep submit`: write or submit a cluster job."""
     from lockstep.cli import submit
 
     return submit.submit_command(args)
 
 
 def completion_command(args: argparse.Namespace) -> int:
-    """`lockstep completion`: what switches tab completion on."""
+    """`lockstep completion`: print the shell code for tab completion."""
     from lockstep.cli import completion
 
     return completion.completion_command(args)

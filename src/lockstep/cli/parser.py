@@ -1,4 +1,4 @@
-"""What can be typed after `lockstep`: flags, help, and what to say about a word that is none of them."""
+"""The argument parser of `lockstep`: commands, flags, help texts and usage errors."""
 
 import argparse
 import difflib
@@ -40,13 +40,13 @@ _OTHER_COMMANDS = {
     "resume": "train --resume",
     **dict.fromkeys(("compare", "plot", "show"), "report"),
 }
-"""What other programs call our commands."""
+"""Commands of other programs, and ours."""
 
 
 def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.ArgumentParser:
-    """The parser of `lockstep`; `args.call(args)` then runs the command."""
+    """The parser of `lockstep`; `args.call(args)` runs the parsed command."""
     from lockstep.cli.report import add_arguments as add_report_arguments
-    from lockstep.cli.submit.arguments import add_arguments as add_submit_arguments  # which takes ours over
+    from lockstep.cli.submit.arguments import add_arguments as add_submit_arguments
 
     top = _Parser(
         prog="lockstep",
@@ -148,19 +148,19 @@ def hyphenated(word: str) -> str:
 
 
 def did_you_mean(near: Iterable[str]) -> str:
-    """A question, if there is anything to ask."""
+    """A question that suggests `near`; empty if there are none."""
     names = " or ".join(near)
     return f"did you mean {names}?" if names else ""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong like everything else here: in one line, exit code 2."""
+    """Raises `ConfigError` for usage errors instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a command or a value that is none of the choices, and say which may be meant."""
+        """Raise `ConfigError` for an unknown command or choice, with similar ones."""
         choices = [str(choice) for choice in cast(Iterable[object], action.choices or ())]
         if not choices or value in choices:
             return
@@ -174,7 +174,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _trained(word: str) -> list[str]:
-    """The command that trains a recipe or a task, where the word is one."""
+    """The command that trains `word`, if it is a recipe or a task."""
     from lockstep.recipes import names
 
     is_task = word in names() or re.search(r"-v\d+$|\.yaml$|\.py$|\.py:\w+$", word)

@@ -1,10 +1,10 @@
-"""The flags by which `lockstep evaluate` and `lockstep export` choose a policy. Costs nothing to import."""
+"""The flags of `lockstep evaluate` and `lockstep export` that select a policy."""
 
 import argparse
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    """The flags that choose a policy of a run."""
+    """Add the flags that select a policy of a run."""
     add = parser.add_argument
     add("run", metavar="RUN|CHECKPOINT|FILE", help="run directory, its checkpoints/step_N, or a policy file")
     add("--best", action="store_true", help="the policy of the best evaluation")

@@ -1,15 +1,14 @@
-"""One rank of `lockstep doctor --nnodes ...`: the preflight alone, told as a table.
+"""One rank of `lockstep doctor --nnodes ...`: run the preflight and print it as a table.
 
 Any launcher can start it: `torchrun ... -m lockstep.cli.probe`, `srun python -m lockstep.cli.probe`.
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
+from lockstep.errors import PEER_DELAY_S, PeerError, exit_code_of
 
 if TYPE_CHECKING:
     from lockstep.preflight.compare import Preflight
@@ -18,23 +17,24 @@ if TYPE_CHECKING:
     from lockstep.torch.ppo import PPO
     from lockstep.world import World
 
-_RECIPE = "cartpole"  # what the prediction is for
+_RECIPE = "cartpole"  # whose speed is predicted
 _TIMEOUT_S = 60.0
 
 
 def main() -> int:
-    """Meet the other ranks, compare, measure; rank 0 prints. Returns the exit code, as `lockstep` has it."""
+    """Run the preflight with the other ranks; rank 0 prints it. Returns the exit code."""
     from lockstep.launch.child import die_with_launcher
 
     die_with_launcher()
+    return exit_code_of(_print_preflight)
+
+
+def _print_preflight() -> int:
     try:
         found = _probe()
-    except (ConfigError, RunError) as error:
-        if isinstance(error, PeerError):
-            time.sleep(PEER_DELAY_S)
-        line, _, table = str(error).partition("\n\n")
-        print(f"lockstep: error: {' '.join(line.split())}", *filter(None, [table]), sep="\n", file=sys.stderr)
-        return error.exit_code
+    except PeerError:
+        time.sleep(PEER_DELAY_S)
+        raise
     if found.rank == 0:
         for line in lines(found):
             print(line)
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def lines(found: "Preflight") -> Iterator[str]:
-    """The table: hosts, versions, network, prediction, and what is not as it should be."""
+    """The report: hosts, versions, network, predicted speed and warnings."""
     ranks, hosts = found.world_size, len(found.hosts)
     yield f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}"
     head = ("host", "ranks", "cores", "device", "processor", "interface", "clock")
@@ -60,8 +60,8 @@ def lines(found: "Preflight") -> Iterator[str]:
     if found.forecast or found.notes:
         yield f"training, such as the recipe {_RECIPE}"
         yield from (f"  {note}" for note in found.notes)
-        if ahead := found.forecast:
-            yield f"  {ahead.line}; {ahead.messages_per_update:g} messages per update"
+        if found.forecast:
+            yield f"  {found.forecast.line}; {found.forecast.messages_per_update:g} messages per update"
     for warning in found.warnings:
         yield f"warning: {warning}"
 
@@ -89,7 +89,7 @@ def _probe_torch(world: "World") -> "Preflight":
 
 
 def _learner(run: "Run", comm: "Comm") -> "PPO":
-    """What the recipe would train on one shard of this world."""
+    """The learner of the recipe on one shard of this world."""
     from lockstep.envs.make import env_spec
     from lockstep.run import override
     from lockstep.torch.comm import Comm
@@ -111,7 +111,7 @@ def _probe_jax(world: "World") -> "Preflight":
 
 
 def _run(world: "World", ml_framework: str) -> "Run":
-    """A run that every world can share out."""
+    """The recipe with a number of environments that divides among the ranks."""
     from lockstep import recipes
     from lockstep.run import override
 

@@ -1,4 +1,4 @@
-"""What the arguments of `lockstep train` ask for: a new run or one to go on with, and on which ranks."""
+"""From the arguments of `lockstep train` to a run, or the run to resume, and its world."""
 
 import argparse
 import difflib
@@ -32,7 +32,7 @@ def requested_run(args: argparse.Namespace) -> "AnyRun":
 
 
 def resumption(args: argparse.Namespace) -> "Resumption":
-    """What `--resume` and the flags beside it describe."""
+    """The run that `--resume` continues, with the changes of the other flags."""
     from lockstep.session.resume import prepare
 
     contradicting = ((args.target, args.target), ("--run-dir", args.run_dir), ("--init-from", args.init_from))
@@ -49,13 +49,13 @@ def resumption(args: argparse.Namespace) -> "Resumption":
     return prepare(Path(args.resume), {**changes, "total_steps": _steps_of(args, found.run)})
 
 
-def says_how_long(args: argparse.Namespace) -> bool:
-    """Whether the arguments themselves say how long to train."""
+def sets_total_steps(args: argparse.Namespace) -> bool:
+    """Whether the arguments set the length of the training."""
     return args.max_iterations is not None or "total_steps" in changes_of(args, task=None)
 
 
 def changes_of(args: argparse.Namespace, task: str | None) -> dict[str, str]:
-    """The settings that flags and `--set` name."""
+    """The settings that flags and `--set` change, by name."""
     flags: dict[str, str | None] = {
         "algo": args.algo,
         "ml_framework": args.ml_framework,
@@ -65,25 +65,31 @@ def changes_of(args: argparse.Namespace, task: str | None) -> dict[str, str]:
         "task": task,
         "evaluate_video": "true" if args.video else None,
     }
-    changes = {name: value for name, value in flags.items() if value is not None}
-    for pair in args.set:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair} has no value; write --set {name}=VALUE")
-        changes[name.strip().replace("-", "_")] = value
+    changes = {name: value for name, value in flags.items() if value is not None} | set_values(args.set)
     if "total_steps" in changes and args.max_iterations is not None:
         raise ConfigError("--max-iterations and --set total_steps both say how long to train; give one")
     return changes
 
 
+def set_values(pairs: list[str]) -> dict[str, str]:
+    """The values of `--set NAME=VALUE` by name."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair} has no value; write --set {name}=VALUE")
+        values[name.strip().replace("-", "_")] = value
+    return values
+
+
 def _steps_of(args: argparse.Namespace, run: "AnyRun") -> int:
     """Environment steps of `--max-iterations` rollouts."""
-    run = from_environments(run, f"--max-iterations {args.max_iterations}")
+    run = online_run(run, f"--max-iterations {args.max_iterations}")
     return number(args.max_iterations, "--max-iterations") * run.num_envs * run.algorithm.num_steps
 
 
 def _from_target(target: str) -> "AnyRun":
-    """A recipe's name wins over a config file, a file's function, and a task, in this order."""
+    """Resolve the target: a recipe, a config, a run directory, a recipe file, else a task."""
     from lockstep import recipes
     from lockstep.run import Run, load
 
@@ -100,8 +106,8 @@ def _from_target(target: str) -> "AnyRun":
     return Run(task=target)
 
 
-def from_environments(run: "AnyRun", what: str) -> "Run":
-    """The same run; `ConfigError`, which says what was asked for, where it learns from a log instead."""
+def online_run(run: "AnyRun", what: str) -> "Run":
+    """The same run; raises `ConfigError`, which names `what` needs it, if it learns from logged data."""
     from lockstep.run import Run
 
     if not isinstance(run, Run):
@@ -110,7 +116,7 @@ def from_environments(run: "AnyRun", what: str) -> "Run":
 
 
 def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
-    """Refuse a framework that is not installed, a task that cannot be made or learned, and data that do not fit."""
+    """Check the framework, the task and the data of a run; returns it with absolute paths."""
     from lockstep import recipes
     from lockstep.envs.make import env_spec
     from lockstep.preflight.own_code import with_whole_paths
@@ -133,7 +139,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
 
 
 def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":
-    """The machines whose ranks this process is to start, if the flags ask for that."""
+    """The nodes that the flags describe; None without such flags."""
     from lockstep.launch.flags import asks_for_nodes, nodes_of
     from lockstep.launch.nodes import check_shards
 
@@ -150,7 +156,7 @@ def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes 
 
 
 def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes | None" = None) -> "World":
-    """Who takes part: the ranks that a launcher started, else as many as asked for."""
+    """The world: the ranks that a launcher started, else as many as the flags ask for."""
     from lockstep.world import World
 
     if nodes is not None:
@@ -182,7 +188,7 @@ def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes 
 
 
 def requested_ranks(text: str | None, default: int) -> int:
-    """What `--ranks` asks for."""
+    """The number of ranks that `--ranks` asks for."""
     if text == "auto":
         from lockstep.launch.gpus import visible_gpus
 
@@ -191,7 +197,7 @@ def requested_ranks(text: str | None, default: int) -> int:
 
 
 def _local_ranks(args: argparse.Namespace, default: int) -> int:
-    """Ranks of this machine, to be started by this process."""
+    """Number of ranks for this process to start."""
     if args.ranks is not None and args.nproc_per_node is not None:
         raise ConfigError("--ranks and --nproc-per-node both count the ranks of this machine; give one")
     for flag, given in (("--master-addr", args.master_addr), ("--init-file", args.init_file)):

@@ -1,4 +1,4 @@
-"""What to say about an argument that a command does not have: a setting, a word of another library, a slip."""
+"""Error messages for unknown arguments: suggest a flag, a setting, or our name for one of another library."""
 
 import argparse
 import difflib
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentParser) -> str:
-    """What to say about `word`.
+    """The error message for `word`.
 
     Args:
         word: the first argument that the parser did not take.
-        given: all arguments, as the parser was given them.
+        given: all arguments of the parser.
         top: the parser of `lockstep`.
     """
     args, _ = top.parse_known_args(given)
@@ -34,7 +34,7 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
     if takes_settings:
         from lockstep.config.renamed import known_settings, renaming_error
 
-        value, others = _taken_out(word, given)
+        value, others = _split_argument(word, given)
         settings = known_settings(run_of(top.parse_known_args(others)[0]))
         answer = renaming_error(name, value, settings, "flag", flags)
         if answer is not None:
@@ -45,8 +45,8 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
     return f"unknown argument {word}; {did_you_mean(near) or see}"
 
 
-def _taken_out(word: str, given: Sequence[str]) -> tuple[str, list[str]]:
-    """The value that was typed with a flag, empty where there is none, and all other arguments."""
+def _split_argument(word: str, given: Sequence[str]) -> tuple[str, list[str]]:
+    """The value of a flag, empty if it has none, and all other arguments."""
     name, equals, value = word.partition("=")
     before, after = list(given[: given.index(word)]), list(given[given.index(word) + 1 :])
     if equals or not after or (after[0].startswith("-") and not after[0][1:2].isdigit()):
@@ -65,7 +65,7 @@ def _is_switch(flag: str) -> bool:
 
 
 def run_of(args: argparse.Namespace) -> "AnyRun":
-    """The run that the arguments describe, or one with the defaults where they describe none."""
+    """The run that the arguments describe; one with default settings if they describe none."""
     from lockstep.cli.request import requested_run
     from lockstep.run import OfflineRun, Run
 

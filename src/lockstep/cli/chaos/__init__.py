@@ -1,1 +1,4 @@
-"""`lockstep chaos`: `command.py` the command, `faults.py` what is done to a rank, `trial.py` one fault in one run."""
+"""`lockstep chaos`: inject faults into a run, and report which ones it survives.
+
+`command.py` is the command, `trial.py` runs and evaluates one fault, `faults.py` and `backend_faults.py` inject it.
+"""

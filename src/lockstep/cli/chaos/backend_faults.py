@@ -1,4 +1,4 @@
-"""What `lockstep.cli.chaos.faults` replaces in a backend: each function imports the one that the run computes with."""
+"""The parts of fault injection that depend on the backend; each function imports only the backend of the run."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -9,7 +9,7 @@ _CHANGE = 1e-3
 
 
 def wrap_advance(wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
-    """Where environments are on the device there is no step to replace: the call that makes updates stands for it."""
+    """Wrap the update call of on-device training, which has no `env.step` on the host."""
     from lockstep.jax.on_device import DeviceCollector
 
     original = DeviceCollector.__init__
@@ -21,14 +21,14 @@ def wrap_advance(wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -
     cast(Any, DeviceCollector).__init__ = init
 
 
-def refuse_rewards(result: Any) -> None:
-    """A reward on the device cannot be reached from outside."""
+def check_rewards_on_host(result: Any) -> None:
+    """Raise `ConfigError` for environments on the device, whose rewards cannot be changed."""
     if not isinstance(result, tuple):
         raise ConfigError("fault nan: the environments of this run are on the device; take another fault")
 
 
 def collectives(framework: str) -> list[tuple[type, str]]:
-    """Where a rank comes to when it has to send something to others: classes and their functions."""
+    """The collectives of a backend, as classes and names of their methods."""
     from lockstep.distributed.network.hosts import Hosts
 
     if framework == "jax":
@@ -39,37 +39,38 @@ def collectives(framework: str) -> list[tuple[type, str]]:
 
 
 def weight_changer(framework: str) -> Callable[[], None]:
-    """What changes one weight of the learner that this process is going to make."""
-    made: list[Any] = []
+    """A function that changes one weight of the learner that this process will create."""
+    instances: list[Any] = []
 
-    def keep(kind: type) -> None:
-        original = kind.__init__
+    def collect_instances(cls: type) -> None:
+        original = cls.__init__
 
-        def init(one: Any, *args: Any, **kwargs: Any) -> None:
-            original(one, *args, **kwargs)
-            made.append(one)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            instances.append(self)
 
-        cast(Any, kind).__init__ = init
+        cast(Any, cls).__init__ = init
 
     if framework == "torch":
         from lockstep.torch.flat import FlatParameters
 
-        keep(FlatParameters)
+        collect_instances(FlatParameters)
 
         def change() -> None:
-            made[0].values.detach()[0] += _CHANGE
+            instances[0].values.detach()[0] += _CHANGE
 
         return change
     from lockstep.jax.dqn import DQN
     from lockstep.jax.ppo import PPO
 
-    for kind in (PPO, DQN):
-        keep(kind)
+    for cls in (PPO, DQN):
+        collect_instances(cls)
 
     def change_in_jax() -> None:
-        name, array = next((n, a) for n, a in sorted(made[0].shared_arrays().items()) if n.startswith("policy."))
+        learner = instances[0]
+        name, array = next((n, a) for n, a in sorted(learner.shared_arrays().items()) if n.startswith("policy."))
         array = array.copy()
         array.flat[0] += _CHANGE
-        made[0].load_shared({name: array})
+        learner.load_shared({name: array})
 
     return change_in_jax

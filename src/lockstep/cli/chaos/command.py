@@ -1,7 +1,7 @@
-"""`lockstep chaos`: put one fault after another into a run of the user's own, and see what survives.
+"""The command `lockstep chaos`.
 
-One undisturbed run comes first. Each fault then strikes a run of its own, at an update and a rank that the seed draws;
-the run may restart from its checkpoints and has to end with the same parameters.
+An undisturbed run comes first. Each fault is then injected into a separate run, at an update and a rank drawn from the
+seed. The run may restart from its checkpoints and must end with the same parameters.
 """
 
 import json
@@ -22,11 +22,11 @@ from lockstep.record.run_dir import RunDir, write_atomically
 from lockstep.run import Run, override
 
 UPDATES = 24
-"""How many updates of the run are tried, unless the user says for how long to train."""
+"""Number of updates of each run, unless the user sets the length of the training."""
 MAX_TIMEOUT_S = 10.0
-"""The longest `timeout_s`: a rank that stalls is waited for so long."""
+"""Upper bound on `timeout_s`, after which a stalled rank is detected."""
 RESULT_FILE = "chaos.json"
-"""The table, in the folder of all runs."""
+"""The table, in the directory of all runs."""
 
 
 def chosen_faults(text: str | None) -> list[str]:
@@ -41,7 +41,7 @@ def chosen_faults(text: str | None) -> list[str]:
 
 
 def prepared(run: Run, ranks: int, *, whole: bool) -> Run:
-    """The run as it is tried: pinned, saved often, quick to notice, and short unless the `whole` run is asked for."""
+    """The run with pinned shards, frequent checkpoints, a short timeout and, unless `whole`, few updates."""
     rollout = run.num_envs * run.algorithm.num_steps
     updates = -(-run.total_steps // rollout)
     if not whole:
@@ -57,13 +57,13 @@ def prepared(run: Run, ranks: int, *, whole: bool) -> Run:
         "non_finite": "stop",
         "stop_when_solved": False,
     }
-    if isinstance(run.algorithm, DQNConfig) and not whole:  # or nothing would be learned, and nothing could be lost
+    if isinstance(run.algorithm, DQNConfig) and not whole:  # so that the short run has gradient steps
         changes["learning_starts"] = min(run.algorithm.learning_starts, changes["checkpoint_every"])
     return override(run, changes)
 
 
 def schedule(faults: Sequence[str], run: Run, ranks: int, seed: int) -> list[InjectedFault]:
-    """When each fault strikes and whom; what the seed draws for one does not depend on the others."""
+    """Draw the rank and the update of each fault; the draws of one kind do not depend on the others."""
     updates = run.total_steps // (run.num_envs * run.algorithm.num_steps)
     drawn: list[InjectedFault] = []
     for kind in faults:
@@ -73,15 +73,15 @@ def schedule(faults: Sequence[str], run: Run, ranks: int, seed: int) -> list[Inj
 
 
 def chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir: Path | None, whole: bool) -> int:
-    """Try every fault, tell as they end, and write `chaos.json`; returns the exit code: 0 when all survived.
+    """Run every fault, print a line for each, and write `chaos.json`; returns 0 if the run survived all of them.
 
     Args:
         run: the user's run.
-        ranks: how many ranks it takes.
+        ranks: number of ranks.
         faults: names of `lockstep.cli.chaos.faults.KINDS`.
-        seed: what draws ranks and updates.
-        run_dir: where the runs go, a directory each; default: a new one below `runs/`.
-        whole: keep `total_steps` instead of trying the first `UPDATES` updates.
+        seed: of the drawn ranks and updates.
+        run_dir: parent directory of the runs; default: a new one below `runs/`.
+        whole: keep `total_steps` instead of running `UPDATES` updates.
     """
     run = prepared(run, ranks, whole=whole)
     folder = RunDir.create(run_dir, run, name="chaos").path
@@ -90,12 +90,12 @@ def chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir: Pa
     with caught_signals() as caught:
         all_runs = Trials(run, ranks, folder, caught)
         try:
-            _introduce(run, ranks, folder, all_runs.exact)
-            _now(f"the undisturbed run, on {ranks} ranks ...")
+            _print_header(run, ranks, folder, all_runs.exact)
+            _print_progress(f"the undisturbed run, on {ranks} ranks ...")
             all_runs.undisturbed()
             _say(f"undisturbed: parameters {all_runs.fingerprint}\n\n{HEAD}")
             for fault in drawn:
-                _now(f"{fault.fault}: {KINDS[fault.fault]} (rank {fault.rank}, update {fault.update}) ...")
+                _print_progress(f"{fault.fault}: {KINDS[fault.fault]} (rank {fault.rank}, update {fault.update}) ...")
                 trials.append(all_runs.try_fault(fault))
                 _say(trials[-1].row(all_runs.exact))
         except Interrupted as interrupted:
@@ -108,7 +108,7 @@ def chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir: Pa
     return 0 if survived == len(trials) else 1
 
 
-def _introduce(run: Run, ranks: int, folder: Path, exact: bool) -> None:
+def _print_header(run: Run, ranks: int, folder: Path, exact: bool) -> None:
     rollout = run.num_envs * run.algorithm.num_steps
     _say(
         f"{run.task} on {ranks} ranks, {run.total_steps // rollout} updates of {rollout} steps; for the trial "
@@ -130,8 +130,8 @@ def _write(folder: Path, trials: Trials, done: Sequence[Trial]) -> None:
     write_atomically(folder / RESULT_FILE, json.dumps(result, indent=2) + "\n")
 
 
-def _now(text: str) -> None:
-    """What is being done, on a terminal only; the next line takes its place."""
+def _print_progress(text: str) -> None:
+    """Print a line that the next one replaces, on a terminal only."""
     if sys.stdout.isatty():
         print(f"\r\033[K{text}", end="", flush=True)
 

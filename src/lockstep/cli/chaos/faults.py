@@ -1,10 +1,10 @@
-"""Faults on purpose: what `lockstep chaos` and the fault tests put into one rank of a run.
+"""Inject faults into one rank of a run, for `lockstep chaos` and the tests.
 
     python -m lockstep.cli.chaos.faults '{"fault": "kill", "rank": 1, "update": 8}' train cartpole --ranks 2
     --max-restarts 3
 
-is `lockstep train cartpole --ranks 2 --max-restarts 3`, but rank 1 is killed after its 8th update. The code under trial
-knows nothing of it: one function is replaced from outside, and only in the rank that is meant.
+is `lockstep train cartpole --ranks 2 --max-restarts 3`, but rank 1 is killed after its 8th update. The fault replaces
+one function in that rank; the training code has no switch for it.
 """
 
 import errno
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from lockstep.cli.chaos.backend_faults import collectives, refuse_rewards, weight_changer, wrap_advance
+from lockstep.cli.chaos.backend_faults import check_rewards_on_host, collectives, weight_changer, wrap_advance
 from lockstep.errors import ConfigError
 
 KINDS: Mapping[str, str] = {
@@ -35,39 +35,38 @@ KINDS: Mapping[str, str] = {
     "corrupt": "a bit of the newest checkpoint flips, then the rank is killed",
     "launcher": "the launcher is killed (SIGKILL)",
 }
-"""What can be put into a rank, by name."""
+"""The kinds of faults."""
 
 NOTE = Path("logs", "struck.json")
-"""Where in the run directory a fault that struck leaves a note: the fault, its update, and when (seconds, Unix)."""
+"""Written to the run directory when a fault is injected: the fault, the update, and the Unix time in seconds."""
 
 _FOREVER_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """One fault and when it strikes."""
+    """One fault, with its rank and time."""
 
     fault: str
     """One of `KINDS`."""
     rank: int
-    """Whom."""
     update: int
-    """Strikes as soon as so many updates are done."""
+    """Number of updates after which the fault is injected."""
     attempt: int = 0
-    """In which start of the run: 0 is the first, 1 the first restart. Under torchrun as this node's agent counts."""
+    """The start of the run: 0 is the first, 1 the first restart. Under torchrun as this node's agent counts."""
     updates: int = 8
-    """For how many updates a full disk stays full."""
+    """`diskfull`: number of updates until the disk has room again."""
     saved: bool = False
-    """Strikes only when there is a checkpoint to go back to, and none on its way; `corrupt` always waits for that."""
+    """Wait until there is a checkpoint and none is being written; `corrupt` always does."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no fault."""
+        """Validate the kind."""
         if self.fault not in KINDS:
             raise ConfigError(f"unknown fault {self.fault}; there are {', '.join(KINDS)}")
 
     @classmethod
     def from_json(cls, text: str) -> "InjectedFault":
-        """A fault from what `to_json` wrote."""
+        """The inverse of `to_json`."""
         try:
             return cls(**json.loads(text))
         except (json.JSONDecodeError, TypeError) as error:
@@ -75,72 +74,76 @@ class InjectedFault:
             raise ConfigError(f"{text!r} is not a fault ({error}); write {example}") from None
 
     def to_json(self) -> str:
-        """The fault as text for a command line."""
+        """The fault as an argument of a command line."""
         return json.dumps(asdict(self))
 
 
-class _Strike:
-    """Knows when the moment has come, and notes it down."""
+class _Trigger:
+    """Decides when to inject the fault, and records it."""
 
     def __init__(self, fault: InjectedFault, run_dir: Path | None, framework: str) -> None:
         self.fault, self._run_dir, self.framework = fault, run_dir, framework
-        self.updates = -1  # none known yet: nothing strikes before the first update ended
-        self._struck = False
+        self.updates = -1  # until the first update has ended
+        self._fired = False
 
     @property
     def newest(self) -> Path | None:
-        """The newest checkpoint of the run, once there is one and while no newer one is on its way."""
+        """The newest checkpoint of the run; None if there is none, or while a newer one is being written."""
         from lockstep.record.checkpoint import FOLDER, find
 
         assert self._run_dir is not None, "the folder of checkpoints is not known; give --run-dir"
         found, folder = find(self._run_dir), self._run_dir / FOLDER
-        whole = len(found) == len([*folder.glob(".step_*"), *folder.glob("step_*")])  # LATEST says so last
+        whole = len(found) == len([*folder.glob(".step_*"), *folder.glob("step_*")])  # LATEST is written last
         return found[0] if found and whole else None
 
     def due(self) -> bool:
-        """True exactly once."""
-        if self._struck or self.updates < self.fault.update:
+        """Whether to inject the fault now; true only once."""
+        if self._fired or self.updates < self.fault.update:
             return False
         if (self.fault.saved or self.fault.fault == "corrupt") and self.newest is None:
             return False
-        self._struck = True
+        self._fired = True
         if self._run_dir is not None:
             note = asdict(self.fault) | {"at": self.updates, "time_s": time.time()}
             (self._run_dir / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
         return True
 
 
-def plant(fault: InjectedFault, run_dir: Path | None = None, framework: str = "torch") -> None:
-    """Put a fault into this process, which is about to train.
+def inject(fault: InjectedFault, run_dir: Path | None = None, framework: str = "torch") -> None:
+    """Prepare a fault in this process, before it trains.
 
     Args:
-        fault: which, and when.
-        run_dir: where to leave a note when it strikes; None leaves none.
-        framework: what the run computes with, `torch` or `jax`.
+        fault: the fault.
+        run_dir: the run directory, for `NOTE`; None: no note.
+        framework: the backend of the run, `torch` or `jax`.
     """
     from lockstep.distributed.timers import Timers
 
-    strike, original = _Strike(fault, run_dir, framework), Timers.updated
+    trigger, original = _Trigger(fault, run_dir, framework), Timers.updated
 
     def updated(timers: Timers, updates: int) -> None:
         original(timers, updates)
-        strike.updates = updates
+        trigger.updates = updates
 
     cast(Any, Timers).updated = updated
-    elsewhere = {"diskfull": _fill_disk, "collective": _stall_collectives, "weight": _change_weight}
-    elsewhere.get(fault.fault, _break_steps)(strike)
+    injectors = {"diskfull": _fill_disk, "collective": _stall_collectives, "weight": _change_weight}
+    injectors.get(fault.fault, _break_steps)(trigger)
 
 
-def _break_steps(strike: _Strike) -> None:
-    """Whatever happens to a rank as a whole happens in env.step."""
-    _wrap_steps(strike, lambda step: lambda action: _act(strike, step(action)) if strike.due() else step(action))
+def _break_steps(trigger: _Trigger) -> None:
+    """Inject the faults of a whole rank, in `env.step`."""
+
+    def wrap(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda action: _apply(trigger, step(action)) if trigger.due() else step(action)
+
+    _wrap_steps(trigger, wrap)
 
 
-def _wrap_steps(strike: _Strike, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
-    """Replace `step` of every training environment that this process is going to make."""
+def _wrap_steps(trigger: _Trigger, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
+    """Wrap `step` of every training environment that this process will create."""
     from lockstep.experience.rollout import Collector
 
-    if strike.framework == "jax":
+    if trigger.framework == "jax":
         wrap_advance(wrap)
     original = Collector.__init__
 
@@ -152,12 +155,12 @@ def _wrap_steps(strike: _Strike, wrap: Callable[[Callable[[Any], Any]], Callable
     cast(Any, Collector).__init__ = init
 
 
-def _act(strike: _Strike, result: tuple[Any, ...]) -> tuple[Any, ...]:
-    match strike.fault.fault:
+def _apply(trigger: _Trigger, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    match trigger.fault.fault:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "corrupt":
-            _flip_bit(strike)
+            _flip_bit(trigger)
             os.kill(os.getpid(), signal.SIGKILL)
         case "launcher":
             os.kill(os.getppid(), signal.SIGKILL)
@@ -171,7 +174,7 @@ def _act(strike: _Strike, result: tuple[Any, ...]) -> tuple[Any, ...]:
         case "stall":
             time.sleep(_FOREVER_S)
         case _:  # nan
-            refuse_rewards(result)
+            check_rewards_on_host(result)
             observation, reward, *rest = result
             reward = reward.copy()
             reward[0] = float("nan")
@@ -179,11 +182,11 @@ def _act(strike: _Strike, result: tuple[Any, ...]) -> tuple[Any, ...]:
     return result
 
 
-def _flip_bit(strike: _Strike) -> None:
-    """Change one bit in the middle of one file, whose turn the number of the update decides."""
-    assert strike.newest is not None
-    files = sorted(strike.newest.glob("*.safetensors"))
-    path = files[strike.fault.update % len(files)]
+def _flip_bit(trigger: _Trigger) -> None:
+    """Flip one bit in the middle of one file of the newest checkpoint, chosen by the number of the update."""
+    assert trigger.newest is not None
+    files = sorted(trigger.newest.glob("*.safetensors"))
+    path = files[trigger.fault.update % len(files)]
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)[0]
@@ -191,44 +194,44 @@ def _flip_bit(strike: _Strike) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def _stall_collectives(strike: _Strike) -> None:
-    """A rank that came to a collective does not do its part, in memory and in messages alike."""
+def _stall_collectives(trigger: _Trigger) -> None:
+    """Let the rank block in a collective, through shared memory or messages."""
 
     def stalled(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if strike.due():
+            if trigger.due():
                 time.sleep(_FOREVER_S)
             return original(*args, **kwargs)
 
         return call
 
-    for kind, name in collectives(strike.framework):
-        setattr(kind, name, stalled(getattr(kind, name)))
+    for cls, name in collectives(trigger.framework):
+        setattr(cls, name, stalled(getattr(cls, name)))
 
 
-def _change_weight(strike: _Strike) -> None:
-    """What a bit that flips in memory does: this rank's parameters are no longer those of the others."""
-    change = weight_changer(strike.framework)
+def _change_weight(trigger: _Trigger) -> None:
+    """Change one weight of this rank, as a bit flip in memory does."""
+    change = weight_changer(trigger.framework)
 
     def changing(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def faulty(action: Any) -> Any:
-            if strike.due():
+            if trigger.due():
                 change()
             return step(action)
 
         return faulty
 
-    _wrap_steps(strike, changing)
+    _wrap_steps(trigger, changing)
 
 
-def _fill_disk(strike: _Strike) -> None:
-    """Files below `checkpoints/` cannot be written to their end, as on a disk that has no room."""
+def _fill_disk(trigger: _Trigger) -> None:
+    """Let writes below `checkpoints/` fail, as on a full disk."""
     original = os.fsync
 
     def fsync(file: int) -> None:
-        path, first = Path(os.readlink(f"/proc/self/fd/{file}")), strike.fault.update
-        if "checkpoints" in path.parts and first <= strike.updates < first + strike.fault.updates:
-            strike.due()
+        path, first = Path(os.readlink(f"/proc/self/fd/{file}")), trigger.fault.update
+        if "checkpoints" in path.parts and first <= trigger.updates < first + trigger.fault.updates:
+            trigger.due()
             if path.is_file():
                 os.truncate(path, path.stat().st_size // 2)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -238,7 +241,7 @@ def _fill_disk(strike: _Strike) -> None:
 
 
 def _run_dir(arguments: Sequence[str]) -> Path | None:
-    """The run directory that a rank's command line names."""
+    """The run directory in a rank's command line."""
     for name in ("--run-dir", "--resume"):
         for index, word in enumerate(arguments):
             value = arguments[index + 1] if word == name else word.partition("=")[2]
@@ -249,9 +252,9 @@ def _run_dir(arguments: Sequence[str]) -> Path | None:
 
 
 def _framework(arguments: Sequence[str]) -> str:
-    """What the arguments, or else the files that they name, say that the run computes with."""
-    said = " ".join(arguments).replace("_", "-").replace("=", " ")
-    if found := [framework for framework in ("torch", "jax") if f"ml-framework {framework}" in said]:
+    """The backend of the run, from its arguments or the config files that they name."""
+    flags = " ".join(arguments).replace("_", "-").replace("=", " ")
+    if found := [framework for framework in ("torch", "jax") if f"ml-framework {framework}" in flags]:
         return found[0]
     files = [Path(word) for word in arguments if word.endswith((".yaml", ".yml"))]
     files.append((_run_dir(arguments) or Path()) / "run.yaml")
@@ -260,22 +263,22 @@ def _framework(arguments: Sequence[str]) -> str:
 
 
 def _redirect_ranks(fault: InjectedFault) -> None:
-    """Let the launcher in this process start its ranks through this module."""
+    """Patch the launcher in this process so that it starts its ranks through this module."""
     from lockstep.launch.supervise import RankGroup
 
     original = RankGroup.start
 
     def start(group: RankGroup, command: Sequence[str], *args: Any, **kwargs: Any) -> None:
         words = list(command)
-        place = words.index("lockstep.train")
-        words[place : place + 1] = ["lockstep.cli.chaos.faults", fault.to_json()]
+        index = words.index("lockstep.train")
+        words[index : index + 1] = ["lockstep.cli.chaos.faults", fault.to_json()]
         original(group, words, *args, **kwargs)
 
     cast(Any, RankGroup).start = start
 
 
 def main() -> None:
-    """The command line; ends the process as `python -m lockstep.train` and `lockstep` do."""
+    """Run the command line, as `lockstep` or as one rank; ends the process."""
     try:
         fault = InjectedFault.from_json(sys.argv[1] if len(sys.argv) > 1 else "")
     except ConfigError as error:
@@ -292,7 +295,7 @@ def main() -> None:
     die_with_launcher()
     attempt = int(os.environ.get("LOCKSTEP_RESTARTS", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     if int(os.environ["RANK"]) == fault.rank and attempt == fault.attempt:
-        plant(fault, _run_dir(arguments), _framework(arguments))
+        inject(fault, _run_dir(arguments), _framework(arguments))
     sys.argv = ["lockstep.train", *(arguments[1:] if arguments[:1] == ["train"] else arguments)]
     runpy.run_module("lockstep.train", run_name="__main__")
 

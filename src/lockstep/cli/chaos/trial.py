@@ -1,7 +1,6 @@
-"""Runs that a fault strikes, one after another: started as a user would, judged by what they leave."""
+"""Run `lockstep train` with one fault after another, and evaluate each run by its files and exit code."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -10,58 +9,58 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import psutil
 
 from lockstep.cli.chaos.faults import NOTE, InjectedFault
+from lockstep.cli.report.runs import read_json
 from lockstep.errors import RunError
 from lockstep.run import Run
 
 _MAX_RESTARTS = 2
-_MARK = "LOCKSTEP_CHAOS"  # children and theirs inherit it: whoever has it when a run ended was left behind
-_GONE_S = 5.0
+_MARK = "LOCKSTEP_CHAOS"  # inherited by all processes of a run: one that has it after the run is an orphan
+_EXIT_S = 5.0
 _SAID_WIDTH = 160
 _COLUMNS = ("fault", 11), ("rank", 5), ("update", 7), ("step", 10), ("noticed", 8), ("restarts", 9), ("lost", 8)
 HEAD = "".join(f"{name:{width}}" for name, width in _COLUMNS) + f"{'code':5}{'same':13}{'verdict':14}said"
-"""The first line of the table."""
+"""The header of the table."""
 
 
-class Interrupted(Exception):  # noqa: N818  # no error: the user asked for it
+class Interrupted(Exception):  # noqa: N818  # requested by the user
     """A signal, the argument, ended the trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What one fault did to a run."""
+    """The outcome of one fault."""
 
     fault: str
     """One of `lockstep.cli.chaos.faults.KINDS`."""
     rank: int
-    """Whom it struck."""
+    """The rank of the fault."""
     update: int
-    """After how many updates."""
+    """Number of updates before the fault."""
     step: int
-    """The same in environment steps, all ranks."""
+    """Environment steps before the fault, all ranks."""
     noticed_s: float | None
-    """Seconds until the run knew; None where nothing had to be noticed."""
+    """Seconds until the run detected the fault; None if there was nothing to detect."""
     restarts: int
-    """How often all ranks started anew, a resume by hand included."""
+    """Number of restarts, including a manual resume."""
     steps_lost: int
-    """Environment steps that were taken twice."""
+    """Environment steps that were repeated."""
     exit_code: int | None
-    """Of the command; None when it did not end in time."""
+    """Exit code of the command; None after a timeout."""
     same_parameters: bool
-    """Whether it ended with the parameters of the undisturbed run."""
+    """Whether the final parameters are those of the undisturbed run."""
     said: str
-    """How the run explained it."""
+    """The message of the run about the fault."""
     problems: list[str] = field(default_factory=list[str])
-    """Why it did not survive; empty when it did."""
+    """Reasons why it did not survive; empty if it did."""
 
     @property
     def survived(self) -> bool:
-        """Whether nothing was lost."""
+        """Whether there were no problems."""
         return not self.problems
 
     def row(self, exact: bool) -> str:
@@ -76,12 +75,12 @@ class Trial:
 
 
 class Trials:
-    """All runs of one `lockstep chaos`, each in a directory of its own.
+    """The runs of one `lockstep chaos`.
 
     Args:
         run: the run, `prepared`.
-        ranks: how many ranks it takes.
-        folder: where the runs lie; holds `run.yaml`.
+        ranks: number of ranks.
+        folder: the parent directory of the runs; has `run.yaml`.
         caught: signals that this process received.
     """
 
@@ -92,21 +91,21 @@ class Trials:
         search = dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry)])
         self._environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(search),
-            "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),  # the runs end with this process, however it ends
+            "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),  # ends the runs when this process ends
             _MARK: self._mark,
         }
         self.exact = _can_save(run)
-        """Whether the environments can be saved, so that a restarted run has to end with the same bits."""
+        """Whether the environments can be saved, so that a restarted run must end with the same bits."""
         self.fingerprint = ""
-        """Of the parameters of the undisturbed run, once it ended."""
-        self._took = 0.0
+        """Of the final parameters of the undisturbed run."""
+        self._undisturbed_s = 0.0
 
     def undisturbed(self) -> None:
-        """The run that all others are compared with."""
+        """Run without a fault, for comparison."""
         start = time.monotonic()
         code = self._start(["lockstep.train", *self._train("undisturbed")], "undisturbed", 3600.0)
-        self._took = time.monotonic() - start
-        summary = _json(self._folder / "undisturbed" / "summary.json")
+        self._undisturbed_s = time.monotonic() - start
+        summary = read_json(self._folder / "undisturbed" / "summary.json")
         if code != 0:
             why = summary.get("error") or ("it did not end within an hour" if code is None else f"exit code {code}")
             raise RunError(
@@ -116,24 +115,26 @@ class Trials:
         self.fingerprint = str(summary["params_fingerprint"])
 
     def try_fault(self, fault: InjectedFault) -> Trial:
-        """One run with one fault."""
+        """Run with one fault."""
         name, problems = fault.fault, list[str]()
-        limit = 60.0 + 3 * (self._took + self._run.timeout_s)
+        limit = 60.0 + 3 * (self._undisturbed_s + self._run.timeout_s)
         command = ["lockstep.cli.chaos.faults", fault.to_json(), "train", *self._train(name)]
         code = self._start([*command, "--max-restarts", str(_MAX_RESTARTS)], name, limit)
         resumed = 0
         if name == "launcher":
-            problems += self._cleared(name)
+            problems += self._clean_up(name)
             if code == -signal.SIGKILL:
                 resumed = 1
                 again = ["lockstep.train", "--resume", str(self._folder / name), "--ranks", str(self._ranks)]
                 code = self._start(again, name, limit)
-        problems += self._cleared(name)
-        return self._judge(fault, code, resumed, problems, limit)
+        problems += self._clean_up(name)
+        return self._evaluate(fault, code, resumed, problems, limit)
 
-    def _judge(self, fault: InjectedFault, code: int | None, resumed: int, problems: list[str], limit: float) -> Trial:
+    def _evaluate(
+        self, fault: InjectedFault, code: int | None, resumed: int, problems: list[str], limit: float
+    ) -> Trial:
         run_dir = self._folder / fault.fault
-        summary, note = _json(run_dir / "summary.json"), _json(run_dir / NOTE)
+        summary, note = read_json(run_dir / "summary.json"), read_json(run_dir / NOTE)
         restarts = int(summary.get("restarts") or 0) + resumed
         same = code == 0 and summary.get("params_fingerprint") == self.fingerprint
         if not note:
@@ -144,7 +145,7 @@ class Trials:
             problems.append(f"{summary.get('error') or 'it failed'}; see {run_dir}.txt")
         elif not same and self.exact:
             problems.append("it ended with other parameters")
-        elif note and not restarts and fault.fault not in ("diskfull",):
+        elif note and not restarts and fault.fault != "diskfull":
             problems.append("nobody noticed")
         said, noticed = _explanation(run_dir, float(note.get("time_s", 0)))
         said = "; ".join(filter(None, (said, _warnings(run_dir.with_suffix(".txt")))))
@@ -169,24 +170,24 @@ class Trials:
         return [config, "--ranks", str(self._ranks), "--run-dir", str(self._folder / name)]
 
     def _start(self, module: list[str], name: str, limit_s: float) -> int | None:
-        """Run a command to its end; None when it took too long. What it prints goes to `NAME.txt`."""
+        """Run a command with its output in `NAME.txt`; returns the exit code, or None after a timeout."""
         command = [sys.executable, "-m", *module]
-        with (self._folder / f"{name}.txt").open("ab") as said:
+        with (self._folder / f"{name}.txt").open("ab") as output:
             process = subprocess.Popen(
                 command,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,  # a Ctrl-C is passed on by us, once
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is forwarded below
             )
-        deadline, lines = time.monotonic() + limit_s, 0
+        deadline, forwarded = time.monotonic() + limit_s, 0
         while process.poll() is None:
-            if len(self._caught) > lines:
-                process.send_signal(self._caught[lines])
-                lines += 1
+            if len(self._caught) > forwarded:
+                process.send_signal(self._caught[forwarded])
+                forwarded += 1
             if time.monotonic() > deadline:
-                process.kill()  # its guardian ends its ranks
+                process.kill()  # the guardian process ends its ranks
                 process.wait()
                 return None
             time.sleep(0.02)
@@ -194,19 +195,19 @@ class Trials:
             raise Interrupted(self._caught[0])
         return process.returncode
 
-    def _cleared(self, name: str) -> list[str]:
-        """What a run left that it should not have; processes are given a moment, then ended."""
-        deadline = time.monotonic() + _GONE_S
-        while (left := list(self._left())) and time.monotonic() < deadline:
+    def _clean_up(self, name: str) -> list[str]:
+        """Kill processes that outlive a run; returns problems: such processes, and partial files."""
+        deadline = time.monotonic() + _EXIT_S
+        while (orphans := list(self._orphans())) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for pid in left:
+        for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        problems = [f"{len(left)} processes were left behind"] if left else []
-        half = sorted(str(path.relative_to(self._folder)) for path in (self._folder / name).rglob(".*"))
-        return problems + ([f"half-written: {', '.join(half)}"] if half else [])
+        problems = [f"{len(orphans)} processes were left behind"] if orphans else []
+        partial = sorted(str(path.relative_to(self._folder)) for path in (self._folder / name).rglob(".*"))
+        return problems + ([f"half-written: {', '.join(partial)}"] if partial else [])
 
-    def _left(self) -> Iterator[int]:
+    def _orphans(self) -> Iterator[int]:
         for process in psutil.process_iter(["environ"]):
             if (process.info["environ"] or {}).get(_MARK) == self._mark:
                 yield process.pid
@@ -223,14 +224,8 @@ def _can_save(run: Run) -> bool:
         env.close()
 
 
-def _json(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
-    return {}
-
-
 def _step(resumed_from: object) -> int:
-    """The environment step of a checkpoint's name, `step_N`; 0 without one."""
+    """The step of a checkpoint path `.../step_N`; 0 without one."""
     name = Path(str(resumed_from)).name.removeprefix("step_")
     return int(name) if name.isdecimal() else 0
 
@@ -240,14 +235,14 @@ def _shortened(text: str) -> str:
 
 
 def _warnings(printed: Path) -> str:
-    """What the run warned of, about its checkpoints."""
+    """Warnings of the run about its checkpoints."""
     lines = printed.read_text(encoding="utf-8", errors="replace").splitlines()
     return "; ".join(dict.fromkeys(line for line in lines if line.startswith("warning: ") and "checkpoint" in line))
 
 
 def _explanation(run_dir: Path, struck_s: float) -> tuple[str, float | None]:
-    """What the run wrote down about its first failure, and how long after the fault."""
+    """The message of the run's first failure, and the delay from the fault to it in seconds."""
     path = run_dir / "logs" / "failure_1.json"
     if not path.exists():
         return "", None
-    return str(_json(path).get("message", "")).splitlines()[0], max(0.0, path.stat().st_mtime - struck_s)
+    return str(read_json(path).get("message", "")).splitlines()[0], max(0.0, path.stat().st_mtime - struck_s)

@@ -1,4 +1,4 @@
-"""`lockstep offline`: logged data, from a raw log to a policy that was learned from it and judged by it."""
+"""`lockstep offline`: prepare logged data, learn from it, evaluate policies on it, and record logs."""
 
 import argparse
 
@@ -7,8 +7,8 @@ from lockstep.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be typed after `lockstep offline`."""
-    parser.set_defaults(call=_nothing_chosen)
+    """Add the commands of `lockstep offline`."""
+    parser.set_defaults(call=_no_command)
     chosen = parser.add_subparsers(dest="part", metavar="COMMAND", parser_class=type(parser))
     for name, what, add, call in (
         ("prepare", "make a log ready to learn from", prepare.add_arguments, prepare.prepare_command),
@@ -21,5 +21,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         part.set_defaults(call=call)
 
 
-def _nothing_chosen(args: argparse.Namespace) -> int:
+def _no_command(args: argparse.Namespace) -> int:
     raise ConfigError("lockstep offline needs a command: prepare, train, evaluate or record")

@@ -1,4 +1,4 @@
-"""`lockstep offline evaluate`: what the policy of a run would earn, estimated from a log."""
+"""`lockstep offline evaluate`: estimate the return of a run's policy from logged data."""
 
 import argparse
 import shlex
@@ -8,7 +8,7 @@ from lockstep.errors import ConfigError, RunError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be typed after `lockstep offline evaluate`."""
+    """Add the arguments of `lockstep offline evaluate`."""
     add = parser.add_argument
     add("run", metavar="RUN", help="directory of a run that learned from a log")
     add("--data", metavar="DIR", help="prepared data to judge by (default: the run's eval_data, else its data)")
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
-    """`lockstep offline evaluate`: prints, and writes `estimates.json` into the run; returns the exit code."""
+    """`lockstep offline evaluate`: print the estimates and write `estimates.json` into the run directory."""
     import json
 
     from lockstep.cli.request import requested_ranks

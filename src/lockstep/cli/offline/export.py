@@ -1,4 +1,4 @@
-"""`lockstep export`: the policy of a run as one file that runs without Lockstep."""
+"""`lockstep export`: write the policy of a run as a file that runs without Lockstep."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ _SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be typed after `lockstep export`."""
+    """Add the arguments of `lockstep export`."""
     add_choice(parser)
     add = parser.add_argument
     add("--format", choices=("onnx", "torch"), default="onnx", help="ONNX, or torch.export's .pt2 (default: onnx)")
@@ -41,7 +41,7 @@ def export_command(args: argparse.Namespace) -> int:
 
 
 def _exported(found: "Found", out: Path, to: "Format", data: str | None) -> "Exported":
-    """Write the file that suits the policy."""
+    """Export a policy of logged data or of environments."""
     from lockstep.torch.deploy.acting_export import export_acting
     from lockstep.torch.deploy.offline_export import export
     from lockstep.torch.export import load_policy
@@ -56,7 +56,7 @@ def _exported(found: "Found", out: Path, to: "Format", data: str | None) -> "Exp
 
 
 def _data(run: Path, given: str | None) -> "Dataset":
-    """The prepared data to compare on: what was given, or what the run learned from."""
+    """The prepared data to compare on: `given`, else the data of the run."""
     from lockstep.data.dataset import Dataset
     from lockstep.record.run_dir import RUN_FILE
     from lockstep.run import OfflineRun, load

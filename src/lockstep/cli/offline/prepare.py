@@ -1,4 +1,4 @@
-"""`lockstep offline prepare`: from logs to data to learn from."""
+"""`lockstep offline prepare`: convert logs to prepared data."""
 
 import argparse
 import re
@@ -6,17 +6,18 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.cli.request import set_values
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.data.prepare import PrepareOptions
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_LEAST_MEMORY = 1 << 24
+_MIN_MEMORY = 1 << 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be typed after `lockstep offline prepare`."""
+    """Add the arguments of `lockstep offline prepare`."""
     add = parser.add_argument
     add("logs", metavar="LOG", nargs="+", help="JSON lines, Parquet, CSV, a folder of them, or a Minari dataset")
     add("--out", metavar="DIR", required=True, help="directory for the prepared data")
@@ -69,12 +70,6 @@ def _options(args: argparse.Namespace) -> "PrepareOptions":
     from lockstep.data.prepare import PrepareOptions
     from lockstep.launch.flags import number
 
-    norm = dict[str, str]()
-    for pair in args.set:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair} has no value; write --set {name}=VALUE")
-        norm[name.strip().replace("-", "_")] = value
     actions = None if args.actions is None else tuple(name.strip() for name in args.actions.split(","))
     if actions is not None and not all(actions):
         raise ConfigError(f"--actions {args.actions} has an empty name; write --actions left,right")
@@ -86,13 +81,13 @@ def _options(args: argparse.Namespace) -> "PrepareOptions":
         max_episode_steps=None if limit is None else number(limit, "--max-episode-steps"),
         state_features=None if args.state_features is None else Path(args.state_features),
         action_features=None if args.action_features is None else Path(args.action_features),
-        norm=norm,
+        norm=set_values(args.set),
     )
     return options if args.like is None else _like(Path(args.like), options, args)
 
 
 def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "PrepareOptions":
-    """What was typed, and the rest as of other prepared data: a policy learned from one can be judged by the other."""
+    """Take options that were not given from other prepared data, so that both suit the same policy."""
     from dataclasses import replace
 
     from lockstep.data.dataset import Dataset
@@ -103,14 +98,14 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
             raise ConfigError(f"--like {other} already sets --{name.replace('_', '-')}; leave one of them out")
     dataset = Dataset.open(other)
     info, parametric = dataset.info, dataset.info.kind == "parametric"
-    before: dict[str, Any] = dataset.info.rules.get("options", {})
+    previous: dict[str, Any] = dataset.info.rules.get("options", {})
     return replace(
         options,
         kind=info.kind,
         actions=None if parametric else info.actions,
-        columns=before.get("columns") if options.columns is None else options.columns,
+        columns=previous.get("columns") if options.columns is None else options.columns,
         max_episode_steps=(
-            before.get("max_episode_steps") if options.max_episode_steps is None else options.max_episode_steps
+            previous.get("max_episode_steps") if options.max_episode_steps is None else options.max_episode_steps
         ),
         state_features=other / STATE_FEATURES,
         action_features=other / ACTION_FEATURES if parametric else None,
@@ -119,11 +114,11 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
 
 
 def _bytes(text: str) -> int:
-    """`512M` and the like."""
+    """The number of bytes in a size such as `512M`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
         raise ConfigError(f"--memory {text} is not a size; write a number of bytes, or 512M, or 2G")
     size = int(float(found[1]) * 1024 ** _UNITS[found[2]])
-    if size < _LEAST_MEMORY:
-        raise ConfigError(f"--memory {text} is too little; give at least {_LEAST_MEMORY >> 20}M")
+    if size < _MIN_MEMORY:
+        raise ConfigError(f"--memory {text} is too little; give at least {_MIN_MEMORY >> 20}M")
     return size

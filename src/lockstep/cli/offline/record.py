@@ -1,4 +1,4 @@
-"""`lockstep offline record`: a policy's decisions as a log."""
+"""`lockstep offline record`: write the decisions of a policy as a log."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from lockstep.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lockstep offline record`."""
+    """Add the arguments of `lockstep offline record`."""
     add = parser.add_argument
     add("source", metavar="RUN|TASK", help="run directory, whose policy is played; or a task, played at random")
     add("--out", metavar="FILE", required=True, help="log to write: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, ...")
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def record_command(args: argparse.Namespace) -> int:
-    """`lockstep offline record`: plays, writes, prints; returns the exit code."""
+    """`lockstep offline record`; returns the exit code."""
     from pathlib import Path
 
     from lockstep.launch.flags import number

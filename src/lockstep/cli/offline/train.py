@@ -1,4 +1,4 @@
-"""`lockstep offline train`: from prepared data, a run's YAML or a classic workflow file to ranks that learn."""
+"""`lockstep offline train`: learn from prepared data, by a run's YAML or by a classic workflow file."""
 
 import argparse
 import difflib
@@ -21,7 +21,7 @@ _CQL_ALPHA = "1.0"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be typed after `lockstep offline train`."""
+    """Add the arguments of `lockstep offline train`."""
     add = parser.add_argument
     add("target", metavar="DATA|WORKFLOW.json|RUN.yaml", nargs="?", help="what to learn from")
     add("--task", metavar="ID", help="a simulator to evaluate the policy in, where there is one")
@@ -58,7 +58,7 @@ def train_command(args: argparse.Namespace) -> int:
 
 
 def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]":
-    """The run that the arguments describe, and the workflow file that it is from."""
+    """The run that the arguments describe, and its workflow file, if any."""
     from lockstep.cli.request import changes_of
     from lockstep.cli.workflow_files import files
     from lockstep.run import override
@@ -84,7 +84,7 @@ def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]"
 
 
 def _check_algo(algo: object) -> None:
-    """Refuse an algorithm that there is not, with all that there are."""
+    """Raise `ConfigError`, with the known algorithms, for an unknown one."""
     if algo is None or algo in _ALGORITHMS:
         return
     near = difflib.get_close_matches(str(algo), _ALGORITHMS, n=1)
@@ -94,7 +94,7 @@ def _check_algo(algo: object) -> None:
 
 
 def _from_path(path: Path) -> "OfflineRun":
-    """Prepared data with the default settings of their kind, or a run from its file."""
+    """A run on prepared data with default settings, or the run of a file or run directory."""
     from lockstep.data.dataset import Dataset
     from lockstep.run import OfflineRun, load
 

@@ -1,4 +1,8 @@
-"""What runs tell together: a table of them, and predictions of larger worlds. Knows no framework."""
+"""`lockstep report`: a table of runs, and predictions of the speed of larger worlds.
+
+`runs.py` reads run directories and `table.py` prints them. `load.py` reads measurements for the cost model, `fit.py`
+fits it, `scaling.py` prints predictions.
+"""
 
 import argparse
 import sys
@@ -7,12 +11,12 @@ from pathlib import Path
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
 
-_ANY_WIDTH = 10_000
-"""For a file or a pipe, which have none of their own."""
+_UNLIMITED_WIDTH = 10_000
+"""Width of the table for a file or a pipe."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lockstep report`."""
+    """Add the arguments of `lockstep report`."""
     add = parser.add_argument
     add(
         "paths",
@@ -33,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report_command(args: argparse.Namespace) -> int:
-    """`lockstep report`: prints; returns the exit code."""
+    """`lockstep report`; returns the exit code."""
     if args.predict:
         return _predict(args)
     from lockstep.cli.report.runs import find_runs, read_run
@@ -48,7 +52,7 @@ def report_command(args: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        print_tables(runs, Console() if sys.stdout.isatty() else Console(width=_ANY_WIDTH))
+        print_tables(runs, Console() if sys.stdout.isatty() else Console(width=_UNLIMITED_WIDTH))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Fitting the cost model (`lockstep.preflight.cost_model`) on measurements, and its error on those it has not seen."""
+"""Fit the cost model (`lockstep.preflight.cost_model`) to measurements, and cross-validate it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -9,12 +9,12 @@ from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import PARTS, Costs, Layout, Work, amounts_of, predict, transfer_s
 
 _NAMES = tuple(field.name for field in fields(Costs))
-# Where all points have the same numbers of steps, epochs and gradient steps, the first three go into the prices of a
-# gradient step: a prediction keeps those numbers and needs only the sum. Where all hosts have one number of ranks, or
-# all worlds one number of hosts, a message has no price of its own: each rank, each host of it is taken to cost alike.
+# If all points have the same numbers of steps, epochs and gradient steps, the first three costs cannot be separated
+# from those of a gradient step, and a prediction needs only their sum. If all hosts have the same number of ranks, or
+# all worlds the same number of hosts, the fixed cost of a message cannot be separated from that per rank or host.
 _MERGED = ("update", "step_row", "step_call", "local_message", "host_message")
-_SMALL = 1e-10  # of rounding
-_APART = 3.0  # how many times farther some hosts must be than others to tell the way from the rest of a message
+_TOLERANCE = 1e-10  # relative
+_MIN_DISTANCE_RATIO = 3.0  # between round trips, to separate the latency from the rest of a message's cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +27,22 @@ class Point:
     seconds: float
     """Of one update."""
     parts: tuple[float, float, float] | None = None
-    """Seconds of an update in rollout, learning and messages, where they are known."""
+    """Seconds of an update in rollout, learning and messages, if known."""
     subject: str = ""
-    """What was trained: measurements of different subjects have different costs."""
+    """Config without counts: measurements of different subjects have different costs."""
 
 
 def fit(points: Sequence[Point]) -> Costs:
-    """The costs that explain the points best: least squares of relative errors, no cost negative.
+    """Fit the costs: non-negative least squares of relative errors.
 
-    Prices that no point pays are 0. Where no hosts are much farther apart than others, a way takes half a
-    round trip.
+    Costs that no point depends on are 0. Unless some round trips are much longer than others, the latency of a message
+    is taken as half a round trip.
 
     Raises:
-        ConfigError: the points do not tell the price of a call from the price of a row.
+        ConfigError: the points do not determine the cost of a call separately from that of a row.
     """
     distances = [p.layout.round_trip_s for p in points if p.layout.hosts > 1] or [0.0]
-    known = {"round_trips": Costs().round_trips} if max(distances) <= _APART * min(distances) else {}
+    known = {"round_trips": Costs().round_trips} if max(distances) <= _MIN_DISTANCE_RATIO * min(distances) else {}
     equations = [equation for point in points for equation in _equations(point, known)]
     matrix, right = np.array([e[0] for e in equations]), np.array([e[1] for e in equations])
     paid = [i for i, name in enumerate(_NAMES) if name not in known and matrix[:, i].any()]
@@ -61,9 +61,9 @@ def fit(points: Sequence[Point]) -> Costs:
 
 
 def held_out(points: Sequence[Point]) -> list[tuple[Point, float | None]]:
-    """What each point would be predicted from the others, in seconds of an update; None where they do not suffice.
+    """Leave-one-out prediction of each point, in seconds per update; None if the others do not suffice.
 
-    Points of the same work and layout are left out together: a repetition is no test.
+    Points of the same work and layout are left out together.
     """
     found: list[tuple[Point, float | None]] = []
     for point in points:
@@ -84,7 +84,7 @@ def _kind(point: Point) -> tuple[object, ...]:
 
 
 def _equations(point: Point, known: dict[str, float]) -> Iterable[tuple[list[float], float]]:
-    """One equation for an update, or one for each of its parts, over the time of the update."""
+    """One equation for an update, or one for each of its parts, divided by the time of the update."""
     amounts, transfer = amounts_of(point.work, point.layout), transfer_s(point.work, point.layout)
     parts = zip(PARTS.values(), point.parts, strict=True) if point.parts else [(_NAMES, point.seconds)]
     for names, seconds in parts:
@@ -95,18 +95,18 @@ def _equations(point: Point, known: dict[str, float]) -> Iterable[tuple[list[flo
 
 
 def _rank(matrix: np.ndarray) -> int:
-    """How many prices the columns tell apart."""
+    """Rank of the matrix: the number of costs that it determines."""
     return int(np.linalg.matrix_rank(matrix / np.abs(matrix).max(0), tol=1e-3))
 
 
 def non_negative(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Least squares without negative values (Lawson and Hanson, 1974): columns enter one by one, and leave at zero."""
+    """Non-negative least squares by the active-set method of Lawson and Hanson, 1974."""
     scale = np.linalg.norm(matrix, axis=0)
     matrix, count = matrix / scale, matrix.shape[1]
     values, free = np.zeros(count), np.zeros(count, bool)
-    for _ in range(10 * count):  # each step comes nearer; far fewer are needed
+    for _ in range(10 * count):  # a bound; it converges in far fewer
         slope = np.where(free, -np.inf, matrix.T @ (right - matrix @ values))
-        if slope.max() <= _SMALL * np.linalg.norm(right):
+        if slope.max() <= _TOLERANCE * np.linalg.norm(right):
             break
         free[slope.argmax()] = True
         while True:
@@ -117,7 +117,7 @@ def non_negative(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
                 break
             part = (values[below] / (values[below] - ordinary[below])).min()
             values = values + part * (ordinary - values)
-            free &= values > _SMALL * values.max()
+            free &= values > _TOLERANCE * values.max()
             values[~free] = 0.0
         values = ordinary
     return values / scale

@@ -1,4 +1,4 @@
-"""Measurements for the cost model: from run directories, and from the points of `benchmarks/network.py`."""
+"""Load measurements for the cost model from run directories and from files of `benchmarks/network.py`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
 from lockstep.run import Run, load, to_dict
 
 FEWEST_UPDATES = 10
-"""A run that logged fewer after its first line says little."""
+"""Minimum number of updates between the first and last log line of a run."""
 
 _PREFLIGHT_FILE, _POLICY_FILE = "preflight.json", "policy.safetensors"
 _PARTS = (("env", "act"), ("learn", "other"), ("sync", "wait"))
-_APART = ("evaluate", "checkpoint")
-# What may differ between runs whose costs are the same.
+_EXCLUDED = ("evaluate", "checkpoint")
+# Settings that may differ between runs of the same costs.
 _FREE = ("seed", "num_envs", "total_steps", "num_shards", "stop_return", "stop_when_solved", "non_finite")
 _FREE_ENDINGS = ("_every", "_episodes", "_greedy", "_s", "num_checkpoints")
 _FREE_OF_ALGORITHM = (
@@ -30,10 +30,10 @@ _FREE_OF_ALGORITHM = (
 
 
 def load_points(paths: Sequence[Path]) -> tuple[list[Point], list[str]]:
-    """The measurements in run directories and JSON files, and notes on what was not used or not known.
+    """The measurements in run directories and JSON files, and notes on runs that are skipped or incomplete.
 
     Raises:
-        ConfigError: a path holds no measurement, or runs train different things.
+        ConfigError: a path holds no measurement, or the runs differ in more than counts.
     """
     points, notes = list[Point](), list[str]()
     for path in paths:
@@ -56,14 +56,14 @@ def load_points(paths: Sequence[Path]) -> tuple[list[Point], list[str]]:
 
 
 def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, tuple[float, float, float], float]:
-    """Seconds of an update, those of its parts, and how many updates were measured.
+    """Seconds per update, in total and by part, and the number of updates measured.
 
-    From the first line of `metrics.jsonl` to the last, evaluations and checkpoints left out: what is slow only once is
-    no part of it.
+    Measured from the first line of `metrics.jsonl` to the last, without evaluations and checkpoints. The time before
+    the first line, with compilation and warm-up, does not count.
 
     Args:
-        run_dir: where the run was written.
-        learning_starts: environment steps that a replay was filled with before anything was learned: they do not count.
+        run_dir: the run directory.
+        learning_starts: environment steps before the first gradient step; they do not count.
     """
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if line["step"] >= learning_starts]
@@ -75,13 +75,13 @@ def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, 
     def seconds(phases: Sequence[str]) -> float:
         return sum(last[f"time/{phase}_s"] - first[f"time/{phase}_s"] for phase in phases)
 
-    whole = last["time_s"] - first["time_s"] - seconds(_APART)
+    whole = last["time_s"] - first["time_s"] - seconds(_EXCLUDED)
     rollout, learning, messages = (seconds(phases) / max(updates, 1.0) for phases in _PARTS)
     return whole / max(updates, 1.0), (rollout, learning, messages), updates
 
 
 def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:
-    """The measurement in a run directory, or why there is none; and what had to be assumed."""
+    """The measurement in a run directory, and a note on what is missing or assumed."""
     run = load(run_dir / RUN_FILE)
     if not isinstance(run, Run):
         return None, f"{run_dir}: not used: it learned from a log, and the model knows the costs of environments"
@@ -111,7 +111,7 @@ def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:
 
 
 def _layout(summary: Mapping[str, Any], preflight: Mapping[str, Any]) -> Layout:
-    """Who took part, and what lay between: a small sum over all ranks goes through the network once."""
+    """The ranks, hosts and network of a run; the round trip is twice the time of a small all-reduce."""
     hosts: list[dict[str, Any]] = preflight.get("hosts") or []
     names = {rank["host"] for rank in summary["ranks"]}
     cores = [host["cores"] for host in hosts if host.get("cores")]
@@ -124,7 +124,7 @@ def _layout(summary: Mapping[str, Any], preflight: Mapping[str, Any]) -> Layout:
 
 
 def _subject(run: Run) -> str:
-    """What decides the costs: everything in a config but the counts that the model knows, seeds and periods."""
+    """The settings that decide the costs: all but seeds, periods and the counts in the model."""
     tree = to_dict(run)
     kept = {k: v for k, v in tree.items() if k not in _FREE and not k.endswith(_FREE_ENDINGS)}
     kept["algorithm"] = {k: v for k, v in tree["algorithm"].items() if k not in _FREE_OF_ALGORITHM}
@@ -132,14 +132,14 @@ def _subject(run: Run) -> str:
 
 
 def _difference(one: str, other: str) -> str:
-    """The first line in which two subjects differ, of each."""
+    """The first line in which two subjects differ."""
     pairs = zip(one.splitlines(), other.splitlines(), strict=False)
     mine, theirs = next(((a, b) for a, b in pairs if a != b), (one, other))
     return f"{mine.strip()} and {theirs.strip()}"
 
 
 def _of_file(path: Path) -> list[Point]:
-    """The points of a JSON file: `{"points": [...]}`, each with the fields below."""
+    """The points of a JSON file `{"points": [...]}`."""
     try:
         listed: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["points"]
         return [_of_entry(entry, f"{path}, point {number}") for number, entry in enumerate(listed)]

@@ -1,4 +1,4 @@
-"""What run directories tell of their runs: finished, running, failed, interrupted, and those that were cut short."""
+"""Read the state and results of runs from their directories, including running and aborted ones."""
 
 import fcntl
 import json
@@ -18,39 +18,39 @@ from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
 _METRICS_FILE, _EVALUATIONS_FILE = "metrics.jsonl", "evaluations.jsonl"
 _FILES = (RUN_FILE, SUMMARY_FILE, _METRICS_FILE)
 _DEPTH = 3
-"""How far below a directory runs are looked for."""
+"""Maximum depth of the search for runs below a directory."""
 _FRESH_S = 120.0
-"""Where locks do not tell: a run that wrote so recently still goes on."""
+"""On a file system without locks, a run that wrote so recently counts as running."""
 _ESTIMATOR = "weighted_sequential_dr"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
-    """One run, as far as its files tell."""
+    """The state and results of one run; fields that its files do not have are None."""
 
     path: Path
     status: str
-    """That of `summary.json`; or `running`, or `cut short`: it ended without writing one."""
+    """The status in `summary.json`, else `running`, or `cut short` for a run that ended without a summary."""
     error: str | None
     settings: Mapping[str, Any]
-    """Of its config, by dotted names."""
+    """By dotted name."""
     ranks: int | None
     steps: int
-    """Environment steps; rows where it learns from a log."""
+    """Environment steps; rows for logged data."""
     total_steps: int | None
     steps_per_second: float | None
     last_return: float | None
     best_return: float | None
     return_from: str | None
-    """`evaluation`, or `training` where nothing was evaluated: the mean of the last 100 episodes."""
+    """`evaluation`, or `training` (mean of the last 100 episodes) if there was no evaluation."""
     estimate: tuple[float, float | None, float | None] | None
-    """What a log says of the policy's discounted return (weighted sequential doubly robust), and its interval."""
+    """Estimated discounted return of the policy (weighted sequential doubly robust) and its interval."""
     logged: float | None
-    """The discounted return in the log itself."""
+    """Mean discounted return of the logged data."""
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories that are named, and those below directories that are named, each once.
+    """The run directories in `paths` and below them, without duplicates.
 
     Raises:
         ConfigError: a path does not exist, or holds no run.
@@ -70,8 +70,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_run(path: Path) -> FoundRun:
-    """What the files of a run directory tell; a file that is missing, cut off or damaged tells nothing."""
-    config, summary = _config(path), _json(path / SUMMARY_FILE)
+    """Read a run directory; missing, truncated or damaged files are skipped."""
+    config, summary = _config(path), read_json(path / SUMMARY_FILE)
     metrics, evaluations = list(_lines(path / _METRICS_FILE)), list(_lines(path / _EVALUATIONS_FILE))
     last, best, source = _returns(metrics, evaluations, summary)
     running = _is_running(path)
@@ -99,14 +99,14 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
     if any((path / name).is_file() for name in _FILES):
         yield path
     elif path.is_dir() and depth > 0:
-        with suppress(OSError):  # a folder that may not be read
+        with suppress(OSError):  # no permission
             for inner in sorted(path.iterdir()):
                 if inner.is_dir():
                     yield from _below(inner, depth - 1)
 
 
 def _is_running(path: Path) -> bool:
-    """Whether a process holds the run, as `lockstep.record.run_dir.hold` does."""
+    """Whether a process has locked the run directory."""
     descriptor = None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -133,7 +133,7 @@ def _written_at(path: Path) -> float:
 def _returns(
     metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
 ) -> tuple[float | None, float | None, str | None]:
-    """Last and best mean return, and where they are from."""
+    """Last and best mean return, and their source."""
     means = [mean for line in evaluations if (mean := _mean(line.get("returns"))) is not None]
     if not means and (mean := _number(summary.get("eval_return_mean"))) is not None:
         means = [mean]
@@ -168,22 +168,16 @@ def _number(value: Any) -> float | None:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """The settings as they were written: by any version, or by a loop of the user's own."""
+    """The settings by dotted name, unvalidated: other versions and custom loops may have other ones."""
     try:
-        return dict(_flat(settings.parse((path / RUN_FILE).read_text(encoding="utf-8"), RUN_FILE)))
+        data = settings.parse((path / RUN_FILE).read_text(encoding="utf-8"), RUN_FILE)
     except (OSError, UnicodeDecodeError, ConfigError):
         return {}
+    return settings.leaves(cast(Mapping[str, Any], data)) if isinstance(data, Mapping) else {}
 
 
-def _flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in cast(Mapping[Any, Any], data).items() if isinstance(data, Mapping) else ():
-        if isinstance(value, Mapping):
-            yield from _flat(cast(Any, value), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; empty if it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -192,7 +186,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; a line that its writer did not finish is left out."""
+    """The objects of a JSON lines file, without truncated lines."""
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValueError):

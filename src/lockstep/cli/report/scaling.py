@@ -1,4 +1,4 @@
-"""The text of `lockstep report --predict`: how well the cost model fits, then what it says of worlds of other sizes."""
+"""The text of `lockstep report --predict`: the fitted cost model, its error, and predictions for larger worlds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from lockstep.preflight.cost_model import Costs, Layout, Work, amounts_of, predi
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Ranks of the predicted worlds."""
 
-_LEAST_ENVS = 4  # in a shard, for exact results: see World.doubts
+_MIN_ENVS = 4  # per shard, for exact results: see `World.shard_warnings`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What worlds to predict; None: as measured."""
+    """The worlds to predict; None: as measured."""
 
     ranks_per_host: int = 8
     envs_per_rank: int | None = None
@@ -29,10 +29,10 @@ class Target:
 
 
 def predicted(points: Sequence[Point], notes: Sequence[str], target: Target) -> str:
-    """The whole text.
+    """The complete text.
 
     Raises:
-        ConfigError: the points do not tell enough; names the runs to make.
+        ConfigError: the points do not suffice; names the runs to add.
     """
     _check(points, notes, target)
     costs = fit(points)
@@ -46,7 +46,7 @@ def predicted(points: Sequence[Point], notes: Sequence[str], target: Target) -> 
 
 
 def _check(points: Sequence[Point], notes: Sequence[str], target: Target) -> None:
-    """Refuse points from which nothing can be predicted."""
+    """Raise `ConfigError` if the points do not suffice for predictions."""
     if not points:
         unused = "; ".join(notes)
         raise ConfigError(
@@ -87,13 +87,13 @@ def _prices(costs: Costs, points: Sequence[Point]) -> Iterator[str]:
 
 
 def _taken_alike(counts: set[int], what: str) -> Iterator[str]:
-    """A note where one number was measured: what a message costs by itself cannot be told."""
+    """A note if only one number was measured, so that the fixed cost of a message is unknown."""
     if len(several := counts - {1}) == 1:
         yield f"    only {several.pop()} were measured: each other {what} is taken to cost alike"
 
 
 def _accuracy(costs: Costs, points: Sequence[Point]) -> Iterator[str]:
-    """Measured and predicted, each point by the costs of all points and by those of all others."""
+    """Measured and predicted time of each point: fitted to all points, and to all others."""
     yield "measured against predicted, milliseconds per update"
     rows = [["", "measured", "fitted", "error", "held out", "error"]]
     errors: list[float] = []
@@ -135,7 +135,7 @@ def _worlds(costs: Costs, points: Sequence[Point], target: Target) -> Iterator[l
     yield [f"predicted; {apart}", beyond]
     weak = [(ranks, round(per_rank * ranks), round(per_rank)) for ranks in WORLDS]
     yield [f"weak scaling: {per_rank:g} environments per rank", *_scaled(costs, work, layout, target, weak)]
-    whole = target.num_envs or max(first.work.num_envs, _LEAST_ENVS * max(WORLDS))
+    whole = target.num_envs or max(first.work.num_envs, _MIN_ENVS * max(WORLDS))
     strong = [(ranks, whole, whole) for ranks in WORLDS if ranks <= whole]
     yield [f"strong scaling: {whole} environments in all", *_scaled(costs, work, layout, target, strong)]
 
@@ -143,7 +143,7 @@ def _worlds(costs: Costs, points: Sequence[Point], target: Target) -> Iterator[l
 def _scaled(
     costs: Costs, work: Work, layout: Layout, target: Target, worlds: Sequence[tuple[int, int, int]]
 ) -> Iterator[str]:
-    """A table of `(ranks, environments, environments of the one rank that efficiency is against)`."""
+    """A table of worlds `(ranks, environments, environments of the single rank for the efficiency)`."""
     rows = [["ranks", "hosts", "environments", "steps/s", "efficiency", "ms per update", "bound by"]]
     for ranks, num_envs, alone_envs in worlds:
         hosts = -(-ranks // target.ranks_per_host)
@@ -156,7 +156,7 @@ def _scaled(
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns in line: the first to the left, numbers to the right."""
+    """Align columns: the first to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]

@@ -1,4 +1,4 @@
-"""Runs beside each other: in what their settings differ, and what came of it."""
+"""The table of `lockstep report`: differing settings and results of runs."""
 
 import json
 import shlex
@@ -17,14 +17,14 @@ from lockstep.record.console import significant
 _MISSING = "-"
 _TRAINING = "*"
 _GAP = 2
-"""Between two columns."""
+"""Spaces between columns."""
 _COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
 
 
 def print_tables(runs: Sequence[FoundRun], console: Console) -> None:
-    """A table of the runs in environments, and one of those that learned from logged data.
+    """Print a table of the online runs and one of the offline runs.
 
-    Each has a row for a run, or some lines where the terminal is too narrow. A file or a pipe gets the whole width.
+    On a terminal that is too narrow, each run takes several lines instead of a row.
     """
     logged = [run for run in runs if "data" in run.settings]
     for some in ([run for run in runs if run not in logged], logged):
@@ -52,7 +52,7 @@ def _print_table(runs: Sequence[FoundRun], console: Console) -> None:
 
 
 def as_json(runs: Sequence[FoundRun]) -> str:
-    """The same for scripts."""
+    """The table as JSON, for scripts."""
     differ = differing(runs)
     listed = [
         {
@@ -80,7 +80,7 @@ def as_json(runs: Sequence[FoundRun]) -> str:
 
 
 def differing(runs: Sequence[FoundRun]) -> list[str]:
-    """The settings, but for the seed, that are not the same in all runs; of those that only one algorithm has, none."""
+    """The settings, without the seed, that differ between runs; settings of one algorithm only are left out."""
     algos = {run.settings.get("algo") for run in runs if run.settings}
     names = dict.fromkeys(name for run in runs for name in run.settings if name != "seed")
     found: list[str] = []
@@ -122,7 +122,7 @@ def _estimated(run: FoundRun) -> str:
 
 
 def _print_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
-    """Each run in lines of its own, as many words of `name value` to a line as fit."""
+    """Print each run on several lines of `name value` pairs that fit the width."""
     for row in rows:
         console.print(Text.assemble((row[0], "bold"), "  ", _colored(row[1])), soft_wrap=True)
         line = ""
@@ -138,7 +138,7 @@ def _print_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], console: C
 
 
 def _subject(runs: Sequence[FoundRun]) -> str:
-    """What all runs have in common, in a line."""
+    """One line with what all runs have in common."""
     line = f"{len(runs)} run{'s' * (len(runs) != 1)}"
     for word, name in (("of", "task"), ("from", "data"), ("with", "algo")):
         values = {str(run.settings.get(name)) for run in runs}

@@ -1,7 +1,8 @@
-"""`lockstep submit`: what a cluster is asked for, as text: a batch script, a manifest, a list of commands.
+"""`lockstep submit`: write or submit the job that trains on a cluster.
 
-Every node gets one launcher (`lockstep train --nnodes ...`), which starts that node's ranks, names the first that
-fails, and passes signals on: a node that is about to be taken away costs a checkpoint, not the run.
+`job.py` checks the arguments, `slurm.py` writes a batch script, `kubernetes.py` a manifest, `ssh.py` commands. Every
+node gets one launcher (`lockstep train --nnodes ...`), which starts that node's ranks, names the first that fails, and
+forwards signals, so that a preempted node still writes a checkpoint.
 """
 
 import argparse
@@ -9,19 +10,19 @@ import sys
 
 
 def submit_command(args: argparse.Namespace) -> int:
-    """Check what is asked for as `lockstep train` would, then print it (`--dry-run`) or submit it."""
+    """Check the job as `lockstep train` would, then submit it, or print it with `--dry-run`."""
     from lockstep.cli.submit import kubernetes, slurm, ssh
     from lockstep.cli.submit.job import requested_job
 
     if args.dry_run:
-        _stand_in(args)
+        _fill_placeholders(args)
     job = requested_job(args)
     target = {"slurm": slurm, "kubernetes": kubernetes, "ssh": ssh}[args.on]
     return target.submit(job, args)
 
 
-def _stand_in(args: argparse.Namespace) -> None:
-    """A dry run shows its shape before there is an image or a host: names stand in for what only the user knows."""
+def _fill_placeholders(args: argparse.Namespace) -> None:
+    """Set placeholders for missing images, claims and hosts in a dry run."""
     missing: dict[str, str] = {}
     if args.on == "kubernetes":
         missing = {"image": "registry.example/lockstep:tag", "claim": "your-claim"}

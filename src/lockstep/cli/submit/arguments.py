@@ -1,4 +1,4 @@
-"""What can be typed after `lockstep submit`."""
+"""The arguments of `lockstep submit`."""
 
 import argparse
 import re
@@ -16,19 +16,19 @@ ONLY_FOR = {
     "kubernetes": ("image", "kind", "namespace", "claim", "mount", "resource", "token_secret"),
     "ssh": ("hosts", "hostfile", "rdzv_endpoint"),
 }
-"""Flags that only one kind of cluster has an answer to."""
+"""Flags of only one kind of cluster."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All flags of `lockstep submit`: what to train as `lockstep train` takes it, and where."""
+    """Add the flags of the run, as `lockstep train` has them, and those of the cluster."""
     add_run_arguments(parser)
-    _add_places(parser)
+    _add_nodes(parser)
     _add_slurm(parser)
     _add_kubernetes(parser)
     _add_ssh(parser)
 
 
-def _add_places(parser: argparse.ArgumentParser) -> None:
+def _add_nodes(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--on", choices=("slurm", "kubernetes", "ssh"), required=True, help="which kind of cluster")
     add("--dry-run", action="store_true", help="print what would be submitted")
@@ -84,7 +84,7 @@ def _add_ssh(parser: argparse.ArgumentParser) -> None:
 
 
 def hosts(args: argparse.Namespace) -> list[str]:
-    """The machines that the arguments name."""
+    """The hosts that the arguments name."""
     if bool(args.hosts) == bool(args.hostfile):
         raise ConfigError("name the machines with --hosts alpha,beta or with --hostfile FILE, one of the two")
     if args.hosts:
@@ -96,7 +96,7 @@ def hosts(args: argparse.Namespace) -> list[str]:
             raise ConfigError(f"--hostfile {args.hostfile} cannot be read: {error}") from None
         found = [name for line in lines if (name := line.partition("#")[0].strip())]
     for host in found:
-        # No leading hyphen: ssh would take it for a flag.
+        # ssh would parse a leading hyphen as a flag.
         if not re.fullmatch(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:%-]*", host):
             raise ConfigError(
                 f"host {host!r} is not HOST or USER@HOST; one per line or comma, ranks by --nproc-per-node"

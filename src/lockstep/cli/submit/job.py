@@ -1,9 +1,10 @@
-"""What is to be submitted, checked before a word of it is printed."""
+"""The job to submit, checked and independent of the kind of cluster."""
 
 import argparse
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -19,22 +20,22 @@ from lockstep.launch.nodes import check_shards
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
-_LEFT_OUT = ("ranks", "run_dir")  # asked for in other words: --nnodes and --nproc-per-node, and `Job.run_dir`
+_LEFT_OUT = ("ranks", "run_dir")  # replaced by --nnodes and --nproc-per-node, and by `Job.run_dir`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training on several machines, whoever starts it."""
+    """One training on several nodes."""
 
     name: str
     train: list[str]
-    """Words of a new run: target and settings."""
+    """Arguments of a new run: target and settings."""
     changes: list[str]
-    """Words that also go with `--resume`: the settings without the target."""
+    """Arguments for `--resume`: the settings without the target."""
     run_dir: str
-    """Where results go; empty: where the main node chooses."""
+    """The run directory; empty: the main node chooses one."""
     resume: str
-    """The run directory to go on with; empty: a new run."""
+    """The run directory to resume; empty: a new run."""
     minimum: int
     maximum: int
     nproc: str
@@ -44,12 +45,12 @@ class Job:
     grace_s: int
     job_restarts: int
     setup: list[str]
-    """Shell commands that go first; the node gives up with code 2 where one fails."""
+    """Shell commands to run first; if one fails, the node exits with code 2."""
     lockstep: list[str]
-    """The command on the nodes, as words."""
+    """The `lockstep` command on the nodes."""
     chdir: str
     flags: list[str]
-    """Of the launcher: restarts, timeouts, token."""
+    """Flags of the launcher: restarts, timeouts, token."""
 
     @property
     def elastic(self) -> bool:
@@ -58,17 +59,17 @@ class Job:
 
     @property
     def nnodes(self) -> str:
-        """As `--nnodes` takes it."""
+        """The value of `--nnodes`."""
         return f"{self.minimum}:{self.maximum}" if self.elastic else str(self.maximum)
 
     @property
     def node_flags(self) -> list[str]:
-        """What every launcher is told about the nodes, but for where they meet."""
+        """Flags of every launcher, without the rendezvous."""
         return ["--nnodes", self.nnodes, "--nproc-per-node", self.nproc, *self.flags]
 
 
 def requested_job(args: argparse.Namespace) -> Job:
-    """The job that the arguments describe; `ConfigError` for what could not run."""
+    """The job that the arguments describe; raises `ConfigError` if it could not run."""
     _check_flags(args)
     minimum, maximum = _nodes(args)
     gpus = number(args.gpus_per_node, "--gpus-per-node", least=0)
@@ -99,6 +100,23 @@ def requested_job(args: argparse.Namespace) -> Job:
     )
 
 
+def submit_text(text: str, command: list[str], args: argparse.Namespace, where: str) -> int:
+    """Print `text` with `--dry-run`, else pass it to the standard input of `command`; returns the exit code.
+
+    Args:
+        text: a batch script or manifest.
+        command: the cluster's command.
+        args: of `lockstep submit`.
+        where: where the command exists, and what `--dry-run` shows, for the error if it does not exist here.
+    """
+    if args.dry_run:
+        print(text, end="")
+        return 0
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"there is no {command[0]} here; run this where {where}")
+    return subprocess.run(command, input=text.encode(), check=False).returncode
+
+
 def _check_flags(args: argparse.Namespace) -> None:
     """Refuse flags of another kind of cluster, and of another command."""
     for kind, names in ONLY_FOR.items():
@@ -115,7 +133,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _nodes(args: argparse.Namespace) -> tuple[int, int]:
-    """The least and the most machines."""
+    """The minimum and maximum number of nodes."""
     if args.nnodes is None and args.on == "ssh":
         from lockstep.cli.submit.arguments import hosts
 
@@ -130,23 +148,23 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None]:
-    """The run, and the shards of the checkpoint it goes on from."""
+    """The run, and the number of shards of the checkpoint to resume."""
     if args.resume is not None:
-        going_on = resumption(args)
-        if going_on.exact is not None:
+        found = resumption(args)
+        if found.exact is not None:
             raise ConfigError(
                 f"--resume {args.resume} names one checkpoint, and a job that starts again goes on from the newest; "
-                f"use --resume {shlex.quote(str(going_on.run_dir))}"
+                f"use --resume {shlex.quote(str(found.run_dir))}"
             )
-        return checked(args, going_on.run), going_on.num_shards
+        return checked(args, found.run), found.num_shards
     run = checked(args, requested_run(args))
-    if not (args.on == "kubernetes" and args.init_from):  # that path is one of the containers
+    if not (args.on == "kubernetes" and args.init_from):  # a path in the containers cannot be checked here
         policy_source(args.init_from)
     return run, None
 
 
 def _check_world(run: "AnyRun", nodes: list[int], nproc: str, num_shards: int | None) -> None:
-    """Refuse counts that do not divide among the shards, for the smallest world and the largest."""
+    """Check the counts for the smallest and the largest world."""
     from lockstep.world import World
 
     shards = run.num_shards or num_shards
@@ -180,7 +198,7 @@ def _check_devices(run: "AnyRun", nproc: str, gpus: int, on: str) -> None:
 
 
 def _name(args: argparse.Namespace, run: "AnyRun") -> str:
-    """Also a host name, in Kubernetes: letters, digits and hyphens."""
+    """The name of the job, valid as a host name in Kubernetes."""
     if args.name is None:
         task = re.sub(r"[^a-z0-9]+", "-", run.subject.rpartition(":")[2].lower()).strip("-")
         return f"{task if task[:1].isalpha() else 'run-' + task}"[:32].rstrip("-") + time.strftime("-%m%d-%H%M%S")
@@ -192,7 +210,7 @@ def _name(args: argparse.Namespace, run: "AnyRun") -> str:
 
 
 def _words(args: argparse.Namespace, *, target: bool) -> list[str]:
-    """The arguments of `lockstep train` that gave this namespace, in the order of its help."""
+    """The arguments of `lockstep train` that parse to this namespace."""
     from lockstep.cli.flags import add_run_arguments
 
     flags = argparse.ArgumentParser(add_help=False)
@@ -225,7 +243,7 @@ def _launcher_flags(args: argparse.Namespace) -> list[str]:
 
 
 def _lockstep(args: argparse.Namespace) -> list[str]:
-    """What starts Lockstep there: the very file that runs here, as non-interactive shells have other paths."""
+    """The `lockstep` command on the nodes: by default the absolute path here, as ssh shells may have another PATH."""
     if args.lockstep is not None:
         words = shlex.split(_one_line(args.lockstep, "--lockstep"))
         if not words:
@@ -233,9 +251,9 @@ def _lockstep(args: argparse.Namespace) -> list[str]:
         return words
     if args.on == "kubernetes":
         return ["lockstep"]
-    beside = Path(sys.executable).with_name("lockstep")
-    if beside.exists():
-        return [str(beside)]
+    installed = Path(sys.executable).with_name("lockstep")
+    if installed.exists():
+        return [str(installed)]
     found = shutil.which("lockstep")
     return [found] if found else [sys.executable, "-m", "lockstep.cli"]
 

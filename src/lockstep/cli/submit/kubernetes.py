@@ -1,62 +1,48 @@
-"""A manifest for Kubernetes: a JobSet, or a PyTorchJob of the Kubeflow training operator.
+"""Write a manifest for Kubernetes: a JobSet, or a PyTorchJob of the Kubeflow training operator.
 
-One pod per node, whose first process is a launcher of ours (`exec`): SIGTERM, by which Kubernetes announces that it
-takes a pod away, reaches it, and a checkpoint is written within the grace period. All pods share a volume with the run
-directory.
+There is one pod per node. Its first process is our launcher (`exec`), which receives the SIGTERM of an eviction and
+writes a checkpoint within the grace period. All pods share a volume with the run directory.
 """
 
 import argparse
 import re
 import shlex
-import shutil
-import subprocess
 from pathlib import PurePosixPath
 from typing import Any
 
 from lockstep.cli.submit.arguments import DEFAULT_PORT
-from lockstep.cli.submit.job import Job
+from lockstep.cli.submit.job import Job, submit_text
 from lockstep.errors import ConfigError
 
-_LONGEST = 63  # of a label in a host name
-_PENDING_S = "3600"  # pods of one job need not start at the same time; a name exists once its pod has a place
-_MISTAKE = ConfigError.exit_code
+_MAX_LABEL = 63  # characters of a label in a host name
+_PENDING_S = "3600"  # pods of one job need not start at the same time
 _ATTEMPT = "JOBSET_RESTART_ATTEMPT"
 
 
 def submit(job: Job, args: argparse.Namespace) -> int:
-    """Print the manifest, or hand it to `kubectl`."""
+    """Print the manifest, or pass it to `kubectl`."""
     import yaml
 
     text = f"# Written by `lockstep submit --on kubernetes`.\n{yaml.dump(manifest(job, args), Dumper=_dumper())}"
-    if args.dry_run:
-        print(text, end="")
-        return 0
-    if shutil.which("kubectl") is None:
-        raise ConfigError(
-            "there is no kubectl here; run this where the cluster is reached from, or add --dry-run to see the manifest"
-        )
-    return subprocess.run(["kubectl", "apply", "-f", "-"], input=text.encode(), check=False).returncode
+    where = "the cluster is reached from, or add --dry-run to see the manifest"
+    return submit_text(text, ["kubectl", "apply", "-f", "-"], args, where)
 
 
 def manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    """The whole manifest, as plain values."""
+    """The complete manifest, as plain values."""
     _check(job, args)
-    kind = args.kind or "jobset"
-    made = _jobset(job, args) if kind == "jobset" else _pytorchjob(job, args)
+    result = _pytorchjob(job, args) if args.kind == "pytorchjob" else _jobset(job, args)
     if args.namespace:
-        made["metadata"]["namespace"] = args.namespace
-    return made
+        result["metadata"]["namespace"] = args.namespace
+    return result
 
 
 def _check(job: Job, args: argparse.Namespace) -> None:
     mount = PurePosixPath(args.mount or "/runs")
-    for flag, value in (("--image", args.image), ("--claim", args.claim)):
-        if not value:
-            missing = {
-                "--image": "name the container image that has Lockstep in it: --image registry/name:tag",
-                "--claim": "checkpoints need a volume that all pods see: --claim NAME of a PersistentVolumeClaim",
-            }
-            raise ConfigError(missing[flag])
+    if not args.image:
+        raise ConfigError("name the container image that has Lockstep in it: --image registry/name:tag")
+    if not args.claim:
+        raise ConfigError("checkpoints need a volume that all pods see: --claim NAME of a PersistentVolumeClaim")
     for flag, value in (
         ("--claim", args.claim),
         ("--namespace", args.namespace),
@@ -73,15 +59,15 @@ def _check(job: Job, args: argparse.Namespace) -> None:
         )
     if job.run_dir and mount not in PurePosixPath(job.run_dir).parents:
         raise ConfigError(f"--run-dir {job.run_dir} is not on the claim; use a place such as {mount / job.name}")
-    longest = f"{job.name}-node-0-{job.maximum - 1}-abcde"  # the name that a JobSet gives its last pod
-    if len(longest) > _LONGEST:
-        raise ConfigError(f"--name {job.name} is too long for names of pods by {len(longest) - _LONGEST} letters")
+    last_pod = f"{job.name}-node-0-{job.maximum - 1}-abcde"  # as JobSet names it
+    if len(last_pod) > _MAX_LABEL:
+        raise ConfigError(f"--name {job.name} is too long for names of pods by {len(last_pod) - _MAX_LABEL} letters")
     if args.kind == "pytorchjob" and job.elastic:
         raise ConfigError(f"--nnodes {job.nnodes}: a PyTorchJob has a fixed number of nodes here; use --kind jobset")
 
 
 def _jobset(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    main = f"{job.name}-node-0-0.{job.name}"  # JobSet makes the headless service that resolves it
+    main = f"{job.name}-node-0-0.{job.name}"  # resolved by the headless service of the JobSet
     pod = _pod(job, args, "lockstep", _script(job, args, main))
     attempt = {"fieldRef": {"fieldPath": "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"}}
     pod["containers"][0]["env"].append({"name": _ATTEMPT, "valueFrom": attempt})
@@ -89,13 +75,17 @@ def _jobset(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         "parallelism": job.maximum,
         "completions": job.maximum,
         "completionMode": "Indexed",
-        # A node that is lost comes back alone where the others go on without it, else all begin again together.
+        # An elastic job restarts a lost node alone; otherwise all nodes restart together.
         "backoffLimit": job.job_restarts * job.maximum if job.elastic else 0,
         "podFailurePolicy": {
             "rules": [
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": "lockstep", "operator": "In", "values": [_MISTAKE]},
+                    "onExitCodes": {
+                        "containerName": "lockstep",
+                        "operator": "In",
+                        "values": [ConfigError.exit_code],
+                    },
                 }
             ]
         },
@@ -118,9 +108,9 @@ def _pytorchjob(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     port = job.port or DEFAULT_PORT
 
     def replicas(count: int) -> dict[str, Any]:
-        pod = _pod(job, args, "pytorch", _script(job, args, None))  # the operator looks for these two names
+        pod = _pod(job, args, "pytorch", _script(job, args, None))  # the operator requires these two names
         pod["containers"][0]["ports"] = [{"name": "pytorchjob-port", "containerPort": port}]
-        del pod["restartPolicy"]  # the operator sets it from the replicas'
+        del pod["restartPolicy"]  # set by the operator
         return {"replicas": count, "restartPolicy": "OnFailure", "template": {"spec": pod}}
 
     workers = {"Worker": replicas(job.maximum - 1)} if job.maximum > 1 else {}
@@ -147,7 +137,7 @@ def _pod(job: Job, args: argparse.Namespace, name: str, script: str) -> dict[str
         container["resources"] = {"requests": dict(resources), "limits": dict(resources)}
     container["volumeMounts"] = [{"name": "runs", "mountPath": args.mount or "/runs"}]
     volumes: list[dict[str, Any]] = [{"name": "runs", "persistentVolumeClaim": {"claimName": args.claim}}]
-    if job.gpus:  # nccl takes more shared memory than the 64 MB that containers get
+    if job.gpus:  # nccl needs more shared memory than the container default of 64 MB
         container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     return {
@@ -174,12 +164,12 @@ def _resources(job: Job, args: argparse.Namespace) -> dict[str, str]:
 
 
 def _script(job: Job, args: argparse.Namespace, main: str | None) -> str:
-    """What a pod runs; `main` is the first pod's host name, None where the operator says it."""
+    """The script of a pod; `main` is the first pod's host name, None if the operator sets MASTER_ADDR."""
     mount = (args.mount or "/runs").rstrip("/")
     run_dir = shlex.quote(job.run_dir or f"{mount}/{job.name}")
     lines = [*job.setup, "set -u"]
     if main is None:
-        # The operator's RANK counts pods; ranks of ours are the launcher's to count.
+        # The operator's RANK counts pods, ours counts processes.
         lines += ["node=$RANK main=$MASTER_ADDR port=$MASTER_PORT", "unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"]
         lines += [f"run_dir={run_dir} new={run_dir}"]
     else:
@@ -206,7 +196,7 @@ def _script(job: Job, args: argparse.Namespace, main: str | None) -> str:
 
 
 def _dumper() -> Any:
-    """Writes scripts as blocks that can be read, and keys in the order in which they were thought of."""
+    """A dumper that writes scripts as block text and keeps the order of keys."""
     import yaml
 
     class Blocks(yaml.SafeDumper):

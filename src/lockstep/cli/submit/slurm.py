@@ -1,17 +1,15 @@
-"""A batch script for SLURM.
+"""Write a batch script for SLURM.
 
-One task per node, which is a launcher of ours, and not one task per rank: the launcher names the rank that failed and
-shows its log, can start all ranks anew within the allocation, and deals GPUs out by local rank whatever the cluster's
-binding defaults are. One task per rank works, too (`srun lockstep train`): docs/launchers/slurm.md.
+The script starts one task per node, our launcher, and not one task per rank: the launcher names the rank that failed
+and shows its log, can restart all ranks within the allocation, and assigns GPUs by local rank. One task per rank
+(`srun lockstep train`) works, too: docs/launchers/slurm.md.
 """
 
 import argparse
 import re
 import shlex
-import shutil
-import subprocess
 
-from lockstep.cli.submit.job import Job
+from lockstep.cli.submit.job import Job, submit_text
 from lockstep.errors import ConfigError
 
 _OURS = {
@@ -23,25 +21,18 @@ _OURS = {
     "job-name": "--name",
     "chdir": "--chdir",
 }
-"""Flags of sbatch that follow from ours."""
-_TIME_IS_UP = 128 + 10  # how a launcher ends that took its checkpoint after SIGUSR1
+"""Flags of sbatch, and the flags of ours that set them."""
+_TIME_LIMIT_CODE = 128 + 10  # exit code of a launcher that wrote a checkpoint after SIGUSR1
 
 
 def submit(job: Job, args: argparse.Namespace) -> int:
-    """Print the script, or hand it to `sbatch`."""
-    text = script(job, args.slurm)
-    if args.dry_run:
-        print(text, end="")
-        return 0
-    if shutil.which("sbatch") is None:
-        raise ConfigError(
-            "there is no sbatch here; run this where SLURM jobs are submitted from, or add --dry-run to see the script"
-        )
-    return subprocess.run(["sbatch"], input=text.encode(), check=False).returncode
+    """Print the script, or pass it to `sbatch`."""
+    where = "SLURM jobs are submitted from, or add --dry-run to see the script"
+    return submit_text(script(job, args.slurm), ["sbatch"], args, where)
 
 
 def script(job: Job, extra: list[str]) -> str:
-    """The whole script."""
+    """The complete script."""
     options = _options(job, extra)
     lines = [
         "#!/bin/bash",
@@ -52,15 +43,15 @@ def script(job: Job, extra: list[str]) -> str:
         "set -u",
         "trap : TERM USR1  # launchers get these, too; this shell waits for their checkpoint",
         "",
-        *_meeting(job),
+        *_rendezvous(job),
         "",
-        *_what(job),
+        *_new_or_resumed(job),
         "",
         *_start(job),
     ]
     if "no-requeue" not in options and job.job_restarts:
         lines += [
-            f'if [ "$code" -eq {_TIME_IS_UP} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.job_restarts} ]; then',
+            f'if [ "$code" -eq {_TIME_LIMIT_CODE} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.job_restarts} ]; then',
             '  scontrol requeue "$SLURM_JOB_ID"  # time is nearly up, a checkpoint is written: go on from it later',
             "fi",
         ]
@@ -98,8 +89,8 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
     return options
 
 
-def _meeting(job: Job) -> list[str]:
-    """Where the launchers meet, and the secret that keeps others out."""
+def _rendezvous(job: Job) -> list[str]:
+    """The rendezvous of the launchers and its token."""
     port = str(job.port) if job.port is not None else "$((20000 + SLURM_JOB_ID % 10000))"
     secret = "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')"
     return [
@@ -109,7 +100,8 @@ def _meeting(job: Job) -> list[str]:
     ]
 
 
-def _what(job: Job) -> list[str]:
+def _new_or_resumed(job: Job) -> list[str]:
+    """The arguments of a new run, or of a resumed one if the job was requeued."""
     if job.resume:
         return [f"what=({shlex.join(['--resume', job.resume, *job.changes])})"]
     default = f"runs/{job.name}-$SLURM_JOB_ID"
@@ -127,7 +119,7 @@ def _start(job: Job) -> list[str]:
     launcher = f'{shlex.join(job.lockstep)} train "${{what[@]}}" {shlex.join(job.node_flags)} "${{meet[@]}}"'
     srun = ["srun", *(["--no-kill"] if job.elastic else []), "--kill-on-bad-exit=0", "--wait=0"]
     task = (
-        '"${launcher[@]}"'  # who is who is settled anew at each change
+        '"${launcher[@]}"'  # the rendezvous assigns node ranks
         if job.elastic
         else """bash -c 'exec "$@" --node-rank "$SLURM_NODEID"' launcher "${launcher[@]}\""""
     )

@@ -1,8 +1,7 @@
-"""One launcher per host, started through ssh; the first host is the main one.
+"""Start one launcher per host through ssh; the first host is the main node.
 
-Without a terminal on the far side (`ssh -T`): output stays clean and its two streams apart. What a terminal would be
-there for, that the far side ends with its connection and hears signals, goes through standard input: a small shell
-beside the launcher passes on the names of signals that it reads there, and TERM when it reads the end.
+The remote side has no terminal (`ssh -T`), so that stdout and stderr stay separate. Signals go through standard input
+instead: a small shell next to the launcher sends it the signals whose names it reads, and TERM at the end of the input.
 """
 
 import argparse
@@ -23,7 +22,7 @@ _HEAD = """\
 
 
 def submit(job: Job, args: argparse.Namespace) -> int:
-    """Print the commands, or run them and stay until all are gone."""
+    """Print the commands, or run them and wait for all of them."""
     found = commands(job, args)
     if args.dry_run:
         print(_HEAD + "".join(f"\n{shlex.join(command.words)}\n" for command in found), end="")
@@ -34,7 +33,7 @@ def submit(job: Job, args: argparse.Namespace) -> int:
 
 
 def commands(job: Job, args: argparse.Namespace) -> list[HostCommand]:
-    """One command per host, the main one first."""
+    """One command per host, that of the main node first."""
     machines = hosts(args)
     if len(machines) != job.maximum:
         raise ConfigError(
@@ -53,17 +52,17 @@ def commands(job: Job, args: argparse.Namespace) -> list[HostCommand]:
     for rank, host in enumerate(machines):
         node_rank = [] if job.elastic else ["--node-rank", str(rank)]
         launcher = [*job.lockstep, "train", *what, *job.node_flags, *node_rank, *meet]
-        remote = shlex.join(["exec", "sh", "-c", _beside(job, launcher)])
+        remote = shlex.join(["exec", "sh", "-c", _remote_script(job, launcher)])
         found.append(HostCommand(host, ["ssh", *_OPTIONS, host, remote]))
     return found
 
 
-def _beside(job: Job, launcher: list[str]) -> str:
-    """The launcher, and the shell that listens for it, in POSIX sh."""
+def _remote_script(job: Job, launcher: list[str]) -> str:
+    """The launcher and the shell that forwards signals to it, in POSIX sh."""
     directory = shlex.quote(job.chdir or str(Path.cwd()))
     return "; ".join(
         [
-            "exec 3<&0 </dev/null",  # what standard input says is for the ear alone
+            "exec 3<&0 </dev/null",  # only the forwarding shell reads standard input
             f"cd {directory} || exit 2",
             *job.setup,
             f"{shlex.join(launcher)} 3<&- & launcher=$!",

@@ -1,27 +1,27 @@
-"""Runs one ssh per host: their output with the host's name before each line, the first failure ends all."""
+"""Run one ssh process per host: prefix its output with the host's name, and end all at the first failure."""
 
 import contextlib
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TextIO
 
 from lockstep.errors import RunError
 from lockstep.launch.signals import caught_signals, signal_name
 
-_TICK_S = 0.05
-_HEAR_S = 30.0  # the other launchers hear of a failure by themselves, and say more about it than we could
-_CLOSE_S = 40.0  # a launcher's own bound on its ranks' end, and a little more
-_NO_LAUNCHER = (126, 127, 255)  # the command could not be run; ssh could not connect: nobody else hears of that
+_POLL_S = 0.05
+_PEERS_EXIT_S = 30.0  # the other launchers detect a failure themselves, and report more about it
+_MAX_EXIT_S = 40.0  # a little more than a launcher waits for its ranks to exit
+_NO_LAUNCHER = (126, 127, 255)  # command not found or not executable; ssh failed: the other launchers cannot detect it
 _SIGNALS = {1: "HUP", 2: "INT", 10: "USR1", 15: "TERM"}
 
 
 @dataclass(frozen=True, slots=True)
 class HostCommand:
-    """What starts the launcher of one host."""
+    """The command that starts the launcher of one host."""
 
     host: str
     words: list[str]
@@ -37,7 +37,7 @@ class _Host:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours to pass on; ssh itself would just hang up
+            start_new_session=True,  # ssh would disconnect at Ctrl-C; the signal is forwarded instead
         )
         assert self.process.stdout is not None and self.process.stderr is not None
         streams = ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
@@ -47,26 +47,26 @@ class _Host:
 
     @property
     def code(self) -> int | None:
-        """Exit code as a shell has it, None while it runs."""
+        """Exit code as in a shell; None while it runs."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
-    def tell(self, name: str) -> None:
-        """Have the launcher signalled."""
+    def send_signal(self, name: str) -> None:
+        """Send a signal to the launcher."""
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # gone, or told to end before
+        with contextlib.suppress(OSError, ValueError):  # already exited or closed
             self.process.stdin.write(f"{name}\n".encode())
             self.process.stdin.flush()
 
-    def hang_up(self) -> None:
-        """End its standard input: the launcher gets SIGTERM."""
+    def close_input(self) -> None:
+        """Close its standard input, which sends SIGTERM to the launcher."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self.process.stdin.close()
 
     def finish(self) -> None:
-        """Leave neither process nor unread line behind."""
-        self.hang_up()
+        """End the process and read the rest of its output."""
+        self.close_input()
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -81,12 +81,12 @@ class _Host:
 
 
 def run(commands: Sequence[HostCommand], *, grace_s: float, elastic: bool) -> int:
-    """Start all commands and stay until all are gone.
+    """Start all commands and wait for all of them.
 
     Args:
-        commands: one per host, the main one's first.
-        grace_s: how long launchers may take to end once they were told.
-        elastic: whether the others go on when a host other than the main one fails.
+        commands: one per host, that of the main node first.
+        grace_s: maximum time for launchers to exit after a signal.
+        elastic: whether the others continue when a host other than the main node fails.
 
     Returns:
         0, the first failing launcher's exit code, or 128 + n after signal n.
@@ -104,7 +104,7 @@ def run(commands: Sequence[HostCommand], *, grace_s: float, elastic: bool) -> in
         if failed is None and not caught:
             return 0
         if caught:
-            _pass_on(hosts, caught, grace_s)
+            _forward_signals(hosts, caught, grace_s)
         else:
             _end(hosts, grace_s, at_once=failed is not None and failed.code in _NO_LAUNCHER)
     if caught:
@@ -121,40 +121,45 @@ def run(commands: Sequence[HostCommand], *, grace_s: float, elastic: bool) -> in
 
 
 def _wait(hosts: list[_Host], caught: list[int], elastic: bool) -> _Host | None:
-    """Until all ended with 0 or a signal came (None), or one failed."""
-    said: set[str] = set()
+    """Wait until all have exited with 0 or a signal arrives (None), or until one fails."""
+    reported: set[str] = set()
     while not caught:
         ended = [host for host in hosts if host.code is not None]
         for host in ended:
             if host.code and (not elastic or host is hosts[0]):
                 return host
-            if host.code and host.name not in said:
-                said.add(host.name)
+            if host.code and host.name not in reported:
+                reported.add(host.name)
                 print(f"lockstep: {host.name} ended with code {host.code}; the others go on", file=sys.stderr)
         if len(ended) == len(hosts) or (elastic and hosts[0].code is not None):
             return None
-        time.sleep(_TICK_S)
+        time.sleep(_POLL_S)
     return None
 
 
-def _pass_on(hosts: list[_Host], caught: list[int], grace_s: float) -> None:
-    """Tell every launcher of each signal as it comes."""
-    passed_on, deadline = 0, time.monotonic() + grace_s
-    while any(host.code is None for host in hosts) and time.monotonic() < deadline:
-        for number in caught[passed_on:]:
+def _forward_signals(hosts: list[_Host], caught: list[int], grace_s: float) -> None:
+    """Forward each signal to every launcher as it arrives, until all have exited."""
+    forwarded = 0
+    for _ in _while_running(hosts, grace_s):
+        for number in caught[forwarded:]:
             for host in hosts:
-                host.tell(_SIGNALS[number])
-        passed_on = len(caught)
-        time.sleep(_TICK_S)
+                host.send_signal(_SIGNALS[number])
+        forwarded = len(caught)
 
 
 def _end(hosts: list[_Host], grace_s: float, *, at_once: bool) -> None:
-    """Give the other launchers time to end by themselves, then tell them to."""
-    deadline = time.monotonic() + (0 if at_once else _HEAR_S)
-    while any(host.code is None for host in hosts) and time.monotonic() < deadline:
-        time.sleep(_TICK_S)
+    """Wait for the launchers to exit by themselves, then send SIGTERM."""
+    for _ in _while_running(hosts, 0 if at_once else _PEERS_EXIT_S):
+        pass
     for host in hosts:
-        host.hang_up()
-    deadline = time.monotonic() + min(grace_s, _CLOSE_S)
+        host.close_input()
+    for _ in _while_running(hosts, min(grace_s, _MAX_EXIT_S)):
+        pass
+
+
+def _while_running(hosts: list[_Host], timeout_s: float) -> Iterator[None]:
+    """Yield at every poll until all hosts have exited, at most for `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
     while any(host.code is None for host in hosts) and time.monotonic() < deadline:
-        time.sleep(_TICK_S)
+        yield
+        time.sleep(_POLL_S)

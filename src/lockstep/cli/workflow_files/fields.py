@@ -1,8 +1,8 @@
-"""What each field of a classic workflow file means here, or why it cannot be had.
+"""The fields of classic workflow files, and our settings for them.
 
-Facts about the fields: facebookresearch/ReAgent at a3bc5837. A field works, or is refused by its name with the reason,
-or changes nothing that is learned from a log, and then the user is told so. What asks for nothing (`null`, `false`,
-0 or empty, for something that does not exist here) is taken: files that programs wrote name every field.
+The fields are those of facebookresearch/ReAgent at a3bc5837. A field is supported, or refused with a reason, or ignored
+with a note because it has no effect on learning from a log. `null`, `false`, 0 and empty values of unsupported fields
+are accepted, since generated files contain every field.
 """
 
 import difflib
@@ -16,20 +16,20 @@ from lockstep.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field. Without `setting`, `why` and `remark` it is read by `lockstep.cli.workflow_files.files`."""
+    """One field. Without `setting`, `why` and `remark`, `lockstep.cli.workflow_files.files` handles it."""
 
     kind: Any = str
-    """Its type."""
+    """Type of the value."""
     setting: str = ""
-    """Ours, by its dotted name."""
+    """Dotted name of our setting."""
     values: Mapping[Any, Any] | None = None
-    """Ours, for each of theirs; None: the same."""
+    """Our value for each of theirs; None: the same value."""
     why: str = ""
-    """Why it is refused, unless it asks for nothing."""
+    """Reason why it is refused, unless it has no effect."""
     neutral: tuple[Any, ...] = ()
-    """More values that ask for nothing."""
+    """More values without effect."""
     remark: str = ""
-    """Why it changes nothing."""
+    """Reason why it has no effect."""
 
 
 _SWITCH = bool  # and 0 or 1
@@ -135,7 +135,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     },
     "evaluation": {"calc_cpe_in_training": Field(kind=_SWITCH)},
 }
-"""By section; the section without name is the top of the file."""
+"""By section; the section `""` is the top level of the file."""
 
 CLASSIC_NAMES: Mapping[str, str] = {
     name: field.setting.rpartition(".")[2]
@@ -143,7 +143,7 @@ CLASSIC_NAMES: Mapping[str, str] = {
     for name, field in fields.items()
     if field.setting and field.values is None
 } | {"eval_data_path": "eval_data", "model_output_path": "model_path", "lr_decay": "learning_rate_decay"}
-"""Names of classic fields as `--set` takes them, and ours. Only of those that have the same values."""
+"""Classic field names that `--set` accepts, and our names; only fields with the same values."""
 
 _SEVERAL = {
     "bcq_threshold": "rainbow.bcq_drop_threshold",
@@ -152,16 +152,16 @@ _SEVERAL = {
     "hidden": "training.layers",
     "log_every": "rl.tensorboard_logging_freq * training.minibatch_size",
 }
-"""Ours that come from more than one field, and where to look."""
+"""Our settings that are computed from several fields, and the fields."""
 
 
 def shown(section: str, name: str) -> str:
-    """A field as messages name it."""
+    """The name of a field in messages."""
     return f"{section}.{name}" if section else name
 
 
 def known_fields(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields by section, each of its type; what is `null` is left out.
+    """The fields by section, converted to their types; without `null` values.
 
     Raises:
         ConfigError: a field is unknown or of another type, or a section is no mapping.
@@ -179,14 +179,15 @@ def known_fields(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def settings_of(found: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Our settings for all fields that have one, and what to tell of those that change nothing."""
+    """Our settings for the fields, and remarks on fields without effect."""
     leaves, remarks = dict[str, Any](), list[str]()
     for section, fields in found.items():
         for name, value in fields.items():
-            field, asks_for_nothing = FIELDS[section][name], not value or value in FIELDS[section][name].neutral
-            if field.why and not asks_for_nothing:
+            field = FIELDS[section][name]
+            neutral = not value or value in field.neutral
+            if field.why and not neutral:
                 raise ConfigError(f"{shown(section, name)}={_text(value)}: {field.why}; leave it out")
-            if field.remark and not asks_for_nothing:
+            if field.remark and not neutral:
                 remarks.append(f"{shown(section, name)}={_text(value)} changes nothing: {field.remark}")
             if field.setting:
                 leaves[field.setting] = _ours(section, name, value, field)
@@ -194,7 +195,7 @@ def settings_of(found: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any],
 
 
 def classic_words(error: ConfigError) -> ConfigError:
-    """An error about one of our settings, in the words of the file."""
+    """An error about one of our settings, with the name of the classic field."""
     text = str(error)
     for ours, theirs in _SEVERAL.items():
         if text.startswith(f"{ours}="):
@@ -221,7 +222,7 @@ def _take(found: dict[str, dict[str, Any]], section: str, name: str, value: Any)
 
 
 def _unknown(section: str, name: str) -> str:
-    """What to say about a field that does not exist there."""
+    """The error message for an unknown field."""
     elsewhere = [shown(other, name) for other, fields in FIELDS.items() if name in fields and other != section]
     near = difflib.get_close_matches(name, FIELDS[section], n=2)
     all_names = {field: shown(other, field) for other, fields in FIELDS.items() for field in fields}

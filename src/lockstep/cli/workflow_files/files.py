@@ -1,4 +1,4 @@
-"""Classic workflow files, JSON or YAML: what they ask for, as a run and the data that it learns from."""
+"""Read classic workflow files (JSON or YAML): the run, its data and its nodes."""
 
 import hashlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lockstep.cli.workflow_files.fields import CLASSIC_NAMES, classic_words, known_fields, settings_of
-from lockstep.cli.workflow_files.learner import learner_settings, told_defaults
+from lockstep.cli.workflow_files.learner import differing_defaults, learner_settings
 from lockstep.cli.workflow_files.parsing import parsed
 from lockstep.config.settings import updated
 from lockstep.errors import ConfigError
@@ -23,18 +23,18 @@ _KINDS: Mapping[str, Literal["discrete", "parametric"]] = {"dqn": "discrete", "p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Logged data that the file names."""
+    """Logged data of a workflow file."""
 
     paths: tuple[Path, ...]
-    """Files or folders of a log; one directory, if it is prepared."""
+    """Files or directories of a log; one directory of prepared data."""
     prepared: bool
     out: Path
-    """Where it lies once it is prepared: the same path on every node."""
+    """Directory of the prepared data, the same path on every node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalization:
-    """Where the normalization of one column comes from."""
+    """The source of the normalization of one column."""
 
     column: Literal["state_features", "action"]
     path: Path | None
@@ -42,47 +42,47 @@ class Normalization:
     output: Path | None
     """`norm_params.output_dir/COLUMN_norm.json`."""
     identify: bool
-    """Whether it may be identified from data: `cols_to_norm` has the column, or does not exist."""
+    """Whether it may be identified from data: `cols_to_norm` has the column or is not set."""
 
     def written(self) -> Path | None:
-        """Where to write what is identified; None: nowhere."""
+        """The file to write after identification; None: none."""
         return self.output or self.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workflow:
-    """What a workflow file asks for."""
+    """The content of a workflow file."""
 
     path: Path
     run: OfflineRun
-    """Its `data` is where the prepared data will lie."""
+    """Its `data` is the directory of the prepared data."""
     training: Source
     evaluation: Source | None
     normalizations: tuple[Normalization, ...]
-    """Of the states, and of the actions where these are features."""
+    """Of the states, and of the actions for `parametric_dqn`."""
     kind: Literal["discrete", "parametric"]
     actions: tuple[str, ...] | None
     norm_params: Mapping[str, Any]
-    """`num_samples`, `quantile_size` and so on, as far as they are given."""
+    """`num_samples`, `quantile_size` and so on."""
     columns: Mapping[str, Any] | None = None
-    """What columns are called in the log, by the names of the schema."""
+    """Names of the columns in the log, by our names."""
     max_episode_steps: int | None = None
-    """Decisions after which an episode was cut, so that its end is not terminal."""
+    """Number of decisions after which an episode is truncated."""
     num_nodes: int = 1
     node_index: int | None = None
     init_file: Path | None = None
-    """Where the nodes meet: a shared file,"""
+    """Rendezvous through a shared file."""
     endpoint: str | None = None
-    """or HOST:PORT."""
+    """Rendezvous at HOST:PORT."""
     all_gpus: bool = False
-    """A rank per GPU, instead of one rank."""
+    """One rank per GPU instead of one rank."""
     init_from: Path | None = None
     notes: tuple[str, ...] = ()
-    """What to tell the user."""
+    """Messages for the user."""
 
 
 def is_workflow(path: Path | str) -> bool:
-    """Whether this is a file with the fields of a classic workflow, as opposed to one of ours, or no file at all."""
+    """Whether this is an existing file with the fields of a classic workflow."""
     path = Path(path)
     if path.suffix not in _SUFFIXES or not path.is_file():
         return False
@@ -91,13 +91,13 @@ def is_workflow(path: Path | str) -> bool:
 
 
 def read(path: Path | str) -> Workflow:
-    """Read a classic workflow file. It reads no data.
+    """Read a classic workflow file, but no data.
 
     Args:
         path: JSON or YAML. Paths in it are relative to the working directory; `~` is a home directory.
 
     Raises:
-        ConfigError: it cannot be read, or asks for something that cannot be had; names the file and the field.
+        ConfigError: it cannot be read, or a field is invalid or unsupported; names the file and the field.
     """
     path = Path(path)
     data = parsed(path)
@@ -110,7 +110,7 @@ def read(path: Path | str) -> Workflow:
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where logs are prepared that a workflow file names: `LOCKSTEP_CACHE`, else a folder on this node's own disk."""
+    """The directory of prepared data: `LOCKSTEP_CACHE`, else a directory on the local disk."""
     given = environment.get(CACHE_VARIABLE)
     return Path(given).expanduser().absolute() if given else Path("/var/tmp") / f"lockstep-{os.getuid()}"
 
@@ -149,8 +149,8 @@ def _workflow(path: Path, data: Mapping[str, Any]) -> Workflow:
         columns=top.get("columns"),
         max_episode_steps=top.get("max_episode_steps"),
         init_from=_path(found["training"].get("warm_start_model_path")),
-        notes=(f"learner: {algo} ({reason})", *remarks, *told_defaults(found, run)),
-        **_place(top),
+        notes=(f"learner: {algo} ({reason})", *remarks, *differing_defaults(found, run)),
+        **_nodes(top),
     )
 
 
@@ -168,13 +168,13 @@ def _source(given: str | list[str]) -> Source:
 
 
 def _placed(source: Source, key: str) -> Source:
-    """With the place of what is prepared."""
+    """The source with its directory of prepared data."""
     name = source.paths[0].absolute().name.partition(".")[0]
     return source if source.prepared else replace(source, out=cache_root() / f"{name}-{key}")
 
 
 def _key(source: Source, *more: object) -> str:
-    """Names what is prepared, equal on all nodes: by paths and options, never by contents."""
+    """A key of paths and options, not of contents, so that it is equal on all nodes."""
     parts = [*(str(path.absolute()) for path in source.paths), repr(more)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
@@ -182,7 +182,7 @@ def _key(source: Source, *more: object) -> str:
 def _learner(
     top: Mapping[str, Any], norm_params: Mapping[str, Any], actions: tuple[str, ...], training: Source
 ) -> tuple[str, str]:
-    """The algorithm, and what says so."""
+    """The algorithm, and the reason for it."""
     parametric = "action_norm_data_path" in top
     if actions and parametric:
         raise ConfigError(
@@ -209,7 +209,7 @@ def _learner(
 
 
 def _normalizations(top: Mapping[str, Any], norm_params: Mapping[str, Any], algo: str) -> tuple[Normalization, ...]:
-    """Of the states and, where actions are features, of the actions."""
+    """The normalizations of the states and, for `parametric_dqn`, of the actions."""
     columns = cast(list[str] | None, norm_params.get("cols_to_norm"))
     known = {"state_features": "state_norm_data_path", "action": "action_norm_data_path"}
     if columns is not None and (strange := [column for column in columns if column not in known]):
@@ -233,7 +233,7 @@ def _normalizations(top: Mapping[str, Any], norm_params: Mapping[str, Any], algo
 
 
 def _evaluation(top: Mapping[str, Any], training: Source, key: str) -> Source | None:
-    """What the policy is evaluated on; None: on what it learns from."""
+    """The evaluation data; None: the training data."""
     if "eval_data_path" not in top:
         return None
     source = _source(top["eval_data_path"])
@@ -254,8 +254,8 @@ def _run(
     return cast(OfflineRun, updated(run, {**leaves, **paths, "device": device}))
 
 
-def _place(top: Mapping[str, Any]) -> dict[str, Any]:
-    """On which machines and GPUs, as fields of `Workflow`."""
+def _nodes(top: Mapping[str, Any]) -> dict[str, Any]:
+    """Nodes and GPUs, as fields of `Workflow`."""
     all_gpus = top.get("use_all_avail_gpus", False)
     if all_gpus and top.get("use_gpu") is False:
         raise ConfigError("use_all_avail_gpus=true and use_gpu=false contradict each other; leave one of them out")
@@ -264,7 +264,7 @@ def _place(top: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"num_nodes={num_nodes} must be at least 1")
     if index is not None and not 0 <= index < num_nodes:
         raise ConfigError(f"node_index={index} must lie from 0 to num_nodes - 1, which is {num_nodes - 1}")
-    place: dict[str, Any] = {"all_gpus": all_gpus, "num_nodes": num_nodes, "node_index": index}
+    nodes: dict[str, Any] = {"all_gpus": all_gpus, "num_nodes": num_nodes, "node_index": index}
     scheme, _, where = method.partition("://")
     if method and (scheme not in ("file", "tcp") or not where.strip("/")):
         raise ConfigError(
@@ -274,8 +274,8 @@ def _place(top: Mapping[str, Any]) -> dict[str, Any]:
     if num_nodes > 1 and not method:
         raise ConfigError(f"num_nodes={num_nodes}, but nothing says where they meet; add init_method: file:///PATH")
     if num_nodes > 1:
-        place |= {"init_file": Path(where).absolute()} if scheme == "file" else {"endpoint": where}
-    return place
+        nodes |= {"init_file": Path(where).absolute()} if scheme == "file" else {"endpoint": where}
+    return nodes
 
 
 def _path(given: str | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""What a classic workflow file says of the network, the schedule and the estimates, as our settings."""
+"""Convert the fields of the network, the schedule and the estimates, which map to several settings of ours."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -21,17 +21,17 @@ _CLASSIC_DEFAULTS: Mapping[tuple[str, str], tuple[Any, str]] = {
     ("training", "minibatch_size"): (4096, "algorithm.batch_size"),
     ("training", "l2_decay"): (0.01, "algorithm.l2_decay"),
 }
-"""By field: the classic default as a value of ours, and our setting."""
+"""By field: the classic default in our units, and our setting."""
 _BCQ_THRESHOLD = 0.1  # the classic default of bcq_drop_threshold
 
 
 def learner_settings(found: Mapping[str, Mapping[str, Any]], algo: str, num_actions: int) -> dict[str, Any]:
-    """Our settings for those fields that have no single one of ours.
+    """Our settings for fields that do not map to a single one.
 
     Args:
         found: fields by section.
         algo: `dqn` or `parametric_dqn`.
-        num_actions: how many actions have names.
+        num_actions: number of named actions.
     """
     training, rl, rainbow = found["training"], found["rl"], found["rainbow"]
     leaves = _network(training, algo, num_actions) | _schedule(training) | _bcq(rainbow)
@@ -46,8 +46,8 @@ def learner_settings(found: Mapping[str, Mapping[str, Any]], algo: str, num_acti
     return leaves
 
 
-def told_defaults(found: Mapping[str, Mapping[str, Any]], run: OfflineRun) -> list[str]:
-    """What to tell of fields that are left out, where the classic default was another."""
+def differing_defaults(found: Mapping[str, Mapping[str, Any]], run: OfflineRun) -> list[str]:
+    """A note on missing fields whose classic default differs from ours."""
     defaults: list[str] = []
     for (section, name), (classic, setting) in _CLASSIC_DEFAULTS.items():
         ours: Any = settings.plain(attrgetter(setting)(run))
@@ -63,7 +63,7 @@ def _bcq(rainbow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _network(training: Mapping[str, Any], algo: str, num_actions: int) -> dict[str, Any]:
-    """Hidden layers and what is between them."""
+    """Hidden layers and activation."""
     leaves = dict[str, Any]()
     layers = cast(list[int] | None, training.get("layers"))
     if layers is not None:

@@ -1,4 +1,4 @@
-"""Where a workflow file wants to run, as the flags of the launcher."""
+"""Convert the nodes and GPUs of a workflow file to flags of the launcher."""
 
 import argparse
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from lockstep.world import World
 def node_arguments(
     args: argparse.Namespace, workflow: Workflow, world: World | None = None, say: Callable[[str], None] = print
 ) -> None:
-    """Fill in what the command line leaves out about machines and ranks; it wins where both say something.
+    """Set the flags of nodes and ranks that the command line leaves out.
 
     Args:
-        args: of `lockstep offline train`.
+        args: of `lockstep offline train`; changed in place.
         workflow: the file.
-        world: who this process is, as a launcher has it; then the launcher decides, and nothing is filled in.
-        say: told what was found.
+        world: the world of this process; under a launcher nothing is changed.
+        say: prints messages.
     """
     world = world or World.from_environment()
     if world.launcher != "none":
@@ -44,7 +44,7 @@ def node_arguments(
 
 
 def _ranks(args: argparse.Namespace, workflow: Workflow, say: Callable[[str], None]) -> None:
-    """One rank, or one per GPU."""
+    """Set one rank, or one per GPU."""
     if args.ranks is not None or args.nproc_per_node is not None:
         return
     ranks = 1

@@ -1,4 +1,4 @@
-"""JSON and YAML in which every name is there once."""
+"""Parse JSON and YAML; duplicate keys are errors."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 
 
 def parsed(path: Path) -> Any:
-    """The content of a file. Raises `ConfigError` for one that cannot be read, or has a name twice in one mapping."""
+    """The content of a file; raises `ConfigError` if it cannot be read or a mapping has a duplicate key."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -37,7 +37,7 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(path: Path, node: Any) -> None:
-    """Of a YAML document, before values are made of it."""
+    """Check the nodes of a YAML document for duplicate keys."""
     if isinstance(node, yaml.MappingNode):
         _once(path, [(str(key.value), getattr(value, "value", None)) for key, value in node.value])
         for _, value in node.value:

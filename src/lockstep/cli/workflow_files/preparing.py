@@ -1,8 +1,8 @@
-"""From the logs that a workflow file names to prepared data, on every node alike.
+"""Prepare the logs of a workflow file on every node.
 
-The leader of each node (its first rank, or the launcher where it is alone) does the work, and all ranks learn how it
-went. Where several nodes hold parts of the data, their samples are put together before features are typed and
-normalized: the normalization is then that of all data, the same on every node.
+The leader of each node (local rank 0, or the launcher of a single machine) does the work; the result is gathered on all
+ranks. If several nodes hold parts of the data, features are identified from the samples of all nodes, so that the
+normalization is the same everywhere.
 """
 
 import gzip
@@ -28,9 +28,9 @@ from lockstep.run import OfflineRun
 from lockstep.world import World
 
 Gather = Callable[[Any, str], list[Any]]
-"""JSON-able values (arrays allowed) of all ranks, in rank order; collective."""
+"""Gathers JSON values (arrays allowed) of all ranks, in rank order; *collective*."""
 _T = TypeVar("_T")
-_PREPARE_S = 7 * 24 * 3600.0  # bound on preparing: a rank that dies is noticed by the launcher of its node
+_PREPARE_S = 7 * 24 * 3600.0  # timeout; a rank that dies is detected by the launcher of its node
 _LOG_SUFFIXES = (".json", ".jsonl", ".gz")
 
 
@@ -53,13 +53,13 @@ def prepare(
     gather: Gather = lambda value, _: [value],
     console: Console | None = None,
 ) -> OfflineRun:
-    """Prepare what the workflow learns from and is evaluated on, unless that is done; *collective*.
+    """Prepare the training and evaluation data unless they are up to date; *collective*.
 
     Args:
         workflow: the file.
-        world: who takes part; default: this process alone.
-        gather: brings together what ranks know.
-        console: where rank 0 tells where data and normalizations come from, and how far it is.
+        world: the ranks; default: this process alone.
+        gather: gathers values of all ranks.
+        console: for messages and progress of rank 0.
 
     Returns:
         The run to train.
@@ -77,29 +77,25 @@ def prepare(
 
 def _prepare(workflow: Workflow, nodes: "_Nodes") -> None:
     checked = nodes.each("sources", lambda: checked_sources(workflow))
+    options = PrepareOptions(
+        kind=workflow.kind,
+        actions=workflow.actions,
+        columns=workflow.columns,
+        max_episode_steps=workflow.max_episode_steps,
+    )
     if not workflow.training.prepared:
         nodes.check_cache([str(one["fingerprint"]) for one in checked])
-        options = PrepareOptions(
-            kind=workflow.kind,
-            actions=workflow.actions,
-            columns=workflow.columns,
-            max_episode_steps=workflow.max_episode_steps,
-            norm=workflow.norm_params,
-        )
-        files = _normalized(workflow, options, nodes)
-        options = replace(options, norm={}, state_features=files["state_features"], action_features=files.get("action"))
-        nodes.each("prepare", lambda: nodes.prepared(workflow.training, options))
+        files = _normalized(workflow, replace(options, norm=workflow.norm_params), nodes)
+        features = {"state_features": files["state_features"], "action_features": files.get("action")}
+        nodes.each("prepare", lambda: nodes.prepared(workflow.training, replace(options, **features)))
     if workflow.evaluation is not None and not workflow.evaluation.prepared:
         evaluation, training = workflow.evaluation, workflow.training.out
-        alike = PrepareOptions(
-            kind=workflow.kind,
-            actions=workflow.actions,
-            columns=workflow.columns,
-            max_episode_steps=workflow.max_episode_steps,
+        same_features = replace(
+            options,
             state_features=training / "state_features.json",
             action_features=training / "action_features.json" if workflow.kind == "parametric" else None,
         )
-        nodes.each("prepare_evaluation", lambda: nodes.prepared(evaluation, alike))
+        nodes.each("prepare_evaluation", lambda: nodes.prepared(evaluation, same_features))
         nodes.each("compare", lambda: nodes.compare(training, evaluation.out))
 
 
@@ -112,7 +108,7 @@ class _Nodes:
     console: Console
 
     def each(self, tag: str, work: Callable[[], _T]) -> list[_T]:
-        """What the leader of each node comes to; *collective*. What one refuses or fails in is raised on all ranks."""
+        """Run `work` on the leader of each node; *collective*. Returns all results; errors are raised on all ranks."""
         details: dict[str, Any] = {}
         if self.world.local_rank == 0:
             details = {"node": self.world.node_rank, "host": socket.gethostname()}
@@ -128,28 +124,28 @@ class _Nodes:
         return [one["value"] for one in leaders]
 
     def say(self, text: str) -> None:
-        """Tell the user, once."""
+        """Print a message on rank 0."""
         if self.world.rank == 0:
             self.console.line(text)
 
     def prepared(self, source: Source, options: PrepareOptions) -> str:
-        """Prepare what this node holds; rank 0 shows how far it is."""
+        """Prepare the data of this node; rank 0 shows the progress."""
         prepare_dataset(source.paths, source.out, options, show=self.say, progress=self.progress())
         return str(source.out)
 
     def compare(self, training: Path, evaluation: Path) -> None:
-        """Say it where the policy is to be judged by what it learns from: sample data of the classic pipeline is so."""
+        """Note when the evaluation data is the training data, as in the sample data of the classic pipeline."""
         if Dataset.open(training).info.digest == Dataset.open(evaluation).info.digest:
             self.say("note: eval_data_path holds the same rows as training_data_path; estimates will be too good")
 
     def progress(self) -> ProgressDisplay | None:
-        """The display of one preparation; only rank 0 has one."""
+        """The progress display; None on ranks other than 0."""
         return ProgressDisplay(self.console) if self.world.rank == 0 else None
 
     def check_cache(self, fingerprints: Sequence[str]) -> None:
-        """Refuse one cache for nodes whose logs differ: each would prepare over the other's; *collective*."""
+        """Raise `ConfigError` if nodes with different logs share one cache; *collective*."""
         token = secrets.token_hex(8)
-        tokens = self.each("cache", lambda: _leave(token))
+        tokens = self.each("cache", lambda: _create_marker(token))
         try:
             seen = self.each("seen", lambda: [name in os.listdir(cache_root()) for name in tokens])
         finally:
@@ -164,8 +160,8 @@ class _Nodes:
                     )
 
 
-def _leave(token: str) -> str:
-    """Leave a file in the cache, and tell its name."""
+def _create_marker(token: str) -> str:
+    """Create a marker file in the cache; returns its name."""
     root = cache_root()
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -181,7 +177,7 @@ def _leave(token: str) -> str:
 
 
 def _normalized(workflow: Workflow, options: PrepareOptions, nodes: _Nodes) -> dict[str, Path]:
-    """The normalization of each column, as a file beside the data to be prepared; *collective*."""
+    """The normalization file of each column, next to the prepared data; *collective*."""
     known = nodes.each("normalizations", lambda: {one.column: _written(one) for one in workflow.normalizations})
     found: dict[str, Any] = {}
     for one in workflow.normalizations:
@@ -213,7 +209,7 @@ def _normalized(workflow: Workflow, options: PrepareOptions, nodes: _Nodes) -> d
 
 
 def _written(one: Normalization) -> dict[str, Any] | None:
-    """What a file says that is there already."""
+    """The normalization in an existing file; None without one."""
     for path in (one.path, one.output):
         if path is not None and path.exists() and not _is_log(path):
             return features_to_dict(load_features(path))
@@ -225,19 +221,19 @@ def _source_of(one: Normalization) -> Path | None:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether a `*_norm_data_path` is data to identify a normalization from."""
+    """Whether a `*_norm_data_path` is a log instead of a normalization file."""
     if path.is_dir() or path.suffix not in _LOG_SUFFIXES:
         return True
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             first = json.loads(file.readline())
-    except (OSError, ValueError):  # a JSON of several lines is no JSON line
+    except (OSError, ValueError):  # not JSON lines
         return False
     return isinstance(first, Mapping) and "state_features" in first
 
 
 def _logs(workflow: Workflow, found: Mapping[str, Any]) -> dict[tuple[Path, ...], list[Normalization]]:
-    """The logs that normalizations are identified from, and of which columns."""
+    """The logs to identify normalizations from, and the columns of each."""
     logs: dict[tuple[Path, ...], list[Normalization]] = {}
     for one in workflow.normalizations:
         if one.column not in found:
@@ -248,13 +244,13 @@ def _logs(workflow: Workflow, found: Mapping[str, Any]) -> dict[tuple[Path, ...]
 
 
 def _sample(details: Mapping[str, Any]) -> FeatureSample:
-    """As it was before it went through a message, which has no tuples."""
+    """Restore the tuples of a sample, which messages turn into lists."""
     names: dict[str, Any] = {name: tuple(cast(list[str], details[name])) for name in ("state_ids", "action_ids")}
     return FeatureSample(**{**details, **names})
 
 
 def _write(one: Normalization, features: Mapping[str, Any], nodes: _Nodes) -> None:
-    """Node 0 alone writes what the file asks for; the others have it in their cache."""
+    """Write the normalization file of the workflow, on node 0 only."""
     path = one.written()
     if path is None or path.exists() or nodes.world.node_rank != 0:
         return

@@ -1,4 +1,4 @@
-"""What lies where a workflow file says that data is, before anything is prepared of it."""
+"""Check the data of a workflow file before it is prepared."""
 
 import hashlib
 from pathlib import Path
@@ -8,11 +8,11 @@ from lockstep.cli.workflow_files.files import Source, Workflow
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 
-_SAMPLED = 1 << 16  # bytes of a file's beginning and end that tell it from another of the same size
+_SAMPLED = 1 << 16  # bytes at the beginning and end of a file that are hashed
 
 
 def checked_sources(workflow: Workflow) -> dict[str, Any]:
-    """Refuses what is not there, or not what the file says; tells logs apart."""
+    """Check that the sources exist and suit the workflow; returns a fingerprint of the logs."""
     lines = hashlib.blake2b(digest_size=16)
     named = {"training_data_path": workflow.training, "eval_data_path": workflow.evaluation}
     for name, source in named.items():

@@ -128,7 +128,7 @@ def left(folder, *, struck_at=10, message="rank 1 was killed", **summary):
 
 
 def judged(trials, code=0, problems=()):
-    return trials._judge(InjectedFault("kill", 1, 9), code, 0, list(problems), 60.0)
+    return trials._evaluate(InjectedFault("kill", 1, 9), code, 0, list(problems), 60.0)
 
 
 def test_a_run_that_lost_nothing_survived(trials, tmp_path):
@@ -166,7 +166,7 @@ def test_what_is_no_survival(trials, tmp_path, run, code, why):
 def test_what_is_left_behind_is_no_survival(trials, tmp_path):
     left(tmp_path)
     (tmp_path / "kill" / "checkpoints" / ".step_5").mkdir(parents=True)
-    assert trials._cleared("kill") == ["half-written: kill/checkpoints/.step_5"]
+    assert trials._clean_up("kill") == ["half-written: kill/checkpoints/.step_5"]
     assert not judged(trials, problems=["half-written"]).survived
 
 

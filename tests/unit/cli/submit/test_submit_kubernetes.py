@@ -10,7 +10,6 @@ import yaml
 from submitting import program, refusal, text_of
 
 from lockstep.cli import main as cli
-from lockstep.cli.submit import kubernetes
 
 pytestmark = pytest.mark.usefixtures("here")
 GIVEN = ("cartpole", "--on", "kubernetes", "--image", "a/b:1", "--claim", "runs", "--nnodes", "4", "--name", "cp")
@@ -208,7 +207,7 @@ def test_kubectl_gets_what_the_dry_run_prints(capfd, here, programs):
 
 
 def test_without_kubectl(capsys, monkeypatch):
-    monkeypatch.setattr(kubernetes.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     assert "--dry-run" in refusal(capsys, *GIVEN, dry_run=False)
 
 

@@ -9,7 +9,6 @@ import pytest
 from submitting import program, refusal, text_of
 
 from lockstep.cli import main as cli
-from lockstep.cli.submit import slurm
 
 pytestmark = pytest.mark.usefixtures("here")
 GIVEN = (
@@ -186,7 +185,7 @@ def test_sbatch_gets_what_the_dry_run_prints(capfd, here, programs):
 
 
 def test_without_sbatch(capsys, monkeypatch):
-    monkeypatch.setattr(slurm.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     assert "--dry-run" in refusal(capsys, *GIVEN, dry_run=False)
 
 

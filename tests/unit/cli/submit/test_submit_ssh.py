@@ -103,7 +103,7 @@ def test_what_is_printed_can_be_typed(capsys, hosts):
 
 
 def test_the_first_failure_ends_all(hosts, monkeypatch):
-    monkeypatch.setattr(ssh_group, "_HEAR_S", 0.5)
+    monkeypatch.setattr(ssh_group, "_PEERS_EXIT_S", 0.5)
     ends(hosts, **{"me@beta": 7})
     assert cli.main(["submit", *GIVEN]) == 7
     assert caught(hosts, "alpha") == str(int(signal.SIGTERM)), "a launcher that goes on is told to end"

@@ -9,7 +9,7 @@ from lockstep.cli.main import main as lockstep
 from lockstep.cli.workflow_files import nodes
 from lockstep.cli.workflow_files.files import read
 from lockstep.errors import ConfigError
-from lockstep.workflows import door
+from lockstep.workflows import command
 from lockstep.world import World
 
 DQN = {"training_data_path": "log.json", "actions": ["0", "1"]}
@@ -83,7 +83,7 @@ def test_under_a_launcher_it_has_no_say(flags):
     assert (args.nnodes, args.ranks, args.node_rank, said) == (None, None, None, [])
 
 
-# -- the classic doors -------------------------------------------------------------------------------------------------
+# -- the classic command lines ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -96,19 +96,19 @@ def called(here, monkeypatch):
 
 
 @pytest.mark.parametrize("spelling", [["-ni", "1"], ["--node_index=1"], ["--node-index", "1"]])
-def test_the_classic_door(called, spelling):
-    assert door.main("dqn", ["-p", "dqn.json", *spelling, "--set", "epochs=2"]) == 0
+def test_classic_command_line(called, spelling):
+    assert command.main("dqn", ["-p", "dqn.json", *spelling, "--set", "epochs=2"]) == 0
     assert called == [["offline", "train", "dqn.json", "--node-index", "1", "--set", "epochs=2"]]
-    assert door.main("dqn", ["--parameters", "dqn.json"]) == 0
+    assert command.main("dqn", ["--parameters", "dqn.json"]) == 0
     assert called[1] == ["offline", "train", "dqn.json"]
 
 
-def test_a_door_takes_its_own_files(called, capsys):
-    assert door.main("parametric_dqn", ["-p", "dqn.json"]) == 2
+def test_workflow_of_another_algorithm_is_refused(called, capsys):
+    assert command.main("parametric_dqn", ["-p", "dqn.json"]) == 2
     assert "dqn.json is a workflow of dqn; use python -m lockstep.workflows.dqn -p dqn.json" in capsys.readouterr().err
-    assert door.main("dqn", ["-p", "missing.json"]) == 2
+    assert command.main("dqn", ["-p", "missing.json"]) == 2
     assert "cannot read missing.json" in capsys.readouterr().err
-    assert door.main("dqn", []) == 2
+    assert command.main("dqn", []) == 2
     assert "-p" in capsys.readouterr().err
     assert called == []
 
