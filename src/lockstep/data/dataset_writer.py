@@ -137,9 +137,10 @@ class DatasetWriter:
             self._begin_part()
         if self._streams:
             self._end_part()
-        said = (info.kind, info.sizes, info.num_rows)
-        if said != (self._kind, self._sizes, sum(self._parts)):
-            raise ValueError(f"the info says {said} of {(self._kind, self._sizes, sum(self._parts))}")
+        described = (info.kind, info.sizes, info.num_rows)
+        written = (self._kind, self._sizes, sum(self._parts))
+        if described != written:
+            raise ValueError(f"info describes {described}, but {written} was written")
         save_features(state_features, self._folder / STATE_FEATURES)
         if action_features is not None:
             save_features(action_features, self._folder / ACTION_FEATURES)

@@ -52,10 +52,10 @@ class Feature:
     max_value: float | None = None
     """Largest value seen; used by `continuous_action`."""
     note: str = ""
-    """Why it has this type; not used."""
+    """Why it has this type; for people only."""
 
     def __post_init__(self) -> None:
-        """Refuse missing constants, constants of other types, and numbers that the formula is not defined for."""
+        """Reject missing constants, constants of other types, and numbers outside the domain of the formula."""
         if self.type not in TYPES:
             raise ConfigError(f"type={self.type} is unknown; there are {', '.join(TYPES)}")
         needed = needed_keys(self.type)
@@ -157,7 +157,7 @@ class Features:
 
 
 def _refusal(of: Feature) -> str | None:
-    """Why the constants of a feature are refused; None if they are valid."""
+    """The error in the constants of a feature; None if they are valid."""
     if of.stddev is not None and not of.stddev > 0:
         return f"stddev={of.stddev} must be greater than 0"
     if (q := of.quantiles) is not None and not (len(q) > 1 and all(0 < b - a < math.inf for a, b in pairwise(q))):

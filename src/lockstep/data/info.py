@@ -36,7 +36,7 @@ class DatasetInfo:
     has_possible_actions: bool = False
     """Whether any row has its possible actions."""
     has_impossible_actions: bool | None = None
-    """Discrete: whether in any row some action was not possible. None: prepared before this was counted."""
+    """Discrete: whether any row excludes an action. None: data of an older version, which did not record it."""
     reward_mean: float = 0.0
     digest: str = ""
     """Of keys and raw contents of all rows, independent of their order."""

@@ -1,4 +1,4 @@
-"""How logged data lies on the nodes of a run: a copy on each node, or a part of the rows on each."""
+"""The layout of logged data on the nodes of a run: a copy on each node, or disjoint parts."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _ALL = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which node holds which rows. Equal on all ranks, except `node`."""
+    """The rows of each node. Equal on all ranks, except `node`."""
 
     kind: Literal["same", "split"]
     rows_of_node: tuple[int, ...]
@@ -130,7 +130,7 @@ _REMEDIES = {
 
 
 def _check_schema(nodes: list[int], summaries: list[dict[str, Any]]) -> None:
-    """Refuse nodes whose data differs in schema, normalization or options."""
+    """Reject nodes whose data differs in schema, normalization or options."""
     for name in (
         "kind",
         "state features",
@@ -155,7 +155,7 @@ def _check_schema(nodes: list[int], summaries: list[dict[str, Any]]) -> None:
 def _check_disjoint(
     dataset: Dataset, gather: Gather, world: World, seen: tuple[list[int], list[int], list[dict[str, Any]]]
 ) -> None:
-    """Refuse nodes that have keys in common; *collective*. Keys are compared in ranges of their first word."""
+    """Reject nodes that have keys in common; *collective*. Keys are compared in ranges of their first word."""
     nodes, leaders, summaries = seen
     most = max(int(summary["num_rows"]) for summary in summaries)
     rounds, common = max(-(-most // _KEYS_AT_ONCE), 1), dict[tuple[int, int], int]()

@@ -94,7 +94,7 @@ def prepare_dataset(
         options: that determine the rows.
         memory: approximate limit for rows in memory, in bytes.
         replace: replace other prepared data in `out`.
-        show: shows a line to the user.
+        show: displays a line to the user.
         progress: called several times a second.
 
     Returns:
@@ -191,10 +191,10 @@ def _compare(known: tuple[str, ...], logged: tuple[str, ...], name: str, file: P
         )
     if show is None:
         return
-    if left := [key for key in logged if key not in known]:
-        show(f"{name} features that {file} does not name are left out: {', '.join(left[:8])}")
-    if never := [key for key in known if key not in logged]:
-        show(f"{name} features of {file} that no row has: {', '.join(never[:8])}")
+    if unused := [key for key in logged if key not in known]:
+        show(f"{name} features that {file} does not name are left out: {', '.join(unused[:8])}")
+    if absent := [key for key in known if key not in logged]:
+        show(f"{name} features of {file} that no row has: {', '.join(absent[:8])}")
 
 
 def _source(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _OLD_ROUNDS = 6
 
 
 class NoEpisodes:
-    """Episode statistics of a shard that plays none. Attributes: `returns`, `lengths`, both empty."""
+    """Empty episode statistics of a shard."""
 
     def __init__(self) -> None:
         self.returns, self.lengths = np.zeros(0), np.zeros(0)
@@ -43,10 +43,10 @@ class Reader:
     Args:
         dataset: the data of this node.
         world: ranks and shards.
-        layout: how the data lies on the nodes, from `determine_layout`.
+        layout: of the data, from `determine_layout`.
         batch_size: B.
         seed: of the permutations.
-        epochs: how often every row is read.
+        epochs: number of passes over all rows.
         n_step: see `Dataset.rows`.
         gamma: see `Dataset.rows`.
 

@@ -14,8 +14,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # SIGINT raises Keyb
 def cleanup_on_signal(cleanup: Callable[[], None]) -> Generator[None]:
     """Call `cleanup` before SIGTERM, SIGUSR1 or SIGHUP ends this process; the exit code is then 128 + n.
 
-    A thread does it: a Python handler runs only when the main thread returns from native code, where a rendezvous may
-    wait for minutes. Signals with a handler are left alone; outside the main thread nothing changes.
+    Runs in a thread: a Python handler only runs when the main thread returns from native code, where a rendezvous may
+    wait for minutes. Signals that already have a handler are not changed; outside the main thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -30,7 +30,7 @@ def launching_process(variable: str, environment: Mapping[str, str] = os.environ
     for ancestor in psutil.Process().parents():
         try:
             inherited = ancestor.environ().get(variable) == value
-        except psutil.AccessDenied:  # another user's: no wrapper that inherited the variables
+        except psutil.AccessDenied:  # of another user, so not a wrapper that inherited the variables
             return ancestor.pid
         except psutil.NoSuchProcess:
             return None
@@ -40,7 +40,7 @@ def launching_process(variable: str, environment: Mapping[str, str] = os.environ
 
 
 def identity(pid: int) -> str:
-    """A name that no other process has, not even one that gets the same process id later or on another machine."""
+    """A name that is unique among all processes of all machines, even if a process id is reused."""
     return f"{_machine()}-{pid}-{_started(pid)}"
 
 

@@ -42,8 +42,8 @@ def refused(path, **options):
 @pytest.mark.parametrize("make", [table, lines], ids=["csv", "jsonl"])
 def test_suggested_file_reads_the_log(tmp_path, make):
     path = make(tmp_path / ("log.csv" if make is table else "log.jsonl"))
-    said = refused(path)
-    first, _, text = said.partition("\n\n")
+    message = refused(path)
+    first, _, text = message.partition("\n\n")
     assert "has no columns mdp_id, sequence_number, state_features, action, reward" in first
     assert "it has Session ID, step, speed, angle, choice, payoff, prob, note. " in first
     assert "# left out: note" in text
@@ -54,8 +54,8 @@ def test_suggested_file_reads_the_log(tmp_path, make):
 
 
 def test_configured_columns_are_kept(tmp_path):
-    said = refused(table(tmp_path / "log.csv"), columns={"mdp_id": "note", "state_features": {"7": "speed"}})
-    found = yaml.safe_load(said.partition("\n\n")[2])
+    message = refused(table(tmp_path / "log.csv"), columns={"mdp_id": "note", "state_features": {"7": "speed"}})
+    found = yaml.safe_load(message.partition("\n\n")[2])
     assert found == SUGGESTED | {"mdp_id": "note", "state_features": {"7": "speed"}}
 
 

@@ -207,9 +207,9 @@ def refused(path, match, **how):
     return str(caught.value)
 
 
-def change(path, **said):
+def change(path, **changes):
     file = path / "dataset.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def test_missing_data_is_rejected(tmp_path, path):
@@ -230,8 +230,8 @@ def test_missing_column_file_is_rejected(path):
 def test_truncated_column_file_is_rejected(path):
     file = path / "part_00000/state.npy"
     file.write_bytes(file.read_bytes()[:-4])
-    said = refused(path, r"part_00000/state\.npy holds \d+ bytes instead of \d+")
-    assert f"{128 + 200 * 16 - 4} bytes instead of {128 + 200 * 16}" in said
+    message = refused(path, r"part_00000/state\.npy holds \d+ bytes instead of \d+")
+    assert f"{128 + 200 * 16 - 4} bytes instead of {128 + 200 * 16}" in message
 
 
 def test_changed_file_is_detected_with_verify(path):
@@ -254,13 +254,15 @@ def test_damaged_description_is_rejected(path):
     refused(path, r"dataset\.json is damaged")
     (path / "dataset.json").write_text("[]")
     refused(path, "does not describe prepared data")
-    said = json.loads(text)
+    description = json.loads(text)
     for name in ("info", "files", "parts"):
-        (path / "dataset.json").write_text(json.dumps({key: value for key, value in said.items() if key != name}))
+        (path / "dataset.json").write_text(
+            json.dumps({key: value for key, value in description.items() if key != name})
+        )
         refused(path, f"{name} is missing")
-    (path / "dataset.json").write_text(json.dumps(said | {"info": said["info"] | {"num_rows": "many"}}))
+    (path / "dataset.json").write_text(json.dumps(description | {"info": description["info"] | {"num_rows": "many"}}))
     refused(path, r"dataset\.json is damaged .*num_rows")
-    (path / "dataset.json").write_text(json.dumps(said | {"parts": [100]}))
+    (path / "dataset.json").write_text(json.dumps(description | {"parts": [100]}))
     refused(path, "its counts of rows differ")
 
 
@@ -269,8 +271,8 @@ def test_edited_normalization_is_rejected(path):
     features = made_data.as_it_is("0123")
     edited = {**dict(features.items()), "2": Feature(type="continuous", mean=1.0, stddev=2.0)}
     save_features(type(features)(edited), file)
-    said = refused(path, r"state_features\.json was changed after the data was normalized by it")
-    assert f"--state-features {file}" in said
+    message = refused(path, r"state_features\.json was changed after the data was normalized by it")
+    assert f"--state-features {file}" in message
     file.unlink()
     refused(path, r"state_features\.json is missing")
 

@@ -153,6 +153,6 @@ def test_wrong_columns_are_rejected(tmp_path):
             writer.append({name: column for name, column in columns.items() if name != "state"})
         writer.append(columns)
         info = DatasetInfo(kind="discrete", num_rows=7, num_trajectories=1, state_features=("0",), state_size=4)
-        with pytest.raises(ValueError, match="the info says"):
+        with pytest.raises(ValueError, match="info describes"):
             writer.finish(info, made_data.as_it_is("0"), check={})
     assert list(tmp_path.iterdir()) == []

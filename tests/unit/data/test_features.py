@@ -64,7 +64,7 @@ CONTINUOUS = {"type": "continuous", "mean": 0.0, "stddev": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("feature", "said"),
+    ("feature", "expected"),
     [
         ({"mean": 0.0}, "type is missing"),
         ({"type": "contiguous"}, "type=contiguous is unknown; there are binary, probability"),
@@ -88,15 +88,15 @@ CONTINUOUS = {"type": "continuous", "mean": 0.0, "stddev": 1.0}
         ({"type": "continuous_action", "min_value": 1, "max_value": 1}, "max_value=1.0 must be greater than min_value"),
     ],
 )
-def test_invalid_edits_are_rejected(tmp_path, feature, said):
+def test_invalid_edits_are_rejected(tmp_path, feature, expected):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"format": 1, "features": {"1": {"type": "binary"}, "42": feature}}))
-    with pytest.raises(ConfigError, match=rf"mine.json: feature 42: {said}"):
+    with pytest.raises(ConfigError, match=rf"mine.json: feature 42: {expected}"):
         load_features(path)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('{"format": 1, "features": {}', r"mine.json is not JSON: .*line 1"),
         ('{"format": 1, "features": {"1": {}, "1": {}}}', "mine.json: 1 is there twice"),
@@ -108,10 +108,10 @@ def test_invalid_edits_are_rejected(tmp_path, feature, said):
         (b"\xff\xfe", "cannot read .*mine.json"),
     ],
 )
-def test_malformed_file_is_rejected(tmp_path, text, said):
+def test_malformed_file_is_rejected(tmp_path, text, expected):
     path = tmp_path / "mine.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         load_features(path)
     with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         load_features(tmp_path / "none.json")
@@ -140,7 +140,7 @@ def test_reagent_files_are_read(tmp_path):
     assert found["10"] == Feature(type="enum", possible_values=(0.0, 3.0), **bounds)
     assert found["3"] == Feature(type="boxcox", boxcox_lambda=0.5, boxcox_shift=1.0, mean=0.0, stddev=1.0, **bounds)
     assert found["4"] == Feature(type="binary", **bounds)
-    for text, said in (
+    for text, expected in (
         (classic(feature_type="WHATEVER"), "feature 0: type=whatever is unknown"),
         (classic(feature_type=None), "feature 0: feature_type=None must be text"),
         (classic(feature_type="ENUM"), "feature 0: possible_values is missing"),
@@ -148,7 +148,7 @@ def test_reagent_files_are_read(tmp_path):
         ("{", "feature 0 is not JSON"),
     ):
         path.write_text(json.dumps({"0": text}))
-        with pytest.raises(ConfigError, match=f"state_features_norm.json: {said}"):
+        with pytest.raises(ConfigError, match=f"state_features_norm.json: {expected}"):
             load_features(path)
 
 

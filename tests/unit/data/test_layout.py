@@ -61,15 +61,15 @@ def some(columns, rows):
 def data(tmp_path):
     columns, number = made_data.discrete_columns(), iter(range(100))
 
-    def make(rows, **said):
+    def make(rows, **changes):
         folder = tmp_path / f"node_{next(number)}"
-        return Dataset.open(made_data.write(folder / "data", some(columns, rows), part_rows=64, **said))
+        return Dataset.open(made_data.write(folder / "data", some(columns, rows), part_rows=64, **changes))
 
     return make
 
 
 def refused(found, *parts):
-    """All ranks said one thing, that holds `parts`."""
+    """All ranks raised the same error, which contains `parts`."""
     assert len(set(map(str, found))) == 1, f"ranks disagree: {found}"
     assert isinstance(found[0], str), f"nobody refused it: {found[0]}"
     for part in parts:

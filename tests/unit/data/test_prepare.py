@@ -47,15 +47,15 @@ def features(path, *ids):
 
 
 def prepare(tmp_path, rows, name="out", **options):
-    """Prepare rows with states of the features 1 and 2 as they are; the data, and what was said."""
+    """Prepare rows with states of the features 1 and 2 as they are; returns the data and the printed lines."""
     options = {"state_features": features(tmp_path / "state.json", "1", "2"), **options}
     if rows and isinstance(rows[0]["action"], dict):
         options["action_features"] = features(tmp_path / "action.json", "7", "8")
-    said = []
+    printed = []
     log = write_log(tmp_path / f"{name}.jsonl", rows)
     return Dataset.open(
-        prepare_dataset([log], tmp_path / name, PrepareOptions(**options), show=said.append), verify=True
-    ), said
+        prepare_dataset([log], tmp_path / name, PrepareOptions(**options), show=printed.append), verify=True
+    ), printed
 
 
 def by_place(data, *names):
@@ -65,7 +65,7 @@ def by_place(data, *names):
 
 
 def contents(directory):
-    """Bytes of all files, but for what says where the log was."""
+    """Bytes of all files, except the path of the log."""
     found = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     about = json.loads(found.pop("dataset.json"))
     return found, about["info"]
@@ -98,7 +98,7 @@ def test_discrete_columns_match_expected_values(tmp_path):
     ]
     for number, one in enumerate(rows):
         one["metrics"] = {"reward": 9.0, "cost": 0.5 * number}
-    data, said = prepare(tmp_path, rows)
+    data, printed = prepare(tmp_path, rows)
     info = data.info
     assert (info.kind, info.num_rows, info.num_trajectories) == ("discrete", 4, 2)
     assert (info.actions, info.metrics, info.state_features) == (("left", "right"), ("cost",), ("1", "2"))
@@ -118,7 +118,7 @@ def test_discrete_columns_match_expected_values(tmp_path):
     assert np.isnan(by_place(data, "propensity")[0][1])
     assert sorted(set(data.column("trajectory")[:].tolist())) == [0, 1]
     assert len({tuple(key) for key in data.column("key")[:].tolist()}) == 4
-    assert "2 decisions took an action that was not among the possible ones; it was added to them" in said
+    assert "2 decisions took an action that was not among the possible ones; it was added to them" in printed
     check = data.check_rows()
     raw = {reward: check["state_value"][i] for i, reward in enumerate(data.column("reward")[:][check["row"]])}
     np.testing.assert_array_equal([raw[i] for i in range(4)], [[10, 0.5], [11, np.nan], [np.nan, 12.5], [20, np.nan]])
@@ -246,11 +246,11 @@ def test_numeric_actions_are_ordered_by_number(tmp_path):
 
 def test_prepared_data_is_reused(tmp_path):
     rows = many(trajectories=4)
-    log, out, said = write_log(tmp_path / "log.jsonl", rows), tmp_path / "out", []
-    prepare_dataset([log], out, PrepareOptions(), show=said.append)
+    log, out, printed = write_log(tmp_path / "log.jsonl", rows), tmp_path / "out", []
+    prepare_dataset([log], out, PrepareOptions(), show=printed.append)
     before = (out / "dataset.json").stat()
-    prepare_dataset([log], out, PrepareOptions(), show=said.append, replace=False)
-    assert said[-1] == f"{out} is prepared already"
+    prepare_dataset([log], out, PrepareOptions(), show=printed.append, replace=False)
+    assert printed[-1] == f"{out} is prepared already"
     assert (out / "dataset.json").stat() == before
     with pytest.raises(ConfigError, match="add --force to replace it"):
         prepare_dataset([log], out, PrepareOptions(max_episode_steps=50), show=silent, replace=False)
@@ -266,19 +266,19 @@ def test_prepared_data_is_reused(tmp_path):
 def test_edited_features_file_invalidates_prepared_data(tmp_path):
     log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out"
     prepare_dataset([log], out, PrepareOptions(), show=silent)
-    path, said = out / "state_features.json", []
+    path, printed = out / "state_features.json", []
     path.write_text(re.sub(r'"mean": [-0-9.e]+', '"mean": 10', path.read_text()))
-    prepare_dataset([log], out, PrepareOptions(state_features=path), show=said.append)
-    assert said[-1] != f"{out} is prepared already"
+    prepare_dataset([log], out, PrepareOptions(state_features=path), show=printed.append)
+    assert printed[-1] != f"{out} is prepared already"
     assert Dataset.open(out, verify=True).column("state")[:].mean() < -1
 
 
 def test_features_missing_from_the_file_are_skipped_and_reported(tmp_path):
     rows = [row("x", i, {"1": 1.0, "3": 5.0}, "a", i) for i in range(2)]
-    data, said = prepare(tmp_path, rows)
+    data, printed = prepare(tmp_path, rows)
     assert data.info.state_features == ("1", "2")
-    assert any(line.startswith("state features that") and line.endswith("left out: 3") for line in said)
-    assert any(line.startswith("state features of") and line.endswith("no row has: 2") for line in said)
+    assert any(line.startswith("state features that") and line.endswith("left out: 3") for line in printed)
+    assert any(line.startswith("state features of") and line.endswith("no row has: 2") for line in printed)
     with pytest.raises(ConfigError, match=r"state.json has none of the features of the log \(5"):
         prepare(tmp_path, [row("x", 0, {"5": 1.0}, "a")], "other")
 
@@ -315,9 +315,9 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path):
     (tmp_path / ".out.abc.unfinished" / "run_00000").write_bytes(b"half")
     (tmp_path / ".out.abc.replaced").mkdir()
     out.rename(tmp_path / ".out.abc.replaced" / "data")  # killed between the two renames of a replacement
-    said = []
-    prepare_dataset([log], out, PrepareOptions(), show=said.append)
-    assert said == [f"{out} is prepared already"]
+    printed = []
+    prepare_dataset([log], out, PrepareOptions(), show=printed.append)
+    assert printed == [f"{out} is prepared already"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "out"]
 
 

@@ -70,9 +70,9 @@ def test_srun_on_one_host_uses_loopback():
 
 
 def test_master_addr_takes_precedence():
-    said = {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4242", "LOCKSTEP_TOKEN": "secret"}
+    override = {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4242", "LOCKSTEP_TOKEN": "secret"}
     for launcher in (SRUN, MPIRUN, HYDRA):
-        world = World.from_environment(launcher | said)
+        world = World.from_environment(launcher | override)
         assert (world.address, world.port, world.token) == ("10.0.0.9", 4242, "secret")
     assert "secret" not in repr(world)
 

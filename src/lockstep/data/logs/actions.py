@@ -1,6 +1,6 @@
 """Actions of a log: names (logged as names, indices or one-hot lists), or maps of features.
 
-Shapes: n rows, U different texts of them, A actions.
+Shapes: n rows, U distinct texts, A actions.
 """
 
 from collections import defaultdict
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from lockstep.data.logs.maps import MapDecoder, Maps, Where, as_entries, error_text, is_text, maps_of_series
 
 Actions = Maps | pl.Series
-"""One action in each row: features of parametric ones, or names (String, null: none)."""
-_MANY = 2  # rows for each different text, from which texts are read once
+"""The action of each row: features if parametric, otherwise names (String, null: none)."""
+_MANY = 2  # rows per distinct text from which distinct texts are decoded once
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ActionNames:
     """Names of discrete actions."""
 
     names: tuple[str, ...] | None = None
-    """In the order that indices and masks mean; `None`: any name will do, and action 0 is called "0"."""
+    """In the order of indices and masks; None: any name is valid, and action 0 is named "0"."""
 
     def of_index(self, index: Any, where: Where, row: int, column: str) -> str:
         """The name of action number `index`."""
@@ -40,13 +40,13 @@ class ActionNames:
         return str(index) if self.names is None else self.names[index]
 
     def of_cell(self, text: str) -> str:
-        """The name of an action in a text table, where 1 can be a name or an index: a name, if there is such a one."""
+        """The name of an action in a CSV cell, where `1` may be a name or an index; names take precedence."""
         if self.names is None or text in self.names or not text.isdecimal() or int(text) >= len(self.names):
             return text
         return self.names[int(text)]
 
     def names_of_mask(self, mask: Any, where: Where, row: int, column: str) -> list[str]:
-        """The names of those actions that a list of 0 and 1 marks."""
+        """The names of the actions of a mask of 0 and 1."""
         if not all(isinstance(value, (int, float)) and value in (0, 1) for value in mask):
             where.refuse(row, f"{column} is {mask}; a list holds names, maps, or a 0 or 1 for each action")
         if self.names is not None and len(mask) != len(self.names):
@@ -56,7 +56,7 @@ class ActionNames:
         return [str(i) if self.names is None else self.names[i] for i, value in enumerate(mask) if value]
 
     def check(self, found: pl.Series, where: Where, column: str) -> pl.Series:
-        """These names (String). Raises `ConfigError` for one that is none of the actions."""
+        """The names, unchanged (String). Raises `ConfigError` for an unknown action."""
         if self.names is not None:
             known = found.is_in(self.names) | found.is_null()
             if not known.all():
@@ -75,22 +75,22 @@ class ActionNames:
 
 
 class ActionDecoder:
-    """Decodes actions from JSON; remembers their features for later rows."""
+    """Decodes actions from JSON; keeps their feature ids for later rows."""
 
     def __init__(self, names: ActionNames) -> None:
         self._names, self._maps = names, MapDecoder()
 
     def __call__(self, texts: Sequence[Any], where: Where, column: str) -> Actions:
-        """Read the JSON of n actions; `null`, an empty name and an empty map are none."""
-        codes, different, first = factorize(texts)
-        some = next((text for text in different if text.strip() not in (b"null", b'""')), b"")
+        """Read the JSON of n actions; `null`, an empty name and an empty map are no action."""
+        codes, distinct, first = factorize(texts)
+        some = next((text for text in distinct if text.strip() not in (b"null", b'""')), b"")
         if some.lstrip()[:1] != b"{":
-            found = [self._name(text, where, int(first[i]), column) for i, text in enumerate(different)]
+            found = [self._name(text, where, int(first[i]), column) for i, text in enumerate(distinct)]
             named = pl.Series(column, found, dtype=pl.String).gather(codes)
             return self._names.check(named, where, column)
-        if len(different) * _MANY > len(texts):
+        if len(distinct) * _MANY > len(texts):
             return self._maps(texts, where, column)
-        few = self._maps(different, where.take(first), column)
+        few = self._maps(distinct, where.take(first), column)
         return Maps(few.ids, few.values[codes], few.given[codes])
 
     def _name(self, text: bytes, where: Where, row: int, column: str) -> str | None:
@@ -108,7 +108,7 @@ class ActionDecoder:
 
 
 def actions_of_series(series: pl.Series, names: ActionNames, where: Where, column: str, *, text: bool) -> Actions:
-    """Actions from a column of a table. `text`: of a CSV, where an index cannot be told from a name by its type."""
+    """Actions from a column of a table; `text`: of a CSV, where indices and names have the same type."""
     dtype = series.dtype
     if dtype == pl.Null:
         return pl.Series(column, [None] * len(series), dtype=pl.String)
@@ -119,21 +119,21 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: Where, colum
         if len(some) and some[0].lstrip()[:1] in ("{", "["):
             return ActionDecoder(names)([_json(cell) for cell in found], where, column)
         if text and names.names is not None:
-            different = found.unique().drop_nulls()
-            found = found.replace(different, [names.of_cell(cell) for cell in different])
+            distinct = found.unique().drop_nulls()
+            found = found.replace(distinct, [names.of_cell(cell) for cell in distinct])
         return names.check(found, where, column)
     if dtype.is_numeric():
-        different = series.unique().drop_nulls()
-        rows = [int(cast(int, (series == index).arg_max())) for index in different]
-        called = [names.of_index(index, where, row, column) for index, row in zip(different, rows, strict=True)]
-        return series.replace_strict(different, called, default=None, return_dtype=pl.String).alias(column)
+        distinct = series.unique().drop_nulls()
+        rows = [int(cast(int, (series == index).arg_max())) for index in distinct]
+        called = [names.of_index(index, where, row, column) for index, row in zip(distinct, rows, strict=True)]
+        return series.replace_strict(distinct, called, default=None, return_dtype=pl.String).alias(column)
     if isinstance(dtype, pl.Array) or (isinstance(dtype, pl.List) and as_entries(series) is None):
         return ActionDecoder(names)([msgspec.json.encode(_plain(row)) for row in series], where, column)
     return maps_of_series(series, where, column)
 
 
 def one_hot(values: list[Any], names: ActionNames, where: Where, row: int, column: str) -> str | None:
-    """The name of the action that a list marks; an empty list is none."""
+    """The name of the action of a one-hot list; None if it is empty."""
     marked = names.names_of_mask(values, where, row, column) if values else []
     if values and len(marked) != 1:
         where.refuse(row, f"{column} is {values}; a list marks one action with 1, a continuous action is a map")
@@ -141,7 +141,7 @@ def one_hot(values: list[Any], names: ActionNames, where: Where, row: int, colum
 
 
 def factorize(texts: Sequence[Any]) -> tuple[NDArray[np.int64], list[bytes], NDArray[np.int64]]:
-    """Which of the U different texts each row has [n], these texts, and the first row of each [U]."""
+    """The code of each row's text [n], the U distinct texts, and the first row of each [U]."""
     index: dict[bytes, int] = defaultdict(count().__next__)
     codes = np.fromiter(map(index.__getitem__, map(bytes, texts)), np.int64, len(texts))
     first = np.full(len(index), len(texts))

@@ -1,4 +1,4 @@
-"""A `--columns` file to start from, where a log calls its columns otherwise than the schema does."""
+"""Suggest a `--columns` file for a log whose columns have other names than those of the schema."""
 
 import difflib
 import json
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 ColumnNames = str | dict[str, str]
-"""What a column is called in the user's table; or, of a map, the column of each id."""
+"""The name of a column in the user's table; of a map also the column of each id."""
 MEANINGS = {
     "mdp_id": "the trajectory: an episode, a user's session; text or a whole number",
     "sequence_number": "place in the trajectory, a whole number",
@@ -23,7 +23,7 @@ MEANINGS = {
     "truncated": "whether the trajectory was merely cut off here",
     "metrics": "more numbers to judge policies by: one map, or a list of columns",
 }
-"""The columns of the schema, in the order of the file, and what each is."""
+"""The columns of the schema, in the order of the file, and their meaning."""
 _COMMON_NAMES: Mapping[str, str] = {
     "mdp_id": "episodeid episode trajectoryid trajectory traj trajid sessionid session mdp userid user customerid "
     "customer visitor run",
@@ -40,16 +40,16 @@ _COMMON_NAMES: Mapping[str, str] = {
     "terminated": "terminal done isterminal dones isdone",
     "truncated": "timeout timelimit",
 }
-"""What columns are often called elsewhere, without case and underscores; what comes first is meant more likely."""
+"""Common names of columns, without case and underscores, the likeliest first."""
 _NEAR = 0.8
-_WIDTH = 40  # of a line, behind which what it means stands in line with the others
+_WIDTH = 40  # longest line whose comment is aligned
 _UNKNOWN = "???"
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
 _YAML_LITERALS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def likely_column(name: str, available: Sequence[str]) -> str | None:
-    """The column that is most likely a column of the schema under another name, if there is one."""
+    """The likeliest column for a name of the schema; None without a candidate."""
     plain = {re.sub(r"[\W_]", "", column.lower()): column for column in reversed(available)}
     for other in (name.replace("_", ""), *_COMMON_NAMES.get(name, "").split()):
         if other in plain:
@@ -61,13 +61,13 @@ def likely_column(name: str, available: Sequence[str]) -> str | None:
 def suggest_columns(
     known: Mapping[str, ColumnNames], missing: Sequence[str], unused: Sequence[str], kinds: Mapping[str, str]
 ) -> str:
-    """A `--columns` file as YAML, each line with what it means.
+    """A `--columns` file as YAML, with a comment on each line.
 
     Args:
-        known: what the user's file says already, by name of the schema.
-        missing: columns of the schema that every log needs and this one has not.
-        unused: columns of the log that mean nothing so far.
-        kinds: `number` or `map`, of columns of which that is known.
+        known: the user's names so far, by schema name.
+        missing: required columns of the schema that the log lacks.
+        unused: columns of the log that are not yet assigned.
+        kinds: `number` or `map`, by column where known.
     """
     found, free = dict[str, ColumnNames | list[str]](known), list(unused)
     for name in (*missing, *(name for name in MEANINGS if name not in missing and name not in known)):

@@ -15,13 +15,13 @@ _READ_BYTES = 1 << 18
 
 
 def find_files(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
-    """All files of a log: those named, and those in folders sorted by name, at any depth; and which stood in folders.
+    """Find the files of a log, and the set of those in folders.
 
-    What begins with `_` or `.` in a folder is no log (`_SUCCESS`, checksums). A folder that is a Minari dataset is
-    taken as a whole.
+    Folders are searched at any depth, in the order of names; names that begin with `_` or `.` (`_SUCCESS`, checksums)
+    are skipped. The folder of a Minari dataset counts as one file.
 
     Raises:
-        ConfigError: nothing is there, or there are no files that are logs.
+        ConfigError: a path does not exist, or no file is a log.
     """
     files, in_folders = list[Path](), set[Path]()
     for path in paths:
@@ -46,12 +46,12 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
 
 
 def is_minari(path: Path) -> bool:
-    """Whether this names a Minari dataset: `minari:NAME`, or the folder of one."""
+    """Whether a path is a Minari dataset: `minari:NAME`, or its folder."""
     return str(path).startswith("minari:") or (path / "data" / "metadata.json").is_file()
 
 
 def kind_of(path: Path) -> str:
-    """`json`, `csv`, `parquet` or `minari`, by the name. Raises `ConfigError` for any other name."""
+    """`json`, `csv`, `parquet` or `minari`, by the file name. Raises `ConfigError` for other names."""
     if is_minari(path):
         return "minari"
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -66,10 +66,10 @@ def kind_of(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The bytes of a file, decompressed by its suffix, and how many were read of the file itself for them.
+    """Read a file, decompressed by its suffix, as pairs of a block and the bytes read from the file for it.
 
     Raises:
-        ConfigError: the file cannot be read, is damaged, or ends before its compressed data does.
+        ConfigError: the file is unreadable, damaged or truncated.
     """
     start = _decompressor(path)
     stream: Any = None
@@ -82,7 +82,7 @@ def read_bytes(path: Path) -> Iterator[tuple[bytes, int]]:
                     yield block, len(block)
                     continue
                 consumed = len(block)
-                while block:  # files of several compressed streams, one after another, are usual
+                while block:  # a file may hold several compressed streams
                     stream = start() if stream is None or stream.eof else stream
                     yield stream.decompress(block), consumed
                     block, consumed = (stream.unused_data if stream.eof else b""), 0
@@ -94,7 +94,7 @@ def read_bytes(path: Path) -> Iterator[tuple[bytes, int]]:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error}); is it damaged? Copy it again") from error
-    except Exception as error:  # zlib's and zstandard's own
+    except Exception as error:  # errors of zlib and zstandard
         if type(error).__module__ not in ("zlib", "zstd", "zstandard", "zstandard.backend_c"):
             raise
         raise ConfigError(f"{path} is damaged ({error}); copy it again") from error
@@ -104,15 +104,15 @@ class LineBlocks:
     """A file in blocks of whole lines.
 
     Attributes:
-        size: about how many bytes the next block has; may be changed at any time.
-        done: bytes read of the file so far.
+        size: approximate bytes of the next block; may be changed at any time.
+        done: bytes of the file read so far.
     """
 
     def __init__(self, path: Path, size: int) -> None:
         self.size, self.done, self._path = size, 0, path
 
     def __iter__(self) -> Iterator[bytes]:
-        """Blocks that end with a line, the last one of the file with or without its newline."""
+        """Blocks that end with a newline, except perhaps the last one."""
         parts, held = list[bytes](), 0
         for block, consumed in read_bytes(self._path):
             self.done += consumed
@@ -144,7 +144,7 @@ def _is_log(path: Path) -> bool:
 
 
 def _decompressor(path: Path) -> Any:
-    """What makes a decompressor for one compressed stream; `None` for files as they are."""
+    """A factory of decompressors for one stream; None for uncompressed files."""
     suffix = path.suffix.lower()
     if suffix == ".bz2":
         return bz2.BZ2Decompressor

@@ -1,22 +1,22 @@
-"""The schema of logs, and how they are read: one row for each decision that somebody's system took.
+"""The schema of logs, with a row for each decision, and their reader.
 
-| column | what it is |
+| column | meaning |
 |---|---|
 | `mdp_id` | trajectory: an episode, a user's session; text or a whole number |
-| `sequence_number` | place in the trajectory, a whole number; need not count by one |
-| `state_features` | `{id: number}`; an id that is not there, or is null, is not known |
+| `sequence_number` | position in the trajectory, a whole number; steps may exceed one |
+| `state_features` | `{id: number}`; a missing id or null is unknown |
 | `action` | discrete: a name, an index or a one-hot list; parametric (continuous too): `{id: number}` |
-| `reward` | what followed |
+| `reward` | a number |
 | `possible_actions` | names, a list of 0 and 1 for all actions, or a list of maps; `[]` after the end |
-| `propensity` or `action_probability` | with which the logged policy took the action, in (0, 1]; null: not known |
-| `metrics` | `{name: number}`, more to judge policies by |
-| `next_state_features`, `next_action`, `possible_next_actions`, `time_diff` | what a timeline would add; optional |
-| `terminated`, `truncated` | whether nothing follows the row, or the trajectory was merely cut here; optional |
-| `ds` | may be there |
+| `propensity` or `action_probability` | probability of the action under the logging policy, in (0, 1]; null: unknown |
+| `metrics` | `{name: number}`, further quantities to evaluate policies by |
+| `next_state_features`, `next_action`, `possible_next_actions`, `time_diff` | of the next row; optional |
+| `terminated`, `truncated` | whether the episode ended with the row, or was truncated after it; optional |
+| `ds` | ignored |
 
 Files are JSON lines or a JSON list, CSV (each plain or with .gz, .bz2, .zst) and Parquet; folders of them; Minari data
-sets. In tables, maps may also be spread: a column `state:ID` for each id, likewise `next_state:`, `action:`,
-`next_action:` and `metric:`.
+sets. In tables, maps may have a column for each id: `state:ID`, likewise `next_state:`, `action:`, `next_action:` and
+`metric:`.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -44,17 +44,17 @@ def read_log(
     kind: str | None = None,
     actions: Sequence[str] | None = None,
 ) -> "Log":
-    """A log, to be read in parts.
+    """Open a log, to be read in parts.
 
     Args:
         paths: files, folders (all logs in them, by name), and Minari data sets: their folders, or `minari:NAME`.
-        columns: what columns are called in these files, by name of the schema; of maps also a list of columns, or the
-            column of each id.
-        kind: `discrete` or `parametric`; `None`: as the first actions are.
-        actions: names of discrete actions, in the order that indices mean; others are then refused.
+        columns: names of the columns in these files, by schema name; of maps also a list of columns, or the column of
+            each id.
+        kind: `discrete` or `parametric`; None: as the first actions.
+        actions: names of discrete actions, in the order of their indices; others are rejected.
 
     Raises:
-        ConfigError: a file is not there, is empty, or its first rows are not as the schema has it.
+        ConfigError: a file is missing or empty, or its first rows violate the schema.
     """
     import_optional("polars", "offline")
     from lockstep.data.logs.files import find_files
@@ -71,20 +71,19 @@ def read_log(
 class Log:
     """Rows of a log, in tables of bounded size.
 
-    Columns of a table (only those that these rows have):
+    Columns of a table (only those with values):
 
     - `mdp_id` String, `sequence_number` Int64, `reward`, `propensity`, `time_diff` Float64, `terminated`, `truncated`
-      Boolean; `state:ID`, `next_state:ID`, `metric:NAME` Float64, null where not known; `has_next_state` Boolean
+      Boolean; `state:ID`, `next_state:ID`, `metric:NAME` Float64, null where unknown; `has_next_state` Boolean
     - discrete: `action`, `next_action` String; `possible_actions`, `possible_next_actions` List(String)
     - parametric: `action:ID`, `next_action:ID` Float64; the lists List(Struct) with a Float64 field for each id
     - `_file` UInt32, index into `paths`, and `_row` Int64, the line or row number from 1
 
     Attributes:
-        paths: its files, in the order in which they are read.
+        paths: its files, in reading order.
         kind: `discrete` or `parametric`.
         total_bytes: of all files.
-        done_bytes: of them, read so far by `frames`.
-        notes: what the user should be told, one line each; grows while rows are read.
+        done_bytes: read so far by `frames`.
     """
 
     def __init__(self, files: list[Path], in_folders: set[Path], schema: "Schema", kind: str | None) -> None:
@@ -100,14 +99,14 @@ class Log:
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user."""
+        """Lines for the user; grows while rows are read."""
         return self._schema.notes
 
     def frames(self) -> "Iterator[pl.DataFrame]":
-        """All rows, once; may be called again. Tables have at most 100 000 rows, fewer where rows are wide.
+        """All rows; may be called again. Tables have at most 100 000 rows, fewer where rows are wide.
 
         Raises:
-            ConfigError: a row is not as the schema has it, or a file is damaged. The message names file and row.
+            ConfigError: a row violates the schema, or a file is damaged. The message names file and row.
         """
         from lockstep.data.logs.frame import frame
 
@@ -118,7 +117,7 @@ class Log:
             yield table
 
     def _read(self) -> "Generator[RawRows]":
-        """All rows as the readers give them."""
+        """All rows, unchecked."""
         from lockstep.data.logs.files import kind_of
         from lockstep.data.logs.json_lines import JsonLines
         from lockstep.data.logs.minari import read_minari
@@ -153,7 +152,7 @@ class Log:
             raise ConfigError(f"{self.paths[0].parent} holds only empty files; a log has a row for each decision")
 
     def _check_ids(self, found: "RawRows", states: set[str], actions: set[str]) -> None:
-        """Refuse an id that is a feature of states and of actions: it would not be clear which one is meant."""
+        """Reject an ambiguous id: a feature of both states and actions."""
         from lockstep.data.logs.maps import Maps
 
         state, action = found.maps["state"], found.actions["action"]

@@ -1,4 +1,4 @@
-"""Check the columns that a reader found, and join them to one table."""
+"""Check the columns of a reader, and join them to one table."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,7 +14,7 @@ _WANTED = {"discrete": "names", "parametric": "maps of features"}
 
 @dataclass(slots=True)
 class RawRows:
-    """Some rows as a reader gives them; columns that a log does not have are left out."""
+    """Unchecked rows of a reader, without the columns that the log lacks."""
 
     where: Where
     file: int
@@ -30,7 +30,7 @@ class RawRows:
 
     @property
     def kind(self) -> str | None:
-        """`discrete` or `parametric`; `None` if there are no actions in these rows."""
+        """`discrete` or `parametric`; None if these rows have no actions."""
         for actions in self.actions.values():
             if isinstance(actions, Maps):
                 if actions.given.any():
@@ -44,10 +44,10 @@ class RawRows:
 
 
 def frame(found: RawRows, kind: str) -> pl.DataFrame:
-    """The table of these rows; `read_log` says which columns it has.
+    """The table of these rows, with the columns of `lockstep.data.logs.format.Log`.
 
     Raises:
-        ConfigError: a row is not as the schema has it. The message names file and row.
+        ConfigError: a row violates the schema. The message names file and row.
     """
     where = found.where
     _check_kind(found, kind)
@@ -76,14 +76,14 @@ def frame(found: RawRows, kind: str) -> pl.DataFrame:
 
 
 def _kind_of(lists: pl.Series) -> str | None:
-    """Of lists; `None`: nothing is in any of them."""
+    """The kind of lists; None if all are empty."""
     if isinstance(cast(pl.List, lists.dtype).inner, pl.Struct):
         return "parametric"
     return "discrete" if lists.list.len().sum() else None
 
 
 def _check_kind(found: RawRows, kind: str) -> None:
-    """Refuse actions of the other kind than the log's."""
+    """Reject actions of another kind than the log's."""
     for name, actions in found.actions.items():
         here = isinstance(actions, Maps)
         some: Any = actions.given if here else actions.is_not_null().to_numpy()
@@ -123,7 +123,7 @@ def _check_scalars(found: RawRows) -> None:
 
 
 def _check_decisions(found: RawRows) -> None:
-    """Every row needs an action and a reward, but for the state after the last decision, where nothing is possible."""
+    """Require an action and a reward of every row, except of a final state without possible actions."""
     action, reward = found.actions["action"], found.scalars["reward"]
     acted = action.given if isinstance(action, Maps) else action.is_not_null().to_numpy()
     rewarded = reward.is_not_null().to_numpy()

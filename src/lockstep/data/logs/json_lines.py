@@ -1,6 +1,6 @@
 """Logs of JSON: a row in each line, or one list of rows.
 
-Only what stands once in a row is decoded by row; maps and lists are collected as text and decoded by column.
+Scalars are decoded by row; maps and lists are collected as text and decoded by column.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,17 +22,17 @@ from lockstep.data.logs.schema import ACTIONS, ALIASES, FLAGS, LISTS, MAPS, NUMB
 from lockstep.errors import ConfigError
 
 _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 16, 1 << 24
-_CELLS = 1 << 23  # numbers of one table, above which it gets fewer rows
+_CELLS = 1 << 23  # most numbers of a table
 _MOST_ROWS = 100_000
 _LARGEST_LIST = 1 << 30
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NULL = msgspec.Raw(b"null")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_LOOKED_AT = 100  # first rows of a file, for columns that the schema does not have
+_LOOKED_AT = 100  # rows that are searched for columns
 
 
 class JsonLines:
-    """Reads JSON logs of one schema; remembers their features for all files."""
+    """Reads JSON logs of one schema; keeps feature ids for all files."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -65,7 +65,7 @@ class JsonLines:
             blocks.size = min(max(wanted, _LEAST_BYTES), _MOST_BYTES)
 
     def _decoder(self, block: bytes, path: Path) -> tuple[Any, dict[str, dict[str, str]]]:
-        """What decodes a row of this file, and which fields of it are ids of a map, by map."""
+        """A decoder of rows of this file, and the fields that are single ids of a map, by map."""
         available, schema = _keys(block, path), self._schema
         if available:
             schema.check([*available], path, lambda: _kinds(block), by_prefix=False)
@@ -117,7 +117,7 @@ class JsonLines:
 
 
 def _blocks_of(blocks: LineBlocks, path: Path) -> Iterator[bytes]:
-    """Blocks of lines, one row in each; a file that is one list is read whole, and put into lines."""
+    """Blocks of lines with a row each; a file that is one list is read whole and split into lines."""
     reading = iter(blocks)
     for block in reading:
         if not block.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"["):
@@ -139,7 +139,7 @@ def _blocks_of(blocks: LineBlocks, path: Path) -> Iterator[bytes]:
 
 
 def _keys(block: bytes, path: Path) -> dict[str, None]:
-    """The columns that the first rows have, in order; none where they cannot be read, which is told later."""
+    """The columns of the first rows, in order; empty if they are malformed, which is reported later."""
     found: dict[str, None] = {}
     for text in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
         try:
@@ -151,7 +151,7 @@ def _keys(block: bytes, path: Path) -> dict[str, None]:
 
 
 def _kinds(block: bytes) -> dict[str, str]:
-    """Which columns of the first rows hold numbers, and which maps."""
+    """The kinds of the columns in the first rows: `number`, `map` or `other`."""
     found: dict[str, str] = {}
     for text in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
         row: dict[str, Any] = msgspec.json.decode(text) if text.strip() else {}
@@ -174,7 +174,7 @@ def _decoded(decoder: Any, block: bytes, path: Path, line: int) -> list[Any]:
 
 
 def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
-    """Decode a row alone, to tell what is wrong with it."""
+    """Decode a single row, to report its error."""
     try:
         decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -188,7 +188,7 @@ def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
 
 
 def _not_json(text: bytes) -> str | None:
-    """Which of NaN and its like makes a row no JSON, if that is all that is wrong with it."""
+    """An error message if NaN or an infinity is the only reason why a row is not JSON; otherwise None."""
     import json
 
     found: list[str] = []
@@ -204,7 +204,7 @@ def _all_null(texts: list[Any]) -> bool:
 
 
 def _scalars(column: Callable[[str], list[Any]], *, second: bool) -> dict[str, pl.Series]:
-    """What stands once in a row. `second`: propensities may have their second name."""
+    """Scalar columns; `second`: propensities may be named `action_probability`."""
     ids = column("mdp_id")
     ids = ids if all(type(one) is str for one in ids) else [str(one) for one in ids]
     found = {"mdp_id": pl.Series(ids, dtype=pl.String)}

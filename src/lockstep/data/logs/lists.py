@@ -1,6 +1,6 @@
-"""The possible actions of every row of a log: lists of names, of marks, or of maps.
+"""The possible actions of every row of a log: lists of names, masks, or lists of maps.
 
-Shapes: n rows, m listed actions of all of them.
+Shapes: n rows, m listed actions in total.
 """
 
 import re
@@ -23,7 +23,7 @@ _LIST = msgspec.json.Decoder(list[dict[str, float | None]] | None)
 
 
 def lists_of_json(texts: Sequence[Any], names: ActionNames, where: Where, column: str) -> pl.Series:
-    """Read the JSON of n lists; `null` is none. List(String), or List(Struct) with a field for each feature."""
+    """Read the JSON of n lists; `null` is no list. List(String), or List(Struct) with a field for each feature."""
     codes, different, first = factorize(texts)
     some = next((found[1] for text in different if (found := _FIRST.match(text))), b"")
     if some == b"{":
@@ -35,7 +35,7 @@ def lists_of_json(texts: Sequence[Any], names: ActionNames, where: Where, column
 
 
 def lists_of_series(series: pl.Series, names: ActionNames, where: Where, column: str) -> pl.Series:
-    """Lists from a column of a table: lists of text, of numbers (marks) or of maps, or JSON text."""
+    """Lists from a column of a table: lists of names, masks, lists of maps, or JSON text."""
     dtype = series.dtype
     if dtype == pl.Null:
         return pl.Series(column, [None] * len(series), dtype=pl.List(pl.String))
@@ -63,7 +63,7 @@ def lists_of_series(series: pl.Series, names: ActionNames, where: Where, column:
 
 
 def lists(children: pl.Series, counts: NDArray[np.int64], null: NDArray[np.bool_]) -> pl.Series:
-    """Lists, from what is in them [m], how many each has [n] and which are no lists at all [n]."""
+    """Lists from their items [m] and lengths [n]; null where `null` [n] is true."""
     name, some = children.name, np.flatnonzero(counts)
     width = int(counts[some[0]]) if len(some) else 0
     if not len(some):
@@ -130,7 +130,7 @@ def _marked(
     null: NDArray[np.bool_],
     context: tuple[ActionNames, Where, str],
 ) -> pl.Series:
-    """Lists of the names that marks [m] mark."""
+    """Lists of the names of masks [m]."""
     names, where, column = context
     row = np.repeat(np.arange(len(counts)), counts)
     wrong = np.flatnonzero(~np.isin(marks, (0.0, 1.0)))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lockstep.errors import ConfigError
 
 _MOST_FIELDS = 256
-_DENSE = 0.3  # of the ids in an average row, from which a class with a field per id is faster than a dict
+_DENSE = 0.3  # share of ids in an average row from which a struct is faster than a dict
 _MAPS = msgspec.json.Decoder(list[dict[str, float | None] | None])
 _MAP = msgspec.json.Decoder(dict[str, float | None] | None)
 _KEY_VALUE = {"key", "value"}
@@ -26,18 +26,18 @@ _KEY_VALUE = {"key", "value"}
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """File and row numbers, for errors."""
+    """File and row numbers, for error messages."""
 
     path: Path
     row: NDArray[np.int64]
     """[n] line or row number in the file, from 1."""
 
     def refuse(self, index: int, what: str) -> NoReturn:
-        """Raise `ConfigError` about row `index` of these."""
+        """Raise `ConfigError` about row `index`."""
         raise ConfigError(f"{self.path}, row {self.row[index]}: {what}")
 
     def take(self, index: NDArray[np.int64]) -> "Where":
-        """The same of some of these rows, or of parts of them."""
+        """The file and row numbers of some of these rows; rows may repeat."""
         return Where(self.path, self.row[index])
 
 
@@ -49,11 +49,11 @@ class Maps:
     values: NDArray[np.float64]
     """[n, K]; NaN: absent."""
     given: NDArray[np.bool_]
-    """[n] whether there is a map in the row at all, with or without anything in it."""
+    """[n] whether the row has a map, possibly an empty one."""
 
     @property
     def filled(self) -> NDArray[np.bool_]:
-        """[n] whether anything is in it."""
+        """[n] whether the map has any value."""
         return np.asarray(~np.isnan(self.values).all(1), np.bool_)
 
     def columns(self, prefix: str) -> dict[str, pl.Series]:
@@ -64,7 +64,7 @@ class Maps:
         }
 
     def check(self, where: Where, name: str) -> "Maps":
-        """These maps. Raises `ConfigError` for an infinite value."""
+        """The maps, unchanged. Raises `ConfigError` for an infinite value."""
         if (bad := np.isinf(self.values)).any():
             row, k = (int(i) for i in np.argwhere(bad)[0])
             where.refuse(row, f"{name}[{self.ids[k]}] is {self.values[row, k]}; leave it out if it is not known")
@@ -72,10 +72,10 @@ class Maps:
 
 
 class MapDecoder:
-    """Maps from JSON.
+    """Decodes maps from JSON.
 
-    Ids that were seen become fields of a class, which is twice as fast to read as a dict; when an id is new, or ids
-    are many and rows have few of them, dicts are read.
+    Known ids become fields of a struct, which is decoded twice as fast as a dict. Dicts are decoded for new ids, and
+    where rows have few of many ids.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class MapDecoder:
             try:
                 found = self._decoder.decode(text)
             except ValueError:
-                pass  # an id that is new, or a mistake, which is told below
+                pass  # a new id, or an error that is reported below
             else:
                 return self._dense(found).check(where, name)
         try:
@@ -136,7 +136,7 @@ class MapDecoder:
 
 
 def maps_of_dicts(dicts: Sequence[dict[str, float | None] | None]) -> Maps:
-    """Maps from dicts; `None`, as a value, is absent."""
+    """Maps from dicts; a value of None is absent."""
     given = np.array([one is not None for one in dicts], np.bool_)
     rows = [one or {} for one in dicts]
     ids = dict.fromkeys(chain.from_iterable(rows))
@@ -166,8 +166,8 @@ def maps_of_series(series: pl.Series, where: Where, name: str) -> Maps:
 
 
 def as_entries(series: pl.Series) -> pl.Series | None:
-    """A MAP, or a list of key and value, as the latter; `None` if the column is neither."""
-    kind: Any = getattr(pl, "Map", None)  # an older polars reads a MAP as a list itself
+    """A MAP column, or one of lists of key and value, as the latter; None for any other."""
+    kind: Any = getattr(pl, "Map", None)  # older versions of polars read a MAP as a list
     if kind is not None and isinstance(series.dtype, kind):
         entry: Any = series.dtype
         series = series.cast(pl.List(pl.Struct({"key": entry.key, "value": entry.value})))
@@ -188,12 +188,12 @@ def numbers(series: pl.Series, where: Where, name: str) -> NDArray[np.float64]:
 
 
 def is_text(dtype: Any) -> bool:
-    """Whether a column of a table holds text, however it is kept."""
+    """Whether a column holds text in any encoding."""
     return dtype in (pl.String, pl.Categorical, pl.Enum)
 
 
 def error_text(error: Exception) -> str:
-    """What msgspec found, without its path into the whole."""
+    """The message of a msgspec error, without the path."""
     return str(error).partition(" - at `")[0]
 
 
@@ -225,9 +225,9 @@ def _of_entries(series: pl.Series, where: Where, name: str) -> Maps:
 
 
 def _uniform(series: pl.Series) -> Maps | None:
-    """Maps that all have the same ids in the same order, as most logs do, and all values known: a mere reshape.
+    """Maps with equal ids in equal order and no missing values, which only need a reshape; None for others.
 
-    `None` if they are not such ones; what is wrong with any is for the general way to say.
+    Errors are left to the general path.
     """
     counts = series.list.len().to_numpy()  # of floats, with NaN, if any is null
     width = int(counts[0]) if len(counts) and counts[0] > 0 else 0
@@ -248,12 +248,12 @@ def _uniform(series: pl.Series) -> Maps | None:
 
 
 def repeats(series: pl.Series, width: int) -> bool:
-    """Whether each `width` values, none of them null, are those before them again."""
+    """Whether the first `width` values repeat throughout; none is null."""
     return bool((series.slice(width) == series.slice(0, max(len(series) - width, 0))).all())
 
 
 def flatten(lists: pl.Series) -> tuple[pl.Series, NDArray[np.int64]]:
-    """All that is in n lists [m], and in the list of which row [m]."""
+    """The items of n lists [m], and the row of each [m]."""
     counts = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
     some = counts > 0
     filled = lists if some.all() else lists.filter(pl.Series(some))

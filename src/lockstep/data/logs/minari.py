@@ -30,10 +30,10 @@ def size_of(path: Path) -> int:
 def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], None]) -> Iterator[RawRows]:
     """All steps of a data set; `mdp_id` is the number of the episode.
 
-    Numbers of an observation, flattened, have the ids 0, 1, ...; those of a continuous action count on from there.
+    Flattened observations have the ids 0, 1, ...; the ids of a continuous action continue from there.
 
     Raises:
-        ConfigError: it cannot be read, or its spaces are neither numbers nor one choice.
+        ConfigError: it cannot be read, or its spaces are not supported.
     """
     if schema.overrides:
         raise ConfigError(f"--columns says what columns are called, and {path} is a Minari dataset, which has none")
@@ -101,7 +101,7 @@ def _finite(values: NDArray[np.float64], where: Where, name: str) -> NDArray[np.
 
 
 def _numbers_of(space: Any, what: str, path: Path) -> int:
-    """How many numbers a value of a space is."""
+    """The size of a value of a space."""
     if type(space).__name__ not in ("Box", "MultiBinary", "Discrete"):
         raise ConfigError(f"{path}: {what} are {space}; a log takes numbers (Box)")
     shape: tuple[int, ...] = space.shape or ()
@@ -115,8 +115,8 @@ def _opened(path: Path) -> Any:
     except ImportError as error:
         raise ConfigError(f"{path} needs another package: {error}") from error
     except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not a Minari dataset that can be read here ({said})") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not a Minari dataset that can be read here ({reason})") from error
 
 
 def _minari(path: Path, module: str) -> Any:
@@ -131,5 +131,5 @@ def _name(path: Path) -> str:
 
 
 def _root(path: Path) -> Path:
-    """Where Minari keeps a data set of this machine."""
+    """The directory of a local data set."""
     return Path(_minari(path, "minari.storage").get_dataset_path(_name(path)))

@@ -1,4 +1,4 @@
-"""What the columns of a log are called, by the schema and in the user's own tables."""
+"""Names of the columns of a log: those of the schema, and the user's."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from lockstep.data.logs.column_guess import ColumnNames, likely_column, suggest_
 from lockstep.errors import ConfigError
 
 MAPS = {"state_features": "state", "next_state_features": "next_state", "metrics": "metric"}
-"""Columns that are maps, and what comes before an id where each id has a column of its own, `state:0`."""
+"""Columns that are maps, with the prefix of columns of single ids, such as `state:0`."""
 ACTIONS = ("action", "next_action")
 LISTS = ("possible_actions", "possible_next_actions")
 NUMBERS = ("reward", "propensity", "time_diff")
@@ -23,7 +23,7 @@ SCHEMA = (*REQUIRED, *MAPS, *ACTIONS, *LISTS, *NUMBERS, *FLAGS)
 ALIASES = {"propensity": "action_probability"}
 """Columns with a second name."""
 IGNORED = ("ds", "_file", "_row", "has_next_state")
-"""What a log may have and nothing is said about."""
+"""Columns that are ignored without a note."""
 _SPREAD = (*MAPS, *ACTIONS)
 _MOST_NAMES = 20
 """Columns of a log that a message names."""
@@ -31,12 +31,12 @@ _MOST_NAMES = 20
 
 @dataclass(slots=True)
 class Schema:
-    """How to find the columns of the schema in a log, and what was noted on the way.
+    """Finds the columns of the schema in a log, and collects notes for the user.
 
     Attributes:
-        overrides: by schema name, what the user calls a column; others have their own names.
+        overrides: the user's column names, by schema name.
         names: of discrete actions.
-        notes: what the user should be told once, one line each.
+        notes: lines for the user, each once.
     """
 
     overrides: dict[str, ColumnNames] = field(default_factory=dict[str, ColumnNames])
@@ -46,7 +46,7 @@ class Schema:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any] | None, actions: Sequence[str] | None) -> "Schema":
-        """From what the user says. Raises `ConfigError` for what is not a mapping of the schema's names."""
+        """From the user's settings. Raises `ConfigError` if they are invalid."""
         if actions is not None and len(set(actions)) != len(actions):
             raise ConfigError(f"actions={','.join(actions)} names one twice; each needs a name of its own")
         overrides = {name: _own(name, value) for name, value in (columns or {}).items()}
@@ -64,7 +64,7 @@ class Schema:
         return configured if configured in available else other if other in available else None
 
     def spread_columns(self, name: str, available: Iterable[str] = ()) -> dict[str, str]:
-        """The columns that hold one id each of a map, by id: as the user says, or those named `state:ID` and so on."""
+        """The columns of a map with a column for each id, by id: the user's, or those named `state:ID` and so on."""
         configured = self.overrides.get(name)
         if isinstance(configured, dict):
             return configured
@@ -76,18 +76,18 @@ class Schema:
         )
 
     def used_columns(self, available: Sequence[str]) -> set[str]:
-        """Those columns that mean something."""
+        """Columns that belong to the schema."""
         found = {column for name in SCHEMA if (column := self.column_of(name, available)) is not None}
         return found | {column for name in _SPREAD for column in self.spread_columns(name, available).values()}
 
     def note_others(self, available: Sequence[str], path: Path) -> None:
-        """Note columns that are left out; each once."""
+        """Add a note about unused columns, once for each."""
         new = [
             c for c in available if c not in self.used_columns(available) and c not in IGNORED and c not in self._noted
         ]
         if new:
             self._noted.update(new)
-            meant = {
+            likely = {
                 name: column
                 for name in SCHEMA
                 if name not in self.overrides
@@ -96,27 +96,27 @@ class Schema:
                 and (column := likely_column(name, new)) is not None
             }
             hint = "".join(
-                f"; if {column} is the {name}, --columns says so: {name}: {column}" for name, column in meant.items()
+                f"; if {column} is the {name}, --columns says so: {name}: {column}" for name, column in likely.items()
             )
             self.notes.append(
                 f"{path}: columns left out, since no column of a log has such a name: {_listed(new)}{hint}"
             )
 
     def note(self, line: str) -> None:
-        """Keep a line for the user; the same one once."""
+        """Add a note for the user, once."""
         if line not in self.notes:
             self.notes.append(line)
 
     def check(
         self, available: Sequence[str], path: Path, kinds: Callable[[], Mapping[str, str]], *, by_prefix: bool = True
     ) -> None:
-        """Raise `ConfigError` where columns are missing that every log has, or that the user named.
+        """Raise `ConfigError` if a required column, or one that the user named, is missing.
 
         Args:
             available: the columns of a file.
             path: the file, for messages.
-            kinds: of its columns, `number` or `map`, where that is known; asked only where one is missing.
-            by_prefix: maps may be spread over columns such as `state:ID`, which a table has from its first row on.
+            kinds: returns the known kinds of its columns, `number` or `map`; called only if a column is missing.
+            by_prefix: whether maps may have a column for each id, such as `state:ID`.
         """
         for name, configured in self.overrides.items():
             for column in [configured] if isinstance(configured, str) else configured.values():
@@ -143,9 +143,9 @@ class Schema:
 
 
 def read_columns(path: Path) -> dict[str, Any]:
-    """The mapping of a YAML or JSON file: for each name of the schema what the column is called.
+    """Read a YAML or JSON file that maps schema names to column names.
 
-    For maps it may be a list of columns, whose names are then the ids, or a map of ids to columns.
+    The columns of a map may be a list, whose names are then the ids, or a map of ids to columns.
     """
     try:
         found = settings.parse(path.read_text(encoding="utf-8"), str(path))

@@ -21,7 +21,7 @@ from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, REQU
 from lockstep.errors import ConfigError
 
 _MOST_ROWS, _CELLS = 100_000, 1 << 23
-_LOOKED_AT = 1000  # rows, to see how wide rows are
+_LOOKED_AT = 1000  # rows that determine the width of rows
 _LARGEST = 4 << 30
 _SEPARATORS = (",", ";", "\t")
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -49,7 +49,8 @@ class Tables:
         self._schema.note_others(available, path)
         table = table.select([name for name in available if name in self._schema.used_columns(available)])
         total = None if text else _run(path, lambda: table.select(pl.len()).collect().item())
-        # The first rows say how wide rows are. They come alone: whoever wants no more starts nothing in the background.
+        # The width of the first rows sets the batch size. They are read separately: callers that stop after them
+        # start no background reads.
         first = _run(path, lambda: table.head(min(_LOOKED_AT, _MOST_ROWS)).collect())
         if not len(first):
             return
@@ -90,7 +91,7 @@ class Tables:
         return found
 
     def _map(self, rows: pl.DataFrame, where: Where, name: str, text: bool) -> Maps | None:
-        """A map whose ids have a column each, if it is such a one."""
+        """A map with a column for each id; None for other columns."""
         spread = self._schema.spread_columns(name, rows.columns)
         if not spread:
             return None
@@ -100,7 +101,7 @@ class Tables:
 
 
 def _where(path: Path, done: int, rows: int, text: bool) -> Where:
-    """Rows after the first `done`; the first line of a text table is its heading."""
+    """Rows after the first `done`; line 1 of a CSV is its heading."""
     return Where(path, np.arange(done + 1, done + rows + 1) + text)
 
 
@@ -147,7 +148,7 @@ def _cast(series: pl.Series, dtype: pl.DataType, where: Where, name: str, what: 
 
 
 def _csv(path: Path) -> pl.LazyFrame:
-    """A text table; all cells are text, empty ones null."""
+    """A CSV; all cells are text, empty ones null."""
     source: Path | io.BytesIO = path
     if path.suffix.lower() in COMPRESSIONS:
         source, size = io.BytesIO(), 0
@@ -161,7 +162,7 @@ def _csv(path: Path) -> pl.LazyFrame:
 
 
 def _separator(path: Path) -> str:
-    """What stands between cells: that of which the heading has most, by the file's name where two have as many."""
+    """The most frequent separator of the heading; the file name decides between equally frequent ones."""
     by_name = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     first, _ = next(read_bytes(path), (b"", 0))
@@ -171,7 +172,7 @@ def _separator(path: Path) -> str:
 
 
 def _kinds(table: pl.LazyFrame, path: Path, *, text: bool) -> dict[str, str]:
-    """Which columns hold numbers, and which maps, by their first rows."""
+    """The kinds of the columns in the first rows: `number`, `map` or `other`."""
     rows = _run(path, lambda: table.head(_LOOKED_AT).collect())
     found: dict[str, str] = {}
     for series in rows:
@@ -203,16 +204,16 @@ def _run(path: Path, call: Callable[[], _T]) -> _T:
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
-    said = str(error).partition("\n")[0]
+    reason = str(error).partition("\n")[0]
     if kind_of(path) == "csv" and (longer := _longer_line(path)):
-        said = longer
-    if "empty CSV" in said:
+        reason = longer
+    if "empty CSV" in reason:
         return ConfigError(f"{path} is empty; a log has a row for each decision")
-    return ConfigError(f"{path} cannot be read ({said}); is it whole? Copy it again")
+    return ConfigError(f"{path} cannot be read ({reason}); is it whole? Copy it again")
 
 
 def _longer_line(path: Path) -> str | None:
-    """Which row of a CSV has more cells than its heading, if there is one."""
+    """An error message if a row of a CSV has more cells than its heading; otherwise None."""
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     blocks = (decode(block) for block, _ in read_bytes(path))
     rows = csv.reader(_lines(blocks), delimiter=_separator(path))

@@ -16,8 +16,8 @@ from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError, RunError
 
 Row = Mapping[str, Any]
-"""One decision: columns of the schema, maps as dicts; a column that is not known is left out, or None."""
-_PART_ROWS = 50_000  # of Parquet that are kept in memory
+"""One decision: columns of the schema, maps as dicts; unknown columns are omitted or None."""
+_PART_ROWS = 50_000  # Parquet rows that are buffered in memory
 _ZSTD_LEVEL = 6
 
 
@@ -28,7 +28,7 @@ class LogWriter:
         path: `.jsonl` or `.json` (also with .gz, .bz2, .zst): a row in each line; `.parquet`: maps are of the type MAP.
 
     Raises:
-        ConfigError: the file is there already, its name says no format, or it cannot be made.
+        ConfigError: the file exists, has an unsupported suffix, or cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class LogWriter:
             raise ConfigError(f"{path} cannot be written ({error.strerror}); choose another place") from error
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Append rows. Numbers must be finite. Raises `RunError` where they cannot be written."""
+        """Append rows with finite numbers. Raises `RunError` if they cannot be written."""
         self.num_rows += len(rows)
         with self._errors_named():
             if self._file is not None:
@@ -112,7 +112,7 @@ class LogWriter:
             yield
         except OSError as error:
             raise RunError(f"{self.path} could not be written: {error.strerror or error}") from error
-        except Exception as error:  # polars has its own, not all of them an OSError, when a disk is full
+        except Exception as error:  # on a full disk polars also raises errors that are no OSError
             if self._file is not None or type(error).__module__.partition(".")[0] != "polars":
                 raise
             raise RunError(f"{self.path} could not be written: {error}; is the disk full?") from error
@@ -125,7 +125,7 @@ class LogWriter:
 
 def _compressor(raw: BinaryIO, suffix: str) -> Any:
     if suffix == ".gz":
-        return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)  # same rows, same bytes
+        return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)  # equal rows give equal bytes
     if suffix == ".bz2":
         return bz2.BZ2File(raw, "wb")
     if suffix == ".zst":
@@ -134,7 +134,7 @@ def _compressor(raw: BinaryIO, suffix: str) -> Any:
 
 
 def _table(rows: Sequence[Row]) -> Any:
-    """Rows as a table, with all columns of the schema that any log of this kind could have."""
+    """Rows as a table with all columns of the schema."""
     import polars as pl
 
     from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, SCHEMA
@@ -147,7 +147,7 @@ def _table(rows: Sequence[Row]) -> Any:
     kinds |= dict.fromkeys(LISTS, pl.List(entry) if parametric else pl.List(pl.String))
     table = pl.DataFrame([pl.Series(name, [_plain(row.get(name)) for row in rows], kinds[name]) for name in SCHEMA])
     made: Any = getattr(pl, "Map", None)
-    if made is None:  # an older polars writes lists of key and value, which are read as maps too
+    if made is None:  # older versions of polars write lists of key and value
         return table
     as_map = made(pl.String, pl.Float64)
     table = table.with_columns(pl.col(name).cast(as_map) for name, kind in kinds.items() if kind == entry)
@@ -155,7 +155,7 @@ def _table(rows: Sequence[Row]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Maps as lists of key and value, within lists too."""
+    """Maps, also within lists, as lists of key and value."""
     if isinstance(value, Mapping):
         return [{"key": key, "value": one} for key, one in cast("Mapping[str, float]", value).items()]
     return [_plain(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""A frame of a log as numpy arrays: codes for names, hashes for trajectories, distinct lists of actions.
+"""A table of a log as numpy arrays: codes of names, hashes of trajectories, distinct lists of actions.
 
 Shapes: n rows, m items of all lists, F numbers of an item.
 """
@@ -22,10 +22,10 @@ FLAGS = ("terminated", "truncated")
 
 @dataclass(slots=True)
 class Block:
-    """Rows of a log, as columns of their own.
+    """Rows of a log by column.
 
-    Columns: `hash_0`, `hash_1` (of mdp_id) uint64; `sequence_number` int64; `file` uint32 and `row` int64 (where it was
-    logged); `reward`, `time_diff`, `propensity`, `state:ID`, `metric:NAME`, `next_state:ID` and, parametric,
+    Columns: `hash_0`, `hash_1` (of mdp_id) uint64; `sequence_number` int64; `file` uint32 and `row` int64 (its source);
+    `reward`, `time_diff`, `propensity`, `state:ID`, `metric:NAME`, `next_state:ID` and, parametric,
     `action:ID` and `next_action:ID` float64, NaN where absent; discrete `action`, `next_action` int32, -1 where absent;
     `has_action`, `has_next_action`, `has_next_state` bool; `terminated`, `truncated` int8, -1 where unknown.
     """
@@ -37,16 +37,16 @@ class Block:
         return len(self.columns["sequence_number"])
 
     def take(self, rows: NDArray[Any]) -> "Block":
-        """Some of the rows, in their order."""
+        """Select rows."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         return Block(columns, {name: lists.take(rows) for name, lists in self.lists.items()})
 
     def with_prefix(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Columns `prefix:NAME`, by name."""
+        """Columns `prefix:NAME`, by NAME."""
         return {name[len(prefix) + 1 :]: self.columns[name] for name in self.columns if name.startswith(prefix + ":")}
 
     def table(self, prefix: str, ids: Iterable[str]) -> NDArray[np.float64]:
-        """Columns `prefix:ID` as one array [n, F]; NaN where a column is not here."""
+        """Columns `prefix:ID` as one array [n, F]; NaN for missing columns."""
         ids = tuple(ids)
         found = np.full((len(self), len(ids)), np.nan)
         for place, name in enumerate(ids):
@@ -93,7 +93,7 @@ class Encoder:
     """Parametric: feature columns of actions, in the order of occurrence."""
 
     def encode(self, frame: Any) -> Block:
-        """A frame of `lockstep.data.logs.format` as arrays."""
+        """Encode a table of `lockstep.data.logs.format`."""
         hashes = hash_strings(frame["mdp_id"])
         columns = {"hash_0": hashes[0], "hash_1": hashes[1], "sequence_number": frame["sequence_number"].to_numpy()}
         columns |= {"file": frame["_file"].to_numpy(), "row": frame["_row"].to_numpy()}
@@ -161,7 +161,7 @@ class Encoder:
 
 
 def _shared_list(flat: Any, lengths: NDArray[np.int64]) -> Any:
-    """The list of names that all rows share, as in most logs; `None` if lists differ."""
+    """The list of names that all rows share, as in most logs; None if lists differ."""
     width = int(lengths[0]) if len(lengths) else 0
     if not width or flat.null_count() or (lengths != width).any():
         return None

@@ -15,6 +15,7 @@ from lockstep.data.preparation.lists import Lists
 from lockstep.errors import ConfigError
 
 Where = Callable[[int], str]
+"""File and line of a row."""
 _Bools = NDArray[np.bool_]
 _Index = NDArray[np.int64]
 _LARGEST = float(np.finfo(np.float32).max)
@@ -23,7 +24,7 @@ _TOLERANCE = 1e-5
 
 
 def check_once(block: Block, last: _Bools, where: Where) -> None:
-    """Refuse two rows of a trajectory with one sequence number."""
+    """Reject two rows of a trajectory with the same sequence number."""
     number = block.columns["sequence_number"]
     twice = np.flatnonzero(~last[:-1] & (number[1:] == number[:-1]))
     if twice.size:
@@ -34,7 +35,7 @@ def check_once(block: Block, last: _Bools, where: Where) -> None:
 
 
 def check_marks(columns: dict[str, NDArray[Any]], onward: _Bools, where: Where) -> None:
-    """Refuse a decision that ended an episode and is followed by another of the same trajectory [n]."""
+    """Reject a marked end of an episode that another decision of the trajectory follows."""
     for name in ("terminated", "truncated"):
         if name in columns and (bad := np.flatnonzero(onward & (columns[name] == 1))).size:
             raise ConfigError(
@@ -44,7 +45,7 @@ def check_marks(columns: dict[str, NDArray[Any]], onward: _Bools, where: Where) 
 
 
 def check_numbers(block: Block, kept: _Bools, where: Where) -> None:
-    """Every decision needs a reward, and each metric that any row has; a metric named reward is not used."""
+    """Require a reward of every decision, and every metric that any row has; a metric named reward is ignored."""
     metrics = (name for name in block.columns if name.startswith("metric:") and name != "metric:reward")
     for name in ("reward", *metrics):
         column = block.columns.get(name)
@@ -58,22 +59,22 @@ def check_numbers(block: Block, kept: _Bools, where: Where) -> None:
 
 
 def check_next(block: Block, following: _Index, where: Where) -> _Bools:
-    """Compare logged next columns with the row that follows. Returns which rows [n] miss the row after them."""
+    """Compare logged next columns with the next row. Returns the rows [n] whose next row is missing from the log."""
     columns, rows = block.columns, len(block)
     gaps = np.zeros(rows, np.bool_)
-    for said, follows in _pairs(block):
-        kind = said.partition(":")[0]
-        asked = (following >= 0) & columns[f"has_{kind}"] & ~gaps
+    for logged, follows in _pairs(block):
+        kind = logged.partition(":")[0]
+        compared = (following >= 0) & columns[f"has_{kind}"] & ~gaps
         if kind == "next_action":
-            asked[:-1] &= columns["has_action"][1:]
-        at = np.flatnonzero(asked)
+            compared[:-1] &= columns["has_action"][1:]
+        at = np.flatnonzero(compared)
         absent = np.full(rows, np.nan)
-        differ = at[_differ(columns.get(said, absent)[at], columns.get(follows, absent)[at + 1])]
+        differ = at[_differ(columns.get(logged, absent)[at], columns.get(follows, absent)[at + 1])]
         if not differ.size:
             continue
         present = differ[~_missing(columns, differ)]
         if present.size:
-            what = said.replace("next_state:", "next_state_features ").replace(":", " ")
+            what = logged.replace("next_state:", "next_state_features ").replace(":", " ")
             raise ConfigError(
                 f"{where(int(present[0]))}: {what} is not that of the row that follows in its trajectory "
                 f"({where(int(present[0]) + 1)}); correct the log, or leave the next_ columns out"
@@ -98,7 +99,7 @@ def check_lists(own: Lists, ahead: Lists, following: _Index, where: Where, hashe
 
 
 def _pairs(block: Block) -> list[tuple[str, str]]:
-    """Pairs of columns that were logged twice: `next_*` of a row, and the column of the next row."""
+    """Pairs of columns with equal values: `next_*` of a row, and the same column of the next row."""
     found = list[tuple[str, str]]()
     for kind in ("state", "action"):
         if f"has_next_{kind}" in block.columns:
@@ -119,8 +120,8 @@ def _missing(columns: dict[str, NDArray[Any]], rows: _Index) -> _Bools:
     return ~np.isnan(time[rows]) & (number[rows] + time[rows] != number[rows + 1])
 
 
-def _differ(said: NDArray[Any], follows: NDArray[Any]) -> _Bools:
-    if said.dtype.kind != "f":
-        return said != follows
-    near = np.abs(said - follows) <= _TOLERANCE * np.maximum(1.0, np.abs(follows))
-    return ~(near | (np.isnan(said) & np.isnan(follows)))
+def _differ(logged: NDArray[Any], follows: NDArray[Any]) -> _Bools:
+    if logged.dtype.kind != "f":
+        return logged != follows
+    near = np.abs(logged - follows) <= _TOLERANCE * np.maximum(1.0, np.abs(follows))
+    return ~(near | (np.isnan(logged) & np.isnan(follows)))

@@ -1,4 +1,4 @@
-"""From rows in order to the columns of prepared data: normalized, with what follows each row beside it.
+"""Columns of prepared data from ordered rows: normalized, with next states and actions.
 
 Shapes: n rows of whole trajectories, k of them kept, t lists of m items, S numbers of a state, A actions or K numbers
 of an action, M metrics, FA raw features of an action.
@@ -21,7 +21,7 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What prepared rows are made of."""
+    """Features, metrics and actions of prepared rows."""
 
     state: Features
     metrics: tuple[str, ...]
@@ -30,7 +30,7 @@ class Schema:
     actions: tuple[str, ...]
     """Discrete only: their names."""
     renumbered: NDArray[np.int32]
-    """Discrete only: the number of an action in the data, for its number while reading."""
+    """Discrete only: the index of an action in prepared data, by its code while reading."""
 
     @property
     def kind(self) -> Literal["discrete", "parametric"]:
@@ -38,14 +38,9 @@ class Schema:
         return "discrete" if self.action is None else "parametric"
 
     @property
-    def num_actions(self) -> int:
-        """A."""
-        return len(self.actions)
-
-    @property
     def sizes(self) -> tuple[int, int, int]:
         """As `DatasetInfo.sizes`."""
-        return self.state.size, self.num_actions if self.action is None else self.action.size, len(self.metrics)
+        return self.state.size, len(self.actions) if self.action is None else self.action.size, len(self.metrics)
 
 
 @dataclass(slots=True)
@@ -53,10 +48,10 @@ class Decisions:
     """Some prepared rows.
 
     Attributes:
-        columns: as `lockstep.data.columns` has them, but for `trajectory`, which counts from 0 here.
-        rows: [k], which of the rows they are.
-        added: rows whose own action was not among those that were logged as possible.
-        lists: parametric, [k], which of the logged lists is that of each row; -1 where an action was added.
+        columns: see `lockstep.data.columns`; `trajectory` counts from 0.
+        rows: [k], their indices among the rows of the block.
+        added: rows whose action was not among the logged possible ones.
+        lists: parametric: [k], the logged list of each row; -1 where the action was added to it.
     """
 
     columns: Columns
@@ -66,7 +61,7 @@ class Decisions:
 
 
 def decisions(block: Block, successors: NextRows, schema: Schema, key: NDArray[np.uint64]) -> Decisions:
-    """Columns of the rows that are kept. `key` is that of all rows [n, 2]."""
+    """Columns of the kept rows; `key` holds the keys of all rows [n, 2]."""
     rows = np.flatnonzero(successors.kept)
     after = successors.following[rows]
     goes_on = np.flatnonzero((after >= 0) & ~successors.terminal[rows])
@@ -77,7 +72,7 @@ def decisions(block: Block, successors: NextRows, schema: Schema, key: NDArray[n
     ids = schema.state.ids
     state = schema.state.normalize(block.table("state", ids))
     columns["state"] = state.take(rows, 0)
-    columns["next_state"] = _following(state, after, goes_on)
+    columns["next_state"] = _take_some(state, after, goes_on)
     logged = np.flatnonzero((after < 0) & ~successors.terminal[rows])
     if logged.size:
         ends = block.take(rows[logged])
@@ -89,8 +84,8 @@ def decisions(block: Block, successors: NextRows, schema: Schema, key: NDArray[n
     return Decisions(columns | found, rows, added, lists)
 
 
-def _following(table: NDArray[Any], after: Index, some: Index) -> NDArray[Any]:
-    """What stands in row `after` [k] of a table, for some of these k; the others are 0."""
+def _take_some(table: NDArray[Any], after: Index, some: Index) -> NDArray[Any]:
+    """Rows `after` [k] of a table; 0 except for `some` of the k."""
     found = table.take(after, 0)
     others = np.ones(len(after), np.bool_)
     others[some] = False
@@ -115,27 +110,27 @@ def _numbers(block: Block, successors: NextRows, schema: Schema, rows: Index) ->
 
 
 def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Index, Index]:
-    """Which of the kept rows have a decision after them that is known, and which only say what it was."""
+    """Kept rows that a decision follows, and kept rows where only the log names the next action."""
     after, open_ = successors.following[rows], ~successors.terminal[rows]
     decided = block.columns["has_action"]
     follows = (after >= 0) & decided[after] & open_
-    said = block.columns.get("has_next_action", np.zeros(len(block), np.bool_))[rows] & ~follows & open_
-    return np.flatnonzero(follows), np.flatnonzero(said)
+    logged = block.columns.get("has_next_action", np.zeros(len(block), np.bool_))[rows] & ~follows & open_
+    return np.flatnonzero(follows), np.flatnonzero(logged)
 
 
 def _discrete(block: Block, successors: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
     actions = np.append(schema.renumbered, np.int32(-1))
     action = actions[block.columns["action"]]
-    follows, said = _next_decision(block, successors, rows)
+    follows, logged = _next_decision(block, successors, rows)
     after = successors.following[rows]
     next_action = np.full(len(rows), -1, np.int32)
     next_action[follows] = action[after[follows]]
-    if said.size:
-        next_action[said] = actions[block.columns["next_action"][rows[said]]]
+    if logged.size:
+        next_action[logged] = actions[block.columns["next_action"][rows[logged]]]
     number = len(successors.lists.offsets) - 1
-    masks = np.zeros((number + 1, schema.num_actions), np.uint8)
+    masks = np.zeros((number + 1, len(schema.actions)), np.uint8)
     masks[np.repeat(np.arange(number), np.diff(successors.lists.offsets)), actions[successors.lists.items]] = 1
-    masks[number] = 1  # where nothing is known, all are possible; index -1 finds this
+    masks[number] = 1  # index -1, an unknown list: all actions are possible
     possible = masks.take(successors.lists.index, 0)  # `take` copies rows faster than an index does
     decided = np.flatnonzero(action >= 0)
     added = int((possible[decided, action[decided]] == 0).sum())
@@ -154,20 +149,20 @@ def _parametric(block: Block, successors: NextRows, schema: Schema, rows: Index)
     features = schema.action
     assert features is not None
     raw = block.table("action", features.ids)
-    follows, said = _next_decision(block, successors, rows)
+    follows, logged = _next_decision(block, successors, rows)
     after = successors.following[rows]
-    later = block.take(rows[said]).table("next_action", features.ids)
-    # One table of all actions: those of lists, then those taken, then those that were said to come next.
+    later = block.take(rows[logged]).table("next_action", features.ids)
+    # One table of all actions: of lists, then taken ones, then logged next ones.
     normal = features.normalize(np.concatenate([successors.lists.items, raw, later]))
     taken, coming = len(successors.lists.items), len(successors.lists.items) + len(raw)
     own, index, added, lists = _own_lists(successors.lists, raw, features.ids, block.columns["has_action"], taken)
     next_own = np.full(len(rows), -1, np.int64)
     next_own[follows] = after[follows]
-    ahead = _next_lists(successors, rows, next_own, own, (said, coming))
-    next_action = _following(normal, taken + after, follows)
-    next_action[said] = normal[coming:]
+    ahead = _next_lists(successors, rows, next_own, own, (logged, coming))
+    next_action = _take_some(normal, taken + after, follows)
+    next_action[logged] = normal[coming:]
     has_next = np.zeros(len(rows), np.uint8)
-    has_next[follows] = has_next[said] = 1
+    has_next[follows] = has_next[logged] = 1
     mine, offsets = slices(own.offsets, rows)
     columns = {
         "action": normal.take(taken + rows, 0),
@@ -185,11 +180,11 @@ def _parametric(block: Block, successors: NextRows, schema: Schema, rows: Index)
 def _own_lists(
     lists: Lists, raw: NDArray[np.float64], ids: tuple[str, ...], decided: NDArray[np.bool_], taken: int
 ) -> tuple[Lists, Index, int, Index]:
-    """The possible actions of every row, with the one that was taken at the end where it was not among them.
+    """The possible actions of every row; an action taken that is not among them is appended.
 
     Returns:
-        places of actions in the table of all actions, the place of the taken one in its list [n], how many rows with a
-        list did not have theirs in it, and which list of the log each row has [n], -1 if it is not one as it was.
+        Lists of indices into the table of all actions; the index of the action taken in its list [n]; the number of
+        rows with a list that lacked it; and the logged list of each row [n], -1 where the action was appended.
     """
     lengths = lists.lengths
     known = np.flatnonzero(lengths > 0)
@@ -199,7 +194,7 @@ def _own_lists(
     own_first, own_second = item_hashes(raw, ids)
     equal = np.flatnonzero((first[items] == own_first[row]) & (second[items] == own_second[row]))
     begins = np.cumsum(lengths) - lengths
-    equal = equal[np.diff(row[equal], prepend=-1) != 0]  # the first of several that are alike
+    equal = equal[np.diff(row[equal], prepend=-1) != 0]  # the first of equal ones
     index = lengths.copy()
     index[row[equal]] = equal - begins[row[equal]]
     missing = decided & (index == lengths)
@@ -211,17 +206,17 @@ def _own_lists(
     return whole, index, int((missing & (lengths > 0)).sum()), np.where(missing, -1, lists.index)
 
 
-def _next_lists(successors: NextRows, rows: Index, next_own: Index, own: Lists, said: tuple[Index, int]) -> Lists:
-    """The possible actions after each kept row: those of the decision that follows, or what the log says instead."""
+def _next_lists(successors: NextRows, rows: Index, next_own: Index, own: Lists, logged: tuple[Index, int]) -> Lists:
+    """The possible actions after each kept row: those of the next decision, or else logged ones."""
     log, which = successors.lists, successors.next_index[rows]
     chosen = np.where(next_own >= 0, next_own, -1)
     number, listed = len(own.offsets) - 1, (next_own < 0) & (which >= 0)
     chosen[listed] = number + which[listed]
-    places, coming = said
-    alone = (next_own[places] < 0) & (which[places] < 0)
-    chosen[places[alone]] = number + len(log.offsets) - 1 + np.flatnonzero(alone)
+    places, coming = logged
+    no_list = (next_own[places] < 0) & (which[places] < 0)
+    chosen[places[no_list]] = number + len(log.offsets) - 1 + np.flatnonzero(no_list)
     lost = (chosen < 0) & ~successors.terminal[rows]
-    chosen[lost] = rows[lost]  # nothing is known of the next state: what was possible before it
+    chosen[lost] = rows[lost]  # the next state has no known actions: those of the row itself
     offsets = np.concatenate([own.offsets, own.offsets[-1] + log.offsets[1:]])
     offsets = np.concatenate([offsets, offsets[-1] + 1 + np.arange(len(places))])
     items = np.concatenate([own.items, np.arange(len(log.items)), coming + np.arange(len(places))])

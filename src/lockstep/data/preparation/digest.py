@@ -1,6 +1,6 @@
-"""A digest of a log that does not depend on the order of its rows, to recognise copies.
+"""A digest of a log that is independent of the order of its rows, to recognize copies.
 
-Every row gives 128 bits, from its key and from everything that was logged in it; the digest is their sum.
+It is the sum of 128-bit hashes of all rows, of their keys and of all their contents.
 """
 
 from collections.abc import Callable, Collection
@@ -19,11 +19,11 @@ Sums = tuple[int, int, int, int]
 
 
 class Digest:
-    """The sum over all rows that were added.
+    """The sum over all added rows.
 
     Args:
-        columns: those that the log has, in any of its rows.
-        names: number of each action's name while reading; empty where actions are described by features.
+        columns: of the log, in any of its rows.
+        names: discrete: the code of each action name while reading.
         hashes: lanes [2, m] of the items of lists.
     """
 
@@ -38,12 +38,12 @@ class Digest:
         self._keys, self._rows = [0, 0], [0, 0]
 
     def add(self, sums: Sums) -> None:
-        """Count rows."""
+        """Add the sums of some rows."""
         for total, lanes in ((self._keys, sums[:2]), (self._rows, sums[2:])):
             total[:] = [(one + more) & _MASK for one, more in zip(total, lanes, strict=True)]
 
-    def sums(self, block: Block, key: Words, alone: NDArray[np.int64]) -> Sums:
-        """Of rows with keys [n, 2]; `alone` are those that no row follows, so that what they say of it counts."""
+    def sums(self, block: Block, key: Words, last: NDArray[np.int64]) -> Sums:
+        """Sums of rows with keys [n, 2]; logged next states count for the rows `last`, which no row follows."""
         lanes = key.T.copy()
         keys = lanes.sum(1, dtype=np.uint64)
         for name in self._columns:
@@ -55,11 +55,11 @@ class Digest:
                 table[:, :-1] = hash_lists(self._hashes(lists.items), lists.offsets)
                 absorb_(lanes, table[0, lists.index])
                 absorb_(lanes, table[1, lists.index])
-        if self._next and alone.size:
-            ends, few = block.take(alone), lanes[:, alone]
+        if self._next and last.size:
+            ends, few = block.take(last), lanes[:, last]
             for name in self._next:
                 self._absorb(few, ends, name)
-            lanes[:, alone] = few
+            lanes[:, last] = few
         rows = finish_(lanes).sum(1, dtype=np.uint64)
         return int(keys[0]), int(keys[1]), int(rows[0]), int(rows[1])
 

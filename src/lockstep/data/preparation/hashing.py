@@ -1,10 +1,10 @@
-"""Hashes of names, numbers and rows, 128 bits wide, by arithmetic of our own.
+"""128-bit hashes of names, numbers and rows.
 
-They decide the order of prepared rows and recognise copies of data on other machines, so they must be the same on
-every machine and with every version of every library. They are no protection against a deliberate collision.
+They determine the order of prepared rows and identify copies of data on other machines, so they must not depend on the
+machine or on the version of any library. They do not resist deliberate collisions.
 
-One step takes a word w into a lane h, modulo 2^64: h = (h xor w) * C; h = h xor (h >> 32). For a fixed h it is a
-bijection of w, so that two rows that differ in one column never meet in that step. The two lanes differ in C.
+One step hashes a word w into a lane h, modulo 2^64: h = (h xor w) * C; h = h xor (h >> 32). For a fixed h it is a
+bijection of w, so rows that differ in one column do not collide in that step. The two lanes differ in C.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def absorb_(lanes: Words, words: Words) -> Words:
 
 
 def start_lanes(name: str, rows: int) -> Words:
-    """Lanes [2, rows] to take words into, all alike and told apart by the name of what follows."""
+    """Initial lanes [2, rows], equal in all rows; the name separates kinds of hashed data."""
     return np.repeat(hash_names([name]).T, rows, axis=1)
 
 
@@ -44,21 +44,21 @@ def finish_(lanes: Words) -> Words:
 
 
 def hash_names(names: Iterable[str]) -> Words:
-    """[n, 2], for names of which there are few."""
+    """Hashes [n, 2] of a few names."""
     digests = [hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names]
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, 2)
 
 
 def hash_strings(series: Any) -> Words:
-    """Lanes [2, n] of a polars Series of strings, eight bytes of all of them at a time."""
+    """Lanes [2, n] of a polars Series of strings, by eight bytes of all strings at a time."""
     lengths = series.str.len_bytes().to_numpy().astype(np.int64)
     text = np.frombuffer((series.str.join("").item() or "").encode() + bytes(8), np.uint8)
-    words = np.ndarray((len(text) - 7,), "<u8", text.data, strides=(1,))  # one begins at every byte
+    words = np.ndarray((len(text) - 7,), "<u8", text.data, strides=(1,))  # a word at every byte
     lanes = absorb_(start_lanes("string", len(lengths)), lengths.astype(np.uint64))
     starts = np.cumsum(lengths) - lengths
     rows, shortest = np.arange(len(lengths)), int(lengths.min(initial=0))
     for word in range((int(lengths.max(initial=0)) + 7) // 8):
-        if shortest >= 8 * word + 8:  # all have these eight bytes: nothing to cut off, and no row to leave out
+        if shortest >= 8 * word + 8:  # all strings have these eight bytes: no masks needed
             absorb_(lanes, words[starts + 8 * word])
             continue
         rows = rows[lengths[rows] > 8 * word]
@@ -72,14 +72,14 @@ def hash_strings(series: Any) -> Words:
 
 
 def float_words(values: NDArray[np.float64]) -> Words:
-    """Numbers as words: 0.0 and -0.0 are one, and so are all NaNs."""
+    """Numbers as words; 0.0 and -0.0 are equal, and so are all NaNs."""
     words = (values + 0.0).view(np.uint64)
     absent = np.isnan(values)
     return np.where(absent, _ABSENT, words) if absent.any() else words
 
 
 def hash_columns(name: str, columns: Iterable[tuple[str, Words]], rows: int) -> Words:
-    """Lanes [2, rows] of named columns of words [rows]; the names count, so the order of columns has to be fixed."""
+    """Lanes [2, rows] of named columns of words [rows]; the hash depends on their names and order."""
     lanes = start_lanes(name, rows)
     for column, words in columns:
         absorb_(lanes, words ^ hash_names([column])[0, 0])
@@ -87,7 +87,7 @@ def hash_columns(name: str, columns: Iterable[tuple[str, Words]], rows: int) -> 
 
 
 def hash_lists(lanes: Words, offsets: NDArray[np.int64]) -> Words:
-    """Lanes [2, t] of lists, from those of their items [2, m]; list i holds items offsets[i] to offsets[i + 1]."""
+    """Lanes [2, t] of lists, from lanes of their items [2, m]; list i is items offsets[i] to offsets[i + 1]."""
     lengths = np.diff(offsets)
     place = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], lengths)
     items = finish_(absorb_(lanes.copy(), place.astype(np.uint64)))

@@ -1,20 +1,18 @@
 """Identify the type of each feature and its constants from a sample of its values.
 
-A feature is, by the values that are present, the first of these that fits:
+The type is the first of these that fits the present values:
 
-1. `binary`: all are 0 or 1. So is a constant that is sometimes absent: that it is there is all it says.
-2. `probability`: all lie in [0, 1].
-3. `enum`: all are whole numbers from 0, and no more than `max_unique_enum_values` different ones.
-4. `boxcox`: K2 is above 13.8, which one sample of normal values in 1000 reaches; transformed it is below a tenth of
-   that, and at most `quantile_k2_threshold`; lambda, by maximum likelihood, lies outside [0.9, 1.1]. Unless
-   `skip_box_cox`.
+1. `binary`: all are 0 or 1, or a constant that is absent in some rows.
+2. `probability`: all are in [0, 1].
+3. `enum`: all are whole numbers from 0, at most `max_unique_enum_values` distinct ones.
+4. `boxcox`: K2 is above 13.8, which 1 of 1000 normal samples exceeds; K2 after the transform is below a tenth of that
+   and at most `quantile_k2_threshold`; the maximum-likelihood lambda is outside [0.9, 1.1]. Unless `skip_box_cox`.
 5. `quantile`: K2 is above `quantile_k2_threshold`. Unless `skip_quantiles`.
 6. `continuous`.
 
-K2 is D'Agostino and Pearson's (1973) measure of how far from normal values are; it grows with their number. With
-fewer than 20 values nothing is told from their distribution: a feature is then `binary` or `continuous`. The rules and
-their names are ReAgent's, but for the 13.8; so is that no deviation is taken to be less than `min_stddev`: what varies
-little is not blown up.
+K2 is D'Agostino and Pearson's (1973) statistic of the distance from a normal distribution; it grows with the number of
+values. With fewer than 20 values a feature is `binary` or `continuous`. The rules and their names are ReAgent's, except
+for the 13.8. As there, standard deviations are at least `min_stddev`, so that small variations are not scaled up.
 """
 
 import difflib
@@ -41,7 +39,7 @@ _MOST_POSSIBLE_VALUES = 10_000  # each is a column of every row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormParams:
-    """How features get their types. The names are those of a classic workflow file's `norm_params`."""
+    """Thresholds of the types, named as in `norm_params` of ReAgent's workflow files."""
 
     num_samples: int = 100_000
     """Rows of the sample."""
@@ -56,9 +54,9 @@ class NormParams:
     skip_quantiles: bool = False
     """Never choose `quantile`."""
     feature_overrides: dict[str, str] = field(default_factory=dict[str, str])
-    """The type of a feature, by its id, whatever its values look like."""
+    """Types by feature id, which override the identified ones."""
     min_stddev: float = 1.0
-    """Deviations below this count as this: values that vary less are centred and not scaled up."""
+    """Lower bound of standard deviations."""
 
     def __post_init__(self) -> None:
         """Check all values, and convert types to lower case."""
@@ -84,7 +82,7 @@ def identify(ids: Sequence[str], sample: Values, params: NormParams | None = Non
         params: thresholds.
 
     Raises:
-        ConfigError: a type that a feature was given does not suit its values, or names a feature that is not there.
+        ConfigError: an override does not suit the values, or names an unknown feature.
     """
     params = params or NormParams()
     names = tuple(ids)
@@ -118,7 +116,7 @@ def _identified(key: str, column: Values, params: NormParams) -> Feature:
 
 
 def _by_distribution(key: str, values: Values, params: NormParams, note: str) -> Feature:
-    """`continuous`, or what makes the values look more normal."""
+    """`continuous`, or a type whose formula brings the values closer to normal."""
     plain = _k2(values)
     if not math.isfinite(plain):  # a constant
         return _as("continuous", key, values, params, note)
@@ -138,7 +136,7 @@ def _by_distribution(key: str, values: Values, params: NormParams, note: str) ->
 
 
 def _as(kind: FeatureType, key: str, values: Values, params: NormParams, note: str) -> Feature:  # noqa: C901  # a type each
-    """A feature of this type, with the constants that its values give."""
+    """A feature of this type, with constants of its values."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (None, None)
     constants: dict[str, Any] = {}
     match kind:
@@ -179,7 +177,7 @@ def _standard(values: Values, params: NormParams) -> dict[str, float]:
 
 
 def _moments(values: Values) -> tuple[float, float]:
-    """Mean and deviation (of n - 1); without overflow, whatever the values are."""
+    """Mean and standard deviation (of n - 1), without overflow."""
     largest = float(np.abs(values).max(initial=0.0))
     if largest == 0 or not math.isfinite(largest):
         return 0.0, 0.0 if largest == 0 else math.inf
@@ -195,28 +193,28 @@ def _k2(values: Values) -> float:
         return math.nan if stddev == 0 else math.inf
     stats = import_optional("scipy.stats", "offline")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # about values that hardly vary; the answer is then NaN, and used as such
+        warnings.simplefilter("ignore")  # nearly constant values give NaN, which callers handle
         return float(stats.normaltest(values / stddev - mean / stddev).statistic)
 
 
 def _boxcox(values: Values) -> tuple[float, float] | None:
-    """Lambda of the greatest likelihood, and the shift that makes all values positive; `None` where there is none."""
+    """The maximum-likelihood lambda, and the shift that makes all values positive; None without a maximum."""
     if len(values) < _MIN_SAMPLES or (low := float(values.min())) == values.max():
         return None
     shift = max(0.0, _MARGIN - low)
     stats = import_optional("scipy.stats", "offline")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of powers beyond float64, which are not taken
+        warnings.simplefilter("ignore")  # powers beyond float64 are discarded
         try:
             lam = float(stats.boxcox_normmax(np.maximum(values + shift, _MARGIN), method="mle"))
-        except (ValueError, RuntimeError):  # it found no maximum
+        except (ValueError, RuntimeError):  # no maximum found
             return None
         finite = math.isfinite(lam) and np.isfinite(boxcox(values, lam, shift)).all()
     return (lam, shift) if finite else None
 
 
 def _quantiles(values: Values, params: NormParams) -> tuple[float, ...]:
-    """Borders between intervals of as many values each, each border once."""
+    """Distinct borders of intervals with equal numbers of values."""
     if not len(values):
         return ()
     return tuple(np.unique(np.quantile(values, np.linspace(0, 1, params.quantile_size + 1))).tolist())

@@ -1,4 +1,4 @@
-"""Lists of actions, one or none per row, and each distinct one kept once where they repeat.
+"""Lists of actions, at most one per row; repeated lists are stored once.
 
 Shapes: n rows, t lists, m items of all lists, F numbers of an item.
 """
@@ -34,13 +34,13 @@ class Lists:
         return np.where(self.index < 0, 0, np.diff(self.offsets)[self.index])
 
     def take(self, rows: NDArray[Any]) -> "Lists":
-        """Of some rows, in their order. The lists stay."""
+        """The lists of some rows; the table is shared."""
         return Lists(self.index[rows], self.offsets, self.items)
 
     def compact(self) -> "Lists":
-        """The same without lists that no row has."""
+        """Drop unused lists from the table."""
         mark = np.zeros(len(self.offsets), np.bool_)
-        mark[self.index] = True  # of rows without a list: the last place, which is that of no list
+        mark[self.index] = True  # index -1 of rows without a list marks the unused last entry
         used = np.flatnonzero(mark[:-1])
         if len(used) == len(self.offsets) - 1:
             return self
@@ -50,45 +50,45 @@ class Lists:
         return Lists(np.where(self.index < 0, -1, place[self.index]), offsets, self._items_of(used))
 
     def flat(self) -> "Lists":
-        """The same with a list for each row, in the order of rows; rows without one get an empty one."""
+        """Store a list for each row, in the order of rows; an empty one for rows without a list."""
         lengths = self.lengths
         rows = np.arange(len(self.index))
         index = np.where(self.index < 0, -1, rows)
         return Lists(index, offsets_of(lengths), self._items_of(self.index[lengths > 0]))
 
     def _items_of(self, which: NDArray[np.int64]) -> NDArray[Any]:
-        """Items of some lists, one list after another."""
+        """Items of some lists, concatenated."""
         each = np.diff(self.offsets)
         width = int(each[0]) if len(each) else 0
-        if width and (each == width).all():  # then a list is a row of an array, and taken in one piece
+        if width and (each == width).all():  # lists of equal length are rows of an array, which is faster
             shape = self.items.shape[1:]
             return self.items.reshape(len(each), width, *shape).take(which, 0).reshape(len(which) * width, *shape)
         return self.items[slices(self.offsets, which)[0]]
 
 
 def no_lists(rows: int, items: NDArray[Any]) -> Lists:
-    """No list for any row; `items` is an empty array of the right type."""
+    """Rows without lists; `items` determines the type."""
     return Lists(np.full(rows, -1, np.int64), np.zeros(1, np.int64), items[:0])
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[t + 1] from lengths [t]."""
+    """Offsets [t + 1] of lists of lengths [t]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def slices(offsets: NDArray[np.int64], which: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the items of some lists, one list after another, and the offsets that these then have."""
+    """Indices of the items of some lists, concatenated, and the offsets of these lists."""
     lengths = np.diff(offsets)[which]
     new = offsets_of(lengths)
     return np.repeat(offsets[which] - new[:-1], lengths) + np.arange(int(new[-1])), new
 
 
 def deduplicate(lists: Lists, hashes: Callable[[NDArray[Any]], Words]) -> Lists:
-    """Keep distinct lists only, if that saves most of them; `hashes` gives lanes [2, m] of items.
+    """Store distinct lists once if at least three quarters repeat; `hashes` gives lanes [2, m] of items.
 
-    Lists are taken for equal if their hashes are.
+    Lists with equal hashes count as equal.
     """
     number = len(lists.offsets) - 1
     if number < 2:
@@ -99,7 +99,7 @@ def deduplicate(lists: Lists, hashes: Callable[[NDArray[Any]], Words]) -> Lists:
         few = lists.offsets[: _LOOKED_AT + 1]
         first, _ = hash_lists(hashes(lists.items[: few[-1]]), few)
         if number > _LOOKED_AT and 2 * len(np.unique(first)) > _LOOKED_AT:
-            return lists  # it does not look as if they repeat
+            return lists  # the first lists hardly repeat
         first, second = hash_lists(hashes(lists.items), lists.offsets)
         _, kept, place = np.unique(first ^ (second * np.uint64(3)), return_index=True, return_inverse=True)
         if 4 * len(kept) > number:
@@ -121,12 +121,12 @@ def _all_same(lists: Lists) -> bool:
 
 
 def concatenate(parts: list[Lists]) -> Lists:
-    """Rows of several, one after another."""
+    """Concatenate rows."""
     if len(parts) == 1:
         return parts[0]
     filled = [part for part in parts if len(part.offsets) > 1]
     if len(filled) == 1 and filled[0].items.shape[1:] == max(part.items.shape[1:] for part in parts):
-        index = np.concatenate([part.index for part in parts])  # -1 in all rows of the others: no list is copied
+        index = np.concatenate([part.index for part in parts])  # no list is copied: the others have none
         return Lists(index, filled[0].offsets, filled[0].items)
     lists = np.cumsum([0] + [len(part.offsets) - 1 for part in parts])
     items = np.cumsum([0] + [len(part.items) for part in parts])
@@ -140,7 +140,7 @@ def concatenate(parts: list[Lists]) -> Lists:
 
 
 def pad_columns(items: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Items [m, F] with more columns, which no one of them has."""
+    """Pad items [m, F] with columns of NaN."""
     if items.shape[1:] == shape:
         return items
     return np.pad(items, ((0, 0), (0, shape[0] - items.shape[1])), constant_values=np.nan)

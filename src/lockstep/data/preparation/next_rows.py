@@ -1,21 +1,20 @@
-"""What follows each logged decision (Gauci et al., 2018, arXiv:1811.00260, build it by a Spark job).
+"""The next state and action of each logged decision (Gauci et al., 2018, arXiv:1811.00260, use a Spark job).
 
-Rows are ordered by trajectory and sequence number. These are the rules:
+Rows are ordered by trajectory and sequence number. The rules:
 
-- A row is followed by the next row of its trajectory. Where `next_*` columns were logged too, they must say the same;
-  they count where no row follows. If they differ and the logged `time_diff` does not lead to the row that follows, the
-  row between is missing from the log: then nothing follows here, and what was logged counts.
-- A row without an action is no decision. It must be the last of its trajectory, and only its state counts.
-- The last decision of a trajectory is terminal if the log marks it so. A mark is, whichever the log has first:
-  `terminated` (or no `truncated`), an empty `possible_next_actions`, an empty `possible_actions` in that row, no
-  `next_action`, no next state. A state that follows without an action is terminal where nothing was possible in it.
-  In a log that marks nothing, the last decision of every trajectory is terminal.
-- With a limit of N steps, a trajectory that ends with its N-th decision was cut by the limit: it is not terminal,
-  whatever the log marks.
-- A decision that is not terminal and whose next state is not known is left out, and counted.
-- Possible actions that are missing or empty although there was a decision are those that the row before said would
-  follow, or else the list that all rows of the log share, if they do.
-- The time from a decision to the next is logged, or the difference of sequence numbers, or 1 where nothing follows.
+- The next row of a trajectory follows. Logged `next_*` columns must equal it; they are used where no row follows. If
+  they differ and the logged `time_diff` does not lead to the next row, a row is missing from the log: then the logged
+  columns are used, and no row follows.
+- A row without an action is only a state. It must be the last of its trajectory.
+- The last decision of a trajectory is terminal if the log marks it. The mark is the first of these that the log has:
+  `terminated` (or not `truncated`), an empty `possible_next_actions`, an empty `possible_actions`, no `next_action`, no
+  next state. A final state without an action is terminal if it has no possible actions. In a log without marks, the
+  last decision of every trajectory is terminal.
+- With a limit of N steps, a trajectory that ends with its N-th decision was truncated: it is not terminal.
+- A decision that is not terminal and whose next state is unknown is skipped, and counted.
+- Missing or empty possible actions of a decision are the `possible_next_actions` of the previous row, or else the list
+  that all rows of the log share.
+- The time to the next decision is logged, or the difference of sequence numbers, or 1 where nothing follows.
 
 Shapes: n rows of whole trajectories, in order.
 """
@@ -47,63 +46,63 @@ Mark = Literal["terminated", "possible_next_actions", "possible_actions", "next_
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What decides, for a whole log, which rows are terminal."""
+    """Settings of a whole log that determine which rows are terminal."""
 
     mark: Mark
     max_episode_steps: int | None = None
     shared_list: NDArray[Any] | None = None
-    """The items of the one list of actions that the log has, if it has only one."""
+    """Items of the list of actions that all rows share; None if lists differ."""
 
 
 @dataclass(slots=True)
 class NextRows:
-    """Of each row of whole trajectories, in order."""
+    """The successor of each row of whole trajectories, in order."""
 
     first: Bools
-    """[n], begins a trajectory."""
+    """[n], whether the row begins a trajectory."""
     kept: Bools
-    """[n], is a decision whose outcome is known."""
+    """[n], whether it is a decision with a known outcome."""
     following: Index
-    """[n], the row after it; -1 where none was logged."""
+    """[n], the next row; -1 where none was logged."""
     terminal: Bools
-    """[n], a decision after which nothing follows."""
+    """[n], whether it is a terminal decision."""
     continues: Bools
-    """[n], the row after it is kept, too."""
+    """[n], whether it and the next row are kept."""
     time_diff: NDArray[np.float64]
-    """[n]."""
+    """[n], time to the next decision."""
     lists: Lists
-    """`index` is that of the possible actions of each row; -1 where they are not known."""
+    """The possible actions of each row; index -1 where unknown."""
     next_index: Index
-    """[n], which of `lists` was possible next; -1 where it is not known or nothing follows."""
+    """[n], the list of possible next actions; -1 where unknown or terminal."""
     cut: int
-    """Trajectories cut by the limit."""
+    """Trajectories truncated by the step limit."""
     skipped: int
-    """Decisions whose outcome is not known."""
+    """Decisions with an unknown outcome."""
     gaps: int
-    """Rows that miss the row after them."""
+    """Rows whose next row is missing from the log."""
     filled: int
-    """Decisions whose possible actions were logged as empty or not at all, and filled in."""
+    """Decisions whose possible actions were missing or empty, and filled in."""
     lengths: Index
     """Decisions of each trajectory."""
 
 
 def order(block: Block) -> Index:
-    """Rows by trajectory, then by sequence number."""
+    """Indices that sort rows by trajectory, then by sequence number."""
     first, second, number = (block.columns[name] for name in ("hash_0", "hash_1", "sequence_number"))
     found = np.lexsort((number, first))
     same = first[found[1:]] == first[found[:-1]]
-    if (second[found[1:]] != second[found[:-1]])[same].any():  # two trajectories that share half of their hash
+    if (second[found[1:]] != second[found[:-1]])[same].any():  # two trajectories with an equal first hash
         found = np.lexsort((number, second, first))
     return found
 
 
 def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], Words]) -> NextRows:
-    """What follows each of the rows.
+    """Find the successor of each row.
 
     Args:
         block: whole trajectories, in order, with an entry for each of `LISTS`.
         rules: of the log.
-        where: names the file and line of a row, for messages.
+        where: file and line of a row, for messages.
         hashes: lanes [2, m] of the items of lists.
 
     Raises:
@@ -164,9 +163,13 @@ def _last(block: Block, where: Where) -> Bools:
 
 
 def _terminal(block: Block, rules: Rules, ends: Bools, known: tuple[Bools, Bools, Bools]) -> Bools:
-    """Which of the decisions that end a trajectory are marked as terminal.
+    """Decisions at the end of a trajectory that are marked as terminal.
 
-    `known` is whether a row follows, whether the row has possible actions, and whether it has possible next ones.
+    Args:
+        block: rows [n].
+        rules: of the log.
+        ends: [n], decisions that end a trajectory.
+        known: [n] each, whether a row follows, has possible actions, has possible next actions.
     """
     columns, rows = block.columns, len(block)
     follows, own, ahead = known
@@ -191,7 +194,7 @@ def _terminal(block: Block, rules: Rules, ends: Bools, known: tuple[Bools, Bools
 
 
 def _cut(decision: Bools, first: Bools, ends: Bools, limit: int | None, where: Where) -> Bools:
-    """Decisions with which a trajectory reached the limit of its steps."""
+    """Last decisions of trajectories that reached the step limit."""
     if limit is None:
         return np.zeros(len(decision), np.bool_)
     count = np.cumsum(decision)
@@ -216,7 +219,7 @@ def _time_diff(columns: dict[str, NDArray[Any]], following: Index) -> NDArray[np
 
 
 def _lists(block: Block, rules: Rules) -> tuple[Lists, Lists, int]:
-    """Possible and possible next actions over one table of lists, and where in it the shared list is (-1: nowhere)."""
+    """Possible actions and possible next actions in one table of lists, and the index of the shared list (or -1)."""
     rows = len(block)
     parts = [block.lists[name] for name in LISTS]
     if rules.shared_list is not None:
@@ -231,14 +234,11 @@ def _lists(block: Block, rules: Rules) -> tuple[Lists, Lists, int]:
 
 
 def _possible(own: Lists, ahead: Lists, following: Index, shared: int) -> tuple[Index, Index]:
-    """Possible actions of each row and after it, with what is missing filled in; -1 where that cannot be."""
-    said = np.where(own.lengths > 0, own.index, -1)
-    next_said = np.where(ahead.lengths > 0, ahead.index, -1)
+    """Indices of possible actions and possible next actions, with missing ones filled in; -1 where unknown."""
+    index = np.where(own.lengths > 0, own.index, -1)
+    next_index = np.where(ahead.lengths > 0, ahead.index, -1)
     at = np.flatnonzero(following >= 0)
-    found = said.copy()
-    found[at + 1] = np.where(said[at + 1] < 0, next_said[at], said[at + 1])
-    found[found < 0] = shared
-    next_found = next_said
-    next_found[at] = np.where(said[at + 1] < 0, next_said[at], said[at + 1])
-    next_found[next_found < 0] = shared
-    return found, next_found
+    next_index[at] = index[at + 1] = np.where(index[at + 1] < 0, next_index[at], index[at + 1])
+    index[index < 0] = shared
+    next_index[next_index < 0] = shared
+    return index, next_index

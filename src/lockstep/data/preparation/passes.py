@@ -33,7 +33,7 @@ _PENDING, _GROUP = 12, 8
 """Fractions of the memory for pending rows and for the rows of a group; the rest is for their copies."""
 _MOST_THREADS = 4
 _SMALL, _GROUPS = 1 << 24, 1 << 9
-"""Groups are small, so that their columns stay in the caches, but a large log has about this many at most."""
+"""Small groups stay in the processor caches; large logs have about `_GROUPS` groups."""
 
 
 @dataclass(slots=True)
@@ -48,17 +48,17 @@ class Scan:
     rows: int
 
     def features(self) -> FeatureSample:
-        """The sample to identify features from."""
+        """The sample from which features are identified."""
         return feature_sample_of(self.sample, self.encoder, self.num_samples)
 
 
 def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Report | None) -> Scan:
-    """Read a log, and write its rows to a directory if there is one."""
+    """Read a log; write its rows to a directory, if given."""
     encoder, contents = Encoder(log.kind), LogContents()
     prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
     sample, rows = Sample(num_samples, prefixes), 0
     spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
-    for frame, done in prefetch(_with_place(log)):
+    for frame, done in prefetch(_with_progress(log)):
         block = encoder.encode(frame)
         contents.add(block)
         sample.add(block, keys(block))
@@ -74,12 +74,12 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
     return Scan(encoder, contents, sample, spill, num_samples, rows)
 
 
-def _with_place(log: Any) -> Iterator[tuple[Any, int]]:
+def _with_progress(log: Any) -> Iterator[tuple[Any, int]]:
     """Tables of a log with the bytes read so far."""
     last = None
     for frame in log.frames():
         if last is not None:
-            yield last, log.done_bytes  # counted when the table after it is asked for
+            yield last, log.done_bytes  # the log counts a table when the next one is read
         last = frame
     if last is not None:
         yield last, log.done_bytes
@@ -87,10 +87,10 @@ def _with_place(log: Any) -> Iterator[tuple[Any, int]]:
 
 @dataclass(slots=True)
 class _Group:
-    """Some trajectories, prepared."""
+    """Prepared rows of some trajectories."""
 
     rows: int
-    """Of the log."""
+    """Rows of the log."""
     kept: Block
     successors: NextRows
     found: Decisions
@@ -104,10 +104,10 @@ class Preparation:
 
     Args:
         scan: of the log.
-        log: for the names of its files.
-        max_episode_steps: where the log's episodes were cut, if they were.
-        actions: discrete: the order of actions; `None`: that of their names.
-        features: of states, and of actions where these have features.
+        log: provides the names of its files.
+        max_episode_steps: step limit of the log's episodes; None without a limit.
+        actions: discrete: the order of actions; None: by name.
+        features: of states, and of parametric actions.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Preparation:
         place = {name: number for number, name in enumerate(self._actions)}
         renumbered = np.array([place[name] for name in names], np.int32)
         metrics = tuple(name for name in scan.contents.names("metric") if name != "reward")
-        self._schema = Schema(features[0], metrics, features[1], self._actions, renumbered)
+        self.schema = Schema(features[0], metrics, features[1], self._actions, renumbered)
         shared = None if scan.contents.differ or scan.contents.shared is None else self._items(scan.contents.shared)
         self._rules = Rules(scan.contents.mark, max_episode_steps, shared)
         self._digest = Digest(scan.contents.columns, names, self._hashes)
@@ -136,7 +136,7 @@ class Preparation:
         self.counts = Counts()
 
     def write(self, writer: DatasetWriter, memory: int, progress: Report | None) -> None:
-        """Write all rows. Raises `ConfigError` if rows contradict each other, or none is left."""
+        """Write all rows. Raises `ConfigError` if rows contradict each other, or all are skipped."""
         spill, done = self._scan.spill, 0
         assert spill is not None
         threads = min(usable_cores(), _MOST_THREADS)
@@ -154,7 +154,7 @@ class Preparation:
 
     def info(self, options: Mapping[str, Any]) -> DatasetInfo:
         """Description of the written rows."""
-        contents, schema = self._scan.contents, self._schema
+        contents, schema = self._scan.contents, self.schema
         candidates = list[dict[str, float]]()
         if schema.action is not None and self._as_logged and self._rules.shared_list is not None:
             for item in self._rules.shared_list:
@@ -184,30 +184,25 @@ class Preparation:
     def messages(self, example: str = "") -> list[str]:
         """The summary for the user; `example` names a skipped decision."""
         has_lists = bool(self._scan.contents.columns & set(LISTS))
-        return summary_lines(self.counts, self._rules, self._schema.kind, has_lists=has_lists, example=example)
+        return summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
 
     def check_rows(self) -> dict[str, NDArray[Any]]:
         """Raw values of some rows."""
         _, block = self._check.read()
         found: dict[str, NDArray[Any]] = {
             "row": block.columns["row"],
-            "state_value": block.table("state", self._schema.state.ids),
+            "state_value": block.table("state", self.schema.state.ids),
         }
-        if self._schema.action is not None:
-            found["action_value"] = block.table("action", self._schema.action.ids)
+        if self.schema.action is not None:
+            found["action_value"] = block.table("action", self.schema.action.ids)
         return found
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a prepared row, without the lists of parametric actions."""
-        widths = columns(self._schema.kind, self._schema.sizes)
-        plain = (entry for name, entry in widths.items() if name not in ragged_names(self._schema.kind))
+        widths = columns(self.schema.kind, self.schema.sizes)
+        plain = (entry for name, entry in widths.items() if name not in ragged_names(self.schema.kind))
         return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in plain)
-
-    @property
-    def schema(self) -> Schema:
-        """Columns of the prepared rows."""
-        return self._schema
 
     def _group(self, bins: tuple[int, int]) -> "_Group":
         """Read and prepare whole trajectories. Called from several threads: must not change state."""
@@ -222,7 +217,7 @@ class Preparation:
         key = keys(block)
         successors = next_rows(block, self._rules, where, self._hashes)
         sums = self._digest.sums(block, key, np.flatnonzero(successors.following < 0))
-        found = decisions(block, successors, self._schema, key)
+        found = decisions(block, successors, self.schema, key)
         first_skipped = ""
         if successors.skipped:
             skipped = np.flatnonzero(block.columns["has_action"] & ~successors.kept)
@@ -234,7 +229,7 @@ class Preparation:
         self._digest.add(group.sums)
         self.first_skipped = self.first_skipped or group.first_skipped
         self._reward_sum = float(np.cumsum(np.append(self._reward_sum, rows["reward"].astype(np.float64)))[-1])
-        if self._schema.kind == "discrete":
+        if self.schema.kind == "discrete":
             self._some_impossible |= not rows["possible_actions"].all()
         rows["trajectory"] += self.counts.trajectories
         group.kept.columns["row"] = self.counts.kept + np.arange(len(group.found.rows))
@@ -244,18 +239,18 @@ class Preparation:
         writer.append(rows)
 
     def _hashes(self, items: NDArray[Any]) -> Words:
-        if self._schema.action is None:
+        if self.schema.action is None:
             return name_hashes(items, self._scan.encoder.names)
-        return item_hashes(items, self._schema.action.ids)
+        return item_hashes(items, self.schema.action.ids)
 
     def _items(self, items: NDArray[Any]) -> NDArray[Any]:
-        """Items of lists with their columns in the order of the features of actions."""
-        if self._schema.action is None:
+        """Items of lists with columns in the order of the action features."""
+        if self.schema.action is None:
             return items
         coded = self._scan.encoder.action_ids
         wide = pad_columns(items, (len(coded),))
-        found = np.full((len(items), len(self._schema.action.ids)), np.nan)
-        for place, name in enumerate(self._schema.action.ids):
+        found = np.full((len(items), len(self.schema.action.ids)), np.nan)
+        for place, name in enumerate(self.schema.action.ids):
             if name in coded:
                 found[:, place] = wide[:, coded.index(name)]
         return found
@@ -263,6 +258,6 @@ class Preparation:
     def _lists(self, block: Block, name: str) -> Lists:
         lists = block.lists.get(name)
         if lists is None:
-            discrete = self._schema.action is None
+            discrete = self.schema.action is None
             return no_lists(len(block), np.zeros(0, np.int32) if discrete else self._items(np.zeros((0, 0))))
         return Lists(lists.index, lists.offsets, self._items(lists.items))

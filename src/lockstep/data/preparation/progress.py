@@ -16,7 +16,7 @@ _LINE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PassProgress:
-    """How far one pass over a log is."""
+    """Progress of one pass over a log."""
 
     name: str
     """`reading` or `preparing`."""
@@ -43,7 +43,7 @@ class ProgressDisplay:
         self._bar: Progress | None = None
 
     def __call__(self, progress: PassProgress) -> None:
-        """Show how far the pass is."""
+        """Show the progress of the pass."""
         now = time.monotonic()
         if progress.name != self._name:
             self._name = progress.name

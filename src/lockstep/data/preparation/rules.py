@@ -17,7 +17,7 @@ _MARKS = {
     "last_row": "no row follows (the log marks nothing)",
 }
 _MANY = 3
-"""If this many trajectories, and a tenth of all, have the largest length, a step limit may have cut them."""
+"""At least this many trajectories, and a tenth of all, of the largest length indicate a step limit."""
 
 
 @dataclass(slots=True)
@@ -25,13 +25,13 @@ class Counts:
     """Counts of the rows of a log, by outcome."""
 
     kept: int = 0
-    """Decisions to learn from."""
+    """Decisions that were written."""
     trajectories: int = 0
     terminal: int = 0
     cut: int = 0
-    """Trajectories that the limit cut."""
+    """Trajectories truncated by the step limit."""
     skipped: int = 0
-    """Decisions that are not terminal, and whose next state is not known."""
+    """Decisions that are not terminal and whose next state is unknown."""
     gaps: int = 0
     """Rows whose next row is missing."""
     filled: int = 0
@@ -46,7 +46,7 @@ class Counts:
     num_longest_terminal: int = 0
 
     def add(self, successors: NextRows, found: Decisions) -> None:
-        """Count a group of whole trajectories; `found.columns["trajectory"]` counts on from the groups before."""
+        """Count a group of whole trajectories; `found.columns["trajectory"]` continues from previous groups."""
         columns = found.columns
         self.kept += len(found.rows)
         if len(found.rows):
@@ -82,11 +82,11 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
     """Lines for the user.
 
     Args:
-        counts: what happened.
-        rules: by which that happened.
+        counts: of the preparation.
+        rules: of the preparation.
         kind: of actions.
-        has_lists: the log names possible actions anywhere.
-        example: where a decision that was left out stands, in words.
+        has_lists: whether the log names possible actions.
+        example: file and row of a skipped decision, for the message.
     """
     c, limit = counts, rules.max_episode_steps
     found = [

@@ -18,13 +18,13 @@ from lockstep.data.preparation.next_rows import Mark
 
 
 def keys(block: Block) -> Words:
-    """[n, 2], the 128-bit hash of trajectory and sequence number."""
+    """128-bit keys [n, 2]: hashes of trajectory and sequence number."""
     lanes = np.stack([block.columns["hash_0"], block.columns["hash_1"]])
     return finish_(absorb_(lanes, block.columns["sequence_number"].view(np.uint64))).T
 
 
 class Sample:
-    """The rows with the smallest keys: the same ones however the log is ordered, and whoever reads which part of it.
+    """The rows with the smallest keys, independent of the order of the log and of its parts.
 
     Args:
         size: rows to keep.
@@ -38,13 +38,13 @@ class Sample:
         self._limit = ~np.uint64(0)
 
     def add(self, block: Block, key: Words) -> None:
-        """Consider rows with keys [n, 2]."""
+        """Add rows with keys [n, 2]."""
         near = np.flatnonzero(key[:, 0] <= self._limit)
         if not near.size:
             return
         kept = (name for name in block.columns if name.partition(":")[0] in self._prefixes)
         chosen = {name: block.columns[name][near] for name in (*kept, "sequence_number")}
-        # Compact: a few rows must not keep the lists of all.
+        # Compact, so that a few rows do not keep the lists of all in memory.
         lists = {name: found.take(near).compact() for name, found in block.lists.items() if name in self._prefixes}
         self._blocks.append(Block(chosen, lists))
         self._keys.append(key[near])
@@ -53,7 +53,7 @@ class Sample:
             self.read()
 
     def read(self) -> tuple[Words, Block]:
-        """Keys and rows kept, in the order of keys. Of lists only those of the first rows, `size` items at most."""
+        """Kept keys and rows, ordered by key. Lists are kept for the first rows only, with at most `size` items."""
         if not self._blocks:
             raise ValueError("no row was added")
         key, block = np.concatenate(self._keys), concatenate(self._blocks)
@@ -69,20 +69,20 @@ class Sample:
 
 
 def _smallest(key: Words, size: int) -> NDArray[np.int64]:
-    """Which keys [n, 2] are the smallest, in order; of equal ones the first."""
+    """Indices of the smallest of keys [n, 2], in order; the first of equal ones."""
     first = key[:, 0]
     if len(first) > size:
         near = np.flatnonzero(first <= np.partition(first, size - 1)[size - 1])
         return near[_smallest(key[near], len(near))[:size]]
     order = np.argsort(first)
-    if (first[order[1:]] == first[order[:-1]]).any():  # the quick way does not see the other half of keys
+    if (first[order[1:]] == first[order[:-1]]).any():  # equal first words: the second decides
         order = np.lexsort((key[:, 1], first))
     return order
 
 
 @dataclass(slots=True, kw_only=True)
 class FeatureSample:
-    """Raw values of some rows, to identify features from. Samples of several nodes can be merged."""
+    """Raw values of some rows, from which features are identified. Samples of several nodes can be merged."""
 
     keys: Words
     """[n, 2], ascending."""
@@ -91,13 +91,13 @@ class FeatureSample:
     """[n, F], NaN where absent."""
     action_ids: tuple[str, ...] = ()
     action: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    """[m, FA], parametric: of each row the action taken, then those that were possible. First rows only, if many."""
+    """[m, FA], parametric: the action taken in each row, then the possible ones; of the first rows if many."""
     action_row: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """[m], ascending: the row of each."""
+    """[m], ascending: the row of each action."""
 
 
 def feature_sample_of(sample: Sample, encoder: Encoder, size: int) -> FeatureSample:
-    """The sample of a log that was read, with `size` actions at most."""
+    """The feature sample of a log, with at most `size` actions."""
     key, block = sample.read()
     ids = ordered(block.with_prefix("state"))
     found = FeatureSample(keys=key, state_ids=ids, state=block.table("state", ids))
@@ -134,7 +134,7 @@ def merge_samples(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
 
 
 def _set_actions(sample: FeatureSample, actions: NDArray[np.float64], rows: NDArray[np.int64], size: int) -> None:
-    """Order actions by their rows, and keep those of the first rows: `size` at most, but at least those of one row."""
+    """Set the actions of the first rows: at most `size`, but at least those of one row."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=len(sample.keys))
     kept = order[: max(int(counts[np.cumsum(counts) <= size].sum()), int(counts[counts > 0][:1].sum()))]
@@ -154,16 +154,16 @@ class LogContents:
     """Columns and lists that occur in a log."""
 
     columns: set[str] = field(default_factory=set[str])
-    """With any value in any row."""
+    """Columns with a value in any row."""
     empty: set[str] = field(default_factory=set[str])
-    """Columns of lists, some of which are empty."""
+    """List columns with any empty list."""
     shared: NDArray[Any] | None = None
     """The first list of actions that is not empty."""
     differ: bool = False
-    """Whether there is another."""
+    """Whether another list differs from it."""
 
     def add(self, block: Block) -> None:
-        """Look at some rows."""
+        """Add some rows."""
         for name, column in block.columns.items():
             if name not in self.columns and _has_any(column):
                 self.columns.add(name)
@@ -176,7 +176,7 @@ class LogContents:
             self._compare(lists.items, lengths[lengths > 0])
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        """Of the columns `prefix:NAME`, in order."""
+        """The NAMEs of columns `prefix:NAME`, in order."""
         return ordered(name[len(prefix) + 1 :] for name in self.columns if name.startswith(prefix + ":"))
 
     @property

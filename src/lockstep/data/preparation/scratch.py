@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError, RunError
 
 @contextmanager
 def locked(out: Path, show: Callable[[str], None]) -> Generator[None]:
-    """Hold the lock of an output directory; waits while another process of this machine prepares it."""
+    """Lock an output directory; waits while another process of this machine prepares it."""
     from filelock import FileLock, Timeout
 
     path = out.parent / f".{out.name}.lock"
@@ -30,7 +30,7 @@ def locked(out: Path, show: Callable[[str], None]) -> Generator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: a process that waits notices, and creates a new file
+        path.unlink(missing_ok=True)  # while locked: a waiting process detects it and creates a new file
         lock.release()
 
 

@@ -1,7 +1,7 @@
-"""Rows of a log on the disk: written in runs, read again by ranges of trajectories.
+"""Rows of a log on the disk: written in runs, read by ranges of trajectories.
 
-A run is one file. Its rows lie in the order of bins, and a bin is the first 12 bits of the hash of the trajectory, so
-that bins a to b are one slice of each column of each run. No bin is split: a trajectory is always read whole.
+A run is one file with its rows ordered by bin, the first 12 bits of the hash of the trajectory. Bins a to b are thus
+one slice of each column of each run, and trajectories are read whole.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from lockstep.data.preparation.lists import Lists, offsets_of
 _BINS = 1 << 12
 _SHIFT = np.uint64(64 - 12)
 _WHOLE = 1 << 24
-"""Bytes up to which a run's lists are read whole. Of larger ones, each row gets its own, so that they are sliced."""
+"""Largest table of lists that is read whole. Larger ones are stored by row, so that they can be sliced."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class Spill:
     """Rows on the disk.
 
     Args:
-        directory: which is there; its owner removes it.
-        pending: bytes of rows to collect before a run is written.
+        directory: an existing one; removed by the caller.
+        pending: bytes of rows to buffer before a run is written.
     """
 
     def __init__(self, directory: Path, pending: int) -> None:
@@ -78,7 +78,7 @@ class Spill:
         self._runs = list[_Run]()
         self.rows = 0
         self.bytes = 0
-        """Of all rows so far, in memory or on the disk."""
+        """Bytes of all rows so far, in memory or on the disk."""
 
     def add(self, block: Block) -> bool:
         """Add rows; returns whether a run was written."""
@@ -99,7 +99,7 @@ class Spill:
         block = concatenate(self._pending)
         self._pending, self._held = [], 0
         bins = (block.columns["hash_0"] >> _SHIFT).astype(np.uint16)
-        order = np.argsort(bins, kind="stable")  # of 16-bit numbers: a radix sort
+        order = np.argsort(bins, kind="stable")  # a radix sort, since the numbers have 16 bits
         begins = offsets_of(np.bincount(bins, minlength=_BINS))
         run = _Run(self._directory / f"run_{len(self._runs):05}", begins)
         with run.path.open("wb") as file:
@@ -114,7 +114,7 @@ class Spill:
         self._runs.append(run)
 
     def groups(self, size: int) -> Iterator[tuple[int, int]]:
-        """Ranges of bins, `first` up to but without `last`: at most so many bytes each, or a single bin."""
+        """Ranges [first, last) of bins with at most `size` bytes each, or a single bin."""
         rows = max(size * self.rows // max(self.bytes, 1), 1)
         totals = np.zeros(_BINS, np.int64)
         for run in self._runs:
@@ -129,7 +129,7 @@ class Spill:
             yield first, _BINS
 
     def read(self, first: int, last: int) -> Block:
-        """The rows of a range of bins, in no particular order."""
+        """The rows of a range of bins, unordered."""
         blocks = list[Block]()
         for run in self._runs:
             start, stop = int(run.begins[first]), int(run.begins[last])

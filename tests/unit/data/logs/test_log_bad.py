@@ -19,7 +19,7 @@ NAMES = ["left", "right"]
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "message"),
     [
         (row(1, mdp_id=...), "missing required field `mdp_id`"),
         (row(1, mdp_id=None), "mdp_id: Expected `int | str`, got `null`"),
@@ -66,15 +66,15 @@ NAMES = ["left", "right"]
         ("[1]", "Expected `object`, got `array`"),
     ],
 )
-def test_error_names_the_bad_row(tmp_path, bad, says):
+def test_error_names_the_bad_row(tmp_path, bad, message):
     path = write(tmp_path / "a.jsonl", ["", row(0), bad, row(2)])
     with pytest.raises(ConfigError) as refused:
         table(path, actions=NAMES)
-    assert str(refused.value).startswith(f"{path}, row 3: ") and says in str(refused.value)
+    assert str(refused.value).startswith(f"{path}, row 3: ") and message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "message"),
     [
         (parametric(1, action={"7": "x"}), "action: Expected `float | null`, got `str`"),
         (parametric(1, action="left"), "action: Expected `object | null`, got `str`"),
@@ -84,12 +84,12 @@ def test_error_names_the_bad_row(tmp_path, bad, says):
         (parametric(1, state_features={"7": 1.0}), "feature 7 is one of state_features and one of action"),
     ],
 )
-def test_error_names_the_bad_parametric_row(tmp_path, bad, says):
+def test_error_names_the_bad_parametric_row(tmp_path, bad, message):
     first = parametric(0, possible_actions=[{"7": 1.0}])
     path = write(tmp_path / "a.jsonl", [first, bad])
     with pytest.raises(ConfigError) as refused:
         table(path)
-    assert str(refused.value).startswith(f"{path}, row 2: ") and says in str(refused.value)
+    assert str(refused.value).startswith(f"{path}, row 2: ") and message in str(refused.value)
 
 
 def test_error_names_the_bad_row_with_known_features(tmp_path, monkeypatch):
@@ -234,7 +234,7 @@ def test_truncated_parquet_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"mdp_id": [1.5, 2.5]}, "column mdp_id is Float64; it must be text"),
         ({"sequence_number": ["0", "1"]}, "column sequence_number is String; it must be a whole number"),
@@ -270,17 +270,17 @@ def test_truncated_parquet_is_rejected(tmp_path):
         ({"terminated": ["true", "maybe"]}, "row 2: terminated is 'maybe'; it must be true or false"),
     ],
 )
-def test_error_names_the_bad_parquet_column(tmp_path, changes, says):
+def test_error_names_the_bad_parquet_column(tmp_path, changes, message):
     path = tmp_path / "a.parquet"
     good = {name: [value, value] for name, value in row().items()} | {"sequence_number": [0, 1]}
     pl.DataFrame(good | changes, strict=False).write_parquet(path)
     with pytest.raises(ConfigError) as refused:
         table(path, actions=NAMES)
-    assert str(path) in str(refused.value) and says in str(refused.value)
+    assert str(path) in str(refused.value) and message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("a,x,0,left,1", "row 3: sequence_number is 'x'; it must be a whole number"),
         ("a,1,x,left,1", "row 3: state:0 is 'x'; it must be a number"),
@@ -292,16 +292,16 @@ def test_error_names_the_bad_parquet_column(tmp_path, changes, says):
         ("a,1,0,left,1,7", "row 3 has 6 cells, and the heading has 5"),
     ],
 )
-def test_error_names_the_bad_csv_row(tmp_path, line, says):
+def test_error_names_the_bad_csv_row(tmp_path, line, message):
     path = tmp_path / "a.csv"
     path.write_text(f"mdp_id,sequence_number,state:0,action,reward\na,0,0.5,left,1\n{line}\n")
     with pytest.raises(ConfigError) as refused:
         table(path, actions=NAMES)
-    assert str(path) in str(refused.value) and says in str(refused.value)
+    assert str(path) in str(refused.value) and message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    ("columns", "message"),
     [
         ({"mdp": "episode"}, "--columns: no column of a log is called mdp; did you mean mdp_id?"),
         ({"zzz": "episode"}, "--columns: no column of a log is called zzz; there are mdp_id, "),
@@ -314,10 +314,10 @@ def test_error_names_the_bad_csv_row(tmp_path, line, says):
         ),
     ],
 )
-def test_invalid_column_mapping_is_rejected(tmp_path, columns, says):
+def test_invalid_column_mapping_is_rejected(tmp_path, columns, message):
     with pytest.raises(ConfigError) as refused:
         read_log([write(tmp_path / "a.jsonl", [row()])], columns=columns)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_columns_file_without_a_mapping_is_rejected(tmp_path):

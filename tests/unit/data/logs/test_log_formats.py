@@ -144,8 +144,8 @@ def test_full_disk_is_reported(tmp_path):
     def full(text):
         raise OSError(28, "No space left on device")
 
-    said = pytest.raises(RunError, match=r"a\.jsonl could not be written: No space left on device")
-    with said, LogWriter(tmp_path / "a.jsonl") as log:
+    expected = pytest.raises(RunError, match=r"a\.jsonl could not be written: No space left on device")
+    with expected, LogWriter(tmp_path / "a.jsonl") as log:
         log._file = type("Full", (), {"write": staticmethod(full)})()
         log.write([made_logs.row()])
     assert list(tmp_path.iterdir()) == []
@@ -157,8 +157,8 @@ def test_full_disk_is_reported_for_parquet(tmp_path, monkeypatch):
         raise pl.exceptions.ComputeError("parquet: File out of specification: Invalid thrift: transport error")
 
     monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
-    said = pytest.raises(RunError, match=r"a\.parquet could not be written: .* is the disk full\?")
-    with said, LogWriter(tmp_path / "a.parquet") as log:
+    expected = pytest.raises(RunError, match=r"a\.parquet could not be written: .* is the disk full\?")
+    with expected, LogWriter(tmp_path / "a.parquet") as log:
         log.write([made_logs.row()])
     assert list(tmp_path.iterdir()) == []
 

@@ -126,7 +126,7 @@ def test_override_sets_the_type():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "said"),
+    ("name", "kind", "expected"),
     [
         ("normal", "enum", None),
         ("normal", "probability", r"normal=probability, but the sample holds values from 2\d.* to 5\d"),
@@ -136,11 +136,11 @@ def test_override_sets_the_type():
         ("constant", "boxcox", "its values give no lambda"),
     ],
 )
-def test_unsuitable_override_is_rejected(name, kind, said):
-    if said is None:  # 2000 values are many, and not too many
+def test_unsuitable_override_is_rejected(name, kind, expected):
+    if expected is None:  # 2000 values are many, and not too many
         assert identify_features(name, feature_overrides={name: kind})[name].size == N
         return
-    with pytest.raises(ConfigError, match=f"feature_overrides: .*{said}.*; give it another type"):
+    with pytest.raises(ConfigError, match=f"feature_overrides: .*{expected}.*; give it another type"):
         identify_features(name, feature_overrides={name: kind})
 
 
