@@ -1,4 +1,4 @@
-"""Learning from logged data: the numbers of its algorithms and their metrics, the same in every backend."""
+"""Settings and metric names of the algorithms on logged data, the same for every backend."""
 
 import math
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedConfig:
-    """What every algorithm on logged data has. Counts are global: summed over all ranks."""
+    """The settings of every algorithm on logged data. Counts are global: summed over all ranks."""
 
     batch_size: int = 512
-    """Rows of one gradient step, all ranks together."""
+    """Rows of one gradient step, summed over all ranks."""
     learning_rate: float = 1e-3
     """Step size at the start."""
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -37,23 +37,23 @@ class LoggedConfig:
     learning_rate_decay: float = 1.0
     """`exponential` only: factor per epoch."""
     l2_decay: float = 0.0
-    """Part of every parameter that is added to its gradient."""
+    """Weight decay: the factor of a parameter that is added to its gradient."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
     max_grad_norm: float | None = None
     """Largest 2-norm of the global gradient of the scores' network; `null` does not clip."""
     temperature: float = 0.35
-    """Of the softmax that makes probabilities of scores."""
+    """The temperature of the softmax that turns scores into probabilities."""
     policy: Literal["greedy", "softmax"] = "greedy"
-    """The policy that is estimated and handed over: the action of the highest score, or of softmax(scores /
+    """The policy to estimate and export: the action with the highest score, or one sampled from softmax(scores /
     temperature)."""
     target_rate: float = 0.01
-    """How far target networks move after every gradient step (tau)."""
+    """Update rate of the target networks after every gradient step (tau)."""
     estimate: bool = True
-    """Whether models of the reward and of each metric are learned beside, for the estimates that need them."""
+    """Whether to learn models of the reward and of each metric, which some estimators need."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot train."""
+        """Check the values."""
         if self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size} must be at least 1")
         for name in ("learning_rate", "adam_eps", "temperature", "learning_rate_decay"):
@@ -100,17 +100,17 @@ class OfflineDQNConfig(LoggedConfig):
     dueling: bool = False
     """Q from two streams, one of the state alone (Wang et al., 2016)."""
     loss: Literal["huber", "mse", "bce"] = "mse"
-    """Of the TD error; `bce` takes Q as the logit of a probability and needs gamma = 0 and rewards in [0, 1]."""
+    """Loss of the TD error; `bce` takes Q as the logit of a probability and needs gamma = 0 and rewards in [0, 1]."""
     cql_alpha: float = 0.0
     """Weight of the penalty on actions that were not taken (CQL; Kumar et al., 2020, arXiv:2006.04779); 0: none."""
     reward_boost: dict[str, float] = field(default_factory=dict[str, float])
     """`dqn` only: added to the reward of an action, by its name."""
     bcq_threshold: float | None = None
-    """`dqn` only: leave out next actions that the log takes less than this often, relative to its favourite there
-    (discrete BCQ; Fujimoto et al., 2019, arXiv:1910.01708); `null`: none is left out."""
+    """`dqn` only: exclude next actions whose probability in the log, relative to the most likely action, is lower than
+    this (discrete BCQ; Fujimoto et al., 2019, arXiv:1910.01708); `null` excludes none."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot train."""
+        """Check the values."""
         LoggedConfig.__post_init__(self)
         if not 0 <= self.gamma <= 1:
             raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")
@@ -143,19 +143,19 @@ class OfflineDQNConfig(LoggedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloningConfig(LoggedConfig):
-    """Behaviour cloning: scores are logits of what the log does, learned by maximum likelihood."""
+    """Behaviour cloning: scores are logits of the logged actions, learned by maximum likelihood."""
 
     temperature: float = 1.0
-    """Of the softmax that makes probabilities of scores; 1 gives those of the log."""
+    """The temperature of the softmax that turns scores into probabilities; 1 reproduces those of the log."""
     policy: Literal["greedy", "softmax"] = "softmax"
-    """The policy that is estimated and handed over: what the log does most often, or as often as it does."""
+    """The policy to estimate and export: the most frequent logged action, or the distribution of the logged actions."""
     gamma: float = 0.99
-    """Discount per step, of the estimates."""
+    """Discount per step of the estimates."""
     label_smoothing: float = 0.0
     """Part of the probability that is spread evenly over the possible actions."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot train."""
+        """Check the values."""
         LoggedConfig.__post_init__(self)
         if not 0 <= self.gamma <= 1:
             raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")

@@ -1,6 +1,6 @@
 """The normalization formula of each type of feature.
 
-| type | of x | numbers |
+| type | result for x | numbers |
 |---|---|---|
 | `binary` | 1 if x is not 0, else 0 | 1 |
 | `probability` | log(p / (1 - p)), p = x within [1e-5, 1 - 1e-5] | 1 |
@@ -8,16 +8,16 @@
 | `boxcox` | (z - mean) / stddev, z = (y^lambda - 1) / lambda, y = max(x + shift, 1e-6); log y where lambda is 0 | 1 |
 | `quantile` | share of the quantiles' intervals below x, linear within an interval: 0 at the first, 1 at the last | 1 |
 | `clip_log` | log max(x, 1e-6) | 1 |
-| `enum` | 1 at the possible value that x equals, else 0; a value that is not among them gives zeros alone | one each |
+| `enum` | 1 at the possible value that x equals, else 0; all 0 for any other value | one each |
 | `continuous_action` | 2 (x - min) / (max - min) - 1, within -(1 - 1e-6) and 1 - 1e-6 | 1 |
 | `discrete_action` | x - min | 1 |
 | `do_not_preprocess` | x | 1 |
 
-Those without bounds of their own are clamped to +-11.513 (the logit of 1 - 1e-5), `discrete_action` and
-`do_not_preprocess` to what float32 holds.
+Results without other bounds are clamped to +-11.513 (the logit of 1 - 1e-5), those of `discrete_action` and
+`do_not_preprocess` to the range of float32.
 
-A raw value is float64, NaN where the feature is absent; a normalized one is float32, and 0 where the feature is absent.
-Between them all arithmetic is float64, so that large ids and timestamps keep their digits.
+Raw values are float64, and NaN if the feature is absent. Normalized values are float32, and 0 if the feature is absent.
+All arithmetic is float64, so that large ids and timestamps keep their precision.
 `lockstep.torch.scoring.preprocess` has the same formulas as a module; golden tables test both, and exported policies.
 
 Shapes: n rows, G features of one type.
@@ -44,17 +44,17 @@ FeatureType = Literal[
 ]
 TYPES: tuple[FeatureType, ...] = get_args(FeatureType)
 LIMIT = 11.513
-"""Normalized values without bounds of their own lie within +-LIMIT."""
+"""Normalized values without other bounds are clamped to +-LIMIT."""
 MIN_POSITIVE = 1e-6
-"""Logarithms and powers are taken of at least this; a `continuous_action` stays this far from +-1."""
+"""The smallest argument of logarithms and powers, and the smallest distance of a `continuous_action` from +-1."""
 MIN_PROBABILITY = 1e-5
-"""Logits are taken of probabilities at least this far from 0 and from 1."""
+"""The smallest distance of a probability from 0 and 1 before its logit is taken."""
 LARGEST = float(np.finfo(np.float32).max)
 """Bound of normalized values: the largest float32."""
 LARGEST_RAW = float(np.finfo(np.float64).max)
-"""Raw values are clipped to this, since differences of infinities are not defined."""
+"""Bound of raw values, since differences of infinities are undefined."""
 MIN_LAMBDA = 1e-6
-"""A smaller lambda is 0: (y^lambda - 1) / lambda would lose its digits."""
+"""A smaller lambda counts as 0, since (y^lambda - 1) / lambda would lose precision."""
 
 
 Values = NDArray[np.float64]
@@ -63,14 +63,15 @@ Constants = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The features of one type: their columns among raw values, among normalized ones, and their constants.
+    """The features of one type.
 
     Attributes:
-        type: whose formula it is.
-        columns: [G] among the F features.
-        outputs: among the S numbers: [G], or those of each feature of an `enum` behind one another.
-        constants: float64 by name, [G] each; `quantile`: `left`, `width`, [G, most intervals of any], where a width of
-            infinity pads, and `count`, how many are real; `enum`: `values`, and `of`, which of the G it belongs to.
+        type: the type, which determines the formula.
+        columns: their columns among the F raw features [G].
+        outputs: their columns among the S normalized values: [G], or one for each possible value of an `enum`.
+        constants: float64 arrays by name, [G] each. `quantile`: `left` and `width` of the intervals
+            [G, largest number of intervals], padded with infinite widths, and `count`, the number of intervals.
+            `enum`: `values`, and for each of them `of`, the index of its feature.
     """
 
     type: FeatureType
@@ -135,7 +136,7 @@ def _discrete_action(x: Values, of: Constants) -> Values:
     return _float32(x - of["min_value"])
 
 
-def _as_it_is(x: Values, _: Constants) -> Values:
+def _identity(x: Values, _: Constants) -> Values:
     return _float32(x)
 
 
@@ -149,6 +150,6 @@ FORMULAS: Mapping[FeatureType, Callable[[Values, Constants], Values]] = {
     "enum": _enum,
     "continuous_action": _continuous_action,
     "discrete_action": _discrete_action,
-    "do_not_preprocess": _as_it_is,
+    "do_not_preprocess": _identity,
 }
-"""By type: present raw values [n, G] and the constants of the G features to [n, G], or [n, all possible values]."""
+"""By type: a function of present raw values [n, G] and the constants; returns [n, G], or one column per enum value."""

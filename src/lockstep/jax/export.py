@@ -38,7 +38,7 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
         else QPolicy(about.spec, about.network, about.algorithm)
     )
     if _shapes(parameters) != _shapes(policy.params):
-        raise policy_file.damaged(policy_file.file_of(Path(path)))
+        raise policy_file.damaged_error(policy_file.file_of(Path(path)))
     policy.params = cast(Params, parameters)
     return policy, observations
 
@@ -49,8 +49,8 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
     mine = _about(policy, "", NetworkConfig())
     policy_file.check_start(
         path,
-        policy_file.kind(about, _shapes(parameters), moments),
-        policy_file.kind(mine, _shapes(policy.params), observations),
+        policy_file.signature(about, _shapes(parameters), moments),
+        policy_file.signature(mine, _shapes(policy.params), observations),
     )
     policy.params = cast(Params, parameters)
     if moments is not None and observations is not None:
@@ -72,7 +72,7 @@ def _read(path: Path) -> tuple[PolicySpec, dict[str, np.ndarray], RunningMoments
     if policy_file.from_log(header):
         raise ConfigError(f"{path} learned from a log, which only torch does; use --ml-framework torch")
     about = PolicySpec.from_dict(header)
-    return about, *policy_file.apart(about.spec, arrays)
+    return about, *policy_file.split_normalizer(about.spec, arrays)
 
 
 def _about(policy: AnyPolicy, task: str, network: NetworkConfig) -> PolicySpec:

@@ -1,6 +1,6 @@
-"""The policy file: parameters, normalizer and what they mean, in one safetensors file, the same in every backend.
+"""The policy file: parameters, normalizer and metadata in one safetensors file, the same for every backend.
 
-Parameters have torch's names, shapes and layouts. Reading one runs no code from it.
+Parameters have torch's names, shapes and layouts. Reading a file runs no code from it.
 """
 
 import json
@@ -26,85 +26,95 @@ from lockstep.run import NetworkConfig, OfflineRun, from_dict, load
 POLICY_FILE = "policy.safetensors"
 BEST_POLICY_FILE = "policy_best.safetensors"
 FROM_LOG = "offline/"
-"""How the name of the algorithm begins in the file of a policy that was learned from a log."""
+"""Prefix of the algorithm's name in the file of a policy that was learned from a log."""
 _NORMALIZER = "normalizer."
 _FORMAT = 2
-"""1: no `algo`, which was always ppo."""
-_HEADS = ("dueling", "value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles", "noisy", "noisy_std")
-_TOLD = (*_HEADS, "epsilon_end")
-"""The settings of DQN that its network follows from, and how often it acts at random."""
+"""Files of format 1 have no `algo`; they hold PPO policies."""
+_NETWORK_SETTINGS = (
+    "dueling",
+    "value_distribution",
+    "num_atoms",
+    "v_min",
+    "v_max",
+    "num_quantiles",
+    "noisy",
+    "noisy_std",
+)
+_SAVED_SETTINGS = (*_NETWORK_SETTINGS, "epsilon_end")
+"""The settings of DQN that are saved: those that define its network, and the final exploration rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """All that a policy for environments follows from, but its parameters."""
+    """Everything that defines a policy for environments except its parameters."""
 
     task: str
     spec: EnvSpec
     network: NetworkConfig
     algorithm: DQNConfig | None
-    """Of Q-learning, of which no more is kept than the network follows from; None: the policy is PPO's."""
+    """The settings of DQN, of which only `_SAVED_SETTINGS` are written to the file; None for PPO."""
 
     @property
     def algo(self) -> str:
-        """By name."""
+        """The name of the algorithm."""
         return "ppo" if self.algorithm is None else "dqn"
 
     def to_dict(self) -> dict[str, Any]:
-        """As a file holds it."""
+        """The metadata of a file."""
         return {
             "format": _FORMAT,
             "task": self.task,
             "network": asdict(self.network),
             "spec": self.spec.to_dict(),
             "algo": self.algo,
-            "algorithm": _told(self.algorithm),
+            "algorithm": _saved_settings(self.algorithm),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "PolicySpec":
-        """From what `to_dict` gave, in this version or an older one."""
-        known = data.get("algo", "ppo") != "ppo"
+        """From the result of `to_dict` of this or an older version."""
+        is_dqn = data.get("algo", "ppo") != "ppo"
         return cls(
             task=data["task"],
             spec=EnvSpec.from_dict(data["spec"]),
             network=updated(NetworkConfig(), data["network"]),
-            algorithm=updated(DQNConfig(), data["algorithm"]) if known else None,
+            algorithm=updated(DQNConfig(), data["algorithm"]) if is_dqn else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What a training that starts from a policy must have in common with it."""
+class PolicySignature:
+    """The properties in which a run must match the policy that it starts from."""
 
     algo: str
-    """`FROM_LOG` stands before those of logs."""
+    """The name of the algorithm, with the prefix `FROM_LOG` if it learns from a log."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the parameters, by name."""
+    """The shapes of the parameters, by name."""
     meaning: Mapping[str, Any]
-    """Settings by which parameters of equal shapes mean something else."""
+    """Settings that change the meaning of parameters but not their shapes."""
     normalizes: bool
-    """Whether it has a normalizer of observations."""
+    """Whether there is a normalizer of observations."""
 
 
 def write(
-    path: Path, parameters: Mapping[str, np.ndarray], observations: RunningMoments | None, about: Mapping[str, Any]
+    path: Path, parameters: Mapping[str, np.ndarray], observations: RunningMoments | None, metadata: Mapping[str, Any]
 ) -> None:
-    """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
+    """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     moments = {} if observations is None else observations.state()
-    write_arrays(path, {**parameters, **{_NORMALIZER + name: array for name, array in moments.items()}}, about)
+    write_arrays(path, {**parameters, **{_NORMALIZER + name: array for name, array in moments.items()}}, metadata)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a policy file says about its policy, and its arrays by name; of a run directory the final policy.
+    """Read a policy file, the final policy of a run directory, or the policy of a checkpoint folder.
 
-    The folder of a checkpoint is read as if its policy had been written to a file.
+    Returns:
+        The metadata, and the arrays by name.
 
     Raises:
-        ConfigError: there is no such file, or it is damaged, or of a version to come.
+        ConfigError: the file does not exist, is damaged, or was written by a newer version.
     """
     if (path / checkpoint.MANIFEST).is_file():
-        return _of_checkpoint(path)
+        return _read_checkpoint(path)
     path = file_of(path)
     if not path.is_file():
         raise ConfigError(
@@ -112,30 +122,31 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         )
     try:
         with safe_open(path, "numpy") as file:  # pyright: ignore[reportUnknownVariableType]
-            metadata = cast("dict[str, str] | None", file.metadata()) or {}
-            about: dict[str, Any] = json.loads(metadata["lockstep"])
+            header = cast("dict[str, str] | None", file.metadata()) or {}
+            metadata: dict[str, Any] = json.loads(header["lockstep"])
             names = cast("list[str]", file.keys())
             tensors = {name: cast(np.ndarray, file.get_tensor(name)) for name in names}
     except (SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(f"{path} is not a Lockstep policy file, or is damaged ({error})") from error
-    if not from_log(about) and about["format"] > _FORMAT:
-        raise newer(path, about)
-    return about, {name: np.array(tensor) for name, tensor in tensors.items()}
+    if not from_log(metadata) and metadata["format"] > _FORMAT:
+        raise newer_format_error(path, metadata)
+    return metadata, {name: np.array(tensor) for name, tensor in tensors.items()}
 
 
-def _of_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     manifest, run_dir = checkpoint.read_manifest(path), path.absolute().parent.parent
     state = checkpoint.read_state(path / checkpoint.LEARNER, manifest["files"].get(checkpoint.LEARNER, {"size": -1}))
-    there = (run_dir / RUN_FILE).is_file()  # it says where files of the user's own are now
-    run, tensors = load(run_dir / RUN_FILE) if there else from_dict(manifest["run"]), state["tensors"]
+    # The run's file is preferred to the manifest: its paths of user code are up to date.
+    run = load(run_dir / RUN_FILE) if (run_dir / RUN_FILE).is_file() else from_dict(manifest["run"])
+    tensors = state["tensors"]
     arrays = {name.removeprefix("policy."): tensors[name] for name in tensors if name.startswith("policy.")}
-    if isinstance(run, OfflineRun):  # all but the parameters is the same as at the end
+    if isinstance(run, OfflineRun):  # only the parameters differ from those of the final policy
         return read(run_dir)[0], arrays
     moments = {name: tensors[name] for name in tensors if name.startswith("observations.")}
     arrays |= {_NORMALIZER + name.removeprefix("observations."): array for name, array in moments.items()}
     config = run.algorithm if isinstance(run.algorithm, DQNConfig) else None
-    about = PolicySpec(task=run.task, spec=env_spec(run.task, run.env), network=run.network, algorithm=config)
-    return json.loads(json.dumps(about.to_dict())), arrays  # lists for tuples, as in a file
+    spec = PolicySpec(task=run.task, spec=env_spec(run.task, run.env), network=run.network, algorithm=config)
+    return json.loads(json.dumps(spec.to_dict())), arrays  # JSON turns tuples into lists, as in a file
 
 
 def file_of(path: Path) -> Path:
@@ -143,13 +154,15 @@ def file_of(path: Path) -> Path:
     return path / POLICY_FILE if path.is_dir() and not (path / checkpoint.MANIFEST).is_file() else path
 
 
-def from_log(about: Mapping[str, Any]) -> bool:
+def from_log(metadata: Mapping[str, Any]) -> bool:
     """Whether a policy was learned from a log."""
-    return str(about.get("algo")).startswith(FROM_LOG)
+    return str(metadata.get("algo")).startswith(FROM_LOG)
 
 
-def apart(spec: EnvSpec, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], RunningMoments | None]:
-    """The arrays of a file as parameters and a normalizer, if there is one."""
+def split_normalizer(
+    spec: EnvSpec, arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], RunningMoments | None]:
+    """Split the arrays of a file into parameters and a normalizer, if there is one."""
     parameters = {name: array for name, array in arrays.items() if not name.startswith(_NORMALIZER)}
     moments = {name.removeprefix(_NORMALIZER): arrays[name] for name in arrays.keys() - parameters.keys()}
     if not moments:
@@ -159,21 +172,24 @@ def apart(spec: EnvSpec, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np
     return parameters, observations
 
 
-def kind(about: PolicySpec, shapes: Mapping[str, tuple[int, ...]], observations: RunningMoments | None) -> Kind:
-    """Of a policy for environments."""
-    header = _told(about.algorithm)
-    names = (
-        ("value_distribution", "v_min", "v_max") if header.get("value_distribution") == "categorical" else _HEADS[1:2]
-    )
-    meaning = {f"algorithm.{name}": header[name] for name in names if header}
-    return Kind(about.algo, shapes, meaning, observations is not None)
+def signature(
+    spec: PolicySpec, shapes: Mapping[str, tuple[int, ...]], observations: RunningMoments | None
+) -> PolicySignature:
+    """The signature of a policy for environments."""
+    meaning: dict[str, Any] = {}
+    if spec.algorithm is not None:
+        names = ["value_distribution"]
+        if spec.algorithm.value_distribution == "categorical":
+            names += ["v_min", "v_max"]
+        meaning = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in names}
+    return PolicySignature(spec.algo, shapes, meaning, observations is not None)
 
 
-def check_start(path: Path, source: Kind, mine: Kind) -> None:
-    """Raise `ConfigError` where a training (`mine`) cannot start from the policy of a file."""
-    theirs, own = source.algo.startswith(FROM_LOG), mine.algo.startswith(FROM_LOG)
-    if theirs != own:
-        before, now = ("a log", "environments")[:: 1 if theirs else -1]
+def check_start(path: Path, source: PolicySignature, mine: PolicySignature) -> None:
+    """Raise `ConfigError` if a run (`mine`) cannot start from the policy of a file (`source`)."""
+    source_from_log = source.algo.startswith(FROM_LOG)
+    if source_from_log != mine.algo.startswith(FROM_LOG):
+        before, now = ("a log", "environments") if source_from_log else ("environments", "a log")
         raise ConfigError(f"--init-from {path}: it learned from {before}, and this run learns from {now}; leave it out")
     if source.algo != mine.algo:
         before, now = (one.algo.removeprefix(FROM_LOG) for one in (source, mine))
@@ -194,15 +210,15 @@ def check_start(path: Path, source: Kind, mine: Kind) -> None:
         )
 
 
-def newer(path: Path, about: Mapping[str, Any]) -> ConfigError:
-    """The error of a file that only a later version understands."""
-    return ConfigError(f"{path} was written by a newer version (format {about['format']}); upgrade lockstep-rl")
+def newer_format_error(path: Path, metadata: Mapping[str, Any]) -> ConfigError:
+    """The error for a file that a newer version wrote."""
+    return ConfigError(f"{path} was written by a newer version (format {metadata['format']}); upgrade lockstep-rl")
 
 
-def damaged(path: Path) -> ConfigError:
-    """The error of a file whose arrays are not those of its network."""
+def damaged_error(path: Path) -> ConfigError:
+    """The error for a file whose arrays do not fit its network."""
     return ConfigError(f"{path} does not hold the network that it describes, or is damaged")
 
 
-def _told(config: DQNConfig | None) -> dict[str, Any]:
-    return {} if config is None else {name: getattr(config, name) for name in _TOLD}
+def _saved_settings(config: DQNConfig | None) -> dict[str, Any]:
+    return {} if config is None else {name: getattr(config, name) for name in _SAVED_SETTINGS}

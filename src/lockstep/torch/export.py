@@ -14,7 +14,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
-from lockstep.session.policy_file import FROM_LOG, Kind, PolicySpec
+from lockstep.session.policy_file import FROM_LOG, PolicySignature, PolicySpec
 from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy, save_scoring, scoring_from_file
@@ -44,7 +44,7 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     if policy_file.from_log(metadata):
         return scoring_from_file(path, metadata, _tensors(arrays)), None
     about = PolicySpec.from_dict(metadata)
-    parameters, observations = policy_file.apart(about.spec, arrays)
+    parameters, observations = policy_file.split_normalizer(about.spec, arrays)
     policy = (
         Policy(about.spec, about.network)
         if about.algorithm is None
@@ -53,14 +53,14 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     try:
         policy.load_state_dict(_tensors(parameters))
     except RuntimeError as error:
-        raise policy_file.damaged(path) from error
+        raise policy_file.damaged_error(path) from error
     return policy, observations
 
 
 def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
     """Copy the parameters and the normalizer of a policy file into a fresh policy of the same shape."""
     source, moments = load_policy(path)
-    policy_file.check_start(path, _kind(source, moments), _kind(policy, observations))
+    policy_file.check_start(path, _signature(source, moments), _signature(policy, observations))
     policy.load_state_dict(source.state_dict())
     if moments is not None and observations is not None:
         observations.restore(moments.state())
@@ -86,7 +86,7 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     return policy.spec, Player(policy.distribution, actor, observations, policy.spec)
 
 
-def _kind(policy: AnyPolicy, observations: RunningMoments | None) -> Kind:
+def _signature(policy: AnyPolicy, observations: RunningMoments | None) -> PolicySignature:
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     if isinstance(policy, ScoringPolicy):
         spec = policy.policy_spec
@@ -95,8 +95,8 @@ def _kind(policy: AnyPolicy, observations: RunningMoments | None) -> Kind:
             "action features": spec.action,
             "actions features": spec.info.actions,
         }
-        return Kind(FROM_LOG + spec.algo, shapes, meaning, observations is not None)
-    return policy_file.kind(_about(policy, "", NetworkConfig()), shapes, observations)
+        return PolicySignature(FROM_LOG + spec.algo, shapes, meaning, observations is not None)
+    return policy_file.signature(_about(policy, "", NetworkConfig()), shapes, observations)
 
 
 def _about(policy: Policy | QPolicy, task: str, network: NetworkConfig) -> PolicySpec:

@@ -55,7 +55,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names in the log of what the environment numbers."""
+    """Names of states and actions in the log."""
 
     states: list[str]
     """Feature ids of an observation."""
@@ -93,13 +93,13 @@ def record(recording: Recording) -> dict[str, Any]:
     env = make_vector_env(task, config, num_envs, training=False)
     try:
         _check(env.spec, task)
-        choice, words = make_choice(env.spec)
+        choice, names = make_choice(env.spec)
         with LogWriter(recording.out) as log:
-            player = _Recorder(env, choice, words, recording)
-            player.play(log)
+            recorder = _Recorder(env, choice, names, recording)
+            recorder.play(log)
     finally:
         env.close()
-    returns = player.returns
+    returns = recorder.returns
     return {
         "task": task,
         "rows": log.num_rows,
@@ -111,8 +111,8 @@ def record(recording: Recording) -> dict[str, Any]:
 class _Recorder:
     """Steps B environments, each for a fixed number of episodes or rows: short episodes are not overrepresented."""
 
-    def __init__(self, env: VectorEnv, choice: Choice, words: _Names, recording: Recording) -> None:
-        self._env, self._choice, self._names, self._seed = env, choice, words, recording.seed
+    def __init__(self, env: VectorEnv, choice: Choice, names: _Names, recording: Recording) -> None:
+        self._env, self._choice, self._names, self._seed = env, choice, names, recording.seed
         size, spec = env.num_envs, env.spec
         wanted = recording.steps or recording.episodes or 0
         self._by_steps = recording.steps is not None
@@ -120,28 +120,28 @@ class _Recorder:
         self._noise = [stream(recording.seed, "record", i) for i in range(size)]
         self._width = spec.action.sizes[0] if spec.action.kind == "continuous" else 1
         self._count = [0] * size
-        self._now = [self._new_trajectory(i) for i in range(size)]
+        self._current = [self._new_trajectory(i) for i in range(size)]
         self.returns: list[float] = []
-        """Of complete episodes."""
+        """The returns of complete episodes."""
 
     def play(self, log: LogWriter) -> None:
-        """All decisions."""
+        """Run the environments until the recording is complete, and write every step to the log."""
         env, next_step = self._env, self._env.spec.autoreset == "next_step"
         size = env.num_envs
         observation = env.reset([stream_seed(self._seed, "record", i) for i in range(size)]).copy()
-        over = np.zeros(size, np.bool_)
+        ended = np.zeros(size, np.bool_)  # the next step of a next-step environment only resets it
         while any(self._left):
             noise = np.stack([generator.random(self._width) for generator in self._noise])
             action, probability = self._choice(observation, noise)
             after, reward, terminated, truncated, final = env.step(action)
-            true = after if final is None else np.where((terminated | truncated)[:, None], final, after)
-            seen = [i for i in range(size) if self._left[i] and not over[i]]
-            self._refuse_non_finite(seen, observation, true, reward)
+            true_next = after if final is None else np.where((terminated | truncated)[:, None], final, after)
+            seen = [i for i in range(size) if self._left[i] and not ended[i]]
+            self._check_finite(seen, observation, true_next, reward)
             log.write(
                 [
                     self._row(
                         i,
-                        (observation[i], action[i], float(reward[i]), true[i]),
+                        (observation[i], action[i], float(reward[i]), true_next[i]),
                         None if probability is None else float(probability[i]),
                         terminated=bool(terminated[i]),
                         truncated=bool(truncated[i]),
@@ -149,7 +149,7 @@ class _Recorder:
                     for i in seen
                 ]
             )
-            over = (terminated | truncated) if next_step else over
+            ended = (terminated | truncated) if next_step else ended
             observation = after.copy()
 
     def _new_trajectory(self, i: int) -> _Trajectory:
@@ -166,37 +166,40 @@ class _Recorder:
         truncated: bool,
     ) -> dict[str, Any]:
         observation, action, reward, after = step
-        now = self._now[i]
-        words = self._names
+        trajectory = self._current[i]
+        names = self._names
         row: dict[str, Any] = {
-            "mdp_id": now.name,
-            "sequence_number": now.length,
-            "state_features": dict(zip(words.states, map(float, observation), strict=True)),
-            "action": words.action(action),
+            "mdp_id": trajectory.name,
+            "sequence_number": trajectory.length,
+            "state_features": dict(zip(names.states, map(float, observation), strict=True)),
+            "action": names.action(action),
             "reward": reward,
             "propensity": probability,
         }
-        if words.actions is not None:
-            row["possible_actions"] = words.actions
-        now.length, now.total = now.length + 1, now.total + reward
+        if names.actions is not None:
+            row["possible_actions"] = names.actions
+        trajectory.length += 1
+        trajectory.total += reward
         ended = terminated or truncated
         self._left[i] -= 1 if self._by_steps or ended else 0
         row |= {"terminated": terminated, "truncated": (truncated and not terminated) or not (ended or self._left[i])}
-        if terminated and words.actions is not None:
+        if terminated and names.actions is not None:
             row["possible_next_actions"] = []
-        if row["truncated"]:  # nothing else tells what the value of the last state is that of
-            row["next_state_features"] = dict(zip(words.states, map(float, after), strict=True))
+        if row["truncated"]:  # no later row holds the state to bootstrap from
+            row["next_state_features"] = dict(zip(names.states, map(float, after), strict=True))
         if ended:
-            self.returns.append(now.total)
-            self._now[i] = self._new_trajectory(i)
-        elif now.length > (self._env.spec.max_episode_steps or MAX_STEPS) + 1:
-            raise RunError(f"an episode has not ended after {now.length} steps; record --steps, not --episodes")
+            self.returns.append(trajectory.total)
+            self._current[i] = self._new_trajectory(i)
+        elif trajectory.length > (self._env.spec.max_episode_steps or MAX_STEPS) + 1:
+            raise RunError(f"an episode has not ended after {trajectory.length} steps; record --steps, not --episodes")
         return row
 
-    def _refuse_non_finite(self, seen: list[int], *values: np.ndarray) -> None:
+    def _check_finite(self, seen: list[int], *values: np.ndarray) -> None:
         for i in seen:
             if not all(np.isfinite(value[i]).all() for value in values):
-                raise RunError(f"environment {i} gave a number that is not finite, in trajectory {self._now[i].name}")
+                raise RunError(
+                    f"environment {i} gave a number that is not finite, in trajectory {self._current[i].name}"
+                )
 
 
 def _source(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], tuple[Choice, _Names]]]:
@@ -226,7 +229,7 @@ def _check(spec: EnvSpec, task: str) -> None:
 
 
 def _names(spec: EnvSpec, policy: Any = None) -> _Names:
-    """Numbers as names; for a policy learned from a log the names of that log, so that both can be read together."""
+    """Indices as names. A policy learned from a log uses the names of that log, so that both logs can be combined."""
     size, action = spec.observation_size, spec.action
     states = [str(k) for k in range(size)]
     dimensions = [str(size + d) for d in range(action.width)]
@@ -241,7 +244,7 @@ def _names(spec: EnvSpec, policy: Any = None) -> _Names:
 
 
 def _uniform(spec: EnvSpec) -> Choice:
-    """Uniformly random actions, of continuous ones within the bounds."""
+    """Uniformly random actions, within the bounds if they are continuous."""
     action = spec.action
     if action.kind == "discrete":
         uniform = np.full((1, action.sizes[0]), 1 / action.sizes[0])
@@ -292,9 +295,9 @@ def _probabilities(parameters: np.ndarray, distribution: Any, recording: Recordi
 
 def _sample(probability: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Actions [B] drawn from p [B, A] by uniform numbers [B, 1], and the probability of each [B]."""
-    above = np.cumsum(probability, -1)
-    above[:, -1] = np.inf  # sums that fall short of 1 by rounding
-    row, action = np.arange(len(above)), np.asarray((noise < above).argmax(-1))
-    # No action of probability 0, where those before it sum to a little less than 1.
+    cumulative = np.cumsum(probability, -1)
+    cumulative[:, -1] = np.inf  # rounded sums may be less than 1
+    row, action = np.arange(len(cumulative)), np.asarray((noise < cumulative).argmax(-1))
+    # Rounding may select a last action of probability 0.
     action = np.where(probability[row, action] > 0, action, probability.argmax(-1))
     return action, probability[row, action]

@@ -1,1 +1,1 @@
-"""What scores actions: networks over features and candidates, and the policy around them (`policy.py`)."""
+"""Policies learned from logs: networks that score named actions or candidates, and their preprocessing."""

@@ -22,7 +22,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.run import OFFLINE_ALGORITHMS, ScoreNetworkConfig
-from lockstep.session.policy_file import FROM_LOG, damaged, newer, write
+from lockstep.session.policy_file import FROM_LOG, damaged_error, newer_format_error, write
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.scoring.candidates import CandidateHeads, CandidateNetwork
 from lockstep.torch.scoring.choices import ActionMask
@@ -182,12 +182,12 @@ def save_scoring(path: Path, policy: ScoringPolicy) -> None:
 def scoring_from_file(path: Path, policy_spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ScoringPolicy:
     """The policy of a file's metadata and tensors; `path` is for messages."""
     if policy_spec["format"] > FORMAT:
-        raise newer(path, policy_spec)
+        raise newer_format_error(path, policy_spec)
     policy = ScoringPolicy(PolicySpec.from_dict(policy_spec))
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
-        raise damaged(path) from error
+        raise damaged_error(path) from error
     return policy
 
 
