@@ -1,10 +1,10 @@
-"""Parts that we write ourselves against the library that would do the same. A markdown table.
+"""Compare our own parts with libraries that do the same; prints a markdown table.
 
-python benchmarks/libraries.py                  all of them, a minute
-python benchmarks/libraries.py psutil           those whose name begins so
+python benchmarks/libraries.py                  all parts, about a minute
+python benchmarks/libraries.py psutil           parts whose name has this prefix
 
-Both run in turn; the least time of five turns counts, in microseconds of processor time per call (of wall time where
-another process answers). `docs/decisions/` says what follows from the numbers.
+Reports the minimum of five repetitions, in microseconds of processor time per call (of wall time where another process
+is involved). `docs/decisions/0017-libraries.md` draws the conclusions.
 """
 
 import json
@@ -24,7 +24,7 @@ from measure import machine, table
 
 TURNS = 5
 Row = tuple[str, Callable[[], Any], str, Callable[[], Any], int]
-"""What, ours, the library, its call, and how many units (rows, calls) a call is."""
+"""Name of the part, our call, name of the library, its call, and units (rows, calls) per call."""
 
 
 def least_s(call: Callable[[], Any], clock: Callable[[], float], repeat: int) -> float:
@@ -38,7 +38,7 @@ def least_s(call: Callable[[], Any], clock: Callable[[], float], repeat: int) ->
 
 
 def repeats(call: Callable[[], Any]) -> int:
-    """How often to call in a turn of about 50 ms."""
+    """Calls per repetition of about 50 ms."""
     start = time.perf_counter()
     call()
     return max(1, min(10_000, round(0.05 / max(time.perf_counter() - start, 1e-6))))
@@ -243,7 +243,7 @@ def store() -> Iterator[Row]:
 
 
 def exchange() -> Iterator[Row]:
-    """Memory that ranks share: how it is made and freed."""
+    """Create and free shared memory."""
     from multiprocessing.shared_memory import SharedMemory
 
     size = 1 << 16
@@ -260,7 +260,7 @@ def exchange() -> Iterator[Row]:
 
 
 def links() -> Iterator[Row]:
-    """A message of 36 kB there and back between two ends of a connection, in this process."""
+    """Send a message of 36 kB through a connection within this process."""
     from multiprocessing.connection import Pipe
 
     payload = np.zeros(9155, np.float32)
@@ -280,7 +280,7 @@ def links() -> Iterator[Row]:
 
 
 def import_s(module: str) -> float:
-    """Processor time of an import in a fresh process, after what every rank imports anyhow."""
+    """Processor time of an import in a new process, without the modules that every rank imports."""
     code = (
         "import time, numpy, socket, subprocess; start = time.process_time(); "
         f"import {module}; print(time.process_time() - start)"

@@ -16,7 +16,9 @@ _ALIGNMENT = 64
 
 
 def columns(kind: str, sizes: tuple[int, int, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of a row of every column, by name; `possible_actions` of parametric data has rows of its own.
+    """Type and shape of a row of every column, by name.
+
+    The rows of parametric `possible_actions` are candidates; a separate column holds their offsets.
 
     Args:
         kind: `discrete` or `parametric`.

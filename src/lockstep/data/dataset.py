@@ -101,7 +101,7 @@ class Dataset:
             return {name: file[name] for name in file.files}
 
     def keys_between(self, low: int, high: int) -> NDArray[np.uint64]:
-        """Keys `[m, 2]` whose first word lies in `[low, high)`, read in bounded memory and in no particular order."""
+        """Keys `[m, 2]` whose first word lies in `[low, high)`, read in bounded memory; unordered."""
         keys, found = self.column("key"), list[NDArray[np.uint64]]()
         for start in range(0, len(self), 1 << 20):
             part = keys[start : start + (1 << 20)]

@@ -112,9 +112,9 @@ def _summary(dataset: Dataset) -> dict[str, Any]:
         "num_rows": info.num_rows,
         "digest": info.digest,
         "kind": info.kind,
-        "actions": list(info.actions),
         "state features": list(info.state_features),
         "action features": list(info.action_features),
+        "actions": list(info.actions),
         "metrics": list(info.metrics),
         "normalization": dataset.features_digest,
         "max_episode_steps": dict(info.rules.get("options", {})).get("max_episode_steps"),
@@ -131,15 +131,7 @@ _REMEDIES = {
 
 def _check_schema(nodes: list[int], summaries: list[dict[str, Any]]) -> None:
     """Reject nodes whose data differs in schema, normalization or options."""
-    for name in (
-        "kind",
-        "state features",
-        "action features",
-        "actions",
-        "metrics",
-        "normalization",
-        "max_episode_steps",
-    ):
+    for name in [key for key in summaries[0] if key not in ("path", "num_rows", "digest")]:
         for node, summary in zip(nodes, summaries, strict=True):
             if summary[name] != summaries[0][name]:
                 values = "" if name == "normalization" else f": {summaries[0][name]} and {summary[name]}"

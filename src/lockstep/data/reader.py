@@ -150,7 +150,7 @@ class Reader:
         return True
 
     def _identity(self) -> dict[str, Any]:
-        """What determines the content of the batches."""
+        """Everything that determines the contents of the batches."""
         partition = (
             {} if self._layout.kind == "same" else {"shards of the machines": [d.shards for d in self._partitions]}
         )

@@ -192,7 +192,7 @@ def test_check_rows_hold_raw_values(parametric):
     assert np.array_equal(rows["action_value"], columns["action"][rows["row"]].astype(np.float64))
 
 
-# -- what is wrong -----------------------------------------------------------------------------------------------------
+# -- damaged data ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_malformed_file_is_rejected(tmp_path, text, expected):
 
 
 def classic(**given):
-    """What ReAgent writes of one feature: constants of all types, whatever the type."""
+    """A feature in ReAgent's format: constants of all types for every type."""
     plain = {"boxcox_lambda": None, "boxcox_shift": 0.0, "mean": 0.0, "stddev": 1.0, "possible_values": None}
     return json.dumps(plain | {"quantiles": None, "min_value": -1.0, "max_value": 2.0} | given)
 

@@ -51,7 +51,7 @@ def together(datasets, node_of_rank=None, wanted="auto"):
 
 
 def some(columns, rows):
-    """These rows, as trajectories of one each; a log of its own."""
+    """The columns of these rows, each a trajectory."""
     found = {name: column[rows] for name, column in columns.items()}
     count = len(found["key"])
     return found | {"trajectory": np.arange(count), "continues": np.zeros(count, np.uint8)}

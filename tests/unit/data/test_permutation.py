@@ -25,7 +25,7 @@ def test_positions_can_be_queried_independently():
 
 
 def test_order_matches_stored_values():
-    """The same on every machine and in every version: a resumed epoch goes on with it."""
+    """Resumed epochs depend on it, on every machine and in every version."""
     assert order(12, 0).tolist() == [2, 7, 0, 6, 11, 5, 10, 8, 3, 1, 9, 4]
     earlier = Permutation(12, stream(0, "epoch", 0), rounds=6)
     assert earlier(np.arange(12)).tolist() == [5, 9, 2, 7, 8, 11, 6, 0, 4, 3, 10, 1]

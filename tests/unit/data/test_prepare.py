@@ -20,7 +20,7 @@ REAL = Path(__file__).parents[4] / "shared" / "data" / "cartpole_parametric.json
 
 
 def silent(text):
-    """What tells nobody."""
+    """Discard a line."""
 
 
 def write_log(path, rows):

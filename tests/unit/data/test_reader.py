@@ -42,7 +42,7 @@ def readers(dataset, size=1, shards=None, layout=None, **changes):
 
 
 def real(parts):
-    """Rows of weight 1 in what some shards got."""
+    """Rows of weight 1 in the parts of some shards."""
     return np.concatenate([part.index[part.weight > 0] for part in parts])
 
 
@@ -272,7 +272,7 @@ def test_no_episodes_are_reported(dataset):
     assert [len(x.returns) + len(x.lengths) for x in reader.episodes] == [0, 0, 0]
 
 
-# -- machines with parts of their own ----------------------------------------------------------------------------------
+# -- split data --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

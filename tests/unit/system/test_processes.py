@@ -11,27 +11,27 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.system.processes import identity, private_folder, torchrun_agent
 
-ASK = "import os; from lockstep.system.processes import torchrun_agent; print(torchrun_agent())"
+PRINT_AGENT = "import os; from lockstep.system.processes import torchrun_agent; print(torchrun_agent())"
 
 
-def asked(*command, **variables):
-    """What a process finds that `command`, run by this one, starts in the end."""
+def output_of(*command, **variables):
+    """The output of a process that `command` starts as a descendant of this one."""
     environment = {**os.environ, **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_torchrun_agent_is_the_nearest_ancestor_without_rank_variables():
-    python = [sys.executable, "-c", ASK]
-    wrapped = ["bash", "-c", f"'{sys.executable}' -c '{ASK}'; true"]
-    twice = ["bash", "-c", f"bash -c \"'{sys.executable}' -c '{ASK}'; true\"; true"]
+    python = [sys.executable, "-c", PRINT_AGENT]
+    wrapped = ["bash", "-c", f"'{sys.executable}' -c '{PRINT_AGENT}'; true"]
+    twice = ["bash", "-c", f"bash -c \"'{sys.executable}' -c '{PRINT_AGENT}'; true\"; true"]
     for command in (python, wrapped, twice):
-        assert asked(*command, TORCHELASTIC_RUN_ID="123") == str(os.getpid())
-        assert asked(*command, TORCHELASTIC_RUN_ID="none") == str(os.getpid())
+        assert output_of(*command, TORCHELASTIC_RUN_ID="123") == str(os.getpid())
+        assert output_of(*command, TORCHELASTIC_RUN_ID="none") == str(os.getpid())
 
 
 def test_no_agent_without_torchrun():
     assert torchrun_agent({}) is None
-    assert asked(sys.executable, "-c", ASK) == "None"
+    assert output_of(sys.executable, "-c", PRINT_AGENT) == "None"
 
 
 def test_identity_is_unique_to_a_process():

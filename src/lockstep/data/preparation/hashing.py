@@ -19,7 +19,7 @@ Words = NDArray[np.uint64]
 _FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
 _SHIFT = np.uint64(32)
 _ABSENT = np.uint64(0x7FF8000000000000)
-"""The word of every NaN, whatever its bits."""
+"""The word of every NaN."""
 
 
 def absorb_(lanes: Words, words: Words) -> Words:

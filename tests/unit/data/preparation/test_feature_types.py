@@ -91,7 +91,7 @@ def test_small_deviations_are_not_scaled_up():
 
 
 def test_normalized_values_are_finite_and_near_zero():
-    """Of every type: what comes out of the sample that it was made of is finite and of ordinary size."""
+    """For every type, applied to its own sample."""
     found = identify_features()
     normal = found.normalize(np.stack([SAMPLES[name] for name in found.ids], 1).astype(np.float64))
     columns = dict(zip(found.names, normal.T, strict=True))
