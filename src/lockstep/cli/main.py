@@ -58,10 +58,10 @@ def _run(given: list[str]) -> int:
 
 def train_command(args: argparse.Namespace) -> int:
     """`lockstep train`: check the run, then start it; nothing is written before the check."""
-    from lockstep.cli.start import go_on, start
+    from lockstep.cli.start import resume, start
 
     if args.resume is not None:
-        return go_on(args)
+        return resume(args)
     return start(args, checked(args, requested_run(args)))
 
 

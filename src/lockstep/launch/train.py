@@ -75,9 +75,7 @@ def train(
     check_framework(run)
     run = with_whole_paths(run)
     alone, world = world is None, world or World.from_environment()
-    if resume is not None and not joined and (message := nothing_left(go_on(Path(resume), run))) is not None:
-        if world.rank == 0:
-            Console().line(message)
+    if resume is not None and not joined and is_complete(go_on(Path(resume), run), world):
         return ended(Path(resume))
     if ranks is not None and ranks != 1 and alone and world.launcher == "none":
         from lockstep.launch.train_ranks import train_on_ranks
@@ -89,6 +87,14 @@ def train(
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
     paths = (Path(path) if path else None for path in (run_dir, init_from, resume))
     return _train_here(run, world, *paths, joined=joined)
+
+
+def is_complete(found: "Resumption", world: World) -> bool:
+    """Whether a run has nothing left to do; rank 0 then prints how to continue it."""
+    message = nothing_left(found)
+    if message is not None and world.rank == 0:
+        Console().line(message)
+    return message is not None
 
 
 def _train_here(

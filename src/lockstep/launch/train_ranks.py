@@ -19,44 +19,55 @@ from lockstep.record.run_dir import SUMMARY_FILE, RunDir, hold, write_config
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
+    from lockstep.session.resume import Resumption
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
 _LATEST = Path("checkpoints", "LATEST")
 _ENDS_THAT_SAY_ALL = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
 
 
-def launch_training(  # noqa: PLR0913  # all that a start of a training can be told, by keyword
-    run_dir: Path,
+def launch_training(
+    run: "AnyRun",
     ranks: int,
     *,
-    config: "AnyRun | None" = None,
-    resume: Path | None = None,
+    run_dir: Path | None = None,
+    found: "Resumption | None" = None,
     init_from: Path | None = None,
     debug: bool = False,
     max_restarts: int = 0,
-    program: Sequence[str] = PROGRAM,
-) -> int:
-    """Start one process per rank, each of which reads the same `run.yaml`, and stay until all are gone.
+) -> tuple[int, Path]:
+    """Start one process per rank, each of which reads the same `run.yaml`, and wait for all of them.
 
     Args:
-        run_dir: the run's directory, with its `run.yaml`.
-        ranks: how many.
-        config: what `run.yaml` is to say from now on; None: what it says.
-        resume: the run directory or checkpoint to go on from; None: a new run.
+        run: the config.
+        ranks: number of ranks.
+        run_dir: the directory of a new run; default: a new one below `runs/`.
+        found: where to resume; None: a new run.
         init_from: the policy that a new run starts from.
         debug: whether ranks show tracebacks.
-        max_restarts: how often all ranks may start anew, each time from the newest checkpoint.
-        program: what takes the arguments of `lockstep train`.
+        max_restarts: limit on restarts of all ranks, each from the newest checkpoint.
 
     Returns:
-        The exit code, as `launch` has it.
+        The exit code of `launch` and the run directory.
     """
+    from lockstep.launch.startup_line import first_line
+    from lockstep.record.console import Console
+    from lockstep.world import World
+
+    checkpoint: dict[str, Any] = {}
+    resume = None
+    if found is None:
+        run_dir = RunDir.create(run_dir, run).path
+    else:
+        run_dir, resume = found.run_dir, found.exact or found.run_dir
+        checkpoint = {"num_shards": found.num_shards, "step": found.step}
+    Console().line(first_line(run, World(size=ranks), run_dir, **checkpoint))
     flags = ["--joined", *(["--debug"] if debug else [])]
-    commands = _Commands(program, run_dir, resume, init_from, flags, written_at(run_dir / _LATEST))
+    commands = _Commands(PROGRAM, run_dir, resume, init_from, flags, written_at(run_dir / _LATEST))
     held = hold(run_dir)
     try:
-        if config is not None:
-            write_config(run_dir, config)
+        if found is not None:
+            write_config(run_dir, run)
         code = launch(
             commands.first(),
             ranks=ranks,
@@ -68,7 +79,7 @@ def launch_training(  # noqa: PLR0913  # all that a start of a training can be t
         os.close(held)
     if code not in _ENDS_THAT_SAY_ALL and written_at(run_dir / _LATEST) is not None:
         say(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
-    return code
+    return code, run_dir
 
 
 def train_on_ranks(
@@ -84,9 +95,7 @@ def train_on_ranks(
         RunError: a rank failed.
     """
     from lockstep.launch.flags import policy_source
-    from lockstep.launch.startup_line import first_line
     from lockstep.launch.world_checks import check_world
-    from lockstep.record.console import Console
     from lockstep.session.resume import go_on
     from lockstep.world import World
 
@@ -97,13 +106,9 @@ def train_on_ranks(
     found = None if resume is None else go_on(Path(resume), run)
     check_world(run, World(size=ranks), None if found is None else found.num_shards)
     source = policy_source(None if init_from is None else str(init_from))
-    path = RunDir.create(run_dir, run).path if found is None else found.run_dir
-    known = {} if found is None else {"num_shards": found.num_shards, "step": found.step}
-    Console().line(first_line(run, World(size=ranks), path, **known))
-    if found is None:
-        code = launch_training(path, ranks, init_from=source)
-    else:
-        code = launch_training(path, ranks, config=run, resume=Path(str(resume)))
+    code, path = launch_training(
+        run, ranks, run_dir=None if run_dir is None else Path(run_dir), found=found, init_from=source
+    )
     if code == 0 or code in _ENDS_THAT_SAY_ALL[2:]:
         return json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))
     failure = read_failure(path) or {}

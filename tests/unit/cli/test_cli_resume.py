@@ -54,7 +54,7 @@ def test_another_number_of_ranks_and_a_certain_checkpoint(here, launched, traine
     a_run(here, 500)
     assert cli.main(["train", "--resume=run/checkpoints/step_500", "--ranks", "4", "--max-restarts=3", "--debug"]) == 7
     assert (launched[0].ranks, launched[0].restarts.maximum) == (4, 3)
-    assert launched[0].command[3:] == ["--resume", "run/checkpoints/step_500", "--joined", "--debug"]
+    assert launched[0].command[3:] == ["--resume", str(here / "run/checkpoints/step_500"), "--joined", "--debug"]
     assert cli.main(["train", "--resume", "run", "--ranks", "1"]) == 0
     (call,) = trained
     assert (call.run, call.run_dir, call.resume, call.joined) == (RUN, Path("run"), Path("run"), False)

@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def train_command(args: argparse.Namespace) -> int:
     """`lockstep offline train`; returns the exit code."""
     from lockstep.cli.request import checked, requested_nodes, requested_world
-    from lockstep.cli.start import go_on, several, start, start_on_nodes
+    from lockstep.cli.start import resume, several, start
 
     if args.resume is not None:
-        return go_on(args)
+        return resume(args)
     run, workflow = _requested(args)
     if workflow is None:
         return start(args, checked(args, run))
@@ -47,8 +47,9 @@ def train_command(args: argparse.Namespace) -> int:
     node_arguments(args, workflow)
     nodes = requested_nodes(args, run.num_shards)
     if several(nodes):
-        args.words = args.words[1:]  # what follows `train`
-        return start_on_nodes(args, run, nodes, PROGRAM)
+        from lockstep.launch.commands import train_on_nodes
+
+        return train_on_nodes(args, run, nodes, args.words[1:], PROGRAM)
     world = requested_world(args, default_ranks=1, nodes=nodes)
     if world.rank == 0:
         for note in workflow.notes:
