@@ -90,7 +90,7 @@ def test_chosen_takes_one_action_of_each_row():
     assert chosen(jax.numpy.arange(12).reshape(2, 3, 2), action).tolist() == [[4, 5], [6, 7]]
 
 
-def test_what_is_not_chosen_reaches_nothing():
+def test_actions_not_chosen_get_no_gradient():
     q = jax.numpy.asarray([[1.0, np.inf], [np.nan, 2.0]])
     assert chosen(q, jax.numpy.asarray([0, 1])).tolist() == [1, 2]
 

@@ -55,7 +55,7 @@ def test_probabilities_of_unequal_shards(exponent, a, b, c, d):
     assert sum(drawn_from_all) == pytest.approx(1.0)
 
 
-def test_what_was_never_drawn_has_the_largest_priority_so_far():
+def test_new_transitions_have_largest_priority():
     replay = Replay(SPEC, 1, 10, n_step=1, gamma=0.5, prioritized=True, priority_exponent=1.0, priority_eps=0.0)
     replay.begin(np.zeros((1, 1), np.float32))
     add(replay, 1)
@@ -70,7 +70,7 @@ def test_what_was_never_drawn_has_the_largest_priority_so_far():
         assert [p for index, p in told.items() if index != first] == pytest.approx([of_the_new])
 
 
-def test_an_error_that_is_not_finite_leaves_the_priority():
+def test_non_finite_error_keeps_priority():
     replay = Replay(SPEC, 1, 10, n_step=1, gamma=0.5, prioritized=True, priority_exponent=1.0, priority_eps=0.0)
     replay.begin(np.zeros((1, 1), np.float32))
     add(replay, 1)

@@ -109,7 +109,7 @@ def test_loss_table(case, learner):
     assert total.item() == pytest.approx(whole, rel=1e-6)
 
 
-def test_padding_weighs_nothing(learner):
+def test_padding_has_no_weight(learner):
     case = TABLES["losses"][0]
     dqn, batch = learner(case), batch_of(case)
     batch.weight[1] = 0
@@ -138,7 +138,7 @@ def test_outcome_table(case, learner):
     np.testing.assert_allclose(found[:, -1], (np.array(case["wanted"]) ** 2).mean(1) / 2, rtol=1e-6)
 
 
-def test_models_say_each_number_of_the_action_in_the_log(learner):
+def test_models_learn_only_outcomes_of_logged_action(learner):
     """Not of the others: a gradient reaches the two numbers of one action alone."""
     case = TABLES["outcomes"][0] | {"action": [1, 1]}
     dqn, batch = learner(case, estimate=True), batch_of(case)

@@ -1,4 +1,4 @@
-"""All estimates together: what is told, what is left out and why, what a user is warned of."""
+"""All estimates together: values, skipped estimators with reasons, and warnings."""
 
 import json
 from dataclasses import replace
@@ -51,7 +51,7 @@ def test_normalized_by_the_logged_value():
     assert found["estimates"]["reward"]["decision_ips"]["normalized"] == pytest.approx(3.0 / (7 / 3))
 
 
-def test_more_is_better_also_where_rewards_are_negative():
+def test_normalized_increases_with_value_for_negative_rewards():
     """A policy that pays 4 instead of 3 is worse by a third: 2/3, not 4/3."""
     found = found_of(hand.sums(reward=hand.column(-1, -2, -4)))
     assert found["estimates"]["reward"]["ips"]["value"] == pytest.approx(-4.0)
@@ -60,7 +60,7 @@ def test_more_is_better_also_where_rewards_are_negative():
 
 
 @pytest.mark.parametrize("reward", [(0, 0, 0), (1, -2 + 1e-9, 0), (1, 2, -3)])
-def test_nothing_is_normalized_by_what_may_be_nothing(reward):
+def test_normalized_is_none_if_logged_interval_contains_zero(reward):
     found = found_of(hand.sums(reward=hand.column(*reward)))["estimates"]["reward"]
     assert found["ips"]["value"] is not None
     assert found["ips"]["normalized"] is None
@@ -86,7 +86,7 @@ def test_intervals_hold_their_estimates():
         assert told["std_error"] > 0
 
 
-def test_what_trusts_a_model_spans_what_corrects_it():
+def test_interval_of_model_spans_interval_of_its_correction():
     """The model is certain, and wrong: drawing trajectories does not show it."""
     n = sum((3, 2, 4, 1) * 20)
     flat = np.full((n, 2), 7.0)
@@ -124,7 +124,7 @@ def summed_again(sums):
     )
 
 
-def test_no_propensities_leaves_out_what_needs_them():
+def test_missing_propensities_skip_estimators():
     found = found_of(large(ratio=lambda n: None), no_propensity=200)
     assert {*found["left_out"]} == BY_WEIGHTS
     assert {*found["estimates"]["reward"]} == {"decision_direct", "fitted_q"}
@@ -138,14 +138,14 @@ def test_some_propensities_are_not_enough():
     assert "3 of 200 rows lack a propensity" in found["left_out"]["magic"]
 
 
-def test_no_models_leaves_out_what_needs_them():
+def test_missing_models_skip_estimators():
     found = found_of(large(predicted=None))
     assert {*found["left_out"]} == BY_MODELS
     assert {*found["estimates"]["reward"]} == {*OF_DECISIONS, *OF_TRAJECTORIES} - BY_MODELS
     assert "estimate=false" in found["left_out"]["magic"]
 
 
-def test_neither_leaves_out_everything():
+def test_missing_propensities_and_models_skip_all_estimators():
     found = found_of(large(ratio=lambda n: None, predicted=None), no_propensity=200)
     assert found["estimates"]["reward"] == {}
     assert found["logged"]["reward"]["logged"]["value"] is not None
@@ -203,11 +203,11 @@ def test_warnings(case):
     assert [x for x in found["warnings"] if line in x], found["warnings"]
 
 
-def test_a_good_log_warns_of_nothing():
+def test_good_log_causes_no_warning():
     assert found_of(large())["warnings"] == []
 
 
-def test_bandits_agree_with_themselves():
+def test_decision_and_trajectory_estimates_agree_for_bandits():
     """Where each trajectory is one decision, both kinds of estimates are of the same thing."""
     random = np.random.default_rng(0)
     n = 50
@@ -255,7 +255,7 @@ def test_groups_are_of_one_size_and_not_too_many(mine, total):
     assert total > MOST_GROUPS or {*sizes} == {1}
 
 
-def test_told_is_plain_and_complete():
+def test_results_are_plain_values():
     found = found_of(large(), ("reward", "clicks"))
     json.dumps(found, allow_nan=False)
     told = Estimates(found)
@@ -266,7 +266,7 @@ def test_told_is_plain_and_complete():
         assert word in text
 
 
-def test_what_is_left_out_is_not_told():
+def test_skipped_estimates_are_not_in_metrics():
     told = Estimates(found_of(large(ratio=lambda n: None), no_propensity=200))
     assert {*told.metrics()} == {
         "estimate/logged",

@@ -40,11 +40,11 @@ def test_interval_of_a_mean_holds_it_as_often_as_it_says():
     assert 0.92 <= inside / 400 <= 0.98
 
 
-def test_one_group_says_nothing():
+def test_interval_of_one_group_is_infinite():
     assert interval(np.ones(100), 1, 0.95) == (-math.inf, math.inf)
 
 
-def test_draws_without_any_weight_do_not_count():
+def test_nan_estimates_are_ignored():
     values = np.concatenate([np.linspace(0, 1, 1001), np.full(5000, np.nan)])
     low, high = interval(values, 10_000, 0.9)
     assert (low, high) == pytest.approx((0.05, 0.95), abs=0.002)

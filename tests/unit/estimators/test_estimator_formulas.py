@@ -143,7 +143,7 @@ def test_weights():
     assert found == pytest.approx([2, 0, 0, 0.5, 2, 5])
 
 
-def test_weights_beyond_all_numbers_stay_finite():
+def test_large_weights_stay_finite():
     found = weights(np.full(400, 20.0), np.array([0, 400]))
     assert np.isfinite(found**2).all()
     assert (np.diff(found) >= 0).all()
@@ -156,7 +156,7 @@ def test_discounts_by_rows_and_by_time():
     assert discounts(offsets, 0.0) == pytest.approx([1, 0, 0, 1, 0])
 
 
-def test_no_weight_left_leaves_the_model_in_place():
+def test_without_weight_model_value_remains():
     """From the step at which no trajectory has any weight the model's value stands."""
     sums = hand.sums(ratio=np.array([2.0, 0.0, 0.0]))
     rewards, returns = j_step_returns(sums, ALL, [-1, 0, 1])

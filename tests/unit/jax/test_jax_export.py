@@ -46,7 +46,7 @@ def observed(spec):
 
 @pytest.mark.parametrize("spec", [SPEC, IMAGES], ids=["vectors", "images"])
 @pytest.mark.parametrize("algorithm", [None, DQNConfig(), C51, QUANTILES])
-def test_a_policy_comes_back_as_what_it_was(tmp_path, spec, algorithm):
+def test_loaded_policy_equals_saved_policy(tmp_path, spec, algorithm):
     run, policy = made(spec, algorithm)
     policy.params = jax.tree.map(jax.numpy.asarray, policy.params)
     save_policy(tmp_path / POLICY_FILE, policy, None, run)
@@ -90,7 +90,7 @@ def test_so_does_its_normalizer(tmp_path):
         (C51, dataclasses.replace(C51, num_atoms=6), r"differs .* in network\.advantage"),
     ],
 )
-def test_what_means_something_else_is_refused(tmp_path, saved, mine, words):
+def test_start_from_different_policy_is_rejected(tmp_path, saved, mine, words):
     run, policy = made(SPEC, saved)
     save_policy(tmp_path / POLICY_FILE, policy, None, run)
     fresh = made(SPEC, mine, seed=4)[1]
@@ -107,7 +107,7 @@ def test_one_normalizer_of_two_is_refused(tmp_path):
         start_from(tmp_path, policy, None)
 
 
-def test_what_no_parameter_depends_on_may_differ(tmp_path):
+def test_settings_without_parameters_may_differ(tmp_path):
     run, policy = made(SPEC, DQNConfig(noisy=True, epsilon_end=0.125))
     save_policy(tmp_path / POLICY_FILE, policy, None, run)
     start_from(tmp_path, made(SPEC, DQNConfig(noisy=True, noisy_std=0.1, v_max=3.0, gamma=0.9))[1], None)

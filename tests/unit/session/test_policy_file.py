@@ -79,7 +79,7 @@ def test_a_missing_file_is_one_clear_line(tmp_path):
         load_policy(tmp_path)
 
 
-def test_another_training_starts_from_it(saved):
+def test_run_starts_from_saved_policy(saved):
     policy, moments, folder = saved
     fresh, normalizer = Policy(SPEC, NETWORK, seed=4), RunningMoments(3)
     start_from(folder, fresh, normalizer)

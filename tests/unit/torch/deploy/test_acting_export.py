@@ -1,4 +1,4 @@
-"""Policies of environments as files: from observations to actions, as an evaluation acts."""
+"""Exported policies of environments: they map observations to the actions of an evaluation."""
 
 import json
 
@@ -61,7 +61,7 @@ def some(spec):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_file_acts_as_the_policy(tmp_path, name):
+def test_exported_file_acts_like_policy(tmp_path, name):
     make, observations = POLICIES[name]
     policy = make()
     with torch.no_grad():
@@ -83,14 +83,14 @@ def test_the_file_acts_as_the_policy(tmp_path, name):
         np.testing.assert_allclose(found["action"], action[rows], rtol=1e-4, atol=1e-5)
 
 
-def test_torchs_own_format(tmp_path):
+def test_pt2_file_acts_like_policy(tmp_path):
     make, observations = POLICIES["normalized"]
     done = export_acting(make(), observations, tmp_path / "policy.pt2", "torch")
     found = run_program(done.path, {"observation": some(spec(FORCE))[:1]})
     assert (np.abs(found["action"][0, 0]) <= 0.01, found["action"].shape) == (True, (1, 2))
 
 
-def test_a_file_that_acts_differently_does_not_appear(tmp_path, monkeypatch):
+def test_file_that_differs_from_policy_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(acting_export, "_LIMIT", 0.5)  # of the file alone: the policy's normalizer has its own
     make, observations = POLICIES["normalized"]
     with pytest.raises(RunError, match=r"was not written: of random observation \d+ it would make something else"):
@@ -98,7 +98,7 @@ def test_a_file_that_acts_differently_does_not_appear(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_network_that_cannot_be_traced_is_told(tmp_path):
+def test_untraceable_network_raises(tmp_path):
     policy = POLICIES["choice"][0]()
 
     class Undecided(torch.nn.Module):

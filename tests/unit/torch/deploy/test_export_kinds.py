@@ -1,4 +1,4 @@
-"""Policy files of every kind: of both algorithms, of vectors and images, and those that older versions wrote."""
+"""Policy files of both algorithms, for vectors and images, and of older versions."""
 
 import dataclasses
 import itertools
@@ -46,7 +46,7 @@ def seen(spec):
 
 @pytest.mark.parametrize("spec", [SPEC, IMAGES], ids=["vectors", "images"])
 @pytest.mark.parametrize("algorithm", [None, *HEADS])
-def test_a_policy_comes_back_as_what_it_was(tmp_path, spec, algorithm):
+def test_loaded_policy_equals_saved_policy(tmp_path, spec, algorithm):
     run, policy = made(spec, algorithm)
     FlatParameters(policy)  # views of one buffer must be written as tensors of their own
     save_policy(tmp_path / "policy.safetensors", policy, None, run)
@@ -61,8 +61,8 @@ def test_a_policy_comes_back_as_what_it_was(tmp_path, spec, algorithm):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_noise_is_no_part_of_the_file(tmp_path):
-    """What is told, evaluated and taken elsewhere is the network without the noise of some step."""
+def test_noise_is_not_saved(tmp_path):
+    """The saved and evaluated network is the one without noise."""
     run, policy = made(SPEC, DQNConfig(noisy=True))
     quiet = policy(seen(SPEC))[0]
     policy.resample(np.random.default_rng(0))
@@ -71,7 +71,7 @@ def test_noise_is_no_part_of_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", [None, *HEADS])
-def test_another_training_starts_from_it(tmp_path, algorithm):
+def test_run_starts_from_saved_policy(tmp_path, algorithm):
     run, policy = made(SPEC, algorithm)
     save_policy(tmp_path / "policy.safetensors", policy, None, run)
     _, fresh = made(SPEC, algorithm, seed=4)
@@ -91,20 +91,20 @@ def test_another_training_starts_from_it(tmp_path, algorithm):
         (HEADS[4], dataclasses.replace(HEADS[4], num_atoms=6), r"differs .* in network\.advantage"),
     ],
 )
-def test_what_means_something_else_is_refused(tmp_path, saved, mine, words):
+def test_start_from_different_policy_is_rejected(tmp_path, saved, mine, words):
     run, policy = made(SPEC, saved)
     save_policy(tmp_path / "policy.safetensors", policy, None, run)
     with pytest.raises(ConfigError, match=words):
         start_from(tmp_path, made(SPEC, mine)[1], None)
 
 
-def test_a_file_tells_how_often_its_policy_acts_at_random(tmp_path):
+def test_file_holds_final_epsilon(tmp_path):
     run, policy = made(SPEC, DQNConfig(epsilon_end=0.125))
     save_policy(tmp_path / "policy.safetensors", policy, None, run)
     assert load_policy(tmp_path)[0].distribution.epsilon == policy.distribution.epsilon == 0.125
 
 
-def test_what_no_parameter_depends_on_may_differ(tmp_path):
+def test_settings_without_parameters_may_differ(tmp_path):
     run, policy = made(SPEC, DQNConfig(noisy=True))
     save_policy(tmp_path / "policy.safetensors", policy, None, run)
     start_from(tmp_path, made(SPEC, DQNConfig(noisy=True, noisy_std=0.1, v_max=3.0, gamma=0.9))[1], None)
@@ -117,7 +117,7 @@ def about(spec, **changes):
     return {"format": 1, "task": "some-task", "network": network, "spec": old} | changes
 
 
-def test_a_file_of_an_older_version_is_read(tmp_path):
+def test_older_file_is_read(tmp_path):
     policy = Policy(SPEC, NetworkConfig(hidden=(8,), shared=True), seed=3)
     tensors = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     save_file(tensors, tmp_path / "policy.safetensors", metadata={"lockstep": json.dumps(about(SPEC))})
@@ -128,14 +128,14 @@ def test_a_file_of_an_older_version_is_read(tmp_path):
     assert torch.equal(loaded(seen(SPEC))[0], policy(seen(SPEC))[0])
 
 
-def test_a_file_of_a_newer_version_is_refused(tmp_path):
+def test_newer_file_is_rejected(tmp_path):
     written = json.dumps(about(SPEC, format=3, surprise="something new"))
     save_file({"a": torch.zeros(1)}, tmp_path / "policy.safetensors", metadata={"lockstep": written})
     with pytest.raises(ConfigError, match=r"written by a newer version \(format 3\); upgrade lockstep-rl"):
         load_policy(tmp_path)
 
 
-def test_a_log_and_environments_are_no_beginning_for_each_other(tmp_path):
+def test_log_policy_and_env_policy_cannot_start_each_other(tmp_path):
     from_log = policy_from_log(tmp_path / "data", "dqn", OfflineDQNConfig())
     (tmp_path / "log").mkdir()
     save_scoring(tmp_path / "log" / "policy.safetensors", from_log)

@@ -1,4 +1,4 @@
-"""Exported policies: one file, preprocessing inside, tried before it appears; by ONNX's runtime and by torch."""
+"""Exported policies of logs, run by onnxruntime and by torch: preprocessing, verification, metadata."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def dataset(tmp_path_factory):
 
 
 def prepared(path, kind, rows=300):
-    """Prepared data with features worth the name, its raw rows beside."""
+    """Prepared data with features of several types, and its raw rows."""
     raw = raw_states(rows)
     state = STATE.normalize(raw)
     check = {"row": np.arange(rows)[::-1].copy(), "state_value": raw[::-1]}
@@ -196,8 +196,8 @@ def test_other_algorithms(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_file_that_scores_differently_does_not_appear(dataset, tmp_path, to, monkeypatch):
-    """As if the data on the disk were not what its raw rows become."""
+def test_file_with_different_scores_is_not_written(dataset, tmp_path, to, monkeypatch):
+    """The prepared rows are changed, so that they no longer match the raw rows."""
     policy, column = policy_of(dataset), dataset.column
 
     class Other:
@@ -213,7 +213,7 @@ def test_a_file_that_scores_differently_does_not_appear(dataset, tmp_path, to, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_not_a_number_is_not_the_same(dataset, tmp_path):
+def test_nan_score_counts_as_difference(dataset, tmp_path):
     policy = policy_of(dataset)
     with torch.no_grad():
         next(policy.network.parameters()).fill_(torch.nan)
@@ -222,14 +222,14 @@ def test_not_a_number_is_not_the_same(dataset, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_of_other_features_is_refused(dataset, tmp_path):
+def test_data_with_other_features_is_rejected(dataset, tmp_path):
     other = made_data.discrete(tmp_path / "other")
     with pytest.raises(ConfigError, match="other was prepared with other features than the policy"):
         export(policy_of(dataset), Dataset.open(other), tmp_path / "policy.onnx", "onnx")
 
 
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
-def test_a_policy_is_handed_over_in_every_form(tmp_path, kind):
+def test_export_policy_writes_all_formats(tmp_path, kind):
     data, folder = prepared(tmp_path / "data", kind), tmp_path / "model"
     told = export_policy(policy_of(data), data, folder)
     assert sorted(file.name for file in folder.iterdir()) == ["policy.onnx", "policy.pt2", "policy.safetensors"]
@@ -239,7 +239,7 @@ def test_a_policy_is_handed_over_in_every_form(tmp_path, kind):
         assert str(Path(__file__).parents[4]).encode() not in file.read_bytes(), f"{file} names paths of this machine"
 
 
-def test_without_the_packages_of_onnx_the_rest_is_handed_over(dataset, tmp_path, monkeypatch):
+def test_export_policy_without_onnx_writes_other_formats(dataset, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     told = export_policy(policy_of(dataset), dataset, tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["policy.pt2", "policy.safetensors"]
@@ -247,7 +247,7 @@ def test_without_the_packages_of_onnx_the_rest_is_handed_over(dataset, tmp_path,
     assert "pip install 'lockstep-rl[export]'" in told[1]
 
 
-def test_a_folder_that_cannot_be_written_is_told(dataset, tmp_path):
+def test_unwritable_folder_raises(dataset, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"file.policy.pt2 could not be written"):
         export(policy_of(dataset), dataset, tmp_path / "file" / "policy.pt2", "torch")

@@ -145,7 +145,7 @@ def test_blocks_do_not_change_the_estimates(make, tmp_path, monkeypatch):
         assert told == pytest.approx(parts["estimates"]["reward"][name], rel=1e-4), name
 
 
-def test_cut_trajectories_gaps_and_rows_learned_from_are_told(tmp_path):
+def test_cut_trajectories_gaps_and_training_rows_cause_warnings(tmp_path):
     columns = made_data.discrete_columns(rows=200)
     inside = np.flatnonzero(columns["continues"])[:3]
     columns["continues"][inside] = 0
@@ -158,7 +158,7 @@ def test_cut_trajectories_gaps_and_rows_learned_from_are_told(tmp_path):
     assert "the policy learned from these very rows" in warnings
 
 
-def test_other_rows_than_the_policy_learned_from(tmp_path):
+def test_held_out_rows_cause_no_warning(tmp_path):
     first = Dataset.open(made_data.discrete(tmp_path / "first", rows=200))
     other = Dataset.open(made_data.discrete(tmp_path / "other", rows=200, seed=5))
     run = run_of(first, policy="softmax")
@@ -168,7 +168,7 @@ def test_other_rows_than_the_policy_learned_from(tmp_path):
     assert found["data"] == str(other.path)
 
 
-def test_missing_propensities_leave_importance_weights_out(tmp_path):
+def test_missing_propensities_skip_importance_weights(tmp_path):
     columns = made_data.discrete_columns(rows=200)
     columns["propensity"][17] = np.nan
     dataset = Dataset.open(made_data.write(tmp_path / "data", columns))
@@ -194,7 +194,7 @@ def test_no_models(tmp_path):
     assert "estimate=false" in found["left_out"]["magic"]
 
 
-def test_actions_that_are_nowhere_in_the_log(tmp_path):
+def test_actions_missing_from_log_cause_warning(tmp_path):
     columns = made_data.discrete_columns(rows=400)
     kept = columns["action"] < 2
     columns["action"] = np.where(kept, columns["action"], 0).astype(np.int32)
@@ -207,7 +207,7 @@ def test_actions_that_are_nowhere_in_the_log(tmp_path):
     assert [x for x in told.to_dict()["warnings"] if x.startswith(f"{share:.0%} of what the policy does")]
 
 
-def test_data_that_do_not_fit_are_refused(tmp_path):
+def test_data_that_do_not_fit_policy_are_rejected(tmp_path):
     mine = Dataset.open(made_data.discrete(tmp_path / "mine", rows=50))
     about = policy_of(mine, run_of(mine)).policy_spec
     check_fits(about, mine)
@@ -224,7 +224,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path):
         check_fits(moved, mine)
 
 
-def test_it_tells_that_it_goes_on(tmp_path, monkeypatch):
+def test_heartbeat_is_called_after_each_block(tmp_path, monkeypatch):
     monkeypatch.setattr(counterfactual, "_BLOCK", 32)
     dataset, beats = Dataset.open(made_data.discrete(tmp_path / "data", rows=300)), []
     run = run_of(dataset)

@@ -1,4 +1,4 @@
-"""`lockstep offline record`: rows that say what was played, with which probability, and how each trajectory ended."""
+"""`lockstep offline record`: logged actions, propensities and ends of trajectories."""
 
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def test_rows_are_what_the_environment_did(tmp_path, vectorization):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "entry_point"])
-def test_a_truncated_episode_tells_its_last_state(tmp_path, vectorization):
+def test_truncated_episode_logs_its_last_state(tmp_path, vectorization):
     run = a_run(tmp_path / "run", max_episode_steps=7, vectorization=vectorization)
     told, rows = recorded(tmp_path / "a.jsonl", run, episodes=9, epsilon=0.5)
     ends = rows.filter(rows["truncated"])
@@ -110,7 +110,7 @@ def test_a_truncated_episode_tells_its_last_state(tmp_path, vectorization):
 
 
 @pytest.mark.parametrize("steps", [3, 100, 257])
-def test_so_many_steps(tmp_path, steps):
+def test_number_of_steps(tmp_path, steps):
     told, rows = recorded(tmp_path / "a.jsonl", "CartPole-v1", steps=steps)
     assert told["rows"] == len(rows) == steps
     last = rows.sort("sequence_number").group_by("mdp_id").last()
@@ -184,7 +184,7 @@ def test_a_policy_that_was_learned_from_a_log(tmp_path, policy):
     assert (rows["propensity"].n_unique() > 10) == (policy == "softmax")
 
 
-def test_a_recording_speaks_as_the_log_that_was_learned_from(tmp_path):
+def test_recording_uses_names_of_training_log(tmp_path):
     """The log of a parametric policy holds the ids and the candidates of its training data, so both make one log."""
     log = tmp_path / "log.jsonl"
     possible = [{"push": 1.0}, {"pull": 1.0, "force": 2.0}]
@@ -241,7 +241,7 @@ def test_same_seed_same_log(tmp_path, task):
     }
 
 
-def test_environments_have_draws_of_their_own(tmp_path):
+def test_environments_use_separate_random_streams(tmp_path):
     _, rows = recorded(tmp_path / "a.jsonl", "CartPole-v1", episodes=8)
     first = rows.sort("sequence_number").group_by("mdp_id").agg("action")["action"].to_list()
     assert len({tuple(one[:8]) for one in first}) > 4
@@ -276,7 +276,7 @@ def test_the_command(tmp_path, capsys):
         (["lockstep/Cartpole-v0"], "actions have no bounds to draw from; record a run of it"),
     ],
 )
-def test_what_cannot_be_recorded(tmp_path, capsys, words, says):
+def test_invalid_recording_is_rejected(tmp_path, capsys, words, says):
     (tmp_path / "empty").mkdir()
     places = {
         "RUN": lambda: a_run(tmp_path / "run"),
@@ -289,7 +289,7 @@ def test_what_cannot_be_recorded(tmp_path, capsys, words, says):
     assert not list(tmp_path.glob("*.jsonl")) and not list(tmp_path.glob(".*"))
 
 
-def test_a_log_that_is_there_is_kept(tmp_path):
+def test_existing_log_is_kept(tmp_path):
     (tmp_path / "a.jsonl").write_text("mine")
     with pytest.raises(ConfigError, match="is there already"):
         record(Recording(source="CartPole-v1", out=tmp_path / "a.jsonl", episodes=1))

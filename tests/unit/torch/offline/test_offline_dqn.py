@@ -68,7 +68,7 @@ def learn(learner, dataset, steps=5):
     return {name: value.clone() for name, value in learner.policy.state_dict().items()}
 
 
-def test_estimates_change_nothing_of_the_policy(dataset):
+def test_estimates_do_not_change_policy(dataset):
     """Their networks learn in the same message, but are neither clipped with the scores nor added to their gradient."""
     with_models = learn(learner(dataset), dataset)
     without = learn(learner(dataset, replace(CONFIG, estimate=False)), dataset)
@@ -77,7 +77,7 @@ def test_estimates_change_nothing_of_the_policy(dataset):
         assert torch.equal(value, with_models[name]), name
 
 
-def test_the_behaviour_model_changes_nothing_but_the_choice(named):
+def test_behaviour_model_changes_only_choice_of_actions(named):
     plain = learn(learner(named, replace(CONFIG, estimate=False)), named)
     constrained = learn(learner(named, replace(CONFIG, estimate=False, bcq_threshold=0.0)), named)
     for name, value in plain.items():
@@ -96,7 +96,7 @@ def test_extra_sums_are_summed_over_shards(dataset, config):
 
 @pytest.mark.parametrize("config", [CONFIG, CLONING], ids=["dqn", "bc"])
 @pytest.mark.parametrize("bad", ["reward", "metrics", "state", "possible_next_actions"])
-def test_a_number_that_is_too_large_stops_the_run_and_is_named(dataset, config, bad, tmp_path):
+def test_non_finite_row_stops_run_and_is_named(dataset, config, bad, tmp_path):
     one = learner(dataset, config)
     before = {name: value.clone() for name, value in one.policy.state_dict().items()}
     continued = np.flatnonzero(dataset.column("continues")[0:300])
@@ -124,7 +124,7 @@ def test_a_number_that_is_too_large_stops_the_run_and_is_named(dataset, config, 
 
 
 @pytest.mark.parametrize("config", [CONFIG, CLONING], ids=["dqn", "bc"])
-def test_a_step_that_is_skipped_never_was(dataset, config):
+def test_skipped_step_changes_no_state(dataset, config):
     one, other = (learner(dataset, config, non_finite="skip") for _ in range(2))
     good = [part(dataset, rows) for rows in draws(300, [ROWS] * SHARDS, seed=0)]
     bad = [part(dataset, rows) for rows in draws(300, [ROWS] * SHARDS, seed=1)]
@@ -141,7 +141,7 @@ def test_a_step_that_is_skipped_never_was(dataset, config):
     assert told == pytest.approx(plain), "what was skipped is told"
 
 
-def test_models_learn_one_step_whatever_the_window(dataset):
+def test_models_learn_from_single_steps_with_n_step(dataset):
     """Rewards of several decisions would be those of the logged policy, not of the one that is estimated."""
     one, three = learner(dataset), learner(dataset, replace(CONFIG, n_step=3))
     learn(one, dataset, steps=1), learn(three, dataset, steps=1)  # from then on the policies differ
@@ -150,7 +150,7 @@ def test_models_learn_one_step_whatever_the_window(dataset):
     assert not all(map(torch.equal, one.scores.parameters(), three.scores.parameters()))
 
 
-def test_the_model_of_the_reward_does_not_depend_on_the_window(dataset):
+def test_reward_model_does_not_depend_on_n_step(dataset):
     one, three = learner(dataset), learner(dataset, replace(CONFIG, n_step=3))
     learn(one, dataset), learn(three, dataset)
     for name, value in one.heads.reward.state_dict().items():
@@ -187,7 +187,7 @@ def test_bfloat16_is_near_and_keeps_float32_parameters(dataset, config):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
-def test_a_compiled_learner_learns_the_same(dataset, config):
+def test_compiled_learner_equals_eager(dataset, config):
     compiled = learner(dataset, config, compile=True)
     before = {name: value.clone() for name, value in compiled.shared_tensors().items()}
     rows = part(dataset, np.zeros(ROWS, np.int64))
@@ -199,7 +199,7 @@ def test_a_compiled_learner_learns_the_same(dataset, config):
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
 
 
-def test_a_learner_goes_on_from_its_shared_tensors(dataset, config):
+def test_learner_resumes_from_shared_tensors(dataset, config):
     whole = learner(dataset, config)
     learn(whole, dataset, 3)
     other = learner(dataset, config)
@@ -225,7 +225,7 @@ def test_columns_of_a_batch_keep_their_rows(dataset):
     assert {field.name for field in fields(batch)} <= batch.columns().keys()
 
 
-def test_rows_that_nothing_follows_for_all_of_a_part(candidates):
+def test_part_without_next_candidates(candidates):
     """Not one next candidate in a whole part of a minibatch: no index goes astray, and rewards are all there is."""
     ends = np.flatnonzero(candidates.column("terminal")[0:300])[: 12 * SHARDS]
     parts = [part(candidates, rows) for rows in ends.reshape(SHARDS, -1)]
@@ -239,7 +239,7 @@ def test_rows_that_nothing_follows_for_all_of_a_part(candidates):
         assert told["optim/skipped"] == 0
 
 
-def test_padding_weighs_nothing(candidates):
+def test_padding_has_no_weight(candidates):
     """What fills up a part changes neither gradient nor what is told."""
     index, found = draws(300, [ROWS] * SHARDS, seed=0), []
     for filled_with in (0, 200):
@@ -251,7 +251,7 @@ def test_padding_weighs_nothing(candidates):
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-5)
 
 
-def test_one_long_list_costs_what_it_holds(tmp_path, monkeypatch):
+def test_cost_grows_with_number_of_candidates_only(tmp_path, monkeypatch):
     """Not its length for every row of the batch."""
     columns, long = made_data.parametric_columns(100), 5000
     end = columns["possible_actions_offsets"][1]
@@ -301,7 +301,7 @@ def test_rows_without_a_next_action_are_counted_for_sarsa(dataset):
     assert checked(dataset, maxq=False)[0].startswith(words)
 
 
-def test_data_that_the_settings_cannot_learn_from_is_refused(named, tmp_path):
+def test_data_that_does_not_fit_settings_is_rejected(named, tmp_path):
     with pytest.raises(ConfigError, match=r"reward_boost names the action jump, .* its actions are left, right, up"):
         checked(named, reward_boost={"jump": 1.0})
     columns = made_data.discrete_columns(50)
@@ -317,7 +317,7 @@ def test_data_that_the_settings_cannot_learn_from_is_refused(named, tmp_path):
         checked(bare, loss="bce", gamma=0.0, reward_boost={"right": 2.0})
 
 
-def test_rows_without_possible_next_actions_are_refused(tmp_path):
+def test_rows_without_possible_next_actions_are_rejected(tmp_path):
     columns = made_data.parametric_columns(50)
     way_out = "--set maxq=false --set estimate=false"
     offsets = columns["possible_next_actions_offsets"]

@@ -1,4 +1,4 @@
-"""One network of a state and an action, whichever way candidates are handed over."""
+"""The candidate network gives equal scores for all forms of its input."""
 
 import copy
 
@@ -47,7 +47,7 @@ def plain(made, state, action):
 @pytest.mark.parametrize("hidden", [(8, 6), (8,), ()], ids=str)
 @pytest.mark.parametrize("outputs", [None, 1, 4])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_all_ways_to_score_agree(hidden, outputs, dueling):
+def test_all_score_methods_agree(hidden, outputs, dueling):
     made, (state, lists) = network(hidden, outputs=outputs, dueling=dueling), inputs()
     wanted = plain(made, state[lists.owner], lists.values)
     for found in (
@@ -61,7 +61,7 @@ def test_all_ways_to_score_agree(hidden, outputs, dueling):
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-def test_gradients_are_those_of_the_plain_network(dueling):
+def test_gradients_equal_those_of_plain_network(dueling):
     made, (state, lists) = network(dueling=dueling), inputs()
     weight = torch.arange(1.0, len(lists.values) + 1)
     wanted = torch.autograd.grad(weight @ plain(made, state[lists.owner], lists.values), list(made.parameters()))
@@ -71,13 +71,13 @@ def test_gradients_are_those_of_the_plain_network(dueling):
             torch.testing.assert_close(one, right, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_worth_of_an_action_does_not_depend_on_the_others():
+def test_score_does_not_depend_on_other_candidates():
     made, (state, lists) = network(dueling=True), inputs()
     alone = torch.cat([made.of_choices(state[i : i + 1], lists.rows(i, 1)) for i in range(len(state))])
     torch.testing.assert_close(made.of_choices(state, lists), alone)
 
 
-def test_the_state_goes_through_the_first_layer_once():
+def test_first_layer_runs_once_per_state():
     """Not once for each of its candidates: what a layer sees has as many rows as there are states."""
     made, (state, lists) = network((7, 6)), inputs()
     seen = []
@@ -94,7 +94,7 @@ def test_the_state_goes_through_the_first_layer_once():
     assert all(shape[1] != STATE + ACTION for shape in seen)
 
 
-def test_low_precision_keeps_every_way():
+def test_all_score_methods_agree_in_bfloat16():
     made, (state, lists) = network(), inputs()
     wanted = made.of_choices(state, lists)
     with torch.autocast("cpu", torch.bfloat16):

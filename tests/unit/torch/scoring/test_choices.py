@@ -41,7 +41,7 @@ def test_owner_is_the_row_of_each_candidate(lists):
     assert lists.offsets[-1] == len(lists.values)
 
 
-def test_a_row_alone_has_its_own_candidates(lists):
+def test_row_keeps_its_candidates(lists):
     for i, own in enumerate(parts(lists.values, lists)):
         alone = lists.rows(i, 1)
         assert torch.equal(alone.values, own)
@@ -71,7 +71,7 @@ def test_pick_best_takes_all_columns():
     assert lists.pick_best(x, x[:, 0]).tolist() == [[2, 3], [0, 0], [4, 5]]
 
 
-def test_argmax_with_nan_is_a_position_of_the_row():
+def test_argmax_with_nan_stays_within_row():
     """Where nothing compares, an index must still be one of the row's."""
     lists = lists_of([2, 3])
     assert lists.argmax(torch.tensor([1.0, 2.0, 0.0, np.nan, 1.0])).tolist() == [1, 2]
@@ -119,7 +119,7 @@ def test_pick_takes_a_candidate_by_its_index_in_the_list():
 
 
 @pytest.mark.gpu
-def test_a_gpu_gives_the_same_bits_each_time():
+def test_gpu_results_are_deterministic():
     lengths = np.random.default_rng(0).integers(0, 50, 4000).tolist()
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     lists = Candidates.of(Ragged(np.zeros((offsets[-1], 1), np.float32), offsets), torch.device("cuda"))

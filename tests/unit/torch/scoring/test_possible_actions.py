@@ -1,4 +1,4 @@
-"""Logs in which some actions are not possible: learning, acting, judging and exported files choose among the same."""
+"""Logs with impossible actions: learning, acting, evaluation and exported files exclude the same actions."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -93,7 +93,7 @@ def dataset(tmp_path_factory):
     return Dataset.open(made_data.discrete(tmp_path_factory.mktemp("made") / "data", 400))
 
 
-def test_bcq_chooses_among_what_is_possible(tmp_path):
+def test_bcq_chooses_only_possible_actions(tmp_path):
     """As the target of Q-learning does: the log's favourite is that of the actions that are possible."""
     dataset = favoured(tmp_path / "data")
     config = OfflineDQNConfig(bcq_threshold=0.3, batch_size=64, learning_rate=0.01, max_grad_norm=10.0)
@@ -113,7 +113,7 @@ def test_bcq_chooses_among_what_is_possible(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_scores_say_what_is_left_out(dataset, algorithm):
+def test_excluded_actions_have_score_left_out(dataset, algorithm):
     made, _ = policy(dataset, algorithm)
     state = torch.from_numpy(dataset.column("state")[np.arange(len(dataset))])
     possible = torch.from_numpy(dataset.column("possible_actions")[np.arange(len(dataset))].astype(np.float32))
@@ -128,7 +128,7 @@ def test_scores_say_what_is_left_out(dataset, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_a_policy_is_judged_by_what_it_does(dataset, algorithm):
+def test_estimates_use_probabilities_of_policy(dataset, algorithm):
     made, run = policy(dataset, algorithm)
     with Comm(World(), device="cpu") as comm:
         told = estimate(made, dataset, comm, run).to_dict()
@@ -141,7 +141,7 @@ def test_a_policy_is_judged_by_what_it_does(dataset, algorithm):
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 @pytest.mark.parametrize("to", SUFFIXES)
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
-def test_an_exported_file_chooses_as_the_policy(dataset, tmp_path, to, algorithm):
+def test_exported_file_chooses_same_actions(dataset, tmp_path, to, algorithm):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     made, _ = policy(dataset, algorithm)
@@ -171,7 +171,7 @@ def test_an_exported_file_chooses_as_the_policy(dataset, tmp_path, to, algorithm
         ({"has_impossible_actions": None, "has_possible_actions": False}, False),
     ],
 )
-def test_only_logs_with_impossible_actions_make_it_an_input(dataset, said, wanted):
+def test_possible_actions_is_input_only_if_log_restricts_actions(dataset, said, wanted):
     """Data of a version that did not count them have a list of possible actions or none."""
     info = replace(dataset.info, **said)
     assert info.restricts_actions == wanted
@@ -181,7 +181,7 @@ def test_only_logs_with_impossible_actions_make_it_an_input(dataset, said, wante
     assert DatasetInfo.from_dict(plain) == info
 
 
-def test_a_restriction_that_another_machine_has_seen_counts(dataset):
+def test_restriction_on_another_node_counts(dataset):
     """Machines may hold parts of a log; the policy file is written by one of them."""
     session = object.__new__(LoggedSession)
     session.run = OfflineRun(data=str(dataset.path))
@@ -195,7 +195,7 @@ def test_a_restriction_that_another_machine_has_seen_counts(dataset):
             assert session.policy_spec.info.restricts_actions == others
 
 
-def test_without_the_input_every_action_is_possible(dataset, tmp_path):
+def test_all_actions_are_possible_without_input(dataset, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     made, _ = policy(dataset, OfflineDQNConfig())

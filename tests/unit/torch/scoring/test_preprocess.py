@@ -1,4 +1,4 @@
-"""Preprocessing as a module: what numpy computes, on the device, with presence beside values."""
+"""The preprocessing module equals the numpy formulas; presence is a separate input."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def features():
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e12])
-def test_it_computes_what_numpy_does(scale):
+def test_module_equals_numpy_formulas(scale):
     some, draws = features(), stream(0, "raw")
     raw = np.where(
         draws.random((500, 24)) < 0.3, draws.integers(-1, 5, (500, 24)), scale * draws.normal(size=(500, 24))
@@ -40,7 +40,7 @@ def test_it_computes_what_numpy_does(scale):
         np.testing.assert_allclose(given.numpy(), wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_absent_is_zero_whatever_the_value_says():
+def test_absent_feature_is_zero():
     some = features()
     value = torch.tensor([0.5, torch.nan, torch.inf, 3.0]).repeat_interleave(24).view(4, 24).double()
     assert (Preprocessor(some)(value, torch.zeros(4, 24)) == 0).all()
@@ -48,12 +48,12 @@ def test_absent_is_zero_whatever_the_value_says():
     assert torch.isfinite(Preprocessor(some)(value)).all()
 
 
-def test_float32_and_bool_inputs_are_taken():
+def test_float32_and_bool_inputs_are_accepted():
     seen = Preprocessor(features())(torch.ones(2, 24), torch.ones(2, 24, dtype=torch.bool))
     assert (seen.dtype, seen.shape) == (torch.float32, (2, features().size))
 
 
-def test_it_is_no_part_of_what_is_learned_or_saved():
+def test_preprocessor_has_no_parameters_or_state():
     module = Preprocessor(features())
     assert list(module.parameters()) == []
     assert module.state_dict() == {}

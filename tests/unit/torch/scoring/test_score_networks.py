@@ -43,7 +43,7 @@ def test_dueling_advantages_have_no_mean():
     torch.testing.assert_close(network(state).mean(1, keepdim=True), value)
 
 
-def test_the_same_seed_draws_the_same_scores_whatever_stands_beside():
+def test_initial_scores_depend_only_on_seed():
     plain, constrained = (score_network(4, 3, CONFIG, OfflineDQNConfig(bcq_threshold=t)) for t in (None, 0.3))
     assert isinstance(plain, ScoreNetwork) and isinstance(constrained, ConstrainedNetwork)
     drawn(plain), drawn(constrained)
@@ -52,13 +52,13 @@ def test_the_same_seed_draws_the_same_scores_whatever_stands_beside():
         assert name.endswith("bias") or not torch.equal(value, constrained.behaviour.state_dict()[name])
 
 
-def test_a_clone_is_never_constrained_nor_dueling():
+def test_cloning_network_is_neither_constrained_nor_dueling():
     assert isinstance(score_network(4, 3, CONFIG, CloningConfig()), ScoreNetwork)
     assert score_network(4, 3, CONFIG, CloningConfig()).value is None
     assert score_network(4, 3, CONFIG, OfflineDQNConfig(dueling=True)).value is not None
 
 
-def test_what_the_log_hardly_does_is_left_out_when_acting_too():
+def test_rare_actions_are_excluded_when_acting():
     network = drawn(ConstrainedNetwork(4, 3, CONFIG, dueling=False, threshold=0.5))
     state = torch.randn(50, 4, generator=torch.Generator().manual_seed(1)) * 5
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_what_the_log_hardly_does_is_left_out_when_acting_too():
 
 
 @pytest.mark.parametrize(("threshold", "wanted"), [(0.0, 3), (0.24, 3), (0.26, 2), (0.74, 2), (0.76, 1), (1.0, 1)])
-def test_likely_compares_with_the_favourite(threshold, wanted):
+def test_likely_compares_with_most_likely_action(threshold, wanted):
     logits = torch.tensor([[4.0, 3.0, 1.0]]).log()
     assert likely(logits + 7, threshold).sum() == wanted
 
@@ -89,13 +89,13 @@ def test_probability_of_the_softmax_policy():
     assert found[2].isfinite().all()
 
 
-def test_softmax_of_scores_that_were_left_out():
+def test_softmax_of_excluded_scores():
     scores = torch.tensor([[1.0, LEFT_OUT, LEFT_OUT]])
     config = OfflineDQNConfig(policy="softmax", temperature=1e-3)
     assert ActionMask(torch.ones(1, 3)).probability(scores, config).tolist() == [[1, 0, 0]]
 
 
-def test_heads_tell_reward_and_metrics_of_every_action():
+def test_heads_predict_reward_and_metrics_of_every_action():
     heads = drawn(ScoreHeads(4, 3, 2, CONFIG))
     state = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     assert heads.reward(state).shape == heads.value(state).shape == (6, 3, 3)
