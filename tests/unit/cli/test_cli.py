@@ -50,7 +50,7 @@ def test_help_answers_at_once():
     assert min(seconds() for _ in range(3)) < 0.5
 
 
-def test_a_recipe_wins_and_a_task_gets_the_defaults(trained):
+def test_target_is_a_recipe_before_a_task(trained):
     assert requested(trained, "cartpole") == recipes.load("cartpole")
     assert requested(trained, "cartpole-isaac") == recipes.load("cartpole_isaac")
     assert requested(trained, "CartPole-v1") == Run(task="CartPole-v1")

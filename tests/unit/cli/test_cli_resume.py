@@ -75,7 +75,7 @@ def test_the_launched_command_is_understood_and_says_nothing(here, launched, tra
     assert (path / "run.yaml").stat().st_mtime_ns == written
 
 
-def test_a_changed_setting_is_told_and_written_before_the_start(here, launched, capsys):
+def test_changed_setting_is_printed_and_written_before_the_start(here, launched, capsys):
     path = a_run(here, 500)
     assert cli.main(["train", "--resume", "run", "--set", "learning_rate=1e-5", "--max-iterations", "10"]) == 7
     changed = load(path / "run.yaml")
@@ -101,7 +101,7 @@ def test_under_torchrun_every_rank_goes_on(rank, here, launched, trained, monkey
 
 
 @pytest.mark.parametrize(("code", "told"), [(0, 0), (1, 1), (2, 0), (137, 1), (143, 0)])
-def test_a_failure_after_a_checkpoint_tells_how_to_go_on(code, told, here, monkeypatch, capsys):
+def test_failure_after_a_checkpoint_prints_the_resume_command(code, told, here, monkeypatch, capsys):
     monkeypatch.setattr(training, "launch", lambda *_, **__: code)
     a_run(here)
     assert cli.main(["train", "--resume", "run", "--ranks", "2"]) == code
@@ -143,7 +143,7 @@ def test_a_restart_before_a_new_checkpoint_goes_on_from_the_one_that_was_named(h
     assert again[3:5] == ["--resume", str(path)]
 
 
-def test_a_resumed_run_is_not_begun_anew(here, launched):
+def test_restart_of_a_resumed_run_resumes(here, launched):
     """Its metrics stay, whatever became of its checkpoints."""
     path = a_run(here)
     (path / "metrics.jsonl").write_text("{}\n")
@@ -176,7 +176,7 @@ def test_a_resumed_run_is_not_begun_anew(here, launched):
         ("--resume run --max-iterations 3 --set total_steps=5", ["--max-iterations", "total_steps"]),
     ],
 )
-def test_what_cannot_be_is_one_line_and_changes_nothing(arguments, words, here, launched, trained, capsys):
+def test_invalid_arguments_are_one_error_line_and_change_nothing(arguments, words, here, launched, trained, capsys):
     path = a_run(here, 500)
     before = {file: file.read_bytes() for file in here.rglob("*") if file.is_file()}
     assert cli.main(["train", *arguments.split()]) == 2

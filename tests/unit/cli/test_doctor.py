@@ -23,7 +23,7 @@ def test_examine_names_devices_interfaces_measurements_and_what_is_missing(capsy
     assert "us  (gloo, cpu)" in said
 
 
-def test_a_failed_measurement_is_told_and_is_a_failure(capsys, monkeypatch):
+def test_failed_measurement_is_reported_and_returns_1(capsys, monkeypatch):
     from lockstep.errors import RunError
     from lockstep.launch import local
 
@@ -76,7 +76,7 @@ def test_works_without_torch(present, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("found", "told"), [(object(), "sums in C\n"), (None, "no C compiler is found (cc, or CC)\n")])
-def test_tells_whether_sums_are_taken_in_c(found, told, monkeypatch, capsys):
+def test_reports_whether_sums_are_computed_in_c(found, told, monkeypatch, capsys):
     native = pytest.importorskip("lockstep.jax.collectives.native")
     monkeypatch.setattr(native, "library", lambda: found)
     assert doctor.examine(2) == 0

@@ -42,7 +42,7 @@ def test_cloning_refuses(name, value):
         CloningConfig(**{name: value})
 
 
-def test_a_batch_that_does_not_divide_among_the_shards():
+def test_batch_size_must_divide_among_the_shards():
     with pytest.raises(ConfigError, match="batch_size=10 does not divide among 4 shards"):
         OfflineDQNConfig(batch_size=10).rows(4)
     assert OfflineDQNConfig(batch_size=12).rows(4) == 3

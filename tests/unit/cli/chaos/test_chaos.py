@@ -17,7 +17,7 @@ RUN = Run(task="CartPole-v1", num_envs=8)
 BATCH = RUN.num_envs * RUN.algorithm.num_steps
 
 
-def test_faults_are_chosen_by_name():
+def test_chosen_faults_selects_by_name():
     assert chosen_faults(None) == list(KINDS)
     assert chosen_faults("stall, kill") == ["stall", "kill"]
     for text, named in (("kill,quake", "quake"), ("", "''"), (",", "','")):
@@ -25,7 +25,7 @@ def test_faults_are_chosen_by_name():
             chosen_faults(text)
 
 
-def test_the_run_is_pinned_short_and_saved_often():
+def test_prepared_run_is_pinned_short_and_checkpointed_often():
     run = prepared(RUN, 3, whole=False)
     assert run.num_shards == 3
     assert run.total_steps == UPDATES * BATCH
@@ -39,7 +39,7 @@ def test_the_run_is_pinned_short_and_saved_often():
     assert whole.checkpoint_every == 10 * BATCH
 
 
-def test_a_replay_begins_to_learn_within_the_trial():
+def test_prepared_dqn_run_learns_before_the_first_checkpoint():
     run = Run(task="CartPole-v1", algo="dqn", num_envs=8)
     assert run.algorithm.learning_starts > UPDATES * 8
     tried = prepared(run, 2, whole=False)
@@ -53,7 +53,7 @@ def test_a_run_that_is_too_short_is_refused():
         prepared(Run(task="CartPole-v1", num_envs=8, total_steps=10), 2, whole=True)
 
 
-def test_the_schedule_is_the_seeds():
+def test_schedule_depends_only_on_the_seed():
     run = prepared(RUN, 4, whole=False)
     drawn = schedule(list(KINDS), run, 4, seed=0)
     assert drawn == schedule(list(KINDS), run, 4, seed=0)
@@ -64,7 +64,7 @@ def test_the_schedule_is_the_seeds():
     assert {fault.update for fault in many} == set(range(1, UPDATES - 1)), "after the first update, before the last"
 
 
-def test_a_fault_goes_over_the_command_line():
+def test_fault_round_trips_through_json():
     fault = InjectedFault("kill", 2, 7, attempt=1)
     assert InjectedFault.from_json(fault.to_json()) == fault
     for text, words in (
@@ -93,7 +93,7 @@ def test_the_run_directory_is_found_in_a_command(arguments, run_dir):
     assert (None if found is None else str(found)) == run_dir
 
 
-def test_a_wrong_fault_on_the_command_line_is_told_in_one_line(monkeypatch, capsys):
+def test_invalid_fault_is_one_error_line(monkeypatch, capsys):
     monkeypatch.setattr(
         sys, "argv", ["lockstep.cli.chaos.faults", '{"fault": "quake", "rank": 0, "update": 1}', "train"]
     )
@@ -131,7 +131,7 @@ def judged(trials, code=0, problems=()):
     return trials._evaluate(InjectedFault("kill", 1, 9), code, 0, list(problems), 60.0)
 
 
-def test_a_run_that_lost_nothing_survived(trials, tmp_path):
+def test_run_without_problems_survives(trials, tmp_path):
     left(tmp_path)
     trial = judged(trials)
     assert trial.survived
@@ -155,7 +155,7 @@ def test_a_run_that_lost_nothing_survived(trials, tmp_path):
         ({}, None, "it did not end within 60 s"),
     ],
 )
-def test_what_is_no_survival(trials, tmp_path, run, code, why):
+def test_run_with_problems_does_not_survive(trials, tmp_path, run, code, why):
     left(tmp_path, **run)
     trial = judged(trials, code)
     assert not trial.survived
@@ -163,21 +163,21 @@ def test_what_is_no_survival(trials, tmp_path, run, code, why):
     assert "NOT survived" in trial.row(exact=True)
 
 
-def test_what_is_left_behind_is_no_survival(trials, tmp_path):
+def test_partial_files_are_a_problem(trials, tmp_path):
     left(tmp_path)
     (tmp_path / "kill" / "checkpoints" / ".step_5").mkdir(parents=True)
     assert trials._clean_up("kill") == ["half-written: kill/checkpoints/.step_5"]
     assert not judged(trials, problems=["half-written"]).survived
 
 
-def test_other_parameters_are_no_loss_where_the_same_are_not_promised(trials, tmp_path):
+def test_other_parameters_are_accepted_if_not_exact(trials, tmp_path):
     left(tmp_path, params_fingerprint="abd")
     trials.exact = False
     assert judged(trials).survived
     assert "not promised" in judged(trials).row(exact=False)
 
 
-def test_a_restart_from_the_start_loses_all_steps(trials, tmp_path):
+def test_restart_without_checkpoint_repeats_all_steps(trials, tmp_path):
     left(tmp_path, resumed_from=None)
     assert judged(trials).steps_lost == 10 * BATCH
 

@@ -35,7 +35,7 @@ def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:
 
 
 @pytest.mark.parametrize("make", [made_data.discrete, made_data.parametric])
-def test_it_prints_a_table_and_writes_everything(make, here, capsys):
+def test_evaluate_prints_a_table_and_writes_the_estimates(make, here, capsys):
     path = run_dir(here, make)
     assert cli.main(["offline", "evaluate", str(path)]) == 0
     said = capsys.readouterr().out
@@ -47,7 +47,7 @@ def test_it_prints_a_table_and_writes_everything(make, here, capsys):
     assert not [p for p in path.iterdir() if p.name.startswith(".")]
 
 
-def test_a_full_disk_is_told_and_the_estimates_are_printed(here, capsys, monkeypatch):
+def test_full_disk_is_reported_after_printing_the_estimates(here, capsys, monkeypatch):
     def full(file):
         raise OSError(28, "No space left on device")
 
@@ -69,14 +69,14 @@ def test_other_data_and_json(here, capsys):
     assert told == json.loads((path / "estimates.json").read_text())
 
 
-def test_the_runs_own_evaluation_data_come_first(here, capsys):
+def test_eval_data_of_the_run_is_preferred(here, capsys):
     made_data.discrete(here / "eval", rows=100, seed=4)
     path = run_dir(here, eval_data=str(here / "eval"))
     assert cli.main(["offline", "evaluate", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_rows"] == 100
 
 
-def test_the_data_it_learned_from_may_be_gone(here, capsys):
+def test_training_data_is_not_needed_with_data_flag(here, capsys):
     path = run_dir(here)
     (here / "data").rename(here / "moved")
     assert cli.main(["offline", "evaluate", str(path), "--data", "moved"]) == 0
@@ -85,7 +85,7 @@ def test_the_data_it_learned_from_may_be_gone(here, capsys):
     assert str(here / "data") in capsys.readouterr().err
 
 
-def test_two_ranks_find_the_same(here, capsys):
+def test_two_ranks_give_the_same_estimates(here, capsys):
     path = run_dir(here, num_shards=2)  # which fixes the threads
     found = []
     for ranks in ("1", "2"):

@@ -29,7 +29,7 @@ def log(tmp_path):
     return write(tmp_path / "log.jsonl", [row(i, action=["left", "right"][i % 2]) for i in range(30)])
 
 
-def test_a_log_is_prepared_and_what_was_decided_is_said(tmp_path, log, capsys):
+def test_prepare_prints_its_decisions(tmp_path, log, capsys):
     code, said = call(capsys, log, "--out", tmp_path / "data", "--actions", "right,left")
     assert code == 0, said
     assert "30 decisions in 1 trajectories of 30 to 30, discrete actions" in said
@@ -71,7 +71,7 @@ def test_options_reach_the_data(tmp_path, log, capsys):
         (["--acts", "left,right"], "unknown argument --acts; did you mean --actions?"),
     ],
 )
-def test_what_cannot_be_is_one_line(tmp_path, log, capsys, words, message):
+def test_invalid_arguments_are_one_error_line(tmp_path, log, capsys, words, message):
     code, said = call(capsys, log, "--out", tmp_path / "data", *words)
     assert code == 2
     assert message in said
@@ -96,7 +96,7 @@ def test_a_log_is_prepared_like_other_data(tmp_path, log, capsys):
     assert "metrics of the log (clicks) are not those of the --like data (none)" in said
 
 
-def test_columns_are_called_as_in_the_data_it_is_like(tmp_path, capsys):
+def test_like_takes_over_column_names(tmp_path, capsys):
     head, line = "session;step;speed;choice;payoff\n", "a;{i};{i}.5;left;1\n"
     for name in ("log.csv", "more.csv"):
         (tmp_path / name).write_text(head + "".join(line.format(i=i) for i in range(5)))
@@ -121,7 +121,7 @@ def test_columns_are_called_as_in_the_data_it_is_like(tmp_path, capsys):
     assert code == 0, said
 
 
-def test_what_is_left_out_is_named_with_the_reason(tmp_path, capsys):
+def test_skipped_rows_are_reported_with_the_reason(tmp_path, capsys):
     rows = [row(i, terminated=False, why="x") for i in range(3)]
     log = write(tmp_path / "log.jsonl", [*rows, *(row(i, mdp_id="b", terminated=i == 1) for i in range(2))])
     code, said = call(capsys, log, "--out", tmp_path / "data")
@@ -155,7 +155,7 @@ def test_a_log_that_cannot_be_learned_from_is_refused(tmp_path, capsys, more, me
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"], "something half-written stays"
 
 
-def test_data_that_is_there_is_kept_unless_it_is_forced_away(tmp_path, log, capsys):
+def test_existing_data_is_kept_without_force(tmp_path, log, capsys):
     out = tmp_path / "data"
     assert call(capsys, log, "--out", out)[0] == 0
     code, said = call(capsys, log, "--out", out)

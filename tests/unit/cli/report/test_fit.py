@@ -50,11 +50,11 @@ def grid(**how):
 
 
 @pytest.mark.parametrize("parts", [True, False])
-def test_known_costs_come_back(parts):
+def test_fit_recovers_known_costs(parts):
     assert asdict(fit(grid(parts=parts))) == pytest.approx(asdict(TRUE), rel=1e-3)
 
 
-def test_known_costs_come_back_through_noise():
+def test_fit_recovers_costs_from_noisy_points():
     noise = np.random.default_rng(0).normal(1.0, 0.03, 1000)
     points = [replace(p, seconds=p.seconds * f, parts=tuple(x * f for x in p.parts)) for p, f in zip(grid(), noise)]  # noqa: B905
     found = fit(points)
@@ -79,7 +79,7 @@ def test_one_distance_leaves_the_way_at_half_a_round_trip():
     assert fit([p for p in nearly if p.layout.hosts == 2] + grid()[:18]).round_trips == 0.5  # noise, not a distance
 
 
-def test_without_negative_values_nothing_is_nearer():
+def test_non_negative_least_squares_is_optimal():
     """Against the best of the ordinary solutions on every subset of columns."""
     random = np.random.default_rng(1)
     for _ in range(30):
@@ -95,20 +95,20 @@ def test_without_negative_values_nothing_is_nearer():
         assert float(np.square(matrix @ found - right).sum()) == pytest.approx(least, rel=1e-9)
 
 
-def test_what_cannot_be_told_apart_and_need_not_be_is_one_price():
+def test_inseparable_costs_are_merged():
     """Without parts, and with the same numbers of steps and epochs everywhere: sums of prices predict all the same."""
     points = [point(layout, work(n), parts=False) for layout in LAYOUTS for n in (16, 64)]
     target = point(Layout(ranks=16, hosts=4, round_trip_s=2e-3), work(1024))
     assert predict(fit(points), target.work, target.layout).seconds == pytest.approx(target.seconds, rel=1e-3)
 
 
-def test_no_price_is_negative():
+def test_fitted_costs_are_not_negative():
     """Faster with more work, as noise has it: the best that is not absurd."""
     points = [point(Layout(ranks=1), work(16)), point(Layout(ranks=1), work(64), factor=0.2)]
     assert min(asdict(fit(points)).values()) >= 0
 
 
-def test_one_size_does_not_tell_a_call_from_a_row():
+def test_points_of_one_size_are_refused():
     with pytest.raises(ConfigError, match="measure also with other numbers of environments per rank"):
         fit([point(Layout(ranks=1), work(16)), point(Layout(ranks=1), work(16))])
 
@@ -118,13 +118,13 @@ def test_unseen_points_are_predicted_from_the_others():
         assert seconds == pytest.approx(p.seconds, rel=1e-3)
 
 
-def test_what_nothing_else_tells_is_not_predicted():
+def test_points_that_others_do_not_determine_are_not_predicted():
     points = [point(Layout(ranks=1), size) for size in (work(16), work(64), work(256))]
     points.append(point(Layout(ranks=2), work(16)))
     assert [seconds is None for _, seconds in held_out(points)] == [False, False, False, True]
 
 
-def test_a_repetition_is_left_out_with_its_like():
+def test_repeated_points_are_held_out_together():
     """A kind that costs double is not predicted from its own repetition."""
     odd = point(Layout(ranks=1), work(1024), factor=2.0)
     points = [*(point(Layout(ranks=1), work(n)) for n in (16, 64, 256)), odd, replace(odd, name="again")]

@@ -54,7 +54,7 @@ def test_an_update_is_measured_once_warm_and_without_evaluations(run_dir):
     assert parts == pytest.approx((0.015, 0.041, 0.005))
 
 
-def test_a_run_says_who_took_part_and_how_far_apart(run_dir):
+def test_layout_has_ranks_hosts_and_round_trip(run_dir):
     (point,), notes = load_points([run_dir()])
     assert notes == []
     assert (point.layout.ranks, point.layout.hosts, point.layout.cores) == (4, 2, 2)
@@ -88,7 +88,7 @@ def test_without_preflight_cores_are_assumed_and_several_hosts_are_not_used(run_
         ({"lines": 0}, "0 updates between its log lines"),
     ],
 )
-def test_what_says_nothing_is_not_used_and_told(run_dir, how, why):
+def test_unusable_runs_are_skipped_with_a_note(run_dir, how, why):
     points, notes = load_points([run_dir(**how)])
     assert points == []
     assert why in notes[0]

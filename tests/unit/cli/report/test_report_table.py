@@ -46,7 +46,7 @@ def runs(here):
     return here
 
 
-def test_only_what_differs_and_what_came_of_it(runs, capsys):
+def test_table_shows_differing_settings_and_results(runs, capsys):
     assert cli.main(["report", "runs/one", "runs/two"]) == 0
     title, head, one, two = capsys.readouterr().out.splitlines()[:4]
     assert title == "2 runs of CartPole-v1 with ppo"
@@ -59,7 +59,7 @@ def test_only_what_differs_and_what_came_of_it(runs, capsys):
     assert row[7:] == ["40.00*", "50.00*", "3 000 (1%)", "500"]
 
 
-def test_nothing_named_is_what_lies_below_runs(runs, capsys):
+def test_default_path_is_runs(runs, capsys):
     made("runs/sweep/three", returns=(1,), status="failed", error="rank 1: disk\nfull")
     assert cli.main(["report"]) == 0
     told = capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_where_there_are_no_runs(here, capsys):
     assert "empty holds no run (no run.yaml)" in capsys.readouterr().err
 
 
-def test_a_run_that_goes_on_is_running_also_after_a_restart(runs):
+def test_locked_run_is_running_after_a_restart_too(runs):
     mark_failed(runs / "runs/two", "rank 0 was killed")
     assert read_run(runs / "runs/two").status == "failed"
     held = hold(runs / "runs/two")
@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_is_running_also_after_a_restart(runs):
     assert read_run(runs / "runs/two").status == "failed"
 
 
-def test_files_that_are_cut_off_or_damaged_cost_no_more_than_what_they_held(here):
+def test_damaged_files_are_skipped(here):
     made("torn", returns=(5,), training=(3.0,))
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         with (here / "torn" / name).open("a") as file:

@@ -13,7 +13,7 @@ from lockstep.cli.main import main
         ("ssh", "host-3", "--hosts"),
     ],
 )
-def test_it_prints_what_it_would_submit_and_names_what_lacks(on, shown, noted, capsys):
+def test_dry_run_prints_the_job_with_placeholders(on, shown, noted, capsys):
     assert main(["submit", "cartpole", "--on", on, "--nnodes", "4", "--dry-run"]) == 0
     told = capsys.readouterr()
     assert shown in told.out
@@ -21,6 +21,6 @@ def test_it_prints_what_it_would_submit_and_names_what_lacks(on, shown, noted, c
 
 
 @pytest.mark.parametrize(("on", "said"), [("kubernetes", "--image"), ("ssh", "--hosts")])
-def test_nothing_stands_in_when_it_is_real(on, said, capsys):
+def test_placeholders_are_for_dry_runs_only(on, said, capsys):
     assert main(["submit", "cartpole", "--on", on, "--nnodes", "4"]) == 2
     assert said in capsys.readouterr().err

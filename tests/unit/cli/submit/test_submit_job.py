@@ -55,7 +55,7 @@ SSH = ("--on", "ssh", "--hosts", "alpha,beta")
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_is_refused_in_one_line(capsys, words, says):
+def test_invalid_job_is_one_error_line(capsys, words, says):
     assert says in refusal(capsys, *words)
 
 
@@ -67,13 +67,13 @@ def test_a_resumed_run_is_named_by_its_directory(capsys, here):
     assert "run_dir" not in text
 
 
-def test_one_checkpoint_is_no_place_to_start_again_from(capsys, here, monkeypatch):
+def test_resume_of_a_single_checkpoint_is_refused(capsys, here, monkeypatch):
     found = types.SimpleNamespace(exact=here, run_dir="runs/one", run=None, num_shards=2)
     monkeypatch.setattr("lockstep.cli.submit.job.resumption", lambda _: found)
     assert "use --resume runs/one" in refusal(capsys, *SLURM, "--resume", "runs/one/checkpoints/step_8")
 
 
-def test_the_words_give_the_same_run_back(capsys, here):
+def test_job_arguments_parse_to_the_same_run(capsys, here):
     """Typed again as `lockstep train` they mean what was typed after `lockstep submit`."""
     (here / "my run.yaml").write_text("task: CartPole-v1\nnum_envs: 16\n")
     given = ["my run.yaml", "--seed=3", "--set", "env.kwargs={sutton_barto_reward: true}", "--set", "gamma=0.9"]
@@ -100,7 +100,7 @@ def test_gpus_decide_how_many_ranks(capsys):
     assert "--nproc-per-node 1" in text_of(capsys, "cartpole", *SLURM)
 
 
-def test_restarts_are_the_launchers_to_choose_unless_said(capsys):
+def test_max_restarts_is_passed_only_if_given(capsys):
     elastic = ("cartpole", *SLURM, "--nnodes", "1:2", "--set", "num_shards=2")
     assert "--max-restarts" not in text_of(capsys, *elastic)
     assert "--max-restarts 0" in text_of(capsys, *elastic, "--max-restarts", "0")

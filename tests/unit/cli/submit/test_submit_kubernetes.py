@@ -80,7 +80,7 @@ def test_a_jobset_has_a_pod_per_node(capsys):
     assert spec["backoffLimit"] == 0, "one lost pod ends the Job, and the set begins again together"
 
 
-def test_a_mistake_is_not_tried_again(capsys):
+def test_config_error_is_not_retried(capsys):
     made = manifest(capsys)
     (rule,) = made["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2])
@@ -141,7 +141,7 @@ def image(programs):
     return programs
 
 
-def test_the_launcher_takes_the_place_of_the_shell(capsys, here, image):
+def test_launcher_replaces_the_shell(capsys, here, image):
     """Signals to process 1 are for it."""
     words, parent, _ = pod(capsys, here, JOB_COMPLETION_INDEX="2")
     assert parent == os.getpid()
@@ -190,7 +190,7 @@ def test_a_later_attempt_goes_on_from_a_checkpoint(capsys, here, image):
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_is_refused(capsys, words, says):
+def test_invalid_arguments_are_refused(capsys, words, says):
     assert says in refusal(capsys, *GIVEN, *words)
 
 

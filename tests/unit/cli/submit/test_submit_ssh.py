@@ -130,7 +130,7 @@ def test_signals_reach_every_launcher(hosts, number):
     assert caught(hosts, "alpha") == caught(hosts, "me@beta") == str(int(number))
 
 
-def test_launchers_end_when_nobody_listens_any_more(hosts):
+def test_launchers_end_when_the_connection_closes(hosts):
     """SIGKILL, or a cable: the far side hears that its input ends."""
     running = start(*GIVEN)
     wait_for([hosts / "up_alpha", hosts / "up_me@beta"])
@@ -199,5 +199,5 @@ def test_odd_names_survive_two_shells(capsys, hosts):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_is_refused(capsys, words, says):
+def test_invalid_arguments_are_refused(capsys, words, says):
     assert says in refusal(capsys, "cartpole", "--on", "ssh", "--num-envs", "12", *words)

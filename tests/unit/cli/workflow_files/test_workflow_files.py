@@ -172,14 +172,14 @@ def test_a_field_is_refused_by_its_name(workflow, section, field, value, reason)
 
 
 @pytest.mark.parametrize(("section", "field", "value"), CHANGES_NOTHING)
-def test_what_changes_nothing_is_said(workflow, section, field, value):
+def test_ineffective_field_is_noted(workflow, section, field, value):
     plain, told = workflow(DQN), workflow(DQN, section, field, value)
     assert told.run == plain.run
     (note,) = set(told.notes) - set(plain.notes)
     assert note.startswith(f"{named(section, field)}={value} changes nothing: ")
 
 
-def test_what_asks_for_nothing_is_taken(workflow):
+def test_neutral_values_of_unsupported_fields_are_accepted(workflow):
     """Files that programs wrote name every field."""
     nothing = {bool: False, int: 0, float: 0.0, dict: {}, list: [], str: ""}
     plain = workflow(DQN).run
@@ -217,7 +217,7 @@ def test_a_section_must_be_a_mapping(workflow):
         workflow(DQN, "", "rl", [1])
 
 
-def test_names_differ_where_ours_do_and_errors_speak_the_files_language(workflow):
+def test_errors_use_classic_field_names(workflow):
     with pytest.raises(ConfigError, match=r"rainbow\.bcq_drop_threshold=2"):
         workflow(DQN | {"rainbow": {"bcq": True}}, "rainbow", "bcq_drop_threshold", 2.0)
     with pytest.raises(ConfigError, match=r"rl\.multi_steps=3 and use_time_diff=true contradict"):
@@ -227,7 +227,7 @@ def test_names_differ_where_ours_do_and_errors_speak_the_files_language(workflow
 # -- which learner -----------------------------------------------------------------------------------------------------
 
 
-def test_the_learner_is_inferred_and_said(workflow):
+def test_learner_is_inferred_and_printed(workflow):
     dqn, parametric = workflow(DQN), workflow(PARAMETRIC)
     assert (dqn.run.algo, dqn.kind, dqn.actions) == ("dqn", "discrete", ("4", "5"))
     assert dqn.notes[0] == "learner: dqn (actions: 4, 5)"
@@ -235,7 +235,7 @@ def test_the_learner_is_inferred_and_said(workflow):
     assert parametric.notes[0].startswith("learner: parametric_dqn (action_norm_data_path")
 
 
-def test_columns_to_normalize_say_it_too(workflow):
+def test_learner_is_inferred_from_cols_to_norm(workflow):
     asked = {"training_data_path": "log.json", "norm_params": {"cols_to_norm": ["state_features", "action"]}}
     assert workflow(asked).run.algo == "parametric_dqn"
 
@@ -386,7 +386,7 @@ def test_classic_names_reach_our_settings(workflow):
 
 
 @pytest.mark.parametrize("name", ["dqn.json", "parametric_dqn.json", "dqn_on_two_machines.yaml"])
-def test_the_sample_files_are_read_without_a_default_unsaid(name):
+def test_sample_files_are_read_with_notes_on_defaults(name):
     found = read(EXAMPLES / name)
     assert found.run.algo == name.split(".")[0].removesuffix("_on_two_machines")
     assert found.run.network.hidden == (128, 64)

@@ -78,7 +78,7 @@ def test_a_node_that_does_not_say_which_it_is(flags):
     assert flags(DQN, "--node-index", "0")[0].node_rank is None, "the classic default"
 
 
-def test_under_a_launcher_it_has_no_say(flags):
+def test_node_fields_are_ignored_under_a_launcher(flags):
     args, said = flags(TWO, world=World(rank=1, size=2, launcher="torchrun"))
     assert (args.nnodes, args.ranks, args.node_rank, said) == (None, None, None, [])
 
@@ -113,7 +113,7 @@ def test_workflow_of_another_algorithm_is_refused(called, capsys):
     assert called == []
 
 
-def test_a_wrong_field_costs_one_line_and_code_2(here, capsys):
+def test_wrong_field_is_one_error_line_with_code_2(here, capsys):
     (here / "w.json").write_text(json.dumps(DQN | {"epoch": 3}))
     assert lockstep(["offline", "train", "w.json"]) == 2
     assert capsys.readouterr().err == "lockstep: error: w.json: unknown field epoch; did you mean epochs?\n"

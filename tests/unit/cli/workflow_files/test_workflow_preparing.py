@@ -111,7 +111,7 @@ def test_evaluation_data_gets_the_normalization_of_the_training_data(here):
     assert other.state_features == data.state_features
 
 
-def test_evaluation_data_that_is_the_training_data_is_told(here):
+def test_evaluation_on_training_data_is_noted(here):
     """As in the samples of the classic pipeline."""
     write(here / "log.jsonl", rows(range(20)))
     write(here / "eval.jsonl", rows(range(20)), shuffled=3)
