@@ -73,8 +73,8 @@ def ours(rank: int, ranks: int, port: int, updates: int) -> None:
     from lockstep.jax.envs.make import make_device_env
     from lockstep.jax.envs.packed import PackedEnv
     from lockstep.jax.networks import Policy
-    from lockstep.jax.on_device import DeviceCollector
     from lockstep.jax.ppo import PPO
+    from lockstep.jax.ppo_on_device import DeviceCollector
     from lockstep.record.progress import Progress
     from lockstep.run import Run
 
@@ -89,7 +89,7 @@ def ours(rank: int, ranks: int, port: int, updates: int) -> None:
         ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm)
         collector = DeviceCollector(run, env, ppo)
         before = time.process_time()
-        collector.rehearse()
+        collector.warmup()
         told = {"compile_s": time.process_time() - before}
         comm.barrier("start")
         cpu, wall = time.process_time(), time.perf_counter()

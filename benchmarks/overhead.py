@@ -21,7 +21,7 @@ import measure
 import numpy as np
 
 from lockstep import Run, World, spawn
-from lockstep.envs.toys import Corridor
+from lockstep.envs.toy_tasks import Corridor
 from lockstep.recipes import cartpole
 from lockstep.run import override
 

@@ -161,8 +161,8 @@ def test_values_and_advantages_are_those_of_torch():
         policy.params = perturbed(theirs.policy)
         ours, rollouts = PPO(run, policy, comm), [rollout_of(spec, shard, 0) for shard in range(SHARDS)]
         assert sum(len(rollout.final) for rollout in rollouts) >= 4
-        batches, _, _ = ours._host.prepare(ours.state.values, rollouts, np.zeros((SHARDS, 1)))
-        for rollout, batch in zip(rollouts, comm.collect(batches), strict=True):
+        batches, _, _ = ours._builder.build(ours.state.values, rollouts, np.zeros((SHARDS, 1)))
+        for rollout, batch in zip(rollouts, comm.unshard(batches), strict=True):
             wanted = theirs._batch(rollout, torch.from_numpy(rollout.observation))
             for name in batch._fields:
                 np.testing.assert_allclose(getattr(batch, name), getattr(wanted, name), 1e-4, 1e-5, err_msg=name)

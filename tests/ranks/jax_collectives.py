@@ -73,7 +73,7 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
         parts = [{"row": rows[shard], "weight": np.float32(shard == 0)} for shard in mine]
         told, own = compiled(comm.replicate(shared), comm.shard(parts))
         told, own = compiled(comm.replicate(shared), comm.shard(parts))
-        held = comm.collect(own)
+        held = comm.unshard(own)
         comm.check_equal({"total": told["total"], **shared})
         comm.check_different(f"data of {rank}")
         return {
@@ -96,15 +96,15 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
 
 def sums_in_c() -> list[int]:
     """Sums that C code makes from now on are counted here."""
-    from lockstep.jax.collectives.native import Use
+    from lockstep.jax.collectives.native import NativeSum
 
-    made, taken = [], Use.taken
+    made, take_native_calls = [], NativeSum.take_native_calls
 
-    def counted(use: Use) -> int:
-        made.append(taken(use))
+    def counted(use: NativeSum) -> int:
+        made.append(take_native_calls(use))
         return made[-1]
 
-    Use.taken = counted
+    NativeSum.take_native_calls = counted
     return made
 
 

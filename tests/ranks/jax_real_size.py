@@ -7,7 +7,7 @@ import numpy as np
 from lockstep.distributed.fingerprint import fingerprint
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.jax import hardware
-from lockstep.jax.adam import norm_of
+from lockstep.jax.adam import global_norm
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters
 from lockstep.jax.networks import Policy
@@ -44,7 +44,7 @@ def gradient(rank: int, devices: int) -> tuple[str, str]:
 
         def summed(values: jax.Array, own: jax.Array) -> tuple[tuple[jax.Array, jax.Array], tuple[()]]:
             total = comm.sum_shards(jnp.stack([row(values, one) for one in own]), "gradient")
-            return (total, norm_of(total)), ()
+            return (total, global_norm(total)), ()
 
         told, _ = comm.spmd(summed, donate=False)(comm.replicate(flat.join(policy.params)), comm.shard(seen))
         total, norm = comm.read(told)

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.envs.toys import Corridor
-from lockstep.session.env_checks.batch import NUM_ENVS
+from lockstep.envs.toy_tasks import Corridor
+from lockstep.session.env_checks.vector_env import NUM_ENVS
 
 
 class Ticking:

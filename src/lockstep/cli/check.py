@@ -4,7 +4,7 @@ import argparse
 import os
 
 from lockstep.errors import ConfigError
-from lockstep.session.env_checks.first import warned_if_slow
+from lockstep.session.env_checks.before_run import watch_duration
 
 _MAX_STEPS = 10_000
 _MAX_S = 5.0
@@ -17,13 +17,13 @@ def check_command(args: argparse.Namespace) -> int:
     from lockstep.envs.make import env_spec
     from lockstep.envs.state import UNSAVABLE
     from lockstep.session.checks import check_task as check_algorithm
-    from lockstep.session.env_checks.play import Limits
-    from lockstep.session.env_checks.report import Report, counted
+    from lockstep.session.env_checks.episodes import Limits
+    from lockstep.session.env_checks.report import Report, count_noun
     from lockstep.session.env_checks.task import check_task
 
     run = online_run(requested_run(args), "lockstep check")
     report = Report(skip_non_finite=run.non_finite == "skip")
-    with warned_if_slow(run, report):
+    with watch_duration(run, report):
         check_task(run.task, run.env, report, Limits(_MAX_STEPS, _MAX_S))
     if not report.faults:
         check_algorithm(run, env_spec(run.task, run.env))
@@ -35,5 +35,5 @@ def check_command(args: argparse.Namespace) -> int:
         for text in texts:
             print(f"{kind}: {text}")
     more = "; docs/environments.md says what is expected" if report.faults or warnings else ""
-    print(f"{counted(len(report.faults), 'fault')}, {counted(len(warnings), 'warning')}{more}")
+    print(f"{count_noun(len(report.faults), 'fault')}, {count_noun(len(warnings), 'warning')}{more}")
     return ConfigError.exit_code if report.faults else 0

@@ -119,7 +119,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     """Check the framework, the task and the data of a run; returns it with absolute paths."""
     from lockstep import recipes
     from lockstep.envs.make import env_spec
-    from lockstep.preflight.own_code import with_whole_paths
+    from lockstep.preflight.user_code_paths import with_absolute_paths
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_data, check_framework, check_task
 
@@ -135,7 +135,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
             raise
         raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
     check_task(run, spec)
-    return with_whole_paths(run)
+    return with_absolute_paths(run)
 
 
 def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":

@@ -38,7 +38,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         found: where to resume; None: a new run.
     """
     from lockstep.run import Run
-    from lockstep.session.env_checks.first import check_first
+    from lockstep.session.env_checks.before_run import check_before_run
 
     num_shards = None if found is None else found.num_shards
     nodes = requested_nodes(args, num_shards or run.num_shards)
@@ -50,7 +50,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         )
     check_world(run, world, num_shards)
     if found is None and isinstance(run, Run) and not args.joined:
-        check_first(run, tell=world.rank == 0)
+        check_before_run(run, tell=world.rank == 0)
     if several(nodes):
         from lockstep.launch.commands import train_on_nodes
 

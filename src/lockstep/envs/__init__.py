@@ -1,8 +1,9 @@
-"""Vectorized environments, numpy at the border.
+"""Vectorized environments with numpy arrays.
 
-`vector.py` is the protocol, `make.py` the way from a task's name to one. `gymnasium.py` and `adapters.py` take
-Gymnasium's, `workers.py` runs one process per environment, `atari*.py` are games, `cartpole.py` and `toys.py`
-built-in tasks. `spec.py` says what an environment looks like, `state.py` which can be saved.
+`vector.py` is the protocol, `make.py` makes one by task name. `gymnasium.py` and `adapters.py` take
+Gymnasium's, `workers.py` runs one process per environment, `atari*.py` are Atari games, `cartpole.py` and
+`toy_tasks.py` built-in tasks. `spec.py` describes an environment, `state.py` is the protocol for saving one,
+`wrapper_state.py` saves Gymnasium's.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Gymnasium's vector environments behind our protocol: flat arrays or images, true final observations, clear errors."""
+"""Adapters of Gymnasium environments to `VectorEnv`: flat arrays or images, true final observations, clear errors."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import SyncVectorEnv
 
-from lockstep.envs import layers
+from lockstep.envs import wrapper_state
 from lockstep.envs.spaces import Convert, action_spec, flat_space, flatten_batch, flatten_observation, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.workers import WorkerEnvs, become_worker
@@ -27,7 +27,7 @@ VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | 
 
 
 class VectorizedTask:
-    """A task's own vectorized form; this is the hot path of the smallest tasks."""
+    """A task's own vectorized environment; the hot path of the smallest tasks."""
 
     def __init__(self, env: Any, spec: EnvSpec, task: str) -> None:
         """Adapt `env`, a Gymnasium `VectorEnv` that `spec` describes."""
@@ -39,15 +39,15 @@ class VectorizedTask:
         self._next_step = spec.autoreset == "next_step"
         self._convert = flatten_batch(env.single_observation_space)
         self._restore_action = restore_action(env.single_action_space, (env.num_envs,))
-        self.savable = layers.savable(env)
-        # Tasks assert that each batch of actions is valid, a seventh of CartPole's step; ours are drawn from the space.
+        self.savable = wrapper_state.savable(env)
+        # Tasks assert that each batch of actions is valid, which takes a seventh of CartPole's step. Ours always is.
         trusted: Any = copy.copy(env.unwrapped.action_space)
         trusted.contains = lambda _: True  # pyright: ignore[reportUnknownLambdaType]
-        with suppress(AttributeError):  # a task may compute its space
+        with suppress(AttributeError):  # the space may be a read-only property
             env.unwrapped.action_space = trusted
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Begin new episodes everywhere; the first seed serves all."""
+        """Start new episodes everywhere; the first seed is used for all."""
         try:
             observation, _ = self._env.reset(seed=int(seeds[0]))
         except Exception as error:
@@ -72,21 +72,21 @@ class VectorizedTask:
         )
 
     def state(self) -> dict[str, Any]:
-        """See `SavableEnv`; `RunError` where the task cannot be saved."""
-        with _named(self._task, "state"):
-            return layers.save(self._env)
+        """See `SavableEnv`. Raises `RunError` if the task cannot be saved."""
+        with _errors_named(self._task, "state"):
+            return wrapper_state.save(self._env)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """See `SavableEnv`; `RunError` where the state does not fit."""
-        with _named(self._task, "restore"):
-            layers.restore(self._env, state)
+        """See `SavableEnv`. Raises `RunError` if the state does not fit."""
+        with _errors_named(self._task, "restore"):
+            wrapper_state.restore(self._env, state)
 
     def render(self) -> Any:
         """The frames of all environments, if made with `render=True`."""
         return self._env.render()
 
     def close(self) -> None:
-        """Free what the task holds."""
+        """Close the task."""
         self._env.close()
 
 
@@ -96,7 +96,7 @@ class SingleEnvs:
     def __init__(
         self, env: SyncVectorEnv | WorkerEnvs, threshold: float | None, limit: int | None, task: str, frames: int = 1
     ) -> None:
-        """Adapt `env`, made of `FlatEnv`; `frames`: how many the channels of an image are, see `EnvSpec`."""
+        """Adapt `env`, made of `FlatEnv`; `frames`: number of frames in an image's channels, see `EnvSpec`."""
         spaces_of: Any = env
         observed = spaces_of.single_observation_space
         self.spec = EnvSpec(
@@ -114,58 +114,58 @@ class SingleEnvs:
         self.savable = all(self._each("savable", [()] * self.num_envs))
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Begin new episodes everywhere, each with its own seed."""
+        """Start new episodes everywhere, each with its own seed."""
         try:
             return self._env.reset(seed=[int(seed) for seed in seeds])[0]
         except (EOFError, OSError) as error:
-            raise self._death(error) from error
+            raise self._worker_error(error) from error
 
     def step(self, action: np.ndarray) -> VectorStep:
         """Step every environment once."""
         try:
             observation, reward, terminated, truncated, info = self._env.step(action)
-        except (EOFError, OSError) as error:  # a pipe broke; what environments raise themselves comes as RunError
-            raise self._death(error) from error
+        except (EOFError, OSError) as error:  # a broken pipe; errors of environments arrive as RunError
+            raise self._worker_error(error) from error
         final = _final(observation, terminated, truncated, info, np.asarray)
         return observation, reward.astype(np.float32), terminated, truncated, final
 
     def state(self) -> dict[str, Any]:
-        """See `SavableEnv`; `RunError` where an environment cannot be saved.
+        """See `SavableEnv`. Raises `RunError` if an environment cannot be saved.
 
-        With same-step autoreset Gymnasium's vector environments keep nothing of their own from step to step.
+        With same-step autoreset, Gymnasium's vector environments have no state of their own.
         """
         return {"environments": self._each("state", [()] * self.num_envs)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """See `SavableEnv`; `RunError` where the state does not fit."""
+        """See `SavableEnv`. Raises `RunError` if the state does not fit."""
         saved = state["environments"]
         if len(saved) != self.num_envs:
             raise RunError(f"the saved state is of {len(saved)} environments per shard, here are {self.num_envs}")
-        self._each("restore", [(one,) for one in saved])
+        self._each("restore", [(state,) for state in saved])
 
     def render(self) -> Any:
         """The frames of all environments, if made with `render=True`."""
         return self._env.render()
 
     def close(self) -> None:
-        """Close every environment and end the workers."""
+        """Close every environment and stop the workers."""
         self._env.close()
 
     def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What a method of each `FlatEnv` returns, given its own arguments."""
+        """Call a method of each `FlatEnv` with its own arguments; returns the results."""
         if isinstance(self._env, WorkerEnvs):
             try:
                 return self._env.each(method, arguments)
             except (EOFError, OSError) as error:
-                raise self._death(error) from error
+                raise self._worker_error(error) from error
         return [getattr(env, method)(*own) for env, own in zip(self._env.envs, arguments, strict=True)]
 
-    def _death(self, error: Exception) -> RunError:
-        return RunError(self._env.obituary() if isinstance(self._env, WorkerEnvs) else describe(error))
+    def _worker_error(self, error: Exception) -> RunError:
+        return RunError(self._env.death_report() if isinstance(self._env, WorkerEnvs) else describe(error))
 
 
 class FlatEnv(gymnasium.Env[np.ndarray, Any]):
-    """One environment with flat spaces, or images, that names itself in errors and drops what nobody reads (info)."""
+    """One environment with flat spaces, or images, that names itself in errors and drops `info`."""
 
     def __init__(self, env: Env, index: int, task: str) -> None:
         """Flatten `env`, number `index` of its shard."""
@@ -186,7 +186,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin a new episode."""
+        """Start a new episode."""
         try:
             observation, _ = self.env.reset(seed=seed, options=options)
             return self._flatten(observation), {}
@@ -203,18 +203,18 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
             raise RunError(f"{self._name} failed in step: {describe(error)}") from error
 
     def savable(self) -> bool:
-        """Whether it can be saved; never raises."""
-        return layers.savable(self.env)
+        """Whether the environment can be saved; never raises."""
+        return wrapper_state.savable(self.env)
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides what comes next."""
-        with _named(self._name, "state"):
-            return layers.save(self.env)
+        """The complete state."""
+        with _errors_named(self._name, "state"):
+            return wrapper_state.save(self.env)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
-        with _named(self._name, "restore"):
-            layers.restore(self.env, state)
+        """Load `state()`."""
+        with _errors_named(self._name, "restore"):
+            wrapper_state.restore(self.env, state)
 
     def render(self) -> Any:
         """The current frame."""
@@ -226,14 +226,14 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
 
 
 @dataclass(frozen=True)
-class Maker:
-    """How one environment of a shard is made, here or in a worker."""
+class EnvFactory:
+    """Makes one environment of a shard, in this process or in a worker."""
 
     create: Callable[[], Env]
     wrappers: tuple[Callable[[Env], Env], ...]
     task: str
     rank_pid: int
-    """Process that asked; a maker called in another one is in a worker."""
+    """Process id of the rank; in any other process, the factory runs in a worker."""
     index: int = 0
 
     def __call__(self) -> FlatEnv:
@@ -243,7 +243,7 @@ class Maker:
         return FlatEnv(self.wrapped(), self.index, self.task)
 
     def wrapped(self) -> Env:
-        """The environment in its wrappers, with the spaces that it has."""
+        """The environment in its wrappers, with its original spaces."""
         env = self.create()
         for wrapper in self.wrappers:
             env = wrapper(env)
@@ -251,8 +251,8 @@ class Maker:
 
 
 @contextmanager
-def clear_errors(task: str) -> Generator[None]:
-    """Turn what making an environment may raise into one line, and keep Gymnasium's warnings to itself."""
+def config_errors(task: str) -> Generator[None]:
+    """Convert errors of making an environment into a one-line `ConfigError`, and silence Gymnasium's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -276,8 +276,8 @@ def describe(error: Exception) -> str:
 
 
 @contextmanager
-def _named(what: str, where: str) -> Generator[None]:
-    """Say in one line which environment failed, and where. Not for `step`: a context manager takes its time."""
+def _errors_named(what: str, where: str) -> Generator[None]:
+    """Raise errors as a `RunError` that names the environment and the method; too slow for `step`."""
     try:
         yield
     except Exception as error:
@@ -287,7 +287,7 @@ def _named(what: str, where: str) -> Generator[None]:
 def _final(
     observation: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any], convert: Convert
 ) -> np.ndarray:
-    """Observations before any reset; the same array where nothing ended. `convert` makes a batch flat."""
+    """Observations before any reset; the same array if no episode ended. `convert` flattens a batch."""
     ended = np.flatnonzero(terminated | truncated)
     if not ended.size:
         return observation

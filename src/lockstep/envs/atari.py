@@ -1,6 +1,6 @@
-"""Atari games by their usual names, preprocessed as the field agrees on (Mnih et al., 2015; Machado et al., 2018).
+"""Atari games by their usual names, with the standard preprocessing (Mnih et al., 2015; Machado et al., 2018).
 
-`ale_py` is imported when a game is asked for, never before.
+`ale_py` is imported only when a game is made.
 """
 
 import importlib
@@ -19,26 +19,26 @@ FRAMES_PER_GAME = 108_000
 """Half an hour at 60 frames per second, after which a game is truncated."""
 _NAME = re.compile(r"ALE/.+|[A-Z][A-Za-z]*NoFrameskip-v\d+")
 INSTALL = 'pip install "lockstep-rl[atari]"'
-"""What gives a machine the console."""
+"""The command that installs `ale_py`."""
 
 
 def register() -> bool:
-    """Let Gymnasium know the games, if `ale_py` is installed; whether it is."""
+    """Register the games with Gymnasium if `ale_py` is installed; returns whether it is."""
     if find_spec("ale_py") is None:
         return False
-    importlib.import_module("ale_py")  # which registers them
+    importlib.import_module("ale_py")  # registers them on import
     return True
 
 
 def refusal(task: str) -> ConfigError | None:
-    """What to install, if `task` is named like a game and `ale_py` is missing."""
+    """The error that names what to install, if `task` looks like a game and `ale_py` is missing."""
     if find_spec("ale_py") is not None or not _NAME.fullmatch(task):
         return None
     return ConfigError(f"task={task} is an Atari game, and ale_py is not installed: {INSTALL}")
 
 
 def is_game(registered: Any) -> bool:
-    """Whether an entry of Gymnasium's registry is a game of the console."""
+    """Whether an entry of Gymnasium's registry is an Atari game."""
     return registered.entry_point == "ale_py.env:AtariEnv"
 
 
@@ -47,10 +47,10 @@ def make(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, tra
 
     Args:
         registered: the task in Gymnasium's registry.
-        config: how environments are made.
-        num_envs: how many.
-        render: let `render()` give the consoles' screens.
-        training: `False` plays whole games for their own points.
+        config: of the environments.
+        num_envs: B.
+        render: enable `render()`, which returns the consoles' screens.
+        training: `False` plays whole games with unclipped rewards.
     """
     from lockstep.envs.atari_vector import AtariEnvs
 
@@ -62,13 +62,13 @@ def make(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, tra
 
 
 def settings_of(registered: Any, config: EnvConfig) -> tuple[str, AtariOptions, int]:
-    """Which cartridge, how it is played, and after how many steps a game is truncated."""
+    """Name of the game in `ale_py`, options, and steps after which a game is truncated."""
     options = _options_of(registered, config)
     return registered.kwargs["game"], options, config.max_episode_steps or FRAMES_PER_GAME // options.frameskip
 
 
 def _options_of(registered: Any, config: EnvConfig) -> AtariOptions:
-    """What the task's id and `env.kwargs` say together."""
+    """Options from the task's id and `env.kwargs`."""
     kwargs = dict(config.kwargs)
     refuse_unknown_kwargs(AtariOptions, kwargs, registered.id)
     if not isinstance(registered.kwargs["frameskip"], int) and "frameskip" not in kwargs:

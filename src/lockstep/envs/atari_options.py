@@ -1,4 +1,4 @@
-"""What `env.kwargs` can say of an Atari game."""
+"""`env.kwargs` of an Atari game."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from lockstep.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtariOptions:
-    """What `env.kwargs` can say of a game; the names are those of `ale_py.AtariVectorEnv`."""
+    """`env.kwargs` of an Atari game, named as in `ale_py.AtariVectorEnv`."""
 
     frameskip: int = 4
-    """Frames of the console that an action lasts."""
+    """Console frames per action."""
     repeat_action_probability: float = 0.0
-    """At each frame, that the console goes on with the action before ("sticky"); default: what the task's id says."""
+    """Sticky actions: probability per frame that the console repeats the previous action; default: by the task's id."""
     noop_max: int = 30
-    """A game begins with fewer than this many frames without an action, how many is drawn."""
+    """A game starts with a random number of no-op frames below this."""
     use_fire_reset: bool = True
-    """Press FIRE where a game begins, and with `episodic_life` where a life does."""
+    """Press FIRE at the start of a game, and with `episodic_life` at the start of a life."""
     maxpool: bool = True
-    """Show the brighter of the last two frames: some consoles draw things every other frame only."""
+    """Take the maximum of the last two frames, because some games draw objects in every other frame only."""
     img_height: int = 84
     """Pixels."""
     img_width: int = 84
@@ -26,16 +26,16 @@ class AtariOptions:
     grayscale: bool = True
     """One channel per frame instead of three."""
     stack_num: int = 4
-    """Frames that are seen at once, one per step."""
+    """Frames per observation, one per step."""
     full_action_space: bool = False
-    """All 18 actions of the joystick, also those that the game does not know."""
+    """All 18 joystick actions, including those without an effect in the game."""
     episodic_life: bool = True
     """Whether an episode ends with a life, in training; evaluation plays whole games."""
     reward_clipping: bool = True
-    """Whether a reward is only its sign, in training; evaluation counts the game's own points."""
+    """Whether rewards are reduced to their sign, in training; evaluation uses the game's score."""
 
     def __post_init__(self) -> None:
-        """Refuse what no console can do."""
+        """Refuse invalid values."""
         for name in ("frameskip", "img_height", "img_width", "stack_num"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"env.kwargs {name}={getattr(self, name)} must be at least 1")

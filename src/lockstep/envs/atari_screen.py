@@ -1,4 +1,4 @@
-"""The picture of a game: a second console that is given the same cartridge, seed and actions."""
+"""The rendered screen of a game, from a second console with the same cartridge, seed and actions."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from lockstep.errors import RunError
 
 
 class Screen:
-    """Follows one game of `AtariEnvs`, which shows only what a network sees of it."""
+    """Mirrors one game of `AtariEnvs`, which returns only preprocessed observations."""
 
     def __init__(self, rom: str, options: AtariOptions) -> None:
-        """A console with the cartridge `rom`."""
+        """A console with the game `rom`."""
         self._rom, self._options = roms.get_rom_path(rom), options
         self._console: Any = ale_py.ALEInterface()
         self._console.setLoggerMode(ale_py.LoggerMode.Error)
@@ -22,7 +22,7 @@ class Screen:
         self._actions: list[Any] = []
 
     def begin(self, seed: int, frames: int) -> None:
-        """Begin a game that was seeded with `seed` and is `frames` old."""
+        """Start the game seeded with `seed` and advance it to frame `frames`."""
         console = self._console
         console.setInt("random_seed", seed)
         console.loadROM(self._rom)
@@ -36,7 +36,7 @@ class Screen:
         self._compare(frames)
 
     def follow(self, action: int, frames: int) -> None:
-        """Do `action`, after which the game is `frames` old."""
+        """Take `action`, after which the game is at frame `frames`."""
         for _ in range(self._options.frameskip):
             self._console.act(self._actions[action])
             if self._console.game_over():
@@ -44,7 +44,7 @@ class Screen:
         self._compare(frames)
 
     def rgb(self) -> np.ndarray:
-        """What it shows, uint8 [H, W, 3]."""
+        """The screen, uint8 [H, W, 3]."""
         return self._console.getScreenRGB()
 
     def _compare(self, frames: int) -> None:

@@ -1,4 +1,4 @@
-"""Atari games stepped by the Arcade Learning Environment's own vector environment, in C++ threads.
+"""Atari games in the Arcade Learning Environment's vector environment, stepped by C++ threads.
 
 Shapes: B environments of a shard, C channels (frames, newest last, times 3 if coloured), H and W of an image.
 """
@@ -20,24 +20,24 @@ from lockstep.world import World, stream_seed
 _SEED_EVERY = 4096
 """Steps after which the next game of an environment gets a new seed.
 
-A game cannot be saved, but it can be played again: from its seed, with the same actions. Seeding costs as much as 150
-steps, because it loads the cartridge anew.
+A game cannot be saved, but it can be replayed from its seed with the same actions. Seeding costs as much as 150 steps,
+because it reloads the cartridge.
 """
 _NOOP = 0
-_RESET = 128  # added to what is remembered of an action where a game was begun after it
+_RESET = 128  # added to a recorded action after which a game was started
 _NO_LIMIT = 1 << 30
 _COUNTS = ("_seeds", "_since_seed", "_game_steps", "_frames", "_lives", "_age", "_over", "_died", "_helped")
 
 
 class AtariEnvs:
-    """The games of one shard; `next_step` autoreset, every environment with a seed of its own.
+    """The games of one shard; `next_step` autoreset, one seed per environment.
 
-    Episodes end with the game, or (`episodic_life`) with each life: the game then goes on, and the step that would have
-    reset begins the next life, by pressing FIRE where the game waits for it. An episode's first observation has no
-    frames from before it, so that frames need to be kept only once. Not in `training` episodes are whole games: in
-    these a lost life costs one more step, in which FIRE is pressed whatever the action.
+    Episodes end with the game, or (`episodic_life`) with each life: the game then continues, and the reset step starts
+    the next life, by pressing FIRE where the game waits for it. An episode's first observation has no frames from
+    before it, so that replay buffers store each frame once. Without `training`, episodes are whole games, in which each
+    lost life takes one more step that presses FIRE regardless of the action.
 
-    Games are truncated here and not in C++, which would show a stale frame as the last one.
+    Games are truncated here and not in C++, which would return a stale last frame.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class AtariEnvs:
         training: bool = True,
         render: bool = False,
     ) -> None:
-        """`num_envs` consoles with the cartridge `game`, such as `pong`, truncated after `limit` steps."""
+        """`num_envs` consoles running `game`, such as `pong`, truncated after `limit` steps."""
         self.num_envs = num_envs
         self._options, self._limit = options, limit
         self._by_life = training and options.episodic_life
@@ -59,26 +59,26 @@ class AtariEnvs:
         self.spec = _spec(options, len(actions), limit)
         fire = options.use_fire_reset and ale_py.Action.FIRE in actions
         self._begin_life = actions.index(ale_py.Action.FIRE) if fire else _NOOP
-        # A policy that was trained by lives has never had to begin one.
+        # A policy trained with episodic life never had to press FIRE itself.
         self._helps = fire and options.episodic_life and not training
         self._screens = [Screen(game, options) for _ in range(num_envs if render else 0)]
-        self._seed_every = 0 if render else _SEED_EVERY  # a picture is begun anew with each game
+        self._seed_every = 0 if render else _SEED_EVERY  # `Screen` needs a seed for each game
         self.frames_per_second = 60 / options.frameskip
         self._rows = np.arange(num_envs)
         self._bases: list[int] = []
-        self._seeds = np.zeros(num_envs, np.int64)  # how often each was seeded
+        self._seeds = np.zeros(num_envs, np.int64)  # number of seeds so far
         self._since_seed = np.zeros(num_envs, np.int64)
         self._played = np.zeros((1024, num_envs), np.uint8)  # [since_seed, B] actions
         self._game_steps = np.zeros(num_envs, np.int64)
-        self._frames = np.zeros(num_envs, np.int64)  # of the console, since the game began
+        self._frames = np.zeros(num_envs, np.int64)  # console frames since the start of the game
         self._lives = np.zeros(num_envs, np.int64)
-        self._age = np.zeros(num_envs, np.int64)  # observations of the episode before the current one
-        self._over: np.ndarray = np.zeros(num_envs, bool)  # the next step begins a game
-        self._helped: np.ndarray = np.zeros(num_envs, bool)  # the next step, of the same episode, begins a life
-        self._died: np.ndarray = np.zeros(num_envs, bool)  # the next step begins a life
+        self._age = np.zeros(num_envs, np.int64)  # earlier observations of the episode
+        self._over: np.ndarray = np.zeros(num_envs, bool)  # the next step starts a game
+        self._helped: np.ndarray = np.zeros(num_envs, bool)  # the next step, of the same episode, starts a life
+        self._died: np.ndarray = np.zeros(num_envs, bool)  # the next step starts a life
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Begin new games everywhere, each with its own seed."""
+        """Start new games everywhere, each with its own seed."""
         self._bases = [int(seed) for seed in seeds]
         for count in (self._seeds, self._since_seed, self._game_steps, self._age):
             count[:] = 0
@@ -94,8 +94,8 @@ class AtariEnvs:
         if over.any() or died.any() or self._helped.any():
             action = np.where(over, _NOOP, np.where(died | self._helped, self._begin_life, action))
         observation, reward, terminated, _, info = self._step(action)
-        began, fresh = over | died, over | (died & terminated)  # in the second case the press ended the game
-        # Lives were left, but the game ended all the same: the console has begun a new one by itself.
+        began, fresh = over | died, over | (died & terminated)  # in the second case pressing FIRE ended the game
+        # The game ended with lives left, and the console has started a new one.
         restarted: np.ndarray = died & (info["episode_frame_number"] < self._frames)
         self._remember(np.where(fresh, action | _RESET, action))
         if fresh.any():
@@ -124,7 +124,7 @@ class AtariEnvs:
         return [screen.rgb() for screen in self._screens]
 
     def state(self) -> dict[str, Any]:
-        """Seeds and actions from which the games can be played again; see `SavableEnv`."""
+        """Seeds and actions from which the games can be replayed; see `SavableEnv`."""
         return {
             "bases": self._bases,
             "played": self._played[: self._since_seed.max()],
@@ -132,7 +132,7 @@ class AtariEnvs:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Play the games up to where they were: thousands of steps, a matter of seconds or tens of them."""
+        """Replay the games: thousands of steps, which take seconds or tens of seconds."""
         if len(state["bases"]) != self.num_envs:
             raise RunError(
                 f"the saved state is of {len(state['bases'])} environments per shard, here are {self.num_envs}"
@@ -144,7 +144,7 @@ class AtariEnvs:
         self._grow(len(played))
         self._played[: len(played)] = played
         _, info = self._reset(self._rows, self._seeds_of(self._rows))
-        for step in range(len(played)):  # those seeded later wait, and begin when their turn comes
+        for step in range(len(played)):  # environments seeded later start at a later step
             turn = step - (len(played) - self._since_seed)
             action = np.where(turn < 0, _NOOP, played[turn, self._rows].astype(np.int64))
             if step and (turn == 0).any():
@@ -163,21 +163,21 @@ class AtariEnvs:
             )
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._env = None
 
     def _step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         return self._env.step(np.ascontiguousarray(action, np.int64))
 
     def _begin(self, rows: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Begin new games in `rows`; with a new seed where the last one was long ago."""
+        """Start new games in `rows`; with a new seed if the last one is old."""
         seeded = self._since_seed[rows] >= self._seed_every
         self._seeds[rows[seeded]] += 1
         self._since_seed[rows[seeded]] = 0
         return self._reset(rows, np.where(seeded, self._seeds_of(rows), -1))
 
     def _reset(self, rows: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Begin new games in `rows`; a seed of -1 lets the random numbers go on. Observations and info of all rows."""
+        """Start new games in `rows`; a seed of -1 keeps the generator. Returns observations and info of all rows."""
         mask = np.zeros(self.num_envs, bool)
         mask[rows] = True
         return self._env.reset(seed=seeds, options={"reset_mask": mask})
@@ -187,7 +187,7 @@ class AtariEnvs:
         return np.array([stream_seed(self._bases[row], "console", int(self._seeds[row])) for row in chosen])
 
     def _draw(self, action: np.ndarray, fresh: np.ndarray) -> None:
-        """Let the pictures follow; `fresh` are the rows in which a game has just begun."""
+        """Update the screens; `fresh`: the rows in which a game has just started."""
         for row, screen in enumerate(self._screens):
             frames = int(self._frames[row])
             if fresh[row]:
@@ -205,7 +205,7 @@ class AtariEnvs:
             self._played = np.concatenate([self._played, np.zeros_like(self._played)])
 
     def _shaped(self, observation: np.ndarray) -> np.ndarray:
-        """[B, C, H, W]; a coloured image comes as [B, frames, H, W, 3]."""
+        """[B, C, H, W]; colour images arrive as [B, frames, H, W, 3]."""
         if not self._options.grayscale:
             observation = np.moveaxis(observation, -1, 2)
         return observation.reshape(self.num_envs, *self.spec.observation_shape)
@@ -227,7 +227,7 @@ def _consoles(game: str, options: AtariOptions, num_envs: int, *, training: bool
         maxpool=options.maxpool,
         noop_max=options.noop_max,
         use_fire_reset=options.use_fire_reset,
-        episodic_life=False,  # would begin a new game at each life lost
+        episodic_life=False,  # would start a new game at each lost life
         life_loss_info=training and options.episodic_life,
         reward_clipping=training and options.reward_clipping,
     )
@@ -247,5 +247,5 @@ def _spec(options: AtariOptions, num_actions: int, limit: int) -> EnvSpec:
 
 
 def _threads(num_envs: int) -> int:
-    """This rank's part of the host's cores, but not more than there are environments."""
+    """This rank's part of the host's cores, at most one thread per environment."""
     return max(1, min(num_envs, usable_cores() // World.from_environment().local_size))

@@ -1,4 +1,4 @@
-"""Atari games one by one, behind Gymnasium's own wrappers: for `env.wrappers`, and the measure of `atari_vector.py`."""
+"""Single Atari games with Gymnasium's own wrappers: for `env.wrappers`, and as a reference for `atari_vector.py`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ import numpy as np
 from ale_py.env import AtariEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, ReshapeObservation, TransformObservation
 
-from lockstep.envs.adapters import Env, clear_errors
+from lockstep.envs.adapters import Env, config_errors
 from lockstep.envs.atari_options import AtariOptions
 from lockstep.errors import ConfigError
 
@@ -17,15 +17,15 @@ from lockstep.errors import ConfigError
 def single_game(
     task: str, rom: str, options: AtariOptions, limit: int, *, training: bool = True, render: bool = False
 ) -> Callable[[], Env]:
-    """What makes one game that looks like those of `AtariEnvs`; `reset` begins a life, or a game once all are lost.
+    """A factory of one game with the behaviour of `AtariEnvs`; `reset` starts the next life, or a game if none is left.
 
     Args:
         task: for messages.
-        rom: what `ale_py` calls the cartridge.
-        options: how it is played.
+        rom: name of the game in `ale_py`.
+        options: of the game.
         limit: steps after which a game is truncated.
-        training: `False` plays whole games for their own points.
-        render: let `render()` give the console's screen.
+        training: `False` plays whole games with unclipped rewards.
+        render: enable `render()`, which returns the console's screen.
     """
     if not options.maxpool:
         raise ConfigError(
@@ -35,7 +35,7 @@ def single_game(
 
 
 def _make(task: str, rom: str, options: AtariOptions, limit: int, training: bool, render: bool) -> Env:
-    with clear_errors(task):
+    with config_errors(task):
         env: Any = AtariEnv(
             rom,
             frameskip=1,
@@ -62,48 +62,50 @@ def _make(task: str, rom: str, options: AtariOptions, limit: int, training: bool
 
 
 class _Fire(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Presses FIRE for one frame where a game begins."""
+    """Presses FIRE for one frame at the start of a game."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin a game."""
+        """Start a game."""
         self.env.reset(seed=seed, options=options)
         observation, *_, info = self.env.step(1)
         return observation, info
 
 
 class _Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Episodes that end with a life, the sign of rewards, and the limit of a game; each as the options say."""
+    """Episodic life, reward clipping and the step limit of a game, according to the options."""
 
     def __init__(self, env: Env, options: AtariOptions, limit: int, press: int, training: bool) -> None:
-        """`press`: the action that begins a life."""
+        """`press`: the action that starts a life."""
         super().__init__(env)
         self._limit, self._press = limit, press
-        self._clips, self._by_life = training and options.reward_clipping, training and options.episodic_life
-        self._helps, self._helped = options.episodic_life and not training and press > 0, False
+        self._clip_reward = training and options.reward_clipping
+        self._end_by_life = training and options.episodic_life
+        self._auto_fire = options.episodic_life and not training and press > 0
+        self._fire_next = False
         self._lives = self._steps = 0
-        self._goes_on = False  # a life was lost, not the game
+        self._game_continues = False  # a life was lost, but not the game
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next life, or a game."""
-        if self._goes_on and seed is None:
-            self._goes_on = False
+        """Start the next life, or a game."""
+        if self._game_continues and seed is None:
+            self._game_continues = False
             observation, _, over, _, info = self.env.step(self._press)
             self._steps += 1
             if not over:
                 self._lives = info["lives"]
                 return observation, info
         observation, info = self.env.reset(seed=seed, options=options)
-        self._goes_on, self._helped, self._steps, self._lives = False, False, 0, info["lives"]
+        self._game_continues, self._fire_next, self._steps, self._lives = False, False, 0, info["lives"]
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step once."""
-        observation, reward, over, _, info = self.env.step(self._press if self._helped else action)
+        observation, reward, over, _, info = self.env.step(self._press if self._fire_next else action)
         self._steps += 1
         lost = 0 < info["lives"] < self._lives
-        died, self._helped = self._by_life and lost, self._helps and lost
+        died, self._fire_next = self._end_by_life and lost, self._auto_fire and lost
         self._lives = info["lives"]
         ended = bool(over or died)
-        self._goes_on = bool(died and not over and self._steps < self._limit)
-        reward = float(np.sign(float(reward)) if self._clips else float(reward))
+        self._game_continues = bool(died and not over and self._steps < self._limit)
+        reward = float(np.sign(float(reward)) if self._clip_reward else float(reward))
         return observation, reward, ended, self._steps >= self._limit and not ended, info

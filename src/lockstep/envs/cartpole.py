@@ -2,8 +2,8 @@
 
 Observation, action, resets, reward terms and weights, termination, episode length and control rate follow Isaac Lab's
 `isaaclab_tasks/manager_based/classic/cartpole/cartpole_env_cfg.py`; effort limit, joint damping and velocity limits its
-`isaaclab_assets/robots/cartpole.py` (https://github.com/isaac-sim/IsaacLab). Masses and lengths lie in a file that is
-not in that repository. Ours are chosen: a cart of 1 kg and a pole of 1 kg, a uniform rod of 1 m, all keyword arguments.
+`isaaclab_assets/robots/cartpole.py` (https://github.com/isaac-sim/IsaacLab). Masses and lengths are in a file outside
+that repository; the defaults here are a cart of 1 kg and a uniform rod of 1 kg and 1 m, all keyword arguments.
 """
 
 import math

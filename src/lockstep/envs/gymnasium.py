@@ -15,7 +15,7 @@ from gymnasium.wrappers import TimeLimit
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs import atari
-from lockstep.envs.adapters import Env, Maker, SingleEnvs, VectorizedTask, clear_errors
+from lockstep.envs.adapters import Env, EnvFactory, SingleEnvs, VectorizedTask, config_errors
 from lockstep.envs.load import load_object, near
 from lockstep.envs.spaces import action_spec, image_shape, observation_size
 from lockstep.envs.spec import EnvSpec
@@ -25,7 +25,7 @@ from lockstep.errors import ConfigError
 
 
 def known_tasks() -> list[str]:
-    """Every id that can be named as task."""
+    """All task ids."""
     atari.register()
     return [*BUILT_IN, *gymnasium.registry]
 
@@ -34,7 +34,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
     """The vector environment of a registered Gymnasium id."""
     registered = gymnasium.registry.get(task)
     if registered is None:
-        known = known_tasks()  # which lets Gymnasium know the games
+        known = known_tasks()  # registers Atari games as a side effect
         registered = gymnasium.registry.get(task)
         if registered is None:
             raise atari.refusal(task) or ConfigError(
@@ -49,7 +49,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
     if config.vectorization in ("auto", "entry_point"):
         refusal = _entry_point_refusal(registered, config, kwargs)
         if refusal is None:
-            # By Gymnasium's convention an entry point keeps the limit itself where the task is registered with one.
+            # By Gymnasium's convention the entry point applies the limit if the task is registered with one.
             limits = {} if limit is None else {"max_episode_steps": limit}
             creator: Callable[..., Any] = partial(
                 gymnasium.make_vec, task, vectorization_mode="vector_entry_point", **kwargs, **limits
@@ -63,14 +63,14 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
     if registered.entry_point is None:
         reason = refusal or f"env.vectorization={config.vectorization}; use auto"
         raise ConfigError(f"task={task} has only a vectorized entry point, which cannot be used: {reason}")
-    with clear_errors(task):
+    with config_errors(task):
         refuse_unknown_kwargs(_creator(registered.entry_point), dict(config.kwargs), task)
     env = _vectorize(creator_of_id(task, config, kwargs), task, config, num_envs)
     return SingleEnvs(env, _number(registered.reward_threshold), limit, task)
 
 
 def _games(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
-    """Atari's games, in C++; one by one behind Gymnasium's wrappers where the config asks for that."""
+    """Atari games, in C++, or single games with Gymnasium's wrappers if the config requires it."""
     if not config.wrappers and config.vectorization in ("auto", "entry_point"):
         return atari.make(registered, config, num_envs, render=render, training=training)
     if config.vectorization == "entry_point":
@@ -86,7 +86,7 @@ def _games(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, t
 def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, render: bool) -> VectorEnv | None:
     """The vector environment of a user's Gymnasium class; `None` if it is neither an `Env` nor a `VectorEnv`.
 
-    A class attribute `reward_threshold` says at which mean return the task counts as solved.
+    The class attribute `reward_threshold` is the mean return at which the task counts as solved.
     """
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit, threshold = config.max_episode_steps, _number(getattr(cls, "reward_threshold", None))
@@ -109,12 +109,12 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
 
 
 def creator_of_id(task: str, config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[], Env]:
-    """What makes one environment of a registered id."""
+    """A factory of one environment of a registered id."""
     return partial(gymnasium.make, task, config.max_episode_steps, disable_env_checker=True, **kwargs)
 
 
 def creator_of_class(cls: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[], Env]:
-    """What makes one environment of a user's class."""
+    """A factory of one environment of a user-defined class."""
     limit = config.max_episode_steps
 
     def create() -> Env:
@@ -124,20 +124,20 @@ def creator_of_class(cls: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> 
     return create
 
 
-def maker_of(create: Callable[[], Env], task: str, config: EnvConfig) -> Maker:
-    """How the environments of a shard are made, in the wrappers of the config."""
-    return Maker(create, tuple(load_object(path, "env.wrappers") for path in config.wrappers), task, os.getpid())
+def env_factory(create: Callable[[], Env], task: str, config: EnvConfig) -> EnvFactory:
+    """The factory of the environments of a shard, with the wrappers of the config."""
+    return EnvFactory(create, tuple(load_object(path, "env.wrappers") for path in config.wrappers), task, os.getpid())
 
 
 def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> str | None:
-    """Why the task's vectorized entry point cannot do what the config asks, if so."""
+    """Why the task's vectorized entry point does not support the config; `None` if it does."""
     if registered.vector_entry_point is None:
         return "the task has no vectorized entry point"
     if config.wrappers or registered.additional_wrappers:
         return "wrappers need single environments"
     if config.max_episode_steps is not None and registered.max_episode_steps is None:
         return "its entry point takes no max_episode_steps"
-    with clear_errors(registered.id):
+    with config_errors(registered.id):
         parameters = inspect.signature(_creator(registered.vector_entry_point)).parameters
     unknown = [name for name in kwargs if name not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -157,7 +157,7 @@ def _adapt_vector(
     creator: Callable[..., Any], task: str, num_envs: int, threshold: float | None, limit: int | None
 ) -> VectorizedTask | str:
     """The adapter of a Gymnasium vector environment, or why there can be none."""
-    with clear_errors(task):
+    with config_errors(task):
         env = creator(num_envs=num_envs)
         observation_space: Any = env.single_observation_space
     try:
@@ -185,9 +185,9 @@ def _adapt_vector(
 
 def _vectorize(create: Callable[[], Env], task: str, config: EnvConfig, num_envs: int) -> SyncVectorEnv | WorkerEnvs:
     """Single environments, in this process or in workers."""
-    maker = maker_of(create, task, config)
-    makers = [replace(maker, index=index) for index in range(num_envs)]
-    with clear_errors(task):
+    factory = env_factory(create, task, config)
+    factories = [replace(factory, index=index) for index in range(num_envs)]
+    with config_errors(task):
         if config.vectorization == "async":
-            return WorkerEnvs(makers)
-        return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+            return WorkerEnvs(factories)
+        return SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)

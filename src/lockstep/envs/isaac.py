@@ -1,11 +1,11 @@
-"""Isaac Lab's tasks: known by name; what is missing to run them is said before anything starts."""
+"""Isaac Lab's task ids, which are refused with an explanation before anything starts."""
 
 from importlib.util import find_spec
 
 from lockstep.errors import ConfigError
 
 _EQUALS = {"Isaac-Cartpole-v0": "lockstep/Cartpole-v0"}
-"""Tasks whose MDP is built in and runs without a simulator."""
+"""Built-in tasks with the same MDP, which run without a simulator."""
 
 
 def is_isaac(task: str) -> bool:
@@ -14,9 +14,9 @@ def is_isaac(task: str) -> bool:
 
 
 def refusal(task: str) -> ConfigError:
-    """Why `task` cannot run here and what can be done.
+    """The error that explains why `task` cannot run here and what to do.
 
-    Looks for Isaac Lab without importing it: an import may start the simulator.
+    Isaac Lab is searched for without an import, which may start the simulator.
     """
     missing = [name for name in ("isaaclab", "isaaclab_tasks", "isaacsim") if find_spec(name) is None]
     if missing:

@@ -1,4 +1,4 @@
-"""The user's own code by name: `module:Name` or `path/to/file.py:Name`."""
+"""Import user code by name: `module:Name` or `path/to/file.py:Name`."""
 
 import difflib
 import importlib
@@ -12,11 +12,11 @@ from typing import Any
 from lockstep.errors import ConfigError
 
 _importing: list[str] = []
-"""What is being imported for a setting, outermost first."""
+"""Settings whose modules are being imported, outermost first."""
 
 
 def check_not_imported(call: str) -> None:
-    """Refuse a call that a file of the user's makes while it is imported for a setting such as `task`."""
+    """Refuse a call made by a user's file while it is being imported for a setting such as `task`."""
     if _importing:
         raise ConfigError(
             f"{_importing[0]}: importing its file calls {call}, which would import it again; put that call under "
@@ -25,11 +25,11 @@ def check_not_imported(call: str) -> None:
 
 
 def load_object(path: str, setting: str) -> Any:
-    """What `path` names, importing its module.
+    """Import the object that `path` names.
 
     Args:
         path: `module:Name` (`Name` may have dots) or `path/to/file.py:Name`; the working directory is searched too.
-        setting: what the user set, for messages, such as `task`.
+        setting: name of the setting for messages, such as `task`.
     """
     location, _, name = path.rpartition(":")
     if not location or not name:
@@ -45,7 +45,7 @@ def load_object(path: str, setting: str) -> Any:
 
 
 def load_module(location: str, setting: str) -> ModuleType:
-    """A module by its dotted name or by its file; a failing import is a `ConfigError` that begins with `setting`."""
+    """Import a module by dotted name or file. Raises a `ConfigError` that begins with `setting`."""
     _importing.append(setting)
     try:
         return _from_file(Path(location), setting) if location.endswith(".py") else _from_name(location)
@@ -64,19 +64,19 @@ def load_module(location: str, setting: str) -> ModuleType:
 
 
 def absolute(name: str) -> str:
-    """The same code of the user's own, found from any directory: a file is named by its whole path."""
+    """The name with an absolute file path, which resolves from any directory."""
     location, colon, rest = name.rpartition(":")
     return f"{Path(location).resolve()}{colon}{rest}" if location.endswith(".py") else name
 
 
 def portable(name: str) -> str:
-    """The same name on hosts that keep the file in different places: without its folder."""
+    """The name without the file's folder, which may differ between hosts."""
     location, colon, rest = name.rpartition(":")
     return f"{Path(location).name}{colon}{rest}" if location.endswith(".py") else name
 
 
 def environments_in(module: ModuleType) -> list[str]:
-    """Names of the classes that a module defines and that look like environments."""
+    """Names of classes defined in a module that have `reset` and `step`."""
     return [
         name
         for name, value in vars(module).items()
@@ -87,16 +87,16 @@ def environments_in(module: ModuleType) -> list[str]:
 
 
 def near(name: str, known: list[str]) -> str:
-    """`; did you mean a, b?`, or nothing when no known name is close."""
+    """`; did you mean a, b?`, or the empty string if no known name is similar."""
     by_lower = {key.lower(): key for key in reversed(known)}
-    begun = sorted((key for low, key in by_lower.items() if low.startswith(name.lower())), reverse=True)
+    prefixed = sorted((key for low, key in by_lower.items() if low.startswith(name.lower())), reverse=True)
     close = [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
-    found = list(dict.fromkeys([*begun[:2], *close]))[:3]
+    found = list(dict.fromkeys([*prefixed[:2], *close]))[:3]
     return f"; did you mean {', '.join(found)}?" if found else ""
 
 
 def _from_name(name: str) -> ModuleType:
-    # A console script, unlike `python -m`, does not look into the working directory. Last, so that nothing is shadowed.
+    # A console script, unlike `python -m`, does not search the working directory. Appended last, to shadow nothing.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     return importlib.import_module(name)
@@ -106,7 +106,7 @@ def _from_file(path: Path, setting: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{setting}: there is no file {path.absolute()}")
     folder = str(path.resolve().parent)
-    if folder not in sys.path:  # what lies beside it can be imported, as in a script
+    if folder not in sys.path:  # allows imports of sibling files, as in a script
         sys.path.insert(0, folder)
     name = f"lockstep_file_{path.resolve()}"
     if name in sys.modules:

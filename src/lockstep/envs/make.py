@@ -1,4 +1,4 @@
-"""From a task's name to its vector environment."""
+"""Vector environments by task name."""
 
 import importlib
 import inspect
@@ -9,11 +9,17 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import BUILT_IN, VectorEnv, refuse_unknown_kwargs
+from lockstep.envs.vector import (
+    BUILT_IN,
+    VectorEnv,
+    kwargs_of,
+    refuse_single_env_settings,
+    refuse_unknown_kwargs,
+)
 from lockstep.errors import ConfigError
 
 ON_DEVICE = ("jax", "gymnax", "brax", "playground")
-"""Families of tasks whose environments are written in JAX: `FAMILY/NAME`."""
+"""Prefixes of tasks `FAMILY/NAME` whose environments are written in JAX."""
 
 
 def make_vector_env(
@@ -21,20 +27,19 @@ def make_vector_env(
 ) -> VectorEnv:
     """The environments of a shard.
 
-    Call it on the main thread: worker processes live as long as the thread that made them.
+    Call it on the main thread, because worker processes die with the thread that started them.
 
     Args:
         task: a Gymnasium id (also `module:Id-v0`), a built-in `lockstep/...` id, or your own `module:Class` or
             `file.py:Class`: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a class that follows `VectorEnv`.
-            Tasks `on_device` are made for the host, too.
-        config: how environments are made.
-        num_envs: how many.
-        render: let environments draw (`rgb_array`); nothing is drawn otherwise.
-        training: `False`: environments that are easier to learn from than to be judged by (Atari: episodes that end
-            with a life, rewards of which only the sign is left) are what they are judged by.
+            Tasks written in JAX are wrapped for the host.
+        config: of the environments.
+        num_envs: B.
+        render: make environments with `render_mode="rgb_array"`.
+        training: `False` disables training aids (Atari: episodic life and reward clipping).
     """
     _check(config, num_envs)
-    if render:  # SDL, which Gymnasium's tasks draw with, would look for a display and complain on the terminal
+    if render:  # without this SDL, which Gymnasium's tasks render with, searches for a display and prints errors
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if isaac.is_isaac(task):
         raise isaac.refusal(task)
@@ -45,7 +50,7 @@ def make_vector_env(
     if task in BUILT_IN:
         module, name = BUILT_IN[task]
         return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)
-    # Imported here: a fifth of a second that built-in tasks do not owe.
+    # Imported here because it takes 0.2 s, which built-in tasks do not need.
     from lockstep.envs import gymnasium
 
     if ":" not in task:
@@ -67,13 +72,13 @@ def make_vector_env(
 
 
 def env_spec(task: str, config: EnvConfig) -> EnvSpec:
-    """What one environment of `task` looks like.
+    """The spec of `task`.
 
-    Makes one and closes it, so that what cannot be made is refused before a run starts.
+    Makes one environment and closes it, so that tasks that cannot be made are refused before a run starts.
     """
     if on_device(task):
         _check(config, 1)
-        return jax_module("look", task).look(task, config)
+        return jax_module("subprocess_spec", task).device_env_spec(task, config)
     env = make_vector_env(task, config, 1)
     try:
         return env.spec
@@ -90,7 +95,7 @@ def on_device(task: str) -> bool:
 
 
 def jax_module(name: str, task: str) -> Any:
-    """Import a module of `lockstep.jax.envs` for a task on the device; only such tasks need JAX."""
+    """Import a module of `lockstep.jax.envs`, which needs JAX."""
     try:
         return importlib.import_module(f"lockstep.jax.envs.{name}")
     except ModuleNotFoundError as error:
@@ -102,7 +107,7 @@ def jax_module(name: str, task: str) -> Any:
 
 
 def _check(config: EnvConfig, num_envs: int) -> None:
-    """Refuse what no task can be made with."""
+    """Refuse settings that are invalid for every task."""
     if num_envs < 1:
         raise ConfigError(f"num_envs={num_envs} must be at least 1")
     if config.max_episode_steps is not None and config.max_episode_steps < 1:
@@ -114,17 +119,11 @@ def _check(config: EnvConfig, num_envs: int) -> None:
 
 
 def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool) -> VectorEnv:
-    """An environment that is a vector environment already."""
+    """Make an instance of a class that follows `VectorEnv`."""
     if render:
         raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
-    if config.wrappers or config.vectorization not in ("auto", "entry_point"):
-        setting = (
-            f"env.wrappers={list(config.wrappers)}" if config.wrappers else f"env.vectorization={config.vectorization}"
-        )
-        raise ConfigError(f"{setting} is for single Gymnasium environments; {task} is vectorized itself: remove it")
-    kwargs: dict[str, Any] = dict(config.kwargs)
-    if config.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = config.max_episode_steps
+    refuse_single_env_settings(config, f"{task} is vectorized itself")
+    kwargs = kwargs_of(config)
     _refuse_single(cls, task)
     refuse_unknown_kwargs(cls, kwargs, task)
     try:
@@ -146,7 +145,7 @@ def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool)
 
 
 def _refuse_single(cls: type, task: str) -> None:
-    """Refuse a class of single environments that does not say what it is."""
+    """Refuse a class of single environments that is not a `gymnasium.Env`."""
     name = cls.__name__
     if any(base.__module__.partition(".")[0] == "gym" for base in cls.__mro__):
         raise ConfigError(
@@ -154,7 +153,7 @@ def _refuse_single(cls: type, task: str) -> None:
         )
     try:
         parameters = inspect.signature(cls).parameters
-    except (TypeError, ValueError):  # no signature to be had; then the call decides
+    except (TypeError, ValueError):  # no signature available; the call itself will fail
         return
     if "num_envs" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What built-in vectorized environments share: episodes that end and begin again in the same step."""
+"""The base class of built-in vectorized environments, with same-step autoreset."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from lockstep.errors import ConfigError
 class NumpyEnv(ABC):
     """Environments in numpy arrays, one row each, `same_step` autoreset, one generator for all rows.
 
-    A subclass says how episodes begin, move and look.
+    Subclasses implement initial states, steps and observations.
     """
 
     arrays: ClassVar[tuple[str, ...]]
-    """Attributes that hold the state, rows first."""
+    """Names of the attributes with the state."""
 
     def __init__(self, num_envs: int, spec: EnvSpec) -> None:
-        """The environments; `reset` begins."""
+        """`num_envs` environments; call `reset` first."""
         if spec.max_episode_steps is None or spec.max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps={spec.max_episode_steps} must be at least 1")
         self.spec = spec
@@ -35,21 +35,21 @@ class NumpyEnv(ABC):
 
     @abstractmethod
     def _advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Move all rows by one step; float32 reward and bool terminated."""
+        """Step all rows; returns float32 reward and bool terminated."""
 
     @abstractmethod
     def _observe(self) -> np.ndarray:
         """A new float32 `[B, O]` array."""
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Begin new episodes everywhere; the first seed serves all rows."""
+        """Start new episodes everywhere; the first seed is used for all rows."""
         self._generator = np.random.default_rng(int(seeds[0]))
         self._steps[:] = 0
         self._begin(np.arange(self.num_envs))
         return self._observe()
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step every row; where an episode ends, the next begins."""
+        """Step every row; ended episodes are reset in the same step."""
         reward, terminated = self._advance(action)
         self._steps += 1
         truncated = self._steps >= self._limit
@@ -62,12 +62,12 @@ class NumpyEnv(ABC):
         return observation, reward, terminated, truncated, final
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides what comes next."""
+        """The complete state."""
         arrays = {name: getattr(self, name).copy() for name in (*self.arrays, "_steps")}
         return {"generator": self._generator.bit_generator.state, **arrays}
 
     def restore(self, state: Mapping[str, Any]) -> np.ndarray:
-        """Go on from `state()`; returns the observation that belongs to it."""
+        """Load `state()`; returns its observation."""
         self._generator.bit_generator.state = state["generator"]
         for name in (*self.arrays, "_steps"):
             getattr(self, name)[...] = state[name]

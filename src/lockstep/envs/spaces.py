@@ -1,4 +1,4 @@
-"""Gymnasium spaces to flat arrays and back."""
+"""Conversion between Gymnasium spaces and flat arrays."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def observation_size(space: Any, task: str) -> int:
 def image_shape(space: Any) -> tuple[int, int, int] | None:
     """Channels, height and width, if an observation of `space` is an image: bytes in three dimensions.
 
-    The channels may come first or last; where both could be, the smaller dimension is meant.
+    Channels may be first or last; if both are possible, the smaller dimension is taken.
     """
     if not _is(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
         return None
@@ -34,15 +34,15 @@ def image_shape(space: Any) -> tuple[int, int, int] | None:
 
 
 def flat_space(space: Any, task: str) -> spaces.Box:
-    """What `flatten_observation` makes of `space`."""
+    """The space of `flatten_observation`'s result."""
     size, image = observation_size(space, task), image_shape(space)
     return spaces.Box(-np.inf, np.inf, (size,), np.float32) if image is None else spaces.Box(0, 255, image, np.uint8)
 
 
 def flatten_observation(space: Any) -> Convert:
-    """A function that makes one observation of `space` a new array.
+    """A function that converts one observation of `space` into a new array.
 
-    An image stays one, of bytes with its channels first; all else becomes a flat float32 vector, choices one-hot.
+    An image becomes bytes with channels first; anything else a flat float32 vector, with discrete parts one-hot.
     """
     image = image_shape(space)
     if image is not None:
@@ -55,7 +55,7 @@ def flatten_observation(space: Any) -> Convert:
 
 
 def flatten_batch(space: Any) -> Convert:
-    """The same for a batch of observations of a Box; the result may be a view of what is given."""
+    """A function that converts a batch of observations of a Box; the result may be a view of the batch."""
     image, shape = image_shape(space), tuple(space.shape)
     if image is None:
         if len(shape) == 1:  # the hot path of the smallest tasks
@@ -84,7 +84,7 @@ def action_spec(space: Any, task: str) -> ActionSpec:
 
 
 def restore_action(space: Any, batch: tuple[int, ...] = ()) -> Convert | None:
-    """A function from flat actions to those of `space`, or `None` where they are the same already.
+    """A function from flat actions to those of `space`, or `None` if they are the same.
 
     Args:
         space: of a single environment.
@@ -115,4 +115,4 @@ def _refuse_unknown_parts(space: Any, part: Any, task: str) -> None:
 
 
 def _is(space: Any, *kinds: type) -> bool:
-    return isinstance(space, kinds)  # apart, because a checker would narrow to Gymnasium's half-typed generics
+    return isinstance(space, kinds)  # a function, because pyright would narrow to Gymnasium's partially typed generics

@@ -1,4 +1,4 @@
-"""What an environment looks like to a network: sizes, kinds and conventions, as plain numbers."""
+"""Sizes, action kinds and conventions of an environment, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ class ActionSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Outputs a policy head needs: a logit per choice, or a mean per dimension."""
+        """Outputs of a policy head: a logit per choice, or a mean per dimension."""
         return sum(self.sizes)
 
     @property
@@ -42,21 +42,20 @@ class EnvSpec:
     action: ActionSpec
     autoreset: Literal["next_step", "same_step"]
     """`next_step`: the step after an end resets (its action is ignored, its reward 0).
-    `same_step`: the step that ends an episode returns the next one's first observation, and the final one apart."""
+    `same_step`: the step that ends an episode returns the next one's first observation and a separate final one."""
     separately_seedable: bool
-    """Whether every environment takes a seed of its own; otherwise one seed serves the whole batch."""
+    """Whether every environment takes its own seed; otherwise one seed is used for the batch."""
     reward_threshold: float | None = None
-    """Mean return at which the task counts as solved, if somebody defined one."""
+    """Mean return at which the task counts as solved, if defined."""
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated, if it is."""
+    """Steps after which an episode is truncated; `None`: no limit."""
     image: tuple[int, int, int] | None = None
     """Channels, height and width of an observation that is an image of bytes; `None`: it is a flat float32 vector."""
     frames: int = 1
-    """How many consecutive frames the channels of an image are, the newest last. All that lie before an episode's first
-    frame are zero."""
+    """Consecutive frames in the channels of an image, newest last. Frames before an episode's first are zero."""
 
     def __post_init__(self) -> None:
-        """Refuse an image that cannot be."""
+        """Refuse an image that contradicts `observation_size` or `frames`."""
         if self.image is not None:
             channels, height, width = self.image
             if channels * height * width != self.observation_size or channels % self.frames:
@@ -67,7 +66,7 @@ class EnvSpec:
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Of one observation."""
+        """Shape of one observation."""
         return self.image or (self.observation_size,)
 
     @property
@@ -76,7 +75,7 @@ class EnvSpec:
         return np.float32 if self.image is None else np.uint8
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it (infinite bounds as strings, which every JSON reader takes)."""
+        """A JSON-able dict, with infinite bounds as strings."""
         data = asdict(self)
         for bound in ("low", "high"):
             values: tuple[float, ...] = data["action"][bound]

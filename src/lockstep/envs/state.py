@@ -1,4 +1,4 @@
-"""Which environments can be saved in the middle of an episode, and go on as if nothing had happened."""
+"""The protocol of environments that can be saved and restored in the middle of an episode."""
 
 from typing import Any, Protocol, TypeGuard
 
@@ -10,33 +10,33 @@ UNSAVABLE = (
     "cannot be saved: a resumed run begins new episodes, and ends with other numbers than one that never stopped; give "
     "the class the methods state() and restore(state), as docs/environments.md shows"
 )
-"""What is said of environments that lack these methods."""
+"""The warning for environments that lack these methods."""
 
 
 class SavableEnv(VectorEnv, Protocol):
     """A `VectorEnv` with the two methods that a resumed run needs to end with the same bits.
 
-    They are optional. A run whose environments lack them can be resumed too, but begins new episodes.
+    They are optional: without them a resumed run starts new episodes.
     """
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides what comes next: positions, steps of the episode, generators.
+        """The complete state: positions, steps of the episode, generators.
 
         Returns:
             A tree of `dict` (text keys), `list`, `str`, `int`, `float`, `bool`, `None` and numpy arrays of bools,
-            integers or floats. The arrays may be the environment's own: the caller copies them before the next step.
+            integers or floats. The arrays need not be copies: the caller copies them before the next step.
         """
         ...
 
     def restore(self, state: dict[str, Any]) -> np.ndarray | None:
-        """Go on from `state()`: the next `step` gives the same bits as it would have given there.
+        """Load `state()`: the next `step` returns the same bits as it would have in the saved environment.
 
         Args:
-            state: from an environment made in the same way, with as many rows. This one was `reset` before, with
-                whatever seeds.
+            state: of an environment with the same arguments and number of rows. This one has been `reset` before, with
+                any seeds.
 
         Returns:
-            The observation [B, O] that belongs to the state, or None; nobody depends on it.
+            The observation [B, O] of the state, or None; it is not used.
         """
         ...
 
@@ -44,16 +44,15 @@ class SavableEnv(VectorEnv, Protocol):
 def can_save(env: VectorEnv) -> TypeGuard[SavableEnv]:
     """Whether `env` can be saved and restored; never raises.
 
-    Its class must have both methods. One that has them for some of its tasks only says which in an attribute
-    `savable: bool`.
+    Its class must have both methods. A class that supports them for some tasks only sets the attribute `savable: bool`.
     """
-    return has_both(env) and bool(getattr(env, "savable", True))
+    return has_state_methods(env) and bool(getattr(env, "savable", True))
 
 
-def has_both(thing: object) -> bool:
+def has_state_methods(thing: object) -> bool:
     """Whether the class of `thing` defines the methods `state` and `restore`.
 
-    The instance is asked too: Gymnasium's tasks keep an array in an attribute called `state`.
+    The instance is checked too, because Gymnasium's tasks have an array attribute called `state`.
     """
     return all(
         callable(getattr(type(thing), name, None)) and callable(getattr(thing, name, None))

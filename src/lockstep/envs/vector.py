@@ -1,4 +1,4 @@
-"""The protocol all environments follow, and the way from a task's name to a vector environment."""
+"""The protocol of vectorized environments, and the built-in tasks."""
 
 import inspect
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs.load import near
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -15,32 +16,32 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 
 BUILT_IN = {
     "lockstep/Cartpole-v0": ("lockstep.envs.cartpole", "Cartpole"),
-    "lockstep/Corridor-v0": ("lockstep.envs.toys", "Corridor"),
-    "lockstep/Match-v0": ("lockstep.envs.toys", "Match"),
-    "lockstep/Reach-v0": ("lockstep.envs.toys", "Reach"),
+    "lockstep/Corridor-v0": ("lockstep.envs.toy_tasks", "Corridor"),
+    "lockstep/Match-v0": ("lockstep.envs.toy_tasks", "Match"),
+    "lockstep/Reach-v0": ("lockstep.envs.toy_tasks", "Reach"),
 }
-"""Tasks that need nothing but numpy, and the classes behind them."""
+"""Classes of the built-in tasks, which need only numpy."""
 
 
 class VectorEnv(Protocol):
     """The environments of one shard, stepped together.
 
-    Follow it in a class of your own, made by `Class(num_envs=..., **kwargs)`, and name it as task: `module:Class`.
+    A user-defined class is constructed as `Class(num_envs=..., **kwargs)` and named as task `module:Class`.
 
-    Two more methods are optional, `state` and `restore` (`lockstep.envs.state.SavableEnv`): with them a run that was
-    stopped and resumed ends with the same bits as one that never stopped; without them it begins new episodes.
+    The methods `state` and `restore` are optional (`lockstep.envs.state.SavableEnv`). With them a resumed run ends with
+    the same bits as an uninterrupted one; without them it starts new episodes.
     """
 
     spec: EnvSpec
-    """What one environment looks like."""
+    """Sizes and conventions of one environment."""
     num_envs: int
-    """B, how many there are."""
+    """B."""
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Begin new episodes everywhere.
+        """Start new episodes everywhere.
 
         Args:
-            seeds: one per environment; where environments are not `separately_seedable`, only the first counts.
+            seeds: one per environment; if they are not `separately_seedable`, only the first is used.
 
         Returns:
             First observations, float32 `[B, O]`.
@@ -50,28 +51,43 @@ class VectorEnv(Protocol):
     def step(self, action: np.ndarray) -> Step:
         """Step every environment once.
 
-        The arrays may be used again by the next call and need not be contiguous: copy what you keep.
+        The next call may overwrite the returned arrays, which need not be contiguous.
 
         Args:
             action: int64 `[B]` (discrete), int64 `[B, K]` (multi_discrete) or float32 `[B, D]` (continuous, in bounds).
 
         Returns:
             Observation float32 `[B, O]`, reward float32 `[B]`, terminated bool `[B]`, truncated bool `[B]`, and the
-            final observation: `None` with `next_step` (the observation is the true one), else float32 `[B, O]` whose
-            rows are meant where an episode ended.
+            final observation: `None` with `next_step` (the observation is the true one), else float32 `[B, O]`, valid
+            in rows where an episode ended.
         """
         ...
 
     def close(self) -> None:
-        """Free what is held; may be called twice."""
+        """Free all resources; may be called twice."""
         ...
 
 
+def kwargs_of(config: EnvConfig) -> dict[str, Any]:
+    """The keyword arguments of an environment class: `env.kwargs`, and `max_episode_steps` if it is set."""
+    limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    return dict(config.kwargs) | limits
+
+
+def refuse_single_env_settings(config: EnvConfig, reason: str) -> None:
+    """Refuse wrappers, and vectorization of single environments, for the `reason` given in the error."""
+    if config.wrappers or config.vectorization not in ("auto", "entry_point"):
+        setting = (
+            f"env.wrappers={list(config.wrappers)}" if config.wrappers else f"env.vectorization={config.vectorization}"
+        )
+        raise ConfigError(f"{setting} is for single Gymnasium environments; {reason}: remove it")
+
+
 def refuse_unknown_kwargs(creator: Any, kwargs: dict[str, Any], task: str) -> None:
-    """Refuse keyword arguments that `creator` does not take, naming those it does."""
+    """Refuse keyword arguments that `creator` does not take; the error names those it takes."""
     try:
         parameters = inspect.signature(creator).parameters.values()
-    except (TypeError, ValueError):  # no signature to be had; then the call decides
+    except (TypeError, ValueError):  # no signature available; the call itself will fail
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

@@ -1,4 +1,4 @@
-"""Worker processes for environments: they live and die with their rank, and a death names its index."""
+"""Worker processes for environments, tied to the life of their rank; errors name the environment's index."""
 
 import ctypes
 import os
@@ -17,51 +17,51 @@ from lockstep.errors import RunError
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 2.0
-"""How long an environment may take to close, and how long the death of a worker whose pipe broke may take to show."""
+"""Timeout for closing environments, and for the exit code of a worker whose pipe broke."""
 
 
 def become_worker(rank_pid: int) -> None:
-    """Tie this process to the one that started it, first thing in a worker.
+    """Tie this process to the rank that started it; the first call in a worker.
 
-    The kernel kills it when the rank ends in whatever way. Signals to the whole process group (Ctrl-C, a scheduler's
-    SIGTERM) are the rank's to handle: it may want another step and a checkpoint.
+    The kernel kills it when the rank ends. Signals to the whole process group (Ctrl-C, a scheduler's SIGTERM) are
+    ignored, because the rank handles them and may need another step for a checkpoint.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != rank_pid:  # it died before the line above
+    if os.getppid() != rank_pid:  # the rank died before `prctl`
         os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
 class WorkerEnvs(AsyncVectorEnv[Any, Any]):
-    """Gymnasium's worker processes with a bounded end.
+    """Gymnasium's worker processes with bounded shutdown.
 
-    `fork`, so that environments registered or defined in the user's script exist in the workers. The rank's own threads
-    are not there after a fork, and workers touch nothing of theirs.
+    Workers are forked, so that environments registered or defined in the user's script exist in them. The rank's
+    threads do not survive the fork, and workers use none of their state.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]]) -> None:
-        """Start one worker per maker; `RunError` if one does not come up."""
+    def __init__(self, factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]]) -> None:
+        """Start one worker per factory. Raises `RunError` if one fails to start."""
         self.processes: list[Any] = []
         self.parent_pipes: list[Any] = []
         try:
             super().__init__(  # pyright: ignore[reportUnknownMemberType]
-                makers, copy=False, context="fork", autoreset_mode=AutoresetMode.SAME_STEP
+                factories, copy=False, context="fork", autoreset_mode=AutoresetMode.SAME_STEP
             )
         except (EOFError, OSError) as error:
-            message = self.obituary()
+            message = self.death_report()
             self._kill()
             raise RunError(f"{message} while it started") from error
         except BaseException:
             self._kill()
             raise
-        # At exit multiprocessing ends its children by SIGTERM, which ours ignore, and waits for them: come before it.
+        # At exit multiprocessing sends its children SIGTERM, which workers ignore, and joins them: kill them first.
         self._at_exit = Finalize(None, _kill, (self.processes,), exitpriority=10)
 
-    def obituary(self) -> str:
-        """Which worker died, and how."""
+    def death_report(self) -> str:
+        """A message that names the worker that died and its exit code or signal."""
         deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline:  # a pipe breaks shortly before the process can be reaped
+        while time.monotonic() < deadline:  # the pipe breaks shortly before the process can be reaped
             for index, process in enumerate(self.processes):
                 code = process.exitcode
                 if code is not None:
@@ -72,7 +72,7 @@ class WorkerEnvs(AsyncVectorEnv[Any, Any]):
         return "a worker of an environment closed its pipe"
 
     def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What a method of every environment returns, given its own arguments, one tuple per environment."""
+        """Call a method of every environment with its own tuple of arguments; returns the results."""
         for pipe, own in zip(self.parent_pipes, arguments, strict=True):
             pipe.send(("_call", (method, own, {})))
         results = [pipe.recv() for pipe in self.parent_pipes]
@@ -80,19 +80,19 @@ class WorkerEnvs(AsyncVectorEnv[Any, Any]):
         return [result for result, _ in results]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask workers to close their environments, then make sure."""
+        """Close the environments in the workers, then kill those that did not exit."""
         deadline = time.monotonic() + (0 if terminate else _GRACE_S)
         for pipe in self.parent_pipes:
             try:
                 pipe.send(("close", None))
-            except (OSError, AttributeError):  # dead, or dropped by Gymnasium after an error
+            except (OSError, AttributeError):  # dead, or set to None by Gymnasium after an error
                 continue
         for process in self.processes:
             process.join(max(deadline - time.monotonic(), 0))
         self._kill()
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        # Gymnasium would print each traceback as a warning and raise the last error; one clear line is enough.
+        # Gymnasium would print each traceback as a warning and raise the last error.
         if all(successes):
             return
         errors: Any = getattr(self, "error_queue", None)
@@ -107,7 +107,7 @@ class WorkerEnvs(AsyncVectorEnv[Any, Any]):
     def _kill(self) -> None:
         _kill(self.processes)
         for pipe in self.parent_pipes:
-            if pipe is not None:  # Gymnasium drops some after errors
+            if pipe is not None:  # Gymnasium sets some to None after errors
                 pipe.close()
         queue = getattr(self, "error_queue", None)
         if queue is not None:

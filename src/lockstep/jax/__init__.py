@@ -1,6 +1,6 @@
 """The algorithms in JAX.
 
-`ppo.py` and `dqn.py` are the algorithms, `on_device.py` trains in environments that are written in JAX (`envs/`).
+`ppo.py` and `dqn.py` are the algorithms, `ppo_on_device.py` trains in environments that are written in JAX (`envs/`).
 `comm.py` has all communication between ranks, `collectives/` its transports.
 """
 

@@ -9,11 +9,11 @@ from jax import Array
 
 from lockstep.distributed.tree import tree_sum
 
-_WAYS = 16
+_FANOUT = 16
 
 
 class AdamState(NamedTuple):
-    """What must survive a restart and be equal on all ranks."""
+    """The optimizer state, equal on all ranks."""
 
     moment: Array
     """m [P]."""
@@ -37,21 +37,20 @@ class Adam:
         self._adam = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
 
     def init(self, values: Array) -> AdamState:
-        """Before the first step."""
+        """The state before the first step."""
         return AdamState(jnp.zeros_like(values), jnp.zeros_like(values), jnp.zeros((), jnp.int32))
 
     def step(
         self, state: AdamState, values: Array, gradient: Array, learning_rate: Array, skipped: Array
     ) -> tuple[Array, AdamState]:
-        """Change the values [P] once.
+        """Update the parameters [P].
 
         Args:
             state: m, v and t.
             values: x.
             gradient: g.
-            learning_rate: lr, an array of no dimensions: a number would be compiled in.
-            skipped: a bool of no dimensions. Where it is true nothing changes, whatever the gradient holds: neither
-                values nor moments, nor the count of steps.
+            learning_rate: lr, a scalar array; a Python number would be a compile-time constant.
+            skipped: a scalar bool. If it is true, values, moments and step count are unchanged, even by a NaN gradient.
         """
         before = optax.ScaleByAdamState(state.steps, state.moment, state.square)
         change, after = cast(Any, self._adam).update(gradient, before)
@@ -61,20 +60,22 @@ class Adam:
 
 
 def adapted(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
-    """The rate a third lower when the policy moved too far, a half higher when it hardly moved."""
+    """The learning rate divided by 1.5 if KL exceeds twice the desired one, multiplied by 1.5 if below half of it."""
     factor = jnp.where(kl > 2.0 * desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * desired_kl, 1.5, 1.0))
     return jnp.clip(learning_rate * factor, 1e-6, 1e-2)
 
 
-def norm_of(gradient: Array) -> Array:
+def global_norm(gradient: Array) -> Array:
     """The Euclidean norm, with the same bits in every program.
 
-    XLA sums a long vector in parts, as many as there are threads, and a process of several devices has more of them.
-    Here a level adds sixteen numbers element by element, which nobody reorders.
+    XLA splits a long sum by the number of threads, which depends on the devices of the process. Here each level adds
+    sixteen rows elementwise in a fixed order.
     """
     rows = jax.lax.optimization_barrier(jnp.square(gradient))
     while rows.size > 1:
-        width = -(-rows.size // _WAYS)
-        parts = jnp.pad(rows, (0, _WAYS * width - rows.size)).reshape(_WAYS, width)
-        rows = jax.lax.optimization_barrier(tree_sum({(i, i + 1): parts[i] for i in range(_WAYS)}, (0, _WAYS), jnp.add))
+        width = -(-rows.size // _FANOUT)
+        parts = jnp.pad(rows, (0, _FANOUT * width - rows.size)).reshape(_FANOUT, width)
+        rows = jax.lax.optimization_barrier(
+            tree_sum({(i, i + 1): parts[i] for i in range(_FANOUT)}, (0, _FANOUT), jnp.add)
+        )
     return jnp.sqrt(rows.reshape(()))

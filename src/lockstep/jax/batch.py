@@ -1,4 +1,4 @@
-"""What PPO learns from: transitions with what the policy that acted made of them.
+"""The data of a PPO update: a shard's rollout, and transitions with old values, log-probabilities and advantages.
 
 Shapes: T steps of a rollout, B environments of a shard, O observation, N transitions of a part of a minibatch.
 """
@@ -16,21 +16,21 @@ class Steps(NamedTuple):
     """A shard's rollout as the policy saw it, time-major; each leaf [T, B, ...]."""
 
     observation: Array
-    """[T + 1, B, O], normalized; the last row is where the rollout stopped."""
+    """[T + 1, B, O], normalized; the last row is the observation after the rollout."""
     action: Array
     reward: Array
-    """Scaled by the normalizer of returns, if there is one."""
+    """Scaled by the return normalizer, if there is one."""
     terminated: Array
     """1 where the task ended the episode, as a float, like `ended`."""
     ended: Array
     """1 where the episode ended, terminated or truncated."""
     weight: Array
     final_value: Array
-    """Value of the true last observation of an episode, where `observation[t + 1]` belongs to the next one."""
+    """Value of the true last observation of an episode whose `observation[t + 1]` is the next episode's first."""
     is_final: Array
-    """1 where `final_value` counts."""
+    """1 where `final_value` replaces V(observation[t + 1])."""
     parameters: Array | None = None
-    """[T, B, ...] of the action distribution, where they are known."""
+    """[T, B, ...] of the action distribution, if already computed."""
 
 
 class Batch(NamedTuple):
@@ -43,13 +43,13 @@ class Batch(NamedTuple):
     value: Array
     advantage: Array
     target: Array
-    """What the value should have been: advantage + value."""
+    """Value target: advantage + value."""
     weight: Array
-    """0 for rows in which an environment only reset itself, 1 otherwise."""
+    """0 for rows in which the environment was only reset, 1 otherwise."""
 
     @staticmethod
     def blank(spec: EnvSpec, rows: int) -> "Batch":
-        """Rows of zeros, of weight 0, on the host."""
+        """Rows of zeros and weight 0, on the host."""
         action = spec.action
         shape = (rows,) if action.kind == "discrete" else (rows, action.width)
         kind = np.float32 if action.kind == "continuous" else np.int32
@@ -58,10 +58,10 @@ class Batch(NamedTuple):
         return Batch(*cast(Any, columns))
 
     def at(self, order: Array) -> "Batch":
-        """The rows at `order` [N], which are all there, in that order."""
+        """The rows at the valid indices `order` [N]."""
         return jax.tree.map(lambda column: column.at[order].get(mode="promise_in_bounds"), self)
 
 
 def slots(stacked: Any, count: int) -> list[Any]:
-    """Of arrays with a leading axis of `count` slots, the pytree of each."""
+    """The pytree of each slot, from arrays with a leading axis of `count` slots."""
     return [jax.tree.map(lambda leaf, slot=slot: leaf[slot], stacked) for slot in range(count)]

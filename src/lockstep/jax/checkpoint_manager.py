@@ -1,4 +1,4 @@
-"""Checkpoints for a training loop of one's own, with JAX's arrays."""
+"""Checkpoints of JAX arrays, for custom training loops."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from lockstep.session import checkpoint_manager
 
 
 class CheckpointManager(checkpoint_manager.CheckpointManager):
-    """Checkpoints of a loop of your own; arrays come back as numpy's, for `comm.replicate` and `comm.shard`.
+    """Checkpoints of a custom training loop; restores numpy arrays, for `comm.replicate` and `comm.shard`.
 
-    Save the leaves of trees with classes of their own, such as optax's states: `jax.tree.leaves(state)`, and
-    `jax.tree.unflatten(jax.tree.structure(state), leaves)` to restore them.
+    Save custom pytrees such as optax's states as leaves: `jax.tree.leaves(state)`; restore them with
+    `jax.tree.unflatten(jax.tree.structure(state), leaves)`.
     """
 
     def to_numpy(self, value: Any) -> tuple[np.ndarray, str] | None:
-        """The bits of an array that is equal on all devices."""
+        """The bits of a replicated array, and its dtype; None for other values."""
         if not isinstance(value, jax.Array):
             return None
         array = np.asarray(value)
-        bits = array.view(np.int16) if array.dtype.name == "bfloat16" else array  # which files do not know
+        bits = array.view(np.int16) if array.dtype.name == "bfloat16" else array  # npz has no bfloat16
         return bits, array.dtype.name
 
     def from_numpy(self, array: np.ndarray, kind: str) -> np.ndarray:
-        """The array of these bits."""
+        """The inverse of `to_numpy`."""
         return array.view(jax.numpy.bfloat16) if kind == "bfloat16" else array

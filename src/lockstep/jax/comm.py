@@ -1,9 +1,9 @@
-"""What crosses ranks in JAX: the only file, with its helpers, that knows of devices beyond one.
+"""The collectives of JAX; only this file and `collectives/` handle more than one device.
 
-Two worlds meet here. *Outside* compiled code, processes exchange numpy arrays and small objects. *Inside* a function
-compiled by `spmd`, devices exchange arrays; every device is a rank of the one axis that data is spread over. Every
-sum over shards is taken along the tree of `lockstep.distributed.tree`. In a world of one device every collective is the
-identity, and no server, connection or thread exists.
+*Outside* compiled code, processes exchange numpy arrays and small objects. *Inside* a function compiled by `spmd`,
+devices exchange arrays; every device is a rank of the data axis. Every sum over shards follows the tree of
+`lockstep.distributed.tree`. In a world of one device every collective is the identity, and no server, connection or
+thread exists.
 """
 
 import json
@@ -24,9 +24,9 @@ from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
 from lockstep.jax import hardware
 from lockstep.jax.collectives import mesh
-from lockstep.jax.collectives.mesh import AXIS, DeviceMap, Spread, Tree, places
+from lockstep.jax.collectives.mesh import AXIS, DeviceArrays, DeviceMap, Tree, map_shards
 from lockstep.jax.collectives.processes import Processes
-from lockstep.jax.collectives.transports import Alone, Function, OverMesh, ThroughProcesses, Transport
+from lockstep.jax.collectives.transports import Function, MeshTransport, ProcessTransport, SingleDevice, Transport
 from lockstep.jax.collectives.waker import Waker
 from lockstep.jax.flat import divisor
 from lockstep.world import World
@@ -38,20 +38,20 @@ class Comm:
     Every method marked *collective* must be called by all ranks in the same order, those inside compiled code included.
 
     Args:
-        world: who takes part; each process drives `devices_per_process` devices.
+        world: all processes, each of which drives `devices_per_process` devices.
         device: `auto` takes the GPUs of the local rank if the machine has some.
         backend: `auto` is nccl on GPUs and gloo on CPUs.
         devices_per_process: local devices, each of them a rank of the data axis.
         timeout_s: bound on every collective.
         startup_timeout_s: bound on waiting for the other ranks to start.
-        timers: told when this rank synchronises and waits.
+        timers: record when this rank synchronizes and waits.
 
     Attributes:
-        device: where this process computes, in words.
-        devices: the same, for JAX.
-        num_slots: shards on each device; where a device has fewer, a slot repeats one, and sums leave it out.
-        num_messages: how many messages each tag has sent outside compiled code.
-        num_compilations: how often each function given to `spmd` was compiled, by its name.
+        device: description of this process' devices.
+        devices: JAX devices of this process.
+        num_slots: shards per device. A device with fewer repeats one in the remaining slots, which sums skip.
+        num_messages: messages sent by this process, by tag.
+        num_compilations: compilations of each function passed to `spmd`, by its name.
     """
 
     def __init__(
@@ -70,19 +70,21 @@ class Comm:
         self.backend = hardware.backend_of(self._kind, backend)
         self.timers = timers or Timers()
         self.num_compilations: Counter[str] = Counter()
-        self._places: DeviceMap = places(self.world, devices_per_process)
-        self.num_slots = self._places.num_slots
-        self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
-        self._devices_per_process, self._by_jax = devices_per_process, backend == "gloo"
+        self._device_map: DeviceMap = map_shards(self.world, devices_per_process)
+        self.num_slots = self._device_map.num_slots
+        self._timeout_s = timeout_s
+        self._startup_timeout_s = startup_timeout_s
+        self._devices_per_process = devices_per_process
+        self._use_gloo = backend == "gloo"
         self._processes = Processes(self.world, self.timers, timeout_s, startup_timeout_s)
 
     @property
     def num_messages(self) -> Counter[str]:
-        """How many messages this process has sent, by tag."""
+        """Messages sent by this process, by tag."""
         return self._processes.num_messages
 
     def __enter__(self) -> Self:
-        """Meet the other ranks; *collective*. Raises `PeerError` when they do not come."""
+        """Connect to the other ranks; *collective*. Raises `PeerError` if they do not arrive in time."""
         hardware.prepare(self._kind, self._devices_per_process, self._timeout_s)
         self._processes.open()
         try:
@@ -94,65 +96,65 @@ class Comm:
 
     def _open_devices(self) -> None:
         world, count = self.world, self._devices_per_process
-        together = world.size > 1 and (self._kind == "gpu" or self._by_jax)
-        if together:
-            self._processes.start_jax(hardware.own_gpus(world, self._kind, count), self._startup_timeout_s)
+        multi_process = world.size > 1 and (self._kind == "gpu" or self._use_gloo)
+        if multi_process:
+            self._processes.start_jax(hardware.local_gpu_ids(world, self._kind, count), self._startup_timeout_s)
         self.devices = hardware.local_devices(world, self._kind, count)
         self.device = hardware.describe(self.devices)
-        axis = hardware.all_devices(self.devices, count) if together else self.devices
+        axis = hardware.all_devices(self.devices, count) if multi_process else self.devices
         mesh = Mesh(np.array(axis), (AXIS,)) if len(axis) > 1 else None
-        self._spread = Spread(self._places, self.devices, mesh)
-        if world.size > 1 and not together:
-            self._transport: Transport = ThroughProcesses(self._places, mesh, self.devices[0], self._processes)
+        self._arrays = DeviceArrays(self._device_map, self.devices, mesh)
+        if world.size > 1 and not multi_process:
+            self._transport: Transport = ProcessTransport(self._device_map, mesh, self.devices[0], self._processes)
         elif mesh is not None:
-            self._transport = OverMesh(self._places, mesh, self._processes if together else None)
+            self._transport = MeshTransport(self._device_map, mesh, self._processes if multi_process else None)
         else:
-            self._transport = Alone(self._places, self.devices[0])
+            self._transport = SingleDevice(self._device_map, self.devices[0])
         self._waker = Waker(self.devices)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of the others, also after an exception."""
+        """Disconnect, also after an exception."""
         self._waker.close()
         self._processes.close(error)
 
     # -- arrays on devices ---------------------------------------------------------------------------------------------
 
     def replicate(self, tree: Tree) -> Tree:
-        """Arrays on all devices, from host values that are equal on all ranks; nothing is checked or sent."""
-        return self._spread.replicate(tree)
+        """Arrays on all devices, from host values that are equal on all ranks (not checked); nothing is sent."""
+        return self._arrays.replicate(tree)
 
     def shard(self, parts: Sequence[Tree]) -> Tree:
         """Arrays [devices * num_slots, ...] over all devices, from one pytree of equal shapes per local shard."""
-        return self._spread.shard(parts)
+        return self._arrays.shard(parts)
 
-    def collect(self, own: Tree) -> list[Tree]:
-        """Of arrays over all devices, what belongs to each local shard, as numpy pytrees."""
-        return self._spread.collect(own)
+    def unshard(self, own: Tree) -> list[Tree]:
+        """The numpy pytree of each local shard; the inverse of `shard`."""
+        return self._arrays.unshard(own)
 
     def read(self, tree: Tree) -> Tree:
         """Host copies of arrays that are the same on all devices."""
         return mesh.read(tree)
 
     def local(self, tree: Tree) -> Tree:
-        """Of arrays that are the same on all devices, those on this process' first one, not copied."""
+        """Replicated arrays on this process' first device, without a copy."""
         return mesh.local(tree)
 
     def spmd(self, function: Function, *, donate: bool = True) -> Function:
         """Compile `function(shared, own) -> (shared, own)` for all devices at once; calls are *collective*.
 
-        Inside, leaves of `shared` are whole and the same on all devices, and must be again when they come out; leaves
-        of `own` have one entry for each of `num_slots` slots. Collectives of this object may be used inside.
+        Inside, leaves of `shared` are replicated on all devices and must be returned replicated; leaves of `own` have a
+        leading axis of `num_slots` slots. The function may use the collectives of this object.
 
         Args:
             function: pure, of two pytrees.
-            donate: whether the memory of `shared` may be reused: what was given is gone then.
+            donate: whether the buffers of `shared` are donated to the output.
         """
         name = getattr(function, "__name__", type(function).__name__)
 
         def counted(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
-            self.num_compilations[name] += 1  # runs when JAX traces, which it does once for each compilation
+            self.num_compilations[name] += 1  # JAX traces once per compilation
             return function(shared, own)
 
         counted.__name__ = name
@@ -161,17 +163,17 @@ class Comm:
     # -- inside compiled code ------------------------------------------------------------------------------------------
 
     def shard_numbers(self) -> Array:
-        """[num_slots] int32: which shard is in each slot of the device that computes."""
-        return jnp.asarray(self._places.slots)[self._transport.index()]
+        """[num_slots] int32: the shard in each slot of the executing device."""
+        return jnp.asarray(self._device_map.slots)[self._transport.index()]
 
     def sum_shards(self, rows: Array, tag: str = "sum_shards") -> Array:
-        """The sum over all shards of one row [n] each, the same bits on any number of ranks; *collective*.
+        """The sum over all shards of one row [n] each, with the same bits on any number of ranks; *collective*.
 
         Args:
             rows: [num_slots, n].
-            tag: what is summed; for messages about ranks that are elsewhere.
+            tag: names the collective in errors.
         """
-        # The rows as they are, not fused into the additions: a product would be rounded once instead of twice there.
+        # Barriers keep XLA from fusing products into the additions, which would round once instead of twice.
         rows = lax.optimization_barrier(rows)
         return lax.optimization_barrier(self._transport.sum_slots(rows, tag))
 
@@ -184,48 +186,48 @@ class Comm:
         return self._over_devices(value, jnp.maximum, tag)
 
     def mean(self, value: Array, weight: Array | float = 1.0, tag: str = "mean") -> Array:
-        """The mean over devices, each weighing `weight`; a device of weight 0 has no say; *collective*."""
-        return jnp.divide(*self._weighed(value, weight, tag)).reshape(value.shape)
+        """The mean over devices, weighted by `weight`; a device of weight 0 is ignored; *collective*."""
+        return jnp.divide(*self._weighted_sum(value, weight, tag)).reshape(value.shape)
 
-    def _weighed(self, value: Array, weight: Array | float, tag: str) -> tuple[Array, Array]:
+    def _weighted_sum(self, value: Array, weight: Array | float, tag: str) -> tuple[Array, Array]:
         weight = jnp.asarray(weight, value.dtype)
         part = jnp.where(weight > 0, value * weight, jnp.zeros_like(value))
         summed = self.sum(jnp.concatenate([part.reshape(-1), weight.reshape(1)]), tag)
         return summed[:-1], summed[-1]
 
     def moments(self, value: Array, weight: Array | None = None, tag: str = "moments") -> tuple[Array, Array, Array]:
-        """Count, mean and variance of the rows of `value` [N, *F] of all devices together; *collective*, one message.
+        """Count, mean and variance of the rows of `value` [N, *F] over all devices; *collective*, one message.
 
-        Each device's own moments are put together (Chan et al., 1979): in float32, sums of squares would lose digits.
-        Where the count is 0, so are mean and variance.
+        The moments of each device are combined by the parallel algorithm (Chan et al., 1979), because float32 sums of
+        squares would lose digits. Where the count is 0, so are mean and variance.
 
         Args:
             value: this device's rows.
-            weight: [N], how much each row counts; default 1.
-            tag: what the moments are of; for messages about ranks that are elsewhere.
+            weight: of each row [N]; default 1.
+            tag: names the collective in errors.
         """
         flat = value.reshape(len(value), -1).astype(jnp.float32)
         weights = jnp.ones(len(flat), jnp.float32) if weight is None else weight.astype(jnp.float32)
         own_mean = weights @ flat / divisor(weights.sum())
         squares = weights @ jnp.square(flat - own_mean[None])
         every = self._transport.gather(jnp.concatenate([weights.sum()[None], own_mean, squares]), tag)
-        counts, means, inner = every[:, :1], every[:, 1 : 1 + flat.shape[1]], every[:, 1 + flat.shape[1] :]
+        counts, means, inner = jnp.split(every, [1, 1 + flat.shape[1]], axis=1)
         shape, count = value.shape[1:], counts.sum()
         mean = (counts * means).sum(0) / divisor(count)
         variance = (inner + counts * jnp.square(means - mean[None])).sum(0) / divisor(count)
         return count, mean.reshape(shape).astype(value.dtype), variance.reshape(shape).astype(value.dtype)
 
     def average_gradients(self, gradients: Tree, weight: Array | float = 1.0, tag: str = "average_gradients") -> Tree:
-        """The mean gradient of the global batch; *collective*, one message. Clip afterwards. 0 where nothing weighs.
+        """The mean gradient of the global batch, 0 if its weight is 0; *collective*, one message. Clip afterwards.
 
         Args:
             gradients: a pytree, of the *mean* loss of this device's part of the batch.
-            weight: how much that part counts (rows, say).
-            tag: what is averaged; for messages about ranks that are elsewhere.
+            weight: of that part, such as its number of rows.
+            tag: names the collective in errors.
         """
         leaves, structure = mesh.flat(gradients)
         flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves])
-        total, weight = self._weighed(flat, weight, tag)
+        total, weight = self._weighted_sum(flat, weight, tag)
         means = jnp.split(total / divisor(weight), np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [mean.reshape(leaf.shape).astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
         return jax.tree.unflatten(structure, shaped)
@@ -233,16 +235,16 @@ class Comm:
     def _over_devices(self, value: Array, add: Any, tag: str) -> Array:
         every = self._transport.gather(lax.optimization_barrier(value.reshape(-1)), tag)
         values: dict[Node, Array] = {(device, device + 1): row for device, row in enumerate(every)}
-        return tree_sum(values, (0, len(self._places.shards)), add).reshape(value.shape)
+        return tree_sum(values, (0, len(self._device_map.shards)), add).reshape(value.shape)
 
     # -- outside compiled code -----------------------------------------------------------------------------------------
 
     def sum_statistics(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
-        """The float64 sum over all shards of one row [n] each, the same bits on any number of ranks; *collective*.
+        """The float64 sum over all shards of one row [n] each, with the same bits on any number of ranks; *collective*.
 
         Args:
             rows: [K, n], one row for each shard of this process.
-            tag: what is summed; for messages about ranks that are elsewhere.
+            tag: names the collective in errors.
         """
         assert len(rows) == len(self.world.shards), f"{len(rows)} rows for {len(self.world.shards)} shards"
         rows = np.asarray(rows, np.float64)
@@ -251,7 +253,7 @@ class Comm:
         return self._processes.sum([tree_sum(leaves, node, np.add) for node in nodes], tag).copy()
 
     def any(self, flag: bool, tag: str = "any") -> bool:
-        """Whether any rank says so: how a local fact (a clock, a signal) becomes a common decision; *collective*."""
+        """Whether the flag is set on any rank: turns a clock or a signal into a global decision; *collective*."""
         return any(self.gather_object(bool(flag), tag)) if self.world.size > 1 else bool(flag)
 
     def broadcast(self, tree: Tree, source: int = 0, tag: str = "broadcast") -> Tree:
@@ -267,29 +269,29 @@ class Comm:
         return self.gather_object(value if self.world.rank == source else None, tag)[source]
 
     def gather_object(self, value: Any, tag: str = "gather_object") -> list[Any]:
-        """The JSON-able values (arrays allowed) of all processes, in rank order, on every one; *collective*."""
+        """The JSON-able values (arrays allowed) of all processes, in rank order; *collective*."""
         return self._processes.gather_object(value, tag)
 
     def check_equal(self, tensors: Mapping[str, Any], tag: str = "check_equal") -> None:
         """Raise `MismatchError`, naming ranks and arrays, unless all devices hold the same bits; *collective*.
 
-        One small message while they do; a second one, with a digest of each array, only to name what differs.
+        One small message if they do; after a mismatch a second one, with a digest of each array.
         """
-        ranks = len(self._places.shards)
+        ranks = len(self._device_map.shards)
         if ranks == 1:
             return
-        mine = self._spread.digests(tensors)
+        mine = self._arrays.digests(tensors)
         short = b"".join(bytes.fromhex(agreement.content_digest(json.dumps(one).encode())) for one in mine)
         every = self._processes.gather(np.frombuffer(short, np.int64), tag).reshape(ranks, -1)
         if (every != every[0]).any():
             raise agreement.mismatch_error([one for process in self.gather_object(mine, tag) for one in process])
 
     def check_different(self, fingerprint: str | Sequence[str], tag: str = "check_different") -> None:
-        """Stop with a `RunError` if two ranks have one fingerprint of what must differ, their data; *collective*."""
+        """Raise `RunError` if two ranks have the same fingerprint of data that must differ; *collective*."""
         agreement.check_different(self, fingerprint, tag)
 
     def observe(self) -> list[Observed]:
-        """What the processes of this host do at this moment; not collective."""
+        """The current phase and collective of each process of this host; not collective."""
         return self._processes.observe()
 
     def announce_failure(self, reason: str) -> None:

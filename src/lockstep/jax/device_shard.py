@@ -1,4 +1,4 @@
-"""A shard of environments on the device between rollouts, what a rollout leaves, and what the host asks about it.
+"""The state of a shard of environments on the device, the records of a rollout, and episode totals for the host.
 
 Shapes: T steps, B environments of a shard, O observation.
 """
@@ -16,71 +16,72 @@ from lockstep.record.episodes import KEPT
 from lockstep.world import stream
 
 REWARD, OBSERVATION = 1, 2
-"""What a fault is of."""
+"""Values of `NonFiniteValue.what`."""
 
 
 class NonFiniteValue(NamedTuple):
-    """The first number of a shard's environments in the last rollout that is not finite."""
+    """The first non-finite number in the last rollout of a shard."""
 
     what: Array
-    """0: all are finite."""
+    """0 (none), `REWARD` or `OBSERVATION`."""
     step: Array
-    """Of the rollout."""
+    """Index in the rollout."""
     env: Array
-    """Of the shard."""
+    """Index in the shard."""
     value: Array
 
 
-class Told(NamedTuple):
-    """What the host asks about the episodes of a shard that ended since it last looked."""
+class EpisodeTotals(NamedTuple):
+    """Totals of a shard's episodes that ended since the last read by the host."""
 
     ended: Array
-    """How many."""
+    """Number of episodes."""
     returns: Array
-    """Their sum."""
+    """Sum of returns."""
     lengths: Array
+    """Sum of lengths."""
     recent: Array
-    """[KEPT] returns of the newest, the newest last; as many as there are."""
+    """[KEPT] returns of the newest episodes, newest last; right-aligned if there are fewer."""
     updates: Array
-    """[KEPT] the update of each."""
+    """[KEPT] the update in which each ended."""
 
 
 class Shard(NamedTuple):
-    """Where the environments of a shard stand between two rollouts; every leaf [B, ...] but the last ones."""
+    """The state of a shard's environments between two rollouts; leaves are [B, ...] unless noted."""
 
     state: Packed
     observation: Array
     returned: Array
-    """Rewards of the episode so far."""
+    """Return of the episode so far."""
     length: Array
     """Steps of the episode so far."""
     discounted: Array
-    """As `lockstep.experience.normalize.DiscountedReturns`."""
+    """Discounted return; see `lockstep.experience.normalize.DiscountedReturns`."""
     keys: Array
-    """[B, 2] of each environment, by its global index."""
+    """[B, 2] key of each environment, by its global index."""
     action_key: Array
-    """[2] of the shard, for its actions."""
+    """[2] key of the shard's actions."""
     order_key: Array
-    """[2] of the shard, for its minibatches."""
-    totals: Told
+    """[2] key of the shard's minibatch orders."""
+    totals: EpisodeTotals
     fault: NonFiniteValue
     first: Array
-    """uint32: a checksum of the first rollout of the run."""
+    """uint32 checksum of the first rollout of the run."""
 
 
-class Drawn(NamedTuple):
-    """What is random in a rollout, [T, B, ...], drawn at once."""
+class RandomDraws(NamedTuple):
+    """All random draws of a rollout, [T, B, ...]."""
 
     noise: Array
     step: Array
     reset: Array
 
 
-class Seen(NamedTuple):
-    """What a step leaves for learning, [T, B, ...]."""
+class StepRecord(NamedTuple):
+    """The record of a step, [T, B, ...]."""
 
     raw: Array | None
-    """The observation as the environment gave it, where what the policy sees is another."""
+    """The observation before normalization; None without it."""
     observation: Array
     parameters: Array
     action: Array
@@ -95,7 +96,7 @@ class Seen(NamedTuple):
 
 
 def keys_of(seed: int, shard: int, shard_envs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The keys of a shard: of each of its environments [B, 2] by global index, of its actions, of its minibatches."""
+    """A shard's keys: of its environments [B, 2] by global index, of its actions, of its minibatch orders."""
 
     def key(name: str, index: int) -> np.ndarray:
         return stream(seed, name, index).integers(0, 1 << 32, 2, np.uint32)
@@ -104,30 +105,30 @@ def keys_of(seed: int, shard: int, shard_envs: int) -> tuple[np.ndarray, np.ndar
     return envs, key("action on device", shard), key("minibatch on device", shard)
 
 
-def nothing_told() -> Told:
-    """Before the first episode."""
+def no_episodes() -> EpisodeTotals:
+    """Empty totals."""
     count, returns = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-    return Told(count, returns, count, jnp.zeros(KEPT, jnp.float32), jnp.zeros(KEPT, jnp.int32))
+    return EpisodeTotals(count, returns, count, jnp.zeros(KEPT, jnp.float32), jnp.zeros(KEPT, jnp.int32))
 
 
-def no_fault() -> NonFiniteValue:
-    """All numbers are finite."""
+def all_finite() -> NonFiniteValue:
+    """The value for a rollout of finite numbers."""
     zero = jnp.zeros((), jnp.int32)
     return NonFiniteValue(zero, zero, zero, jnp.zeros((), jnp.float32))
 
 
-def tell(totals: Told, seen: Seen, update: Array) -> Told:
-    """With the episodes that ended in a rollout."""
+def add_episodes(totals: EpisodeTotals, seen: StepRecord, update: Array) -> EpisodeTotals:
+    """Add the episodes that ended in a rollout."""
     ended = seen.ended.reshape(-1) > 0
     total = ended.sum(dtype=jnp.int32)
 
-    def add() -> Told:
+    def add() -> EpisodeTotals:
         counted = jnp.cumsum(ended.astype(jnp.int32))
-        back = jnp.arange(KEPT - 1, -1, -1, dtype=jnp.int32)  # how many episodes came later
+        back = jnp.arange(KEPT - 1, -1, -1, dtype=jnp.int32)  # number of later episodes
         place = jnp.searchsorted(counted, total - back)
         new, old = back < total, jnp.minimum(jnp.arange(KEPT, dtype=jnp.int32) + total, KEPT - 1)
         recent = jnp.where(new, seen.returned.reshape(-1)[place], totals.recent[old])
-        return Told(
+        return EpisodeTotals(
             totals.ended + total,
             totals.returns + (seen.returned * seen.ended).sum(),
             totals.lengths + jnp.where(seen.ended > 0, seen.length, 0).sum(dtype=jnp.int32),
@@ -138,10 +139,10 @@ def tell(totals: Told, seen: Seen, update: Array) -> Told:
     return jax.lax.cond(total > 0, add, lambda: totals)
 
 
-def find_fault(seen: Seen, last: Array) -> NonFiniteValue:
-    """The first number of a rollout that is not finite; `last` are the observations [B, ...] after it."""
+def find_non_finite(seen: StepRecord, last: Array) -> NonFiniteValue:
+    """The first non-finite number of a rollout; `last` are the observations [B, ...] after it."""
     raw = jnp.concatenate([seen.observation if seen.raw is None else seen.raw, last[None]]).astype(jnp.float32)
-    final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)  # no number where the observation was none
+    final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)  # NaN where the final observation is NaN
     healthy = jnp.isfinite(seen.reward).all() & jnp.isfinite(raw).all() & jnp.isfinite(final).all()
 
     def find() -> NonFiniteValue:
@@ -149,13 +150,13 @@ def find_fault(seen: Seen, last: Array) -> NonFiniteValue:
         bad = ~jnp.isfinite(flat)
         value = jnp.take_along_axis(flat, bad.argmax(-1, keepdims=True), -1)[..., 0]
         bad_final = ~jnp.isfinite(final)
-        # Row t of an observation was seen by step t; the environment gave it in the step before.
+        # The observation of row t was returned by the environment in step t - 1.
         tables = (
             (REWARD, 0, ~jnp.isfinite(seen.reward), seen.reward),
             (OBSERVATION, -1, bad.any(-1), value),
             (OBSERVATION, 0, bad_final, final),
         )
-        found, order = no_fault(), jnp.int32(2 * flat.shape[0] * flat.shape[1])
+        found, order = all_finite(), jnp.int32(2 * flat.shape[0] * flat.shape[1])
         for what, shift, where, values in tables:
             place = where.reshape(-1).argmax().astype(jnp.int32)
             when = place + shift * where.shape[1]
@@ -167,11 +168,11 @@ def find_fault(seen: Seen, last: Array) -> NonFiniteValue:
             order = jnp.where(sooner, when, order)
         return found
 
-    return jax.lax.cond(healthy, no_fault, find)
+    return jax.lax.cond(healthy, all_finite, find)
 
 
 def checksum(steps: Steps) -> Array:
-    """uint32 of what was seen and done."""
+    """uint32 checksum of observations and actions."""
     total = jnp.zeros((), jnp.uint32)
     for part in (steps.observation, steps.action):
         numbers = part.reshape(-1)

@@ -1,7 +1,7 @@
-"""What a network's output says about actions: learning, and drawing where environments are compiled, too.
+"""Action distributions parameterised by a network's output, for losses and for sampling inside compiled code.
 
-Environments of the host draw by numpy: `lockstep.experience.sampling`, here as `sampler`. Shapes: N rows, P parameters
-of the distribution, A choices, D dimensions of a continuous action.
+Actions for environments on the host are sampled with numpy (`lockstep.experience.sampling`; here `sampler`). Shapes: N
+rows, P parameters of the distribution, A choices, D dimensions of a continuous action.
 """
 
 import math
@@ -17,7 +17,7 @@ from lockstep.experience import sampling
 from lockstep.jax.flat import Params
 
 LOG_STD = "distribution.log_std"
-"""The log deviations of continuous actions among a policy's parameters."""
+"""Name of the log standard deviations of continuous actions among a policy's parameters."""
 
 
 class Categorical:
@@ -78,14 +78,14 @@ class MultiCategorical:
 
 
 class DiagonalGaussian:
-    """D independent normal distributions: P = D means; the log deviations are parameters of their own.
+    """D independent normal distributions: P = D means, with log standard deviations as separate parameters.
 
-    Actions are float32 [N, D], not clipped: what the environment clips is not what was drawn, and the log-probability
-    is that of what was drawn.
+    Actions are float32 [N, D], not clipped: the environment receives a clipped copy, and the log-probability is that of
+    the sampled action.
 
     Args:
         action: of the task.
-        log_std: gives the log deviations [D] as they are now, to draw by on the host.
+        log_std: returns the current log standard deviations [D], for sampling on the host.
     """
 
     def __init__(self, action: ActionSpec, log_std: Callable[[], np.ndarray]) -> None:
@@ -122,7 +122,7 @@ Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
 
 def distribution_of(action: ActionSpec, log_std: Callable[[], np.ndarray]) -> Distribution:
-    """The distribution for a kind of action; `log_std` is asked for continuous ones alone."""
+    """The distribution for a kind of action; `log_std` is used for continuous ones only."""
     if action.kind == "continuous":
         return DiagonalGaussian(action, log_std)
     return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)
@@ -130,6 +130,6 @@ def distribution_of(action: ActionSpec, log_std: Callable[[], np.ndarray]) -> Di
 
 def _of_choice(logits: Array, action: Array) -> tuple[Array, Array]:
     log_p = jax.nn.log_softmax(logits, -1)
-    # A sum over all choices, not an index: the gradient of indexing is a scatter, which CPUs do row by row.
+    # A masked sum instead of indexing, whose gradient is a scatter that CPUs run row by row.
     taken = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None] == action.astype(jnp.int32)[:, None]
     return jnp.where(taken, log_p, 0.0).sum(-1), -(jnp.exp(log_p) * log_p).sum(-1)

@@ -4,7 +4,6 @@ Shapes: K shards of this process, L of them on a device, S of all ranks, B envir
 shard's part of a minibatch, A actions, Z points of a return's distribution, P parameters.
 """
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,8 @@ from lockstep.experience.exploration import EpsilonGreedy, epsilon
 from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax import value_losses as losses
-from lockstep.jax.adam import Adam, norm_of
+from lockstep.jax.adam import Adam, global_norm
+from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.dqn_state import State
 from lockstep.jax.flat import FlatParameters, Params
@@ -40,35 +40,44 @@ _NO_SUMS = np.zeros(1 + len(_SUMS) + 2, np.float32)
 
 
 class DQN:
-    """Q-learning from a replay, with a target network.
+    """Q-learning from a replay buffer, with a target network.
 
-    What lives across updates: `state`, each shard's replay and its stream, and `counters`: the gradient steps taken,
-    the environment step from which learning may begin, the part of a gradient step still owed.
+    Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`: gradient steps
+    taken, the environment step at which learning may start, and the pending fraction of a gradient step.
     """
 
     def __init__(self, run: Run, policy: QPolicy, comm: Comm) -> None:
         config = run.algorithm
         assert isinstance(config, DQNConfig)
-        self.config, self.policy, self.comm, self._seed = config, policy, comm, run.seed
+        self.config = config
+        self.policy = policy
+        self.comm = comm
+        self._seed = run.seed
         self._shards = ShardReplays(run, policy.spec, comm)
-        self.rows, self.replays = self._shards.rows, self._shards.replays
+        self.rows = self._shards.rows
+        self.replays = self._shards.replays
+        self.counters = self._shards.counters
         policy.params = comm.read(comm.broadcast(policy.params))
-        self.flat, self.optimizer = FlatParameters(policy.params), Adam(config.adam_eps)
-        self.counters, self.metrics = self._shards.counters, Means(METRICS)
-        self._stops, self._precision = run.non_finite == "stop", run.precision
-        self._step, self._copy = comm.spmd(self.step), comm.spmd(self._copied)
+        self.flat = FlatParameters(policy.params)
+        self.optimizer = Adam(config.adam_eps)
+        self.metrics = Means(METRICS)
+        self._stop_on_non_finite = run.non_finite == "stop"
+        self._precision = run.precision
+        self._step = comm.spmd(self.step)
+        self._copy = comm.spmd(self._copied)
         self._split = jax.jit(self.flat.split)
-        values, rate = self.flat.join(policy.params), jnp.asarray(config.learning_rate, jnp.float32)
+        values = self.flat.join(policy.params)
+        rate = jnp.asarray(config.learning_rate, jnp.float32)
         start = State(values, values, self.optimizer.init(values), rate, jnp.asarray(_NO_SUMS))
         self.state: State = comm.replicate(start)
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        """Put a rollout of every local shard into its replay, and take the gradient steps that are due; collective.
+        """Store a rollout of every local shard in its replay buffer and take the gradient steps due; collective.
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers that the caller wants summed over all shards with the same message.
-            progress: how far the run is, this rollout not counted; default: at its start.
+            extra_sums: [K, M] numbers to sum over all shards in the same message.
+            progress: of the run before this rollout; default: at its start.
 
         Returns:
             The sums of `extra_sums` [M].
@@ -77,29 +86,29 @@ class DQN:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        (faults, waiting, size), totals = self._extend(rollouts, extra_sums)
-        if faults and self._stops:
-            raise self._blame(rollouts, [], progress)
+        (faults, not_ready, size), totals = self._store(rollouts, extra_sums)
+        if faults and self._stop_on_non_finite:
+            raise self._locate_non_finite(rollouts, [], progress)
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
         new_steps = rollouts[0].reward.size * self.comm.world.num_shards
-        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not waiting)
+        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not not_ready)
         weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
         if due:
-            self.state = self.state._replace(
-                **self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
-            )
-        kept = list[list[Part]]()
+            fresh = self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
+            self.state = self.state._replace(**fresh)
+        minibatches = list[list[Part]]()
         for _ in range(due):
-            self.comm.timers.enter(LEARN)  # tells the watch that this goes on
+            self.comm.timers.enter(LEARN)  # a heartbeat: many steps may be due
             drawn = self._shards.sample()
             noise = self._draw_noise()
-            parts = [Part(TransitionBatch.of(one, weight_of(one)), *noise) for one in drawn]
+            parts = [Part(TransitionBatch.of(rows, weight_of(rows)), *noise) for rows in drawn]
             self._learn(parts, drawn)
-            kept += [parts] * self._stops
-        # The host reads this once per rollout; it would wait for the device anyway, when next it acts.
+            if self._stop_on_non_finite:
+                minibatches.append(parts)
+        # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
-        if sums[-1] and self._stops:
-            raise self._blame(rollouts, kept, progress)
+        if sums[-1] and self._stop_on_non_finite:
+            raise self._locate_non_finite(rollouts, minibatches, progress)
         statistics = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
         self.metrics.add(METRICS[-3:], statistics, 1.0)
         if due:
@@ -110,149 +119,166 @@ class DQN:
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
 
-    def _extend(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
+    def _store(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
         """Add the rollouts to the replay buffers; one message.
 
         Returns:
-            Over all shards: how many have a non-finite value, how many cannot draw yet, transitions; and the sums of
-            `extra_sums`.
+            Over all shards: the number with a non-finite rollout, the number whose replay is not ready, the number of
+            transitions; and the sums of `extra_sums`.
         """
         statistics = self._shards.extend(rollouts)
         total = self.comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "facts")
         return total[:3].tolist(), total[3:]
 
     def _learn(self, parts: Sequence[Part], drawn: Sequence[Transitions]) -> None:
-        """One gradient step on a minibatch, of which every local shard drew its part."""
+        """Take one gradient step on a minibatch, of which every local shard sampled its part."""
         c = self.config
         self.state, priorities = self._step(self.state, self.comm.shard(parts))
         self.counters[TAKEN] += 1
         if c.target_rate is None and not self.counters[TAKEN] % c.target_update_every:
             self.copy_to_target()
         if c.prioritized:
-            for replay, one, priority in zip(self.replays, drawn, self.comm.collect(priorities), strict=True):
-                replay.update_priorities(one.index, priority)
+            for replay, rows, priority in zip(self.replays, drawn, self.comm.unshard(priorities), strict=True):
+                replay.update_priorities(rows.index, priority)
 
     def step(self, state: State, own: Part) -> tuple[State, Array]:
-        """One gradient step on every shard's part of a minibatch; without effect if it is not finite anywhere.
+        """Take one gradient step on every shard's part of a minibatch; a no-op if any number is not finite.
 
-        From [L, N, ...] of this device also the priorities [L, N]: of a step left out NaN, which a replay ignores.
+        Also returns the priorities [L, N] of this device's rows; NaN, which replay buffers ignore, for a skipped step.
         """
-        c, end, numbers = self.config, self.flat.num_parameters, self.comm.shard_numbers()
-        parts = [jax.tree.map(operator.itemgetter(slot), own) for slot in range(self.comm.num_slots)]
-        rows, priorities = zip(*(self._row(state, *one) for one in zip(numbers, parts, strict=True)), strict=True)
+        c, end = self.config, self.flat.num_parameters
+        rows, priorities = list[Array](), list[Array]()
+        for number, part in zip(self.comm.shard_numbers(), slots(own, self.comm.num_slots), strict=True):
+            row, priority = self._shard_sums(state, number, part)
+            rows.append(row)
+            priorities.append(priority)
         total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
-        gradient, sums, largest = jnp.split(total, [end, end + 1 + len(_SUMS)])
-        gradient, scale = gradient / sums[0], 1.0 / largest.max()
-        norm = norm_of(gradient) * scale
+        gradient, sums, max_weights = jnp.split(total, [end, end + 1 + len(_SUMS)])
+        gradient, scale = gradient / sums[0], 1.0 / max_weights.max()
+        norm = global_norm(gradient) * scale
         totals = jnp.concatenate([sums[:1], sums[1:2] * scale, sums[2:], jnp.stack([norm, jnp.zeros_like(norm)])])
         if c.max_grad_norm is not None:
             scale *= jnp.minimum(c.max_grad_norm / (norm + 1e-6), 1.0)
         skipped = ~jnp.isfinite(totals).all()
-        if self._stops:  # no step after it either: the parameters stay those with which it happened
+        if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
             skipped |= state.sums[-1] > 0
-        held = state.optimizer, state.values, gradient * scale, state.learning_rate
-        values, optimizer = self.optimizer.step(*held, skipped)
+        values, optimizer = self.optimizer.step(
+            state.optimizer, state.values, gradient * scale, state.learning_rate, skipped
+        )
         sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
         after = State(values, state.target, optimizer, state.learning_rate, sums)
         if c.target_rate is not None:
             after = after._replace(target=after.target + c.target_rate * (after.values - after.target))
         return after, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
 
-    def _row(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
-        """What a shard adds to a step: gradient sum [P], sums, its largest weight in one place of S; priorities [N]."""
-        # Compiled as if it were alone: other shards on this device must not change its bits.
+    def _shard_sums(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
+        """One shard's contribution to a step, and its priorities [N].
+
+        The contribution is its gradient sum [P], metric sums, and S slots of which its own holds its largest weight.
+        """
+        # The barriers isolate the shard's computation: other shards on this device must not change its bits.
         values, target, part = jax.lax.optimization_barrier((state.values, state.target, part))
         networks = self.flat.split(values), self.flat.split(target)
         gradient, (sums, priority) = jax.grad(self.loss, has_aux=True)(*networks, part)
-        largest = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
-        return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, largest]), priority))
+        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
+        return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, max_weights]), priority))
 
-    def loss(self, params: Params, target: Params, own: Part) -> tuple[Array, tuple[Array, Array]]:
-        """The weighted *sum* over rows [N] of how far off Q is; sums to tell, rows first; priorities [N].
+    def loss(self, params: Params, target: Params, part: Part) -> tuple[Array, tuple[Array, Array]]:
+        """The temporal-difference loss as a weighted *sum* over rows [N]; metric sums, row count first; priorities [N].
 
         y = R + discount Q'(s', argmax_a Q(s', a)) with `double`, else R + discount max_a Q'(s', a)
-        L = w l(y - Q(s, a)), or of the two distributions of the return
+        L = w l(y - Q(s, a)), or the distributional loss of `value_distribution`
         """
-        c, policy, precision, batch = self.config, self.policy, self._precision, own.batch
-        outputs = losses.chosen(policy.outputs(params, batch.observation, own.noise, precision), batch.action)
-        following = policy.outputs(target, batch.next_observation, own.noise_of_target, precision)
-        judge = policy.outputs(params, batch.next_observation, own.noise_of_judge, precision) if c.double else following
-        following = jax.lax.stop_gradient(losses.chosen(following, policy.expected(judge).argmax(-1)))
+        c, policy, precision, batch = self.config, self.policy, self._precision, part.batch
+        outputs = losses.chosen(policy.outputs(params, batch.observation, part.noise, precision), batch.action)
+        next_outputs = policy.outputs(target, batch.next_observation, part.noise_of_target, precision)
+        selector = next_outputs
+        if c.double:
+            selector = policy.outputs(params, batch.next_observation, part.noise_of_selector, precision)
+        next_action = policy.expected(selector).argmax(-1)
+        next_outputs = jax.lax.stop_gradient(losses.chosen(next_outputs, next_action))
         if c.value_distribution == "categorical":
-            goal, support = policy.probability(following), jnp.asarray(policy.support)
-            goal = losses.categorical_projection(goal, batch.reward, batch.discount, support)
-            row = losses.cross_entropy(outputs, goal)
-            q, y = (policy.probability(outputs) * support[None]).sum(-1), (goal * support[None]).sum(-1)
+            support = jnp.asarray(policy.support)
+            next_probability = policy.probability(next_outputs)
+            projected = losses.categorical_projection(next_probability, batch.reward, batch.discount, support)
+            row = losses.cross_entropy(outputs, projected)
+            q = (policy.probability(outputs) * support[None]).sum(-1)
+            y = (projected * support[None]).sum(-1)
         elif c.value_distribution == "quantile":
-            goal = losses.td_target(batch.reward, batch.discount, following)
-            row, q, y = losses.quantile_huber(outputs, goal), outputs.mean(-1), goal.mean(-1)
+            quantiles = losses.td_target(batch.reward, batch.discount, next_outputs)
+            row = losses.quantile_huber(outputs, quantiles)
+            q, y = outputs.mean(-1), quantiles.mean(-1)
         else:
-            q, y = outputs, losses.td_target(batch.reward, batch.discount, following)
+            q, y = outputs, losses.td_target(batch.reward, batch.discount, next_outputs)
             row = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
         error = jnp.abs(y - q)
         sums = jnp.stack([jnp.ones_like(q), batch.weight * row, q, y, error]).sum(1)
         return jnp.dot(batch.weight, row), (sums, error if c.value_distribution == "none" else row)
 
-    def rehearse(self) -> None:
-        """Compile all that an update calls, before the clocks start; collective. Nothing is changed."""
+    def warmup(self) -> None:
+        """Compile everything that an update calls, without changing the state; collective."""
         batch, noise = TransitionBatch.blank(self.policy.spec, self.rows), self._draw_noise()
         own = self.comm.shard([Part(batch, *noise) for _ in self.replays])
         state, priorities = self._step(self.comm.replicate(self.comm.read(self.state)), own)
-        self.comm.collect(priorities)
+        self.comm.unshard(priorities)
         self._split(self.comm.local(self._copy(state, ())[0].values))
 
     def copy_to_target(self) -> None:
-        """Make the target network equal to the one that learns."""
+        """Copy the online network into the target network."""
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
         return state._replace(target=state.values), own
 
-    def _blame(self, rollouts: list[Rollout], kept: list[list[Part]], progress: Progress) -> NonFiniteError:
-        state, number, end = self.comm.local(self.state), jnp.zeros((), jnp.int32), [self.flat.num_parameters]
+    def _locate_non_finite(
+        self, rollouts: list[Rollout], minibatches: list[list[Part]], progress: Progress
+    ) -> NonFiniteError:
+        state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
 
-        def sums(own: Part) -> list[Array]:
-            return jnp.split(self._row(state, number, own)[0], end)
+        def gradient_and_sums(part: Part) -> list[Array]:
+            return jnp.split(self._shard_sums(state, number, part)[0], [self.flat.num_parameters])
 
-        return locate_non_finite_replayed(self.comm, rollouts, kept, progress, LossReader(sums, self.rows))
+        reader = LossReader(gradient_and_sums, self.rows)
+        return locate_non_finite_replayed(self.comm, rollouts, minibatches, progress, reader)
 
     def _draw_noise(self) -> list[np.ndarray | None]:
-        """New noise of all networks, the same on all ranks: by the number of the gradient step, from no state."""
-        step, names = int(self.counters[TAKEN]), ("noise", "noise of target", "noise of choice")
+        """Noise of the online, target and selecting networks; keyed by the gradient step, so equal on all ranks."""
         if not self.config.noisy:
             return [None, None, None]
+        step = int(self.counters[TAKEN])
+        names = ("noise", "noise of target", "noise of choice")
         return [self.policy.draw_noise(stream(self._seed, name, step)) for name in names]
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of everything that must be equal on all ranks."""
+        """Copies of all state that is equal on every rank, by name, for checkpoints."""
         totals = {"counters": self.counters.copy(), "metrics": self.metrics.table.copy()}
         return self.comm.read(self.state).named(self.flat) | totals
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `shared_arrays` told, or a part of it."""
+        """Load `shared_arrays`, or a part of it."""
         self.state = self.comm.replicate(self.comm.read(self.state).loaded(self.flat, arrays))
         self.policy.params = self._split(self.comm.local(self.state.values))
         self.counters[:] = arrays.get("counters", self.counters)
         self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """What belongs to local shard number `k` alone and outlives an update."""
+        """Persistent state of local shard number `k`."""
         return self._shards.shard_state(k)
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Continue local shard number `k` from what `shard_state` told."""
+        """Load what `shard_state` returned for local shard number `k`."""
         self._shards.restore_shard(k, state)
 
 
 def train(session: Session) -> None:
-    """Act, keep, learn, tell, until all ranks together have taken `run.total_steps` steps."""
+    """Collect, learn, log and checkpoint until all ranks together have taken `run.total_steps` steps."""
     run, comm, device = session.run, session.comm, session.comm.devices[0]
     config = run.algorithm
     assert isinstance(config, DQNConfig)
     policy = QPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     dqn = DQN(run, policy, comm)
     session.begin(policy, None, dqn)
-    dqn.copy_to_target()  # it may have begun from another run's policy
+    dqn.copy_to_target()  # `session.begin` may have loaded another run's policy
     announce(session.journal, run, policy.spec, comm.world)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = NoisyActor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
@@ -261,7 +287,7 @@ def train(session: Session) -> None:
         comm.world, session.make_envs(run.num_envs), actor, explorer,
         num_steps=config.num_steps, seed=run.seed, timers=session.timers, noise_per_env=True, report_non_finite=True,
     )  # fmt: skip
-    dqn.rehearse()
+    dqn.warmup()
     actor(np.zeros((len(envs), len(envs[0]), *policy.spec.observation_shape), policy.spec.observation_dtype))
     progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):

@@ -1,7 +1,7 @@
-"""From an observation to features: linear layers for vectors, convolutions for images.
+"""Encoders from observations to features: linear layers for vectors, convolutions for images.
 
-A network is a description; its parameters are given to it. Their names, shapes and layouts are those of torch: weights
-[numbers out, numbers in], kernels [channels out, channels in, height, width].
+Networks are stateless; parameters are arguments. Their names, shapes and layouts are those of torch: weights [out, in],
+kernels [channels out, channels in, height, width].
 
 Shapes: N rows, O numbers of a vector, C channels, H height and W width of an image, F features.
 """
@@ -24,8 +24,8 @@ from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_encoder
 from lockstep.world import stream
 
-Draws = Callable[[str], np.random.Generator]
-"""The stream that a parameter's first values are drawn from, by its name."""
+InitStreams = Callable[[str], np.random.Generator]
+"""Returns the random stream for a parameter's initial values, by its name."""
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "elu": jax.nn.elu}
 _CONVOLUTIONS = {
@@ -46,7 +46,7 @@ class Mlp:
         self.activation, self.last_gain, self.activate_last = activation, last_gain, activate_last
         self.num_features = sizes[-1]
 
-    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
+    def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Orthogonal weights (Saxe et al., 2014) with gain sqrt(2), the last layer with `last_gain`; biases 0."""
         params: dict[str, np.ndarray] = {}
         for i, shape in enumerate(self.shapes):
@@ -55,7 +55,7 @@ class Mlp:
         return params
 
     def apply(self, params: Params, x: Array) -> Array:
-        """[N, first size] to [N, last size]; images are taken as vectors. Without a last activation always float32."""
+        """[N, first size] to [N, last size]; images are flattened. The output is float32 unless `activate_last`."""
         activation, last = ACTIVATIONS[self.activation], len(self.shapes) - 1
         if x.ndim > 2:
             x = _scaled(x, params).reshape(x.shape[0], -1)
@@ -74,9 +74,9 @@ class Convolutions:
     Args:
         image: C, H and W.
         layers: channels, kernel and stride of each.
-        features: F; `None` has no linear layer: F is then what the convolutions give.
+        features: F; `None`: no linear layer, and F is the size of the convolutions' output.
         activate_last: ReLU after the linear layer too.
-        orthogonal: how the weights begin: orthogonal, or uniform.
+        orthogonal: orthogonal initial weights instead of uniform ones.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Convolutions:
         self.linear = None if features is None else (features, size)
         self.num_features, self.activate_last = features or size, activate_last
 
-    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
-        """Orthogonal weights with gain sqrt(2), biases 0; or both uniform within 1 / sqrt(numbers that come in)."""
+    def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
+        """Orthogonal weights with gain sqrt(2), biases 0; or both uniform within 1 / sqrt(fan-in)."""
         params: dict[str, np.ndarray] = {}
         for name, shape in _named(self.shapes, self.linear):
             if self._orthogonal:
@@ -127,7 +127,7 @@ class Impala:
 
     Args:
         image: C, H and W.
-        features: F; `None` has no linear layer: F is then what the blocks give.
+        features: F; `None`: no linear layer, and F is the size of the blocks' output.
     """
 
     def __init__(self, image: tuple[int, int, int], features: int | None) -> None:
@@ -140,7 +140,7 @@ class Impala:
         self.linear = None if features is None else (features, size)
         self.num_features = features or size
 
-    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
+    def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Orthogonal weights with gain sqrt(2), biases 0."""
         params: dict[str, np.ndarray] = {}
         for name, shape in _named(self.shapes, self.linear):
@@ -166,31 +166,31 @@ Encoder = Mlp | Convolutions | Impala
 
 
 def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> Encoder:
-    """The encoder that the config asks for, or that suits the observations.
+    """The encoder that the config names, or the default for the observations.
 
     Args:
-        spec: what is observed.
+        spec: of the environments.
         config: of the network.
-        last: without it the last hidden layer is left to the heads, each of which then has one of its own; that of
-            `wide` is no such layer, since no activation follows it.
+        last: False leaves the last hidden layer to the heads. The last layer of `wide` stays, because no activation
+            follows it.
     """
     check_encoder(config, spec)
     kind = config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
     if kind == "mlp":
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
         return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True)
-    assert spec.image is not None  # or it was refused
+    assert spec.image is not None  # `check_encoder` refuses the rest
     features = config.features if last or kind == "wide" else None
     if kind == "impala":
         return Impala(spec.image, features)
-    plain = kind != "wide"  # the reference network begins uniform, and ends without an activation
+    plain = kind != "wide"  # whose reference has uniform initial weights and no last activation
     return Convolutions(spec.image, _CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
 
 
-class OwnNetwork:
+class UserNetwork:
     """The user's `network.module`, made as `YourClass(observation_size, num_outputs)`.
 
-    It has `init(seed)`, which gives its parameters by name, float32, the same on every machine; and a pure
+    It has `init(seed)`, which returns float32 parameters by name, the same on every machine, and a pure
     `apply(params, observation)`.
     """
 
@@ -204,7 +204,7 @@ class OwnNetwork:
             )
 
     def initialize(self, seed: int) -> dict[str, np.ndarray]:
-        """What the user's `init` gives."""
+        """The checked result of the user's `init`."""
         given: Any = self._network.init(seed)
         if not isinstance(given, dict) or not given:
             raise ConfigError(
@@ -219,14 +219,21 @@ class OwnNetwork:
         return params
 
     def apply(self, params: Params, observation: Array) -> Any:
-        """What the user's `apply` gives."""
+        """The user's `apply`."""
         return self._network.apply(params, observation)
 
+    def check_outputs(self, params: Params, spec: EnvSpec, shapes: str, needed: str) -> None:
+        """Trace `apply` on 2 observations; raises `ConfigError` that states `needed` unless it returns `shapes`."""
+        observation = jax.ShapeDtypeStruct((2, *spec.observation_shape), spec.observation_dtype)
+        actual = _shapes(jax.eval_shape(self.apply, params, observation))
+        if actual != shapes:
+            raise ConfigError(f"network.module={self._path} made {actual} of 2 observations; {needed}: see docs/jax.md")
 
-def shapes_of(given: Any) -> str:
-    """What a network made, in words: the shape of an array, or those of several."""
+
+def _shapes(given: Any) -> str:
+    """The shape of an array, or those of several, for messages."""
     if isinstance(given, (tuple, list)):
-        return ", ".join(shapes_of(one) for one in cast("Sequence[Any]", given))
+        return ", ".join(_shapes(output) for output in cast("Sequence[Any]", given))
     return str(list(given.shape)) if hasattr(given, "shape") else f"a {type(given).__name__}"
 
 
@@ -235,20 +242,20 @@ def linear(params: Params, name: str, x: Array) -> Array:
     return x @ params[f"{name}.weight"].T + params[f"{name}.bias"][None]
 
 
-def uniform_layer(name: str, shape: Sequence[int], draws: Draws) -> dict[str, np.ndarray]:
-    """Weight and bias, uniform within 1 / sqrt(numbers that come in)."""
+def uniform_layer(name: str, shape: Sequence[int], draws: InitStreams) -> dict[str, np.ndarray]:
+    """Weight and bias, uniform within 1 / sqrt(fan-in)."""
     bound = 1.0 / math.sqrt(math.prod(shape[1:]))
     shapes = {f"{name}.weight": tuple(shape), f"{name}.bias": (shape[0],)}
     return {key: draws(key).uniform(-bound, bound, size).astype(np.float32) for key, size in shapes.items()}
 
 
-def draws_of(seed: int) -> Draws:
-    """Streams that depend on a parameter's name alone: neither on the order nor on what other parameters there are."""
+def init_streams(seed: int) -> InitStreams:
+    """Streams keyed by the seed and the parameter's name, independent of order and of other parameters."""
     return lambda name: stream(seed, f"init {name}")
 
 
-def precise(params: Params, observation: Array, precision: str) -> tuple[Params, Array]:
-    """What a network computes with: as it is, or in bfloat16 (images keep their bytes until they are scaled)."""
+def cast_inputs(params: Params, observation: Array, precision: str) -> tuple[Params, Array]:
+    """Parameters and observation in the precision of the computation; images stay bytes until they are scaled."""
     if precision == "float32":
         return params, observation
     low = {name: value.astype(jnp.bfloat16) for name, value in params.items()}
@@ -256,7 +263,7 @@ def precise(params: Params, observation: Array, precision: str) -> tuple[Params,
 
 
 def _rounded(x: Array, kind: Any) -> Array:
-    """What `kind` has of `x`, as float32. A plain rounding is left out of a fused kernel in one program, not in all."""
+    """`x` in float32, rounded to bfloat16 if that is `kind`; XLA may drop a plain cast in a fused kernel."""
     return lax.reduce_precision(x.astype(jnp.float32), 8, 7) if kind == jnp.bfloat16 else x
 
 
@@ -265,18 +272,18 @@ def _named(shapes: Sequence[tuple[int, ...]], last: tuple[int, int] | None) -> l
     return named if last is None else [*named, ("linear", last)]
 
 
-def _orthogonal_layer(name: str, shape: tuple[int, ...], gain: float, draws: Draws) -> dict[str, np.ndarray]:
-    """Rows, or columns where there are fewer of them, of length `gain` and at right angles; biases 0."""
+def _orthogonal_layer(name: str, shape: tuple[int, ...], gain: float, draws: InitStreams) -> dict[str, np.ndarray]:
+    """Orthogonal rows (or columns, where there are fewer) of norm `gain`; biases 0."""
     rows, columns = shape[0], math.prod(shape[1:])
     drawn = draws(f"{name}.weight").standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(drawn)
-    q *= np.sign(np.diag(r))  # or the result is not uniform among all such matrices (Mezzadri, 2007)
+    q *= np.sign(np.diag(r))  # makes the distribution uniform over orthogonal matrices (Mezzadri, 2007)
     weight = gain * (q.T if rows < columns else q).reshape(shape)
     return {f"{name}.weight": weight.astype(np.float32), f"{name}.bias": np.zeros(rows, np.float32)}
 
 
 def _scaled(x: Array, params: Params) -> Array:
-    """Bytes as numbers from 0 to 1, of the type that the parameters have."""
+    """Bytes scaled to [0, 1], in the parameters' dtype."""
     if x.dtype != jnp.uint8:
         return x
     scaled = x.astype(jnp.float32) / 255.0
@@ -293,6 +300,6 @@ def _convolution(params: Params, name: str, x: Array, stride: int, padding: str)
 
 
 def _max_pool(x: Array) -> Array:
-    """The largest of 3 by 3, every second one, with one pixel around."""
-    lowest = np.array(-np.inf, x.dtype)  # of numpy, so that its value is known, and with it the gradient
+    """Max pooling, 3 by 3, stride 2, padding 1."""
+    lowest = np.array(-np.inf, x.dtype)  # a numpy constant, which JAX needs to know the gradient
     return lax.reduce_window(x, lowest, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), [(0, 0), (0, 0), (1, 1), (1, 1)])

@@ -1,4 +1,4 @@
-"""Policies of JAX as files, and from files: `lockstep.session.policy_file`, which says what stands in one."""
+"""Save and load JAX policies; the file format is in `lockstep.session.policy_file`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,14 +23,14 @@ AnyPolicy = Policy | QPolicy
 
 
 def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
-    """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
-    assert isinstance(run, Run)  # or JAX was refused
+    """Write a policy file atomically. Raises `RunError` if that fails."""
+    assert isinstance(run, Run)  # learning from logs is refused for JAX
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
-    policy_file.write(path, arrays, observations, _about(policy, run.task, run.network).to_dict())
+    policy_file.write(path, arrays, observations, _policy_spec(policy, run.task, run.network).to_dict())
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
-    """Read a policy file, or the policy of a run directory, whichever backend wrote it."""
+    """Load a policy from a file or run directory of either backend."""
     about, parameters, observations = _read(Path(path))
     policy = (
         Policy(about.spec, about.network)
@@ -44,9 +44,9 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
 
 
 def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
-    """Give a fresh policy the parameters of a policy file, if they are of the same shape, and copy the normalizer."""
+    """Load parameters of the same shapes, and the normalizer, from a policy file into a new policy."""
     about, parameters, moments = _read(path)
-    mine = _about(policy, "", NetworkConfig())
+    mine = _policy_spec(policy, "", NetworkConfig())
     policy_file.check_start(
         path,
         policy_file.signature(about, _shapes(parameters), moments),
@@ -58,9 +58,9 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
 
 
 def load_player(path: Path | str, comm: Comm | None = None) -> tuple[EnvSpec, Player]:
-    """What the policy of a run directory or file plays, and the policy as evaluations play it.
+    """The environment spec and the player of a policy from a run directory or file.
 
-    `player.act(observation)` is its action. It is computed on the first device of `comm`; without one, on the CPU.
+    `player.act(observation)` returns its action, computed on the first device of `comm` or, without `comm`, on the CPU.
     """
     policy, observations = load_policy(path)
     device = comm.devices[0] if comm is not None else jax.devices("cpu")[0]
@@ -75,7 +75,7 @@ def _read(path: Path) -> tuple[PolicySpec, dict[str, np.ndarray], RunningMoments
     return about, *policy_file.split_normalizer(about.spec, arrays)
 
 
-def _about(policy: AnyPolicy, task: str, network: NetworkConfig) -> PolicySpec:
+def _policy_spec(policy: AnyPolicy, task: str, network: NetworkConfig) -> PolicySpec:
     algorithm = policy.algorithm if isinstance(policy, QPolicy) else None
     return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=algorithm)
 

@@ -1,4 +1,4 @@
-"""Parameters by name, and all of them as one vector: one gradient is one row, one norm and one optimizer step."""
+"""Conversion between parameters by name and one flat vector, for a single message, norm and optimizer step."""
 
 import math
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ import numpy as np
 from jax import Array
 
 Params = dict[str, Array]
-"""Parameters by name: the names, shapes and layouts of torch's `state_dict`. Arrays of numpy will do as well."""
+"""Parameters by name, with the names, shapes and layouts of torch's `state_dict`; jax or numpy arrays."""
 
 
 class FlatParameters:
-    """How parameters lie in one vector of P numbers: one after another, in the order of their names.
+    """The layout of parameters in one vector of P numbers, sorted by name.
 
     Args:
-        params: what to learn of; their values do not matter.
+        params: give names and shapes; their values are not used.
 
     Attributes:
-        shapes: by name, in that order.
+        shapes: by name, in the order of the vector.
         num_parameters: P.
     """
 
@@ -34,29 +34,29 @@ class FlatParameters:
 
     @property
     def names(self) -> list[str]:
-        """In the order of the vector."""
+        """Parameter names, in the order of the vector."""
         return list(self.shapes)
 
     def join(self, params: Mapping[str, Any]) -> Array:
-        """Parameters, or their gradients, as one vector [P]; of numpy's arrays one of numpy's."""
+        """Parameters or their gradients as one vector [P]; a numpy array if all are."""
         parts = [params[name].reshape(-1) for name in self.shapes]
         if all(isinstance(part, np.ndarray) for part in parts):
             return cast(Array, np.concatenate(parts))
         return jnp.concatenate(parts)
 
     def split(self, vector: Array) -> Params:
-        """The parts of a vector [P] by name, and as the parameters are shaped; of a numpy array they are views."""
+        """The parameters by name and shape, from a vector [P]; views of a numpy array."""
         if isinstance(vector, np.ndarray):
-            places = [int(place) for place in np.cumsum(self._sizes)[:-1]]
-            parts = cast("list[Array]", np.split(vector, places))
+            offsets = [int(offset) for offset in np.cumsum(self._sizes)[:-1]]
+            parts = cast("list[Array]", np.split(vector, offsets))
         else:
-            # Not slices: the gradient of this one is a concatenation, theirs are as many sums of P numbers.
+            # The gradient of `split` is one concatenation; that of slices would be many sums of P numbers.
             parts = jax.lax.split(vector, self._sizes)
         return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
 
 def part(params: Mapping[str, Array], name: str) -> Params:
-    """What lies below a name, without it: of `a.b.c` and `a` it is `b.c`."""
+    """The parameters below a name, without that prefix: `a.b.c` becomes `b.c` for `a`."""
     prefix = name + "."
     return {key.removeprefix(prefix): value for key, value in params.items() if key.startswith(prefix)}
 
@@ -67,5 +67,5 @@ def below(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def divisor(weight: Array) -> Array:
-    """`weight`, but 1 where it is 0: a sum of nothing divided by it stays 0."""
+    """`weight` with 0 replaced by 1, so that an empty sum divided by it stays 0."""
     return jnp.where(weight == 0, 1.0, weight)

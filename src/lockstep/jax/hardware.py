@@ -1,4 +1,4 @@
-"""Devices, threads and arithmetic modes of this process; most of it must be fixed before JAX is first used."""
+"""Devices, threads and arithmetic modes of this process; most must be set before JAX is first used."""
 
 import importlib.util
 import os
@@ -19,19 +19,18 @@ from lockstep.world import World
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _ONE_THREAD = {"xla_cpu_multi_thread_eigen": "false"}
 _BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-"""XLA's CPU compiler drops `jax.lax.optimization_barrier` before it fuses, unless told not to. What lies behind one
-would be fused with what lies before it: a product into a sum, rounded once instead of twice, in one program and not in
-another."""
+"""XLA's CPU compiler removes `jax.lax.optimization_barrier` before fusion unless this pass is disabled. A product could
+then be fused into a sum, rounded once instead of twice, in one program and not in another."""
 _LARGEST_POOL = 8
 _TIMEOUTS = ("xla_cpu_collective_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
 
 
 def pin(run: AnyRun, world: World) -> None:
-    """Fix what changes bits, before JAX is first used; does nothing for a run that is not pinned."""
+    """Set what changes bits, before JAX is first used; a no-op for a run that is not pinned."""
     if not world.pinned:
         return
-    # XLA cuts convolutions and sums into as many parts as its pool has threads, and the pool has at least one for each
-    # device of the process: it is the same for every number of devices only if there are always as many.
+    # XLA splits convolutions and sums by the threads of its pool, which has at least one per device of the process. The
+    # pool size is therefore fixed, so that bits do not depend on the number of devices.
     pool = min(world.num_shards, _LARGEST_POOL)
     if run.devices_per_process > pool and kind_of(run.device) == "cpu":
         raise ConfigError(
@@ -44,7 +43,7 @@ def pin(run: AnyRun, world: World) -> None:
         )
         print(f"lockstep: note: {note}", file=sys.stderr)
     one_thread(pool)
-    if run.device != "cpu" and sees_gpu():
+    if run.device != "cpu" and gpu_available():
         set_flags({"xla_gpu_deterministic_ops": "true"})
         jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -52,8 +51,8 @@ def pin(run: AnyRun, world: World) -> None:
 def share_cores(world: World, work: int) -> None:
     """Compute on one thread unless a gradient step is `work` enough for more; before JAX is first used.
 
-    XLA has no bound between one thread and all cores, so a host of several ranks always takes one each. Leaves alone
-    what the user decided (OMP_NUM_THREADS).
+    XLA supports only one thread or all cores, so a host of several ranks always takes one each. OMP_NUM_THREADS set by
+    the user has precedence.
     """
     if world.pinned or threads_are_chosen():
         return
@@ -62,22 +61,22 @@ def share_cores(world: World, work: int) -> None:
 
 
 def one_thread(pool: int = 1) -> None:
-    """Have XLA and numpy compute on one thread each, XLA with a pool of `pool` beside; before JAX is first used."""
+    """Make XLA and numpy compute on one thread, XLA with a pool of `pool` threads; before JAX is first used."""
     set_flags(_ONE_THREAD)
     os.environ["NPROC"] = str(pool)
     threadpool_limits(1)
 
 
 def set_flags(flags: dict[str, str]) -> None:
-    """Add to XLA_FLAGS, which XLA reads when it is first used; what the user has set stays."""
+    """Add to XLA_FLAGS, which XLA reads on first use; flags set by the user have precedence."""
     words = os.environ.get("XLA_FLAGS", "").split()
     names = {word.partition("=")[0] for word in words}
     words += [f"--{name}={value}" for name, value in flags.items() if f"--{name}" not in names]
     os.environ["XLA_FLAGS"] = " ".join(words)
 
 
-def sees_gpu() -> bool:
-    """Whether JAX would find a GPU, without asking it: that would start it."""
+def gpu_available() -> bool:
+    """Whether JAX would find a GPU, determined without initializing JAX."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or _setting("jax_platforms") == "cpu":
         return False
     return Path("/dev/nvidia0").exists() and any(importlib.util.find_spec(name) for name in _PLUGINS)
@@ -85,15 +84,15 @@ def sees_gpu() -> bool:
 
 def kind_of(device: str) -> str:
     """`gpu` or `cpu`, for the setting `device`; before JAX is first used."""
-    if device == "cpu" or (device == "auto" and not sees_gpu()):
+    if device == "cpu" or (device == "auto" and not gpu_available()):
         return "cpu"
-    if not sees_gpu():
+    if not gpu_available():
         raise ConfigError("device=cuda, but JAX sees no GPU; use device=cpu, or `lockstep doctor` to see why")
     return "gpu"
 
 
 def backend_of(kind: str, backend: str) -> str:
-    """The collectives for a kind of device: nccl between GPUs, gloo between CPUs, unless asked otherwise."""
+    """The collectives for a kind of device: nccl between GPUs, gloo between CPUs, unless `backend` names one."""
     if backend == "nccl" and kind == "cpu":
         raise ConfigError("backend=nccl needs GPUs, but this rank computes on the CPU; use backend=gloo")
     if backend == "gloo" and kind == "gpu":
@@ -102,7 +101,7 @@ def backend_of(kind: str, backend: str) -> str:
 
 
 def prepare(kind: str, devices: int, timeout_s: float) -> None:
-    """Choose the platform, the number of CPU devices and what bounds its collectives; nothing changes once JAX runs."""
+    """Set the platform, the number of CPU devices and the timeout of collectives; no effect once JAX is in use."""
     if kind == "cpu":
         limit = str(max(1, int(timeout_s + MARGIN_S)))
         set_flags(_BARRIERS | dict.fromkeys(_TIMEOUTS, limit))
@@ -126,27 +125,27 @@ def _set(name: str, value: object) -> None:
     if _setting(name) != value:
         try:
             jax.config.update(name, value)
-        except RuntimeError:  # JAX runs already; whoever needs more devices is told so
+        except RuntimeError:  # JAX is in use; `local_devices` reports missing devices
             return
 
 
 def local_devices(world: World, kind: str, count: int) -> list[Any]:
     """The devices of this process. Raises `ConfigError` on every rank of a host with too few."""
     found = cast("list[Any]", jax.local_devices(backend=kind))
-    own_gpus = kind == "gpu" and jax.process_count() > 1  # then JAX was told which are ours
-    needed = count if kind == "cpu" or own_gpus else count * world.local_size
+    assigned = kind == "gpu" and jax.process_count() > 1  # `jax.distributed` was given this process' GPUs
+    needed = count if kind == "cpu" or assigned else count * world.local_size
     if len(found) < needed:
         what = f"{len(found)} {'GPU' if kind == 'gpu' else 'CPU device'}(s)"
         raise ConfigError(
             f"devices_per_process={count} with {world.local_size} process(es) on this machine, where JAX sees {what}; "
             + ("use fewer" if kind == "gpu" else "set jax_num_cpu_devices before JAX is first used, or use fewer")
         )
-    first = world.local_rank * count if kind == "gpu" and not own_gpus else 0
+    first = world.local_rank * count if kind == "gpu" and not assigned else 0
     return list(found[first : first + count])
 
 
-def own_gpus(world: World, kind: str, count: int) -> list[int] | None:
-    """Which GPUs of its host are this process', for `jax.distributed`; None on CPUs."""
+def local_gpu_ids(world: World, kind: str, count: int) -> list[int] | None:
+    """Indices of this process' GPUs on its host, for `jax.distributed`; None on CPUs."""
     first = world.local_rank * count
     return list(range(first, first + count)) if kind == "gpu" else None
 

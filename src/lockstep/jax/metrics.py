@@ -1,4 +1,4 @@
-"""Means of what was learned, summed on the device: adding costs no host sync, reading costs one transfer."""
+"""Metric means accumulated on the device: adding needs no host sync, reading one transfer."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from jax import Array
 
 
 class Metrics:
-    """Weighted means of a fixed set of names. What is added is summed over all ranks before, so all read the same.
+    """Weighted means of a fixed set of names; values must be summed over all ranks before they are added.
 
-    The sums and weights since the last read are a table [2, names], a value like any other; the functions are pure.
+    The sums and weights since the last read are a table [2, names], which the pure functions take and return.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -18,17 +18,17 @@ class Metrics:
         self._names = list(names)
 
     def zeros(self) -> Array:
-        """The table of nothing."""
+        """An empty table."""
         return jnp.zeros((2, len(self._names)), jnp.float32)
 
     def add(
         self, table: Array | np.ndarray, names: Sequence[str], sums: Array | np.ndarray, weight: Array | float
     ) -> Array:
-        """Add `sums` [len(names)], each a sum over rows that together weigh `weight`. `names` lie side by side."""
+        """Add `sums` [len(names)] over rows of total weight `weight`; `names` must be consecutive."""
         first = self._column[names[0]]
         added = jnp.stack([sums, jnp.full_like(sums, weight)])
         return jnp.asarray(table).at[:, first : first + len(names)].add(added)
 
     def read(self, table: np.ndarray) -> dict[str, float]:
-        """Means of what was added to the table; a name of weight 0 is absent."""
+        """The means by name; names of weight 0 are absent."""
         return {name: s / w for name, s, w in zip(self._names, *table.tolist(), strict=True) if w > 0}

@@ -12,17 +12,24 @@ import numpy as np
 from jax import Array
 
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
 from lockstep.experience.numpy_actor import Layer, NumpyActor
 from lockstep.experience.sampling import Sampler
 from lockstep.jax.distributions import LOG_STD, DiagonalGaussian, distribution_of
-from lockstep.jax.encoders import Draws, Encoder, Mlp, OwnNetwork, draws_of, make_encoder, precise, shapes_of
+from lockstep.jax.encoders import (
+    Encoder,
+    InitStreams,
+    Mlp,
+    UserNetwork,
+    cast_inputs,
+    init_streams,
+    make_encoder,
+)
 from lockstep.jax.flat import Params, below, part
 from lockstep.run import NetworkConfig
 
 
 class ActorCritic:
-    """Action distribution parameters and value of an observation: two networks, or one body with two heads."""
+    """Actor and critic: two networks, or one shared body with two heads."""
 
     def __init__(self, spec: EnvSpec, num_parameters: int, config: NetworkConfig) -> None:
         encoder = make_encoder(spec, config)
@@ -31,13 +38,13 @@ class ActorCritic:
         if images if config.shared is None else config.shared:
             self.body = encoder
         elif images:
-            self.bodies = (encoder, encoder)  # alike, with parameters of their own
+            self.bodies = (encoder, encoder)  # the same architecture with separate parameters
         before = (encoder.num_features,) if self.body or images else (spec.observation_size, *config.hidden)
         self.actor = Mlp((*before, num_parameters), config.activation, last_gain=0.01)
         self.critic = Mlp((*before, 1), config.activation, last_gain=1.0)
 
-    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
-        """Draw the parameters."""
+    def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
+        """Draw initial parameters."""
         parts: dict[str, Encoder] = {"actor": self.actor, "critic": self.critic}
         if self.body is not None:
             parts["body"] = self.body
@@ -59,10 +66,10 @@ class ActorCritic:
 
 
 class Network(Protocol):
-    """What a network of your own does (`network.module`): made as `YourClass(observation_size, num_parameters)`."""
+    """A user-defined network (`network.module`), constructed as `YourClass(observation_size, num_parameters)`."""
 
     def init(self, seed: int) -> dict[str, np.ndarray]:
-        """Its parameters by name, float32; the same for a seed, wherever it is drawn."""
+        """Initial parameters by name, float32; a function of the seed only."""
         ...
 
     def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
@@ -77,65 +84,56 @@ class Policy:
         spec: of the environments.
         network: the network.
         distribution: of actions.
-        params: the parameters as they are now; assign others after an update.
+        params: the current parameters; assigned after each update.
     """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
         self.spec = spec
         self.distribution = distribution_of(spec.action, self._log_std)
-        size, draws = self.distribution.num_parameters, draws_of(seed)
+        size, draws = self.distribution.num_parameters, init_streams(seed)
         if config.module is None:
-            self.network: ActorCritic | OwnNetwork = ActorCritic(spec, size, config)
+            self.network: ActorCritic | UserNetwork = ActorCritic(spec, size, config)
             params = self.network.initialize(lambda name: draws(f"network.{name}"))
         else:
-            self.network = OwnNetwork(config.module, spec.observation_size, size)
+            self.network = UserNetwork(config.module, spec.observation_size, size)
             params = self.network.initialize(seed)
         params = below("network", params)
         if isinstance(self.distribution, DiagonalGaussian):
             params[LOG_STD] = np.full(size, config.initial_log_std, np.float32)
         self.params: Params = cast(Params, params)
-        if config.module is not None:
-            self._try(config.module)
+        if isinstance(self.network, UserNetwork):
+            shapes = f"[2, {size}], [2]"
+            needed = f"algo=ppo needs parameters of the action distribution and a value, {shapes}"
+            self.network.check_outputs(part(self.params, "network"), spec, shapes, needed)
 
     @property
     def algo(self) -> str:
-        """Which algorithm it is of, as files name it."""
+        """The algorithm's name in policy files."""
         return "ppo"
 
     @property
     def sampler(self) -> Sampler:
-        """How actions are drawn on the host."""
+        """Samples actions on the host."""
         return self.distribution.sampler
 
     def apply(self, params: Params, observation: Array, precision: str = "float32") -> tuple[Array, Array]:
-        """[N, O] to distribution parameters [N, P] and value [N], float32, whatever is computed in.
+        """[N, O] to distribution parameters [N, P] and value [N], always float32.
 
         Args:
-            params: of the policy, not necessarily the present ones.
+            params: of the policy, not necessarily the current ones.
             observation: [N, O]; of images [N, C, H, W], bytes.
-            precision: `float32` or `bfloat16`.
+            precision: `float32` or `bfloat16`, of the computation.
         """
-        network, observation = precise(part(params, "network"), observation, precision)
+        network, observation = cast_inputs(part(params, "network"), observation, precision)
         parameters, value = self.network.apply(network, observation)
         return parameters.astype(jnp.float32), value.astype(jnp.float32)
 
     def _log_std(self) -> np.ndarray:
         return np.asarray(self.params[LOG_STD])
 
-    def _try(self, path: str) -> None:
-        """Refuse a network of the user's that gives something else; nothing is computed."""
-        seen = jax.ShapeDtypeStruct((2, *self.spec.observation_shape), self.spec.observation_dtype)
-        given = jax.eval_shape(self.network.apply, part(self.params, "network"), seen)
-        size = self.distribution.num_parameters
-        if (made := shapes_of(given)) != f"[2, {size}], [2]":
-            raise ConfigError(
-                f"network.module={path} made {made} of 2 observations; algo=ppo needs parameters of the action "
-                f"distribution and a value, [2, {size}], [2]: see docs/jax.md"
-            )
 
-
-class Acts(Protocol):
-    """A policy of whatever algorithm: observations to what actions are drawn from, and a value."""
+class ActingPolicy(Protocol):
+    """A policy of any algorithm."""
 
     spec: EnvSpec
     params: Params
@@ -146,45 +144,45 @@ class Acts(Protocol):
         ...
 
     def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
-        """[N, O] to what actions are drawn from [N, P], and a value [N]."""
+        """[N, O] to the sampler's input [N, P] and a value [N]."""
         ...
 
 
 class LinearActor:
-    """Distribution parameters by numpy, for networks of linear layers on a CPU; always by the newest parameters."""
+    """Acts with numpy, for networks of linear layers on a CPU; always uses the current parameters."""
 
-    def __init__(self, policy: Acts, chain: list[str], activation: str) -> None:
-        self._policy, self._chain, self._seen = policy, chain, policy.params
+    def __init__(self, policy: ActingPolicy, chain: list[str], activation: str) -> None:
+        self._policy, self._chain, self._loaded = policy, chain, policy.params
         self._actor = NumpyActor(self._layers(), activation)
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[..., N, O] to [..., N, P]."""
-        if self._policy.params is not self._seen:
-            self._seen = self._policy.params
+        if self._policy.params is not self._loaded:
+            self._loaded = self._policy.params
             self._actor.replace(self._layers())
         return self._actor(observation)
 
     def _layers(self) -> list[Layer]:
-        params = self._seen
+        params = self._loaded
         return [(np.asarray(params[f"{name}.weight"]).T, np.asarray(params[f"{name}.bias"])) for name in self._chain]
 
 
 class JaxActor:
-    """Distribution parameters by JAX, for any network on any device; always by the newest parameters."""
+    """Acts with JAX, for any network on any device; always uses the current parameters."""
 
-    def __init__(self, policy: Acts, device: Any) -> None:
+    def __init__(self, policy: ActingPolicy, device: Any) -> None:
         self._policy, self._device = policy, device
-        self._seen: Params | None = None
+        self._loaded: Params | None = None
         self._apply: Callable[[Params, Any], Array] = jax.jit(self._parameters)
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[..., N, O] to [..., N, P]; one call for each shard of the leading axis, so kernels keep its shape."""
+        """[..., N, O] to [..., N, P]; one call per shard of the leading axis, so kernels have the shard's shape."""
         if observation.ndim > 1 + len(self._policy.spec.observation_shape):
             return np.stack([self(one) for one in observation])
-        if self._policy.params is not self._seen:
-            self._seen = self._policy.params
-            self._on_device: Params = jax.device_put(self._seen, self._device)
-        return np.asarray(self._apply(self._on_device, observation))
+        if self._policy.params is not self._loaded:
+            self._loaded = self._policy.params
+            self._device_params: Params = jax.device_put(self._loaded, self._device)
+        return np.asarray(self._apply(self._device_params, observation))
 
     def _parameters(self, params: Params, observation: Array) -> Array:
         return self._policy.apply(params, observation)[0]
@@ -193,18 +191,18 @@ class JaxActor:
 Actor = LinearActor | JaxActor
 
 
-def actor_of(policy: Acts, device: Any = None) -> Actor:
-    """The cheapest exact way to act on a local device, by default the first; without the noise of noisy layers."""
+def actor_of(policy: ActingPolicy, device: Any = None) -> Actor:
+    """The fastest exact actor on a local device, by default the first; without the noise of noisy layers."""
     chosen = cast(Any, jax.local_devices()[0]) if device is None else device
-    chain = _linear(policy.network)
+    chain = _linear_chain(policy.network)
     if chosen.platform == "cpu" and chain and policy.spec.image is None:
         names, activation = chain
         return LinearActor(policy, [f"network.{name}" for name in names], activation)
     return JaxActor(policy, chosen)
 
 
-def _linear(network: Any) -> tuple[list[str], str] | None:
-    """What makes the parameters of the action distribution, if it is linear layers one after another."""
+def _linear_chain(network: Any) -> tuple[list[str], str] | None:
+    """Names of the linear layers from observation to output and their activation, if the network is such a chain."""
     if not isinstance(network, ActorCritic):
         return getattr(network, "chain", None)
     names = [f"actor.layers.{i}" for i in range(len(network.actor.shapes))]

@@ -15,15 +15,15 @@ from jax import Array
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.rollout import Collector, Rollout
-from lockstep.jax.adam import Adam, adapted, norm_of
+from lockstep.jax.adam import Adam, adapted, global_norm
 from lockstep.jax.batch import Batch, slots
+from lockstep.jax.batch_builder import BatchBuilder
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params, divisor
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.ppo_state import State
-from lockstep.jax.prepare import Preparation
 from lockstep.jax.repeat import may_scan, repeat
 from lockstep.jax.session import Session
 from lockstep.record.progress import Progress
@@ -39,34 +39,40 @@ _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/cli
 class PPO:
     """Clipped-surrogate policy gradient with a learned value baseline.
 
-    Across updates live `state`, the normalizers and each shard's minibatch stream. `loss` and `learn` are pure
-    functions, for compiled loops of your own, too.
+    `state`, the normalizers and each shard's minibatch stream persist across updates. `loss` and `learn` are pure
+    functions that other compiled loops may call.
     """
 
     def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
-        config, world, spec = run.algorithm, comm.world, policy.spec
+        config = run.algorithm
         assert isinstance(config, PPOConfig)
-        check_task(run, spec)
-        self.config, self.policy, self.comm = config, policy, comm
-        shard_envs = world.shard_size(run.num_envs, "num_envs")
-        self.rows = config.minibatch_rows(shard_envs, world.num_shards)
+        check_task(run, policy.spec)
+        self.config = config
+        self.policy = policy
+        self.comm = comm
+        shard_envs = comm.world.shard_size(run.num_envs, "num_envs")
+        self.rows = config.minibatch_rows(shard_envs, comm.world.num_shards)
         policy.params = comm.read(comm.broadcast(policy.params))
-        self.flat, self.optimizer, self.metrics = FlatParameters(policy.params), Adam(config.adam_eps), Metrics(METRICS)
+        self.flat = FlatParameters(policy.params)
+        self.optimizer = Adam(config.adam_eps)
+        self.metrics = Metrics(METRICS)
         values = self.flat.join(policy.params)
         start = State.start(values, self.optimizer.init(values), config.learning_rate, self.metrics.zeros())
         self.state: State = comm.replicate(start)
-        self._host = Preparation(config, policy, comm, shard_envs, run.precision)
-        self.normalizers = self._host.normalizers
-        self.observations, self.returns = self.normalizers.observations, self.normalizers.returns
-        self._streams = [stream(run.seed, "minibatch", shard) for shard in world.shards]
-        self._stops, self._precision = run.non_finite == "stop", run.precision
-        self._scan = may_scan(run, spec, comm.devices[0].platform)
-        self._learned = comm.spmd(self._learn_shards)
+        self._builder = BatchBuilder(config, policy, comm, shard_envs, run.precision)
+        self.normalizers = self._builder.normalizers
+        self.observations = self.normalizers.observations
+        self.returns = self.normalizers.returns
+        self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
+        self._stop_on_non_finite = run.non_finite == "stop"
+        self._precision = run.precision
+        self._scan = may_scan(run, policy.spec, comm.devices[0].platform)
+        self._learn_spmd = comm.spmd(self._learn_shards)
 
     # -- maths -----------------------------------------------------------------------------------------------------
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Array]:
-        """The PPO objective with its sign turned, as a weighted *sum* over rows [N]; and sums to tell, weight first.
+        """The negated PPO objective as a weighted *sum* over rows [N], and weighted sums for metrics, weight first.
 
         rho = pi(a|s) / pi_old(a|s)
         L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
@@ -91,40 +97,41 @@ class PPO:
     # -- order -----------------------------------------------------------------------------------------------------
 
     def learn(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
-        """All epochs of an update, of every shard of this device; inside `comm.spread`.
+        """Run all epochs of an update on every shard of this device; call it inside `comm.spmd`.
 
         Args:
-            state: before.
-            batches: of each of L shards, [T * B] rows, advantages on one scale.
-            orders: [L, E, T * B] int32, in which each shard's rows come in each epoch.
+            state: before the update.
+            batches: one for each of L shards, [T * B] rows, with normalized advantages.
+            orders: [L, E, T * B] int32, the row order of each shard in each epoch.
 
         Returns:
-            The state after, and what each gradient step [E, steps] told, as `_step` does.
+            The state after the update, and the sums of each gradient step [E, steps], as `_step` returns them.
         """
         state, totals = self._epochs(state._replace(stopped=jnp.zeros((), bool)), batches, orders)
-        return self._ended(state, jnp.ones(())), totals
+        return self._add_learning_rate(state, jnp.ones(())), totals
 
     def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
         return repeat(self._scan, lambda state, order: self._epoch(state, batches, order), state, orders.swapaxes(0, 1))
 
-    def _ended(self, state: State, weight: Array) -> State:
+    def _add_learning_rate(self, state: State, weight: Array) -> State:
         table = self.metrics.add(state.table, ("optim/learning_rate",), state.learning_rate[None] * weight, weight)
         return state._replace(table=table)
 
     def _epoch(self, state: State, batches: Sequence[Batch], order: Array) -> tuple[State, Array]:
-        """A pass over the rows in an order [L, T * B]."""
+        """Take one pass over the rows in `order` [L, T * B]."""
         c = self.config
 
         def step(state: State, rows: Array) -> tuple[State, Array]:
-            return self._step(state, [batch.at(own) for batch, own in zip(batches, rows, strict=True)])
+            return self._step(state, [batch.at(indices) for batch, indices in zip(batches, rows, strict=True)])
 
         parts = order.reshape(len(batches), c.num_minibatches, self.rows).swapaxes(0, 1)
         state, totals = repeat(self._scan, step, state, parts)
         sums = totals.sum(0)
         table = self.metrics.add(state.table, _SUMS, sums[1:-3], sums[0])
         table = self.metrics.add(table, ("optim/grad_norm",), sums[-3:-2], sums[-2])
-        state = state._replace(table=self.metrics.add(table, ("optim/skipped",), sums[-1:], sums[-2] + sums[-1]))
-        kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]  # no number once stopped, which is larger than nothing
+        table = self.metrics.add(table, ("optim/skipped",), sums[-1:], sums[-2] + sums[-1])
+        state = state._replace(table=table)
+        kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]  # NaN once stopped, which compares as False
         if c.learning_rate_schedule == "adaptive":
             state = state._replace(learning_rate=adapted(state.learning_rate, kl, c.desired_kl))
         if c.target_kl is not None:
@@ -132,21 +139,22 @@ class PPO:
         return state, totals
 
     def _step(self, state: State, parts: Sequence[Batch]) -> tuple[State, Array]:
-        """One gradient step on every shard's part [N] of a minibatch; without effect if it is not finite anywhere.
+        """Take one gradient step on every shard's part [N] of a minibatch; a no-op if any number is not finite.
 
-        One whose rows weigh nothing on all ranks together is left out without a word. Tells weight, sums, norm, whether
-        the step was taken, whether it was not finite.
+        Minibatches whose global weight is 0 are skipped without being counted. Returns the state, and weight, sums,
+        gradient norm, 1 if the step was taken, 1 if it was not finite.
         """
-        total = self.comm.sum_shards(jnp.stack([self._row(state.values, part) for part in parts]), "average_gradients")
+        rows = jnp.stack([self._shard_sums(state.values, part) for part in parts])
+        total = self.comm.sum_shards(rows, "average_gradients")
         gradient, sums = total[: self.flat.num_parameters], total[self.flat.num_parameters :]
         gradient, empty = gradient / divisor(sums[0]), sums[0] == 0
-        norm = norm_of(gradient)
+        norm = global_norm(gradient)
         if self.config.max_grad_norm is not None:
             gradient = gradient * jnp.minimum(self.config.max_grad_norm / (norm + 1e-6), 1.0)
         totals = jnp.concatenate([sums, norm[None], jnp.array([1.0, 0.0])])
-        # The same on every rank, and no host waits for it.
+        # Decided from reduced values on the device: equal on every rank, without a host sync.
         skipped = ~empty & ~jnp.isfinite(totals).all()
-        if self._stops:  # no step after it either: the parameters stay those with which it happened
+        if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
             skipped = state.halted | (skipped & ~state.stopped)
             state = state._replace(halted=skipped)
         values, optimizer = self.optimizer.step(
@@ -155,21 +163,21 @@ class PPO:
         totals = jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), jnp.where(empty, 0.0, totals))
         return state._replace(values=values, optimizer=optimizer), jnp.where(state.stopped, 0.0, totals)
 
-    def _row(self, values: Array, part: Batch) -> Array:
-        """What one shard adds to a step: its gradient sum [P], then its sums."""
-        # Compiled as if it were alone: other shards on this device must not change its bits.
+    def _shard_sums(self, values: Array, part: Batch) -> Array:
+        """One shard's contribution to a step: its gradient sum [P], then its metric sums."""
+        # The barriers isolate the shard's computation: other shards on this device must not change its bits.
         values, part = jax.lax.optimization_barrier((values, part))
         (_, sums), gradient = jax.value_and_grad(self.loss, has_aux=True)(self.flat.split(values), part)
         return jax.lax.optimization_barrier(jnp.concatenate([self.flat.join(gradient), sums]))
 
-    @np.errstate(over="ignore")  # what is too large for float32 leaves the update out, or ends the run with a name
+    @np.errstate(over="ignore")  # a float32 overflow skips the update, or ends the run with a NonFiniteError
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Improve the policy on one rollout of every local shard; collective.
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers that the caller wants summed over all shards with the same message.
-            progress: how far the run is, for the schedule of the learning rate; default: at its start.
+            extra_sums: [K, M] numbers to sum over all shards in the same message.
+            progress: of the run, for the learning-rate schedule; default: at its start.
 
         Returns:
             The sums of `extra_sums` [M].
@@ -178,47 +186,48 @@ class PPO:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, comm, progress = self.config, self.comm, progress or Progress(1)
-        batches, found, totals = self._host.prepare(self.state.values, rollouts, extra_sums)
-        if found is None:
-            if self._stops:
-                fault = self._host.fault
-                raise NormalizerError(*fault, progress) if fault else self._blame(rollouts, batches, (0, 1), progress)
+        batches, statistics, totals = self._builder.build(self.state.values, rollouts, extra_sums)
+        if statistics is None:
+            if self._stop_on_non_finite:
+                if self._builder.fault:
+                    raise NormalizerError(*self._builder.fault, progress)
+                raise self._locate_non_finite(rollouts, batches, (0, 1), progress)
             steps = np.full(1, c.num_epochs * c.num_minibatches, np.float32)
             table = self.metrics.add(comm.read(self.state.table), ("optim/skipped",), steps, steps[0])
             self.state = self.state._replace(table=comm.replicate(table))
             return totals
         orders = [
-            np.stack([s.permutation(r.reward.size) for _ in range(c.num_epochs)]).astype(np.int32)
-            for s, r in zip(self._streams, rollouts, strict=True)
+            np.stack([generator.permutation(rollout.reward.size) for _ in range(c.num_epochs)]).astype(np.int32)
+            for generator, rollout in zip(self._streams, rollouts, strict=True)
         ]
-        # All epochs in one call, or one after another where each of their steps is compiled by itself.
-        passes = [slice(None)] if self._scan else [slice(i, i + 1) for i in range(c.num_epochs)]
-        for i, part in enumerate(passes):
-            rate = c.learning_rate * (1.0 - progress.fraction)
-            given = np.array([*found, rate, i == 0, i == len(passes) - 1], np.float32)
-            dealt = comm.shard([order[part] for order in orders])
-            (self.state, *_), _ = self._learned((self.state, given), (batches, dealt))
-        # The host reads this once per update; it would wait for the device anyway, when next it acts.
+        # Without a scan the steps are unrolled: one call per epoch keeps the compiled program small.
+        calls = [slice(None)] if self._scan else [slice(i, i + 1) for i in range(c.num_epochs)]
+        rate = c.learning_rate * (1.0 - progress.fraction)
+        for i, epochs in enumerate(calls):
+            host_values = np.array([*statistics, rate, i == 0, i == len(calls) - 1], np.float32)
+            sharded_orders = comm.shard([order[epochs] for order in orders])
+            (self.state, *_), _ = self._learn_spmd((self.state, host_values), (batches, sharded_orders))
+        # One host sync per update; acting would wait for the device anyway.
         values, halted = comm.read((self.state.values, self.state.halted))
         self.policy.params = self.flat.split(values)
         if halted:
-            raise self._blame(rollouts, batches, found[:2], progress)
+            raise self._locate_non_finite(rollouts, batches, statistics[:2], progress)
         return totals
 
-    def rehearse(self, actor: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Compile all that an iteration calls, by calling it with rows that weigh nothing; collective."""
-        blank, held = self._host.blank(), len(self.comm.world.shards)
-        actor(np.stack([blank.observation[0]] * held))
-        batches = self._host.batches(self.state.values, [blank] * held)
+    def warmup(self, actor: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Compile everything that an iteration calls, by calling it with rows of weight 0; collective."""
+        blank, num_shards = self._builder.blank(), len(self.comm.world.shards)
+        actor(np.stack([blank.observation[0]] * num_shards))
+        batches = self._builder.batches(self.state.values, [blank] * num_shards)
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
-        copy, given = self.comm.replicate(self.comm.read(self.state)), np.zeros(7, np.float32)
-        (state, *_), _ = self._learned((copy, given), (batches, self.comm.shard([order] * held)))
-        self.comm.read(state.halted)  # what goes wrong, goes wrong here
+        copy, host_values = self.comm.replicate(self.comm.read(self.state)), np.zeros(7, np.float32)
+        (state, *_), _ = self._learn_spmd((copy, host_values), (batches, self.comm.shard([order] * num_shards)))
+        self.comm.read(state.halted)  # wait, so that errors are raised here
 
     def _learn_shards(self, shared: tuple[State, Array], own: tuple[Batch, Array]) -> tuple[Any, Any]:
-        """`learn`, or one epoch of it, with what the host found out: see `update`."""
-        (state, given), (stacked, orders) = shared, own
-        mean, scale, explained, told_of, rate, first, last = given
+        """`learn`, or one epoch of it, with the advantage statistics and flags from the host; see `update`."""
+        (state, host_values), (stacked, orders) = shared, own
+        mean, scale, explained, explained_weight, rate, first, last = host_values
         state = state._replace(stopped=state.stopped & (first == 0.0))
         if self.config.learning_rate_schedule == "linear":
             state = state._replace(learning_rate=rate)
@@ -226,56 +235,59 @@ class PPO:
         if self.config.normalize_advantage:
             batches = [batch._replace(advantage=(batch.advantage - mean) * scale) for batch in batches]
         state, totals = self._epochs(state, batches, orders)
-        table = self.metrics.add(state.table, ("value/explained_variance",), explained[None] * last, told_of * last)
-        return (self._ended(state._replace(table=table), last), given, totals), ()
+        name, weight = "value/explained_variance", explained_weight * last
+        table = self.metrics.add(state.table, (name,), explained[None] * last, weight)
+        state = self._add_learning_rate(state._replace(table=table), last)
+        return (state, host_values, totals), ()
 
     def read_metrics(self) -> dict[str, float]:
-        """Means of what was learned since the last read. Starts afresh."""
+        """Means of the metrics since the last read; resets the table."""
         totals = self.metrics.read(self.comm.read(self.state.table))
         self.state = self.state._replace(table=self.comm.replicate(self.metrics.zeros()))
         return totals
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
-        """Everything that must be equal on all ranks, as copies: loaded, it continues another run."""
-        return self.comm.read(self.state).named(self.flat) | self._host.shared_arrays()
+        """Copies of all state that is equal on every rank, by name, for checkpoints."""
+        return self.comm.read(self.state).named(self.flat) | self._builder.shared_arrays()
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `shared_arrays` told, or from a part of it: the policy's parameters, say."""
+        """Load `shared_arrays`, or a part of it such as the policy's parameters."""
         state = self.comm.read(self.state).loaded(self.flat, arrays)
         self.state, self.policy.params = self.comm.replicate(state), self.flat.split(state.values)
-        self._host.load_shared(arrays)
+        self._builder.load_shared(arrays)
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """What belongs to local shard number `k` alone and outlives an update."""
+        """Persistent state of local shard number `k`."""
         return {"minibatches": self._streams[k].bit_generator.state, "discounted": self.normalizers.discounted[k].value}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Continue local shard number `k` from what `shard_state` told."""
+        """Load what `shard_state` returned for local shard number `k`."""
         self._streams[k].bit_generator.state = state["minibatches"]
         self.normalizers.discounted[k].value[:] = state["discounted"]
 
-    def _blame(
+    def _locate_non_finite(
         self, rollouts: list[Rollout], batches: Batch, scale: tuple[float, float], progress: Progress
     ) -> NonFiniteError:
-        parts: list[Batch] = self.comm.collect(batches)
+        parts: list[Batch] = self.comm.unshard(batches)
         if self.config.normalize_advantage:
             parts = [part._replace(advantage=(part.advantage - scale[0]) * scale[1]) for part in parts]
         values = self.comm.local(self.state.values)
 
-        def sums(part: Batch) -> list[Array]:
-            return jnp.split(self._row(values, part), [self.flat.num_parameters])
+        def gradient_and_sums(part: Batch) -> list[Array]:
+            return jnp.split(self._shard_sums(values, part), [self.flat.num_parameters])
 
-        return locate_non_finite(self.comm, rollouts, parts, progress, LossReader(sums, self.rows), self.rows)
+        reader = LossReader(gradient_and_sums, self.rows)
+        return locate_non_finite(self.comm, rollouts, parts, progress, reader, self.rows)
 
 
 def train(session: Session) -> None:
-    """Collect, learn, tell, keep, until all ranks together have taken `run.total_steps` steps."""
+    """Collect, learn, log and checkpoint until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm)
     session.begin(policy, ppo.observations, ppo)
     actor = actor_of(policy, comm.devices[0])
-    ppo.rehearse(actor)
+    ppo.warmup(actor)
     collector = Collector(
         comm.world,
         session.make_envs(run.num_envs),

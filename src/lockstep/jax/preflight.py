@@ -1,4 +1,4 @@
-"""What the preflight of JAX's ranks measures with."""
+"""The preflight of JAX's ranks: device names and a timed sum over shards."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from lockstep.run import AnyRun
 
 
 def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Preflight:
-    """Compare all ranks, and measure what lies between their hosts (`lockstep.preflight.compare`); *collective*."""
+    """Compare all ranks and measure the network between hosts (`lockstep.preflight.compare`); *collective*."""
 
     def summing(size: int) -> Callable[[], object]:
         rows = np.ones((len(comm.world.shards), size // 2))  # float64: as many bytes

@@ -1,4 +1,4 @@
-"""Networks that value actions: plain, dueling, with a distribution of the return, with learned noise, and all of these.
+"""Q-networks: plain, dueling, distributional, with noisy layers, and combinations.
 
 Shapes: N rows, O observation, F features, A actions, Z points of a return's distribution (atoms of C51 or quantiles of
 QR-DQN), B environments of a shard.
@@ -20,14 +20,13 @@ from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.jax.encoders import (
     ACTIVATIONS,
-    Draws,
+    InitStreams,
     Mlp,
-    OwnNetwork,
-    draws_of,
+    UserNetwork,
+    cast_inputs,
+    init_streams,
     linear,
     make_encoder,
-    precise,
-    shapes_of,
     uniform_layer,
 )
 from lockstep.jax.flat import Params, below, part
@@ -41,12 +40,12 @@ Noise = Sequence[tuple[Array, Array]]
 class Head:
     """Linear layers behind an encoder, with an activation between them; noisy ones if `noisy_std` is given.
 
-    A noisy layer varies its weights by learned deviations (Fortunato et al., 2018, arXiv:1706.10295, eq. 9 to 11):
+    A noisy layer perturbs its weights by learned deviations (Fortunato et al., 2018, arXiv:1706.10295, eq. 9 to 11):
 
     y = (w + s_w * (f(e_out) f(e_in)^T)) x + b + s_b * f(e_out),  f(e) = sign(e) sqrt|e|,  e standard normal
 
     Attributes:
-        noise_sizes: numbers in and out of each noisy layer.
+        noise_sizes: input and output size of each noisy layer.
     """
 
     def __init__(self, sizes: tuple[int, ...], activation: str, noisy_std: float | None) -> None:
@@ -54,7 +53,7 @@ class Head:
         self.activation, self._std = activation, noisy_std
         self.noise_sizes = [] if noisy_std is None else list(pairwise(sizes))
 
-    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
+    def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Uniform within 1 / sqrt(in), weights and biases; deviations noisy_std / sqrt(in) (the paper, section 3.2)."""
         params: dict[str, np.ndarray] = {}
         for i, shape in enumerate(self.shapes):
@@ -71,7 +70,7 @@ class Head:
             x = x if i == 0 else ACTIVATIONS[self.activation](x)
             y = linear(params, f"layers.{i}", x)
             if noise:
-                # s_w * (out in^T) x = out * (s_w (in * x)): no matrix of noise is ever made, rows may have their own.
+                # s_w * (out in^T) x = out * (s_w (in * x)) needs no noise matrix and allows noise per row.
                 before, after = (numbers.astype(x.dtype) for numbers in noise[i])
                 weight, bias = params[f"layers.{i}.weight_std"], params[f"layers.{i}.bias_std"]
                 y = y + _of_rows(after, y) * ((x * _of_rows(before, x)) @ weight.T + bias[None])
@@ -82,12 +81,12 @@ class Head:
 class QNetwork:
     """An encoder and its heads: one, or two streams.
 
-    The last hidden layer stands in the heads: each stream has one of its own (Wang et al., 2016, arXiv:1511.06581),
-    and where there is noise, it is noisy.
+    The last hidden layer is part of the heads, so that each stream has one (Wang et al., 2016, arXiv:1511.06581) and it
+    is noisy if the heads are.
 
     Attributes:
-        chain: the linear layers that give Q one after another, and what stands between them; None if it is not so.
-        noise_sizes: numbers in and out of each noisy layer.
+        chain: names of the linear layers from observation to Q and their activation; None for other architectures.
+        noise_sizes: input and output size of each noisy layer.
     """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, algorithm: DQNConfig, points: int) -> None:
@@ -108,8 +107,8 @@ class QNetwork:
             names += [f"advantage.layers.{i}" for i in range(len(self.advantage.shapes))]
             self.chain = names, activation
 
-    def initialize(self, draws: Draws) -> dict[str, np.ndarray]:
-        """Draw the parameters."""
+    def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
+        """Draw initial parameters."""
         params: dict[str, np.ndarray] = {}
         for name, network in (("encoder", self.encoder), ("advantage", self.advantage), ("value", self.value)):
             if network is not None:
@@ -129,24 +128,24 @@ class QNetwork:
 
 
 class QPolicy:
-    """A network that values actions, and how actions are chosen from that.
+    """A Q-network and epsilon-greedy action selection.
 
     Args:
         spec: of the environments.
-        network: what stands before the heads; `network.module` is made as `YourClass(observation_size, A Z)`, and its
-            `apply` gives [N, A Z] of observations [N, O].
-        algorithm: which heads.
+        network: of the encoder. `network.module` is constructed as `YourClass(observation_size, A Z)`; its `apply`
+            returns [N, A Z] for observations [N, O].
+        algorithm: of the heads.
         seed: of the parameters.
 
     Attributes:
         spec: of the environments.
-        algorithm: which heads.
+        algorithm: of the heads.
         network: the network.
-        distribution: epsilon-greedy, as often random as at the end of training.
-        params: the parameters as they are now; assign others after an update.
+        distribution: epsilon-greedy with the final epsilon of training.
+        params: the current parameters; assigned after each update.
         points: Z.
-        support: z of C51 [Z]; not saved, since the settings that it follows from are.
-        num_noise: how many random numbers a draw of noise takes; 0 without noisy layers.
+        support: z of C51 [Z], derived from the config.
+        num_noise: random numbers per noise draw; 0 without noisy layers.
     """
 
     def __init__(self, spec: EnvSpec, network: NetworkConfig, algorithm: DQNConfig, seed: int = 0) -> None:
@@ -157,27 +156,29 @@ class QPolicy:
         ]
         self.support = np.linspace(algorithm.v_min, algorithm.v_max, algorithm.num_atoms, dtype=np.float32)
         if network.module is None:
-            self.network: QNetwork | OwnNetwork = QNetwork(spec, network, algorithm, self.points)
-            draws = draws_of(seed)
+            self.network: QNetwork | UserNetwork = QNetwork(spec, network, algorithm, self.points)
+            draws = init_streams(seed)
             params = self.network.initialize(lambda name: draws(f"network.{name}"))
         else:
             self.network = _own(network.module, spec, algorithm, self.points)
             params = self.network.initialize(seed)
         self.params: Params = cast(Params, below("network", params))
-        if network.module is not None:
-            self._try(network.module)
+        if isinstance(self.network, UserNetwork):
+            shape = f"[2, {spec.action.sizes[0] * self.points}]"
+            needed = f"algo=dqn needs values of actions, an array {shape}"
+            self.network.check_outputs(part(self.params, "network"), spec, shape, needed)
         sizes = self.network.noise_sizes if isinstance(self.network, QNetwork) else []
         self._noise_sizes = [size for layer in sizes for size in layer]
         self.num_noise = sum(self._noise_sizes)
 
     @property
     def algo(self) -> str:
-        """Which algorithm it is of, as files name it."""
+        """The algorithm's name in policy files."""
         return "dqn"
 
     @property
     def sampler(self) -> EpsilonGreedy:
-        """How actions are chosen on the host."""
+        """Selects actions on the host."""
         return self.distribution
 
     def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
@@ -191,12 +192,12 @@ class QPolicy:
         """[N, O] to Q [N, A], or to the return's distribution [N, A, Z]: logits of its atoms, or its quantiles.
 
         Args:
-            params: of the policy, not necessarily the present ones.
+            params: of the policy, not necessarily the current ones.
             observation: [N, O]; of images [N, C, H, W], bytes.
             noise: standard normal numbers [num_noise], or those of each row [N, num_noise]; None: no noise.
-            precision: `float32` or `bfloat16`, in which the outputs then are.
+            precision: `float32` or `bfloat16`, of the computation and of the outputs.
         """
-        network, observation = precise(part(params, "network"), observation, precision)
+        network, observation = cast_inputs(part(params, "network"), observation, precision)
         if isinstance(self.network, QNetwork):
             outputs = self.network.apply(network, observation, self._parts(noise))
         else:
@@ -205,18 +206,18 @@ class QPolicy:
         return outputs.reshape(outputs.shape[0], -1, self.points) if distributional else outputs
 
     def probability(self, logits: Array) -> Array:
-        """Of each atom of C51, from logits [..., Z]; float32."""
+        """Probabilities of C51's atoms from logits [..., Z]; float32."""
         return jax.nn.softmax(logits.astype(jnp.float32), -1)
 
     def expected(self, outputs: Array) -> Array:
-        """What `outputs` says of Q, [N, A], float32: sum_i p_i z_i of atoms, the mean of quantiles."""
+        """Q [N, A] from `outputs`, float32: sum_i p_i z_i of atoms, or the mean of quantiles."""
         outputs = outputs.astype(jnp.float32)
         if self.algorithm.value_distribution == "categorical":
             return (self.probability(outputs) * jnp.asarray(self.support)[None, None]).sum(-1)
         return outputs if outputs.ndim == 2 else outputs.mean(-1)
 
     def draw_noise(self, generator: np.random.Generator) -> np.ndarray | None:
-        """Numbers for `outputs` [num_noise], one noise for all rows; None, and nothing drawn, without noisy layers."""
+        """Noise for `outputs` [num_noise], shared by all rows; None, without a draw, if there are no noisy layers."""
         return generator.standard_normal(self.num_noise, np.float32) if self.num_noise else None
 
     def _parts(self, numbers: Array | None) -> Noise:
@@ -226,45 +227,34 @@ class QPolicy:
         parts = lax.split(scaled, self._noise_sizes, scaled.ndim - 1)
         return list(zip(parts[::2], parts[1::2], strict=True))
 
-    def _try(self, path: str) -> None:
-        """Refuse a network of the user's that does not give values of actions; nothing is computed."""
-        num_outputs = self.spec.action.sizes[0] * self.points
-        seen = jax.ShapeDtypeStruct((2, *self.spec.observation_shape), self.spec.observation_dtype)
-        given = jax.eval_shape(self.network.apply, part(self.params, "network"), seen)
-        if (made := shapes_of(given)) != f"[2, {num_outputs}]":
-            raise ConfigError(
-                f"network.module={path} made {made} of 2 observations; algo=dqn needs values of actions, "
-                f"an array [2, {num_outputs}]: see docs/jax.md"
-            )
-
 
 class NoisyActor:
-    """Values of actions under noise: each environment has its own at each step, whatever shard and rank holds it.
+    """Q-values with noisy layers, with noise keyed by global environment index, independent of shards and ranks.
 
     Args:
         policy: with noisy layers.
         seed: of the run.
         envs: the global indices of the environments of each local shard.
-        device: where to compute; by default the first local one.
+        device: of the computation; default: the first local one.
     """
 
     def __init__(self, policy: QPolicy, seed: int, envs: Sequence[range], device: Any = None) -> None:
         self._policy, self._seed, self._envs = policy, seed, envs
         self._device = jax.local_devices()[0] if device is None else device
-        self._seen: Params | None = None
+        self._loaded: Params | None = None
         self._apply: Callable[[Params, Any, Any], Array] = jax.jit(self._values)
         self.begin(0)
 
     def begin(self, iteration: int) -> None:
-        """Draw from the streams of this iteration on, so that nothing needs to be kept between two."""
+        """Switch to the random streams of `iteration`, so that no stream state has to be saved."""
         if self._policy.num_noise:
             self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[K, B, O] to Q [K, B, A], K local shards; one call of the network for each."""
-        if self._policy.params is not self._seen:
-            self._seen = self._policy.params
-            self._params: Params = jax.device_put(self._seen, self._device)
+        """[K, B, O] to Q [K, B, A] of K local shards; one network call per shard."""
+        if self._policy.params is not self._loaded:
+            self._loaded = self._policy.params
+            self._params: Params = jax.device_put(self._loaded, self._device)
         return np.stack([self._act(one, streams) for one, streams in zip(observation, self._streams, strict=True)])
 
     def _act(self, observation: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
@@ -275,14 +265,14 @@ class NoisyActor:
         return self._policy.expected(self._policy.outputs(params, observation, noise))
 
 
-def _own(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int) -> OwnNetwork:
+def _own(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int) -> UserNetwork:
     for name in ("dueling", "noisy"):
         if getattr(algorithm, name):
             raise ConfigError(
                 f"algorithm.{name}=true shapes Lockstep's own heads, but network.module={path} has its own; "
                 f"use --set {name}=false"
             )
-    return OwnNetwork(path, spec.observation_size, spec.action.sizes[0] * points)
+    return UserNetwork(path, spec.observation_size, spec.action.sizes[0] * points)
 
 
 def _of_rows(numbers: Array, like: Array) -> Array:

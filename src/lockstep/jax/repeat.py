@@ -14,9 +14,9 @@ State = TypeVar("State")
 
 
 def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
-    """Whether the gradient steps of a run's network may be one loop.
+    """Whether the gradient steps of a run's network may be one `lax.scan`.
 
-    On CPUs XLA's convolutions are 20 times slower within one. What is in a network of the user's own is not known.
+    On CPUs XLA's convolutions are 20 times slower inside a loop. A user-defined network may contain some.
     """
     return platform != "cpu" or (spec.image is None and run.network.module is None)
 
@@ -24,10 +24,10 @@ def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
 def repeat(
     scan: bool, step: Callable[[State, Array], tuple[State, Array]], state: State, rows: Array
 ) -> tuple[State, Array]:
-    """`step` with one of `rows` after the other: compiled once, or else as often as it is done.
+    """Apply `step` to each of `rows` in turn: as a `lax.scan`, or unrolled.
 
     Returns:
-        The last state, and what the steps gave besides, stacked.
+        The last state, and the stacked outputs of the steps.
     """
     if scan:
         return jax.lax.scan(step, state, rows)

@@ -4,7 +4,7 @@ import jax
 from jax import Array
 
 
-def gae(  # the recursion honestly has five inputs and two constants
+def gae(
     reward: Array,
     value: Array,
     next_value: Array,
@@ -26,14 +26,14 @@ def gae(  # the recursion honestly has five inputs and two constants
         value: V(s_t).
         next_value: V of the *true* next observation, before any reset.
         terminated: 1 where the task ended the episode at t.
-        ended: 1 where the episode ended at t, for whatever reason.
+        ended: 1 where the episode ended at t, terminated or truncated.
         gamma: discount per step.
         gae_lambda: weight of longer returns.
     """
     delta = reward + gamma * next_value * (1.0 - terminated) - value
     factor = gamma * gae_lambda * (1.0 - ended)
 
-    # A_t is an affine function of A_{t+1}. Composing such functions is associative, so log2(T) rounds do it.
+    # A_t is an affine function of A_{t+1}, and composition is associative: a scan takes log2(T) rounds.
     def compose(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
         return earlier[0] * later[0], earlier[1] + earlier[0] * later[1]
 

@@ -1,4 +1,4 @@
-"""What surrounds an algorithm's loop in JAX: `lockstep.session.session`, with what JAX does in its own way."""
+"""The session of a training run in JAX: `lockstep.session.session` with JAX's backend."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from lockstep.jax.encoders import make_encoder
 from lockstep.jax.export import AnyPolicy, save_policy, start_from
 from lockstep.jax.networks import actor_of
 from lockstep.jax.preflight import preflight
-from lockstep.jax.state import InArrays, Learner
+from lockstep.jax.state import Learner, LearnerState
 from lockstep.preflight.compare import Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
 from lockstep.run import AnyRun, Run
@@ -28,14 +28,14 @@ from lockstep.session.session import BaseSession
 from lockstep.world import World
 
 _STRIDES = 64
-"""Pixels of an image for each place that a convolution looks at, as far as an order of magnitude goes."""
+"""Pixels per output position of a convolution, as an order of magnitude."""
 
 
 class Jax:
-    """The `Backend` of JAX: a process drives one device or several, and each is a rank."""
+    """The `Backend` of JAX: a process drives one or several devices, each of which is a rank."""
 
     def open(self, run: AnyRun, world: World, timers: Timers) -> Comm:
-        """Fix what must be fixed before JAX is first used, and make the collectives; not yet entered."""
+        """Set threads and flags before JAX is first used, and return the collectives, not yet entered."""
         hardware.pin(run, world)
         if not world.pinned and world.local_size == 1 and isinstance(run, Run):
             hardware.share_cores(world, run.minibatch_rows(world) * _multiplications(run))
@@ -51,50 +51,50 @@ class Jax:
         return preflight(comm, run)
 
     def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
-        """There is none: the work of JAX's learners is not measured ahead."""
+        """Not available for JAX."""
         return "no prediction: only the work of torch's learners is measured ahead"
 
     def devices(self, comm: Comm) -> list[str]:
-        """Where each rank of this process computes, in words."""
+        """The device of each rank of this process, for display."""
         return [hardware.describe([device]) for device in comm.devices]
 
     def share_cores(self, run: AnyRun, world: World, policy: AnyPolicy) -> None:
-        """Nothing any more: `open` did, since JAX runs by now."""
+        """A no-op: `open` shares the cores, because JAX is in use by now."""
 
     def start_from(
         self, path: Path, comm: Comm, policy: AnyPolicy, observations: RunningMoments | None, learner: Learner
     ) -> None:
-        """Begin with the parameters and the normalizer of a policy file, equal on all ranks; *collective*."""
+        """Load parameters and normalizer from a policy file, equal on all ranks; *collective*."""
         start_from(path, policy, observations)
-        found: Mapping[str, np.ndarray] = comm.read(comm.broadcast(policy.params))
-        shared = learner.shared_arrays() | {f"policy.{name}": array for name, array in found.items()}
+        params: Mapping[str, np.ndarray] = comm.read(comm.broadcast(policy.params))
+        shared = learner.shared_arrays() | {f"policy.{name}": array for name, array in params.items()}
         if observations is not None:
             observations.restore(comm.broadcast_object(observations.state()))
             shared |= {f"observations.{name}": array for name, array in observations.state().items()}
         learner.load_shared(shared)
 
     def player(self, policy: AnyPolicy, comm: Comm, observations: RunningMoments | None) -> Player:
-        """What an evaluation plays: always the newest parameters."""
+        """The player for evaluations, with the current parameters."""
         return Player(policy.sampler, actor_of(policy, comm.devices[0]), observations)
 
-    def restorable(self, learner: Learner, comm: Comm) -> InArrays:
-        """What a checkpoint takes of a learner."""
-        return InArrays(learner, comm)
+    def restorable(self, learner: Learner, comm: Comm) -> LearnerState:
+        """The learner as checkpoints save it."""
+        return LearnerState(learner, comm)
 
     def parameters(self, policy: AnyPolicy) -> dict[str, np.ndarray]:
-        """What was trained, float32, by name."""
+        """The trained parameters by name, float32."""
         return {name: np.asarray(array, np.float32) for name, array in policy.params.items()}
 
     def save(self, path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
-        """Write a policy file, whole or not at all."""
+        """Write a policy file atomically."""
         save_policy(path, policy, observations, run)
 
     def leave(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
-        """Leave for inspection what a failed run's error speaks of; each device as the rank that it is."""
+        """Save a debug dump of the arrays that a failed run's error refers to, one per device."""
         devices = comm.devices if isinstance(error, MismatchError) else comm.devices[:1]
         for d, device in enumerate(devices):
-            held = {name: _copy(tensor, device) for name, tensor in tensors.items()}
-            save_debug_dump(error, run_dir, comm.world.rank * len(comm.devices) + d, held)
+            copies = {name: _copy(tensor, device) for name, tensor in tensors.items()}
+            save_debug_dump(error, run_dir, comm.world.rank * len(comm.devices) + d, copies)
 
 
 class Session(BaseSession[Run, Comm, AnyPolicy, Learner]):
@@ -104,14 +104,14 @@ class Session(BaseSession[Run, Comm, AnyPolicy, Learner]):
 
 
 def _copy(tensor: np.ndarray | Array, device: Any) -> np.ndarray:
-    """What a local device holds of it."""
-    if isinstance(tensor, Array):  # `addressable_data` gives the first copy of any array that is meant to be the same
+    """The copy on a local device."""
+    if isinstance(tensor, Array):  # `addressable_data` would return the first device's copy of a replicated array
         return np.asarray(next(part.data for part in tensor.addressable_shards if part.device == device))
     return tensor
 
 
 def _multiplications(run: Run) -> int:
-    """About how many multiplications a row takes; 0, for one thread, where only the user's own network would know."""
+    """Approximate multiplications per row; 0, which means one thread, for a user-defined network."""
     if run.network.module is not None:
         return 0
     spec = env_spec(run.task, run.env)

@@ -1,4 +1,4 @@
-"""What outlives an update of a learner, as `lockstep.session.run_state` knows it: arrays of the host."""
+"""Adapts a learner's device state to checkpoints, which hold host arrays (`lockstep.session.run_state`)."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -10,35 +10,35 @@ from lockstep.jax.comm import Comm
 
 
 class Learner(Protocol):
-    """An algorithm, as far as what outlives an update is concerned."""
+    """The persistent state of an algorithm."""
 
     @property
     def state(self) -> Any:
-        """A pytree of what an update changes on the devices; the same on all."""
+        """The pytree that updates change, replicated on all devices."""
         ...
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
-        """Copies on the host of everything that is equal on all ranks, named as `lockstep.torch` names the same.
+        """Host copies of all state that is equal on every rank, with the same names as in `lockstep.torch`.
 
-        Parameters, optimizer, normalizers, learning rate, sums of metrics.
+        Parameters, optimizer, normalizers, learning rate, metric sums.
         """
         ...
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on with what `shared_arrays` told; the policy's parameters are those, too."""
+        """Load what `shared_arrays` returned, into the policy's parameters too."""
         ...
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """What belongs to local shard number `k` alone: random streams, accumulators. Plain values and numpy arrays."""
+        """Persistent state of local shard number `k`: random streams, accumulators; plain values and numpy arrays."""
         ...
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Continue local shard number `k` from what `shard_state` told."""
+        """Load what `shard_state` returned for local shard number `k`."""
         ...
 
 
-class InArrays:
-    """A learner as `lockstep.session.run_state` knows it."""
+class LearnerState:
+    """A learner in the form that `lockstep.session.run_state` saves and restores."""
 
     def __init__(self, learner: Learner, comm: Comm) -> None:
         self._learner, self._comm = learner, comm
@@ -46,9 +46,9 @@ class InArrays:
         self.shard_state, self.restore_shard = learner.shard_state, learner.restore_shard
 
     def proof(self) -> dict[str, Any]:
-        """What this process holds, by name; and what each of its devices holds, where it drives several.
+        """The arrays to compare between ranks, by name: host copies, and each device's copy if there are several.
 
-        Nothing in a world of one device: there is nobody to compare it with, and reading it takes time.
+        Empty in a world of one device, which has nothing to compare.
         """
         if self._comm.world.size * len(self._comm.devices) == 1:
             return {}

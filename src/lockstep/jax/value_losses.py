@@ -1,8 +1,8 @@
-"""What Q-learning compares its network with, and how far off it is; every function per row, without a mean.
+"""Targets and losses of Q-learning; every function is per row, without a mean.
 
 Shapes: N rows, A actions, Z points of a return's distribution (atoms of C51, quantiles of QR-DQN). A reward here is the
 sum gamma^k r_k of the n rewards before the target bootstraps, a discount gamma^n, or 0 where the episode terminated
-within them. Targets carry no gradient: compute them from parameters that are not differentiated.
+within them. Targets must carry no gradient: compute them from parameters that are not differentiated.
 """
 
 import jax
@@ -11,19 +11,19 @@ from jax import Array, lax
 
 
 def chosen(outputs: Array, action: Array) -> Array:
-    """What a network's outputs [N, A] or [N, A, Z] say of one action of each row [N]; [N] or [N, Z]."""
+    """The outputs [N, A] or [N, A, Z] for one action of each row [N]: [N] or [N, Z]."""
     taken = jnp.arange(outputs.shape[1], dtype=jnp.int32)[None] == action.astype(jnp.int32)[:, None]
-    # A sum over all actions, not an index: the gradient of indexing is a scatter, which CPUs do row by row.
+    # A masked sum instead of indexing, whose gradient is a scatter that CPUs run row by row.
     taken = taken.reshape(*taken.shape, *[1] * (outputs.ndim - 2))
     return jnp.where(jnp.broadcast_to(taken, outputs.shape), outputs, jnp.zeros_like(outputs)).sum(1)
 
 
 def td_target(reward: Array, discount: Array, next_q: Array) -> Array:
-    """The value that Q(s, a) should have had: y = r + discount Q'(s', a'), all [N].
+    """The temporal-difference target y = r + discount Q'(s', a'), all [N].
 
-    Q-learning takes a' = argmax Q' (Mnih et al., 2015), double Q-learning a' = argmax Q of the network that learns (van
-    Hasselt et al., 2016, arXiv:1509.06461). Of quantiles [N, Z] of the next return it makes those of r + discount Z'
-    (Dabney et al., 2018, arXiv:1710.10044, algorithm 1).
+    Q-learning takes a' = argmax Q' (Mnih et al., 2015), double Q-learning a' = argmax Q of the online network (van
+    Hasselt et al., 2016, arXiv:1509.06461). Quantiles [N, Z] of the next return become those of r + discount Z' (Dabney
+    et al., 2018, arXiv:1710.10044, algorithm 1).
     """
     if next_q.ndim > 1:
         reward, discount = reward[:, None], discount[:, None]
@@ -49,8 +49,8 @@ def quantile_huber(quantiles: Array, targets: Array, kappa: float = 1.0) -> Arra
     L    = sum_i mean_j |tau_i - 1{u_ij < 0}| huber(u_ij) / kappa
 
     Args:
-        quantiles: theta of the chosen action [N, Z]; learned.
-        targets: those of the target [N, Z'].
+        quantiles: theta of the chosen action [N, Z], which are learned.
+        targets: quantiles of the target [N, Z'].
         kappa: where the Huber loss becomes linear.
     """
     count = quantiles.shape[-1]
@@ -77,11 +77,11 @@ def categorical_projection(probability: Array, reward: Array, discount: Array, s
     """
     last = support.shape[0] - 1
     moved = reward[:, None] + discount[:, None] * support[None]
-    # In units of atoms. A mass on an atom gives that one 1 and its neighbours 0: no border needs a case of its own.
+    # Positions in units of atoms. The triangular kernel needs no special case at atoms and borders.
     place = jnp.clip((moved - support[0]) * (last / (support[-1] - support[0])), 0.0, last)
     atoms = jnp.arange(last + 1, dtype=place.dtype)
     near = jnp.maximum(1.0 - jnp.abs(place[:, None, :] - atoms[None, :, None]), 0.0)
-    # Not a matrix product: its precision is a setting of the device, and no order of additions is left to chance.
+    # Not a matrix product, whose precision and order of additions depend on the device.
     return (near * probability[:, None, :]).sum(-1)
 
 

@@ -16,7 +16,7 @@ from lockstep.launch.nodes import Nodes
 from lockstep.launch.restarts import new_start_record
 from lockstep.launch.train_ranks import PROGRAM, search_path
 from lockstep.preflight.identity import identity, user_code
-from lockstep.preflight.own_code import without_folders
+from lockstep.preflight.user_code_paths import with_portable_paths
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -95,7 +95,7 @@ def train_on_nodes(
     from lockstep.config.settings import leaves
     from lockstep.run import dump, to_dict
 
-    code, everywhere = user_code([*run.user_code, args.target or ""]), without_folders(run)
+    code, everywhere = user_code([*run.user_code, args.target or ""]), with_portable_paths(run)
     shown = {**identity(dump(everywhere), code, run.ml_framework), "settings": leaves(to_dict(everywhere))}
     return _start([*start, *without_node_flags(words)], nodes, shown, args)
 

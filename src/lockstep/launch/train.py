@@ -14,12 +14,12 @@ from lockstep.envs.make import on_device
 from lockstep.errors import ConfigError
 from lockstep.launch.restarts import Gather, Restart, again, find_start_record, note, restarts_ranks, warn
 from lockstep.launch.startup_line import first_line
-from lockstep.preflight.own_code import with_whole_paths
+from lockstep.preflight.user_code_paths import with_absolute_paths
 from lockstep.record.console import Console
 from lockstep.record.pending_run import Opening
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.session.checks import check_framework
-from lockstep.session.env_checks.first import check_first
+from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.resume import ended, go_on, nothing_left
 from lockstep.world import World
 
@@ -73,7 +73,7 @@ def train(
     if overrides:
         run = override(run, overrides)
     check_framework(run)
-    run = with_whole_paths(run)
+    run = with_absolute_paths(run)
     alone, world = world is None, world or World.from_environment()
     if resume is not None and not joined and is_complete(go_on(Path(resume), run), world):
         return ended(Path(resume))
@@ -81,7 +81,7 @@ def train(
         from lockstep.launch.train_ranks import train_on_ranks
 
         if resume is None and isinstance(run, Run):
-            check_first(run)
+            check_before_run(run)
         return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume)
     if ranks not in (None, world.size):
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
@@ -110,7 +110,7 @@ def _train_here(
     launch = None if joined or not restarts_ranks(world) else _Launch(run, world)
     begins = resume is None and not joined and (launch is None or launch.run_dir is None)
     if begins and isinstance(run, Run):
-        check_first(run, tell=world.rank == 0)
+        check_before_run(run, tell=world.rank == 0)
     opening = Opening(run_dir, joined=joined)
     try:
         if world.rank == 0:
@@ -170,7 +170,7 @@ def _jax_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
     if run.algo == "dqn":
         from lockstep.jax.dqn import train as learn
     elif on_device(run.task):
-        from lockstep.jax.on_device import train as learn
+        from lockstep.jax.ppo_on_device import train as learn
     else:
         from lockstep.jax.ppo import train as learn
     return Session, learn

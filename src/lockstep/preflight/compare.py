@@ -20,7 +20,7 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.preflight.cost_model import Layout
 from lockstep.preflight.identity import VERSIONS, differences, identity, people, user_code
 from lockstep.preflight.latency import Network, Summing, clock_skews, measure_network
-from lockstep.preflight.own_code import without_folders
+from lockstep.preflight.user_code_paths import with_portable_paths
 from lockstep.run import AnyRun, dump, to_dict
 from lockstep.system.cores import processor, usable_cores
 
@@ -180,7 +180,7 @@ def _stalled(_: Observed, report: str) -> None:
 
 def _compared(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: bool | None) -> Preflight:
     world = comm.world
-    everywhere = without_folders(run)
+    everywhere = with_portable_paths(run)
     mine = identity(dump(everywhere), user_code(run.user_code), run.ml_framework) | {
         "node": world.rank - world.local_rank,
         "cores": usable_cores(),

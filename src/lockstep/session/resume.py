@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.config import settings
 from lockstep.config.settings import leaves
 from lockstep.errors import ConfigError
-from lockstep.preflight.own_code import without_folders
+from lockstep.preflight.user_code_paths import with_portable_paths
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.run_dir import RUN_FILE
@@ -89,7 +89,7 @@ def go_on(path: Path, run: AnyRun) -> Resumption:
 def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Notes on what changed since a checkpoint; raises `ConfigError` for what may not change."""
     # A setting that is newer than the checkpoint has its default; folders of the user's code may differ between hosts.
-    before, after = (leaves(to_dict(without_folders(from_dict(tree)))) for tree in (saved, now))
+    before, after = (leaves(to_dict(with_portable_paths(from_dict(tree)))) for tree in (saved, now))
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     in_algorithm = _FIXED_OF_ALGORITHM
     in_algorithm += _FIXED_WITH_REPLAY if after.get("algorithm.checkpoint_replay", False) else ()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lockstep.distributed.messages import decode, encode
-from lockstep.envs import layers
+from lockstep.envs import wrapper_state
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.state import can_save
 from lockstep.envs.vector import BUILT_IN
@@ -103,7 +103,7 @@ def test_all_that_changes_is_saved(task):
     env.action_space.seed(0)
     before, changed = {}, set()
     for _ in range(60):
-        chain = layers._layers(env)
+        chain = wrapper_state._layers(env)
         for layer in chain:
             for attribute, value in vars(layer).items():
                 if isinstance(value, gymnasium.Env | gymnasium.Space):
@@ -115,7 +115,7 @@ def test_all_that_changes_is_saved(task):
             env.reset()
     assert (gymnasium.wrappers.TimeLimit, "_elapsed_steps") in changed and (type(chain[-1]), "state") in changed
     for layer, attribute in changed:
-        assert attribute in {*layers.ATTRIBUTES[layer], *DRAWN, *APART}
+        assert attribute in {*wrapper_state.ATTRIBUTES[layer], *DRAWN, *APART}
 
 
 def test_all_that_changes_in_the_entry_point_is_saved():
@@ -128,7 +128,7 @@ def test_all_that_changes_in_the_entry_point_is_saved():
                 changed.add(attribute)
         env.step(np.ones(4, np.int64))
     assert {"state", "prev_done"} < changed
-    assert changed <= {*layers.ATTRIBUTES[type(env)], *APART}
+    assert changed <= {*wrapper_state.ATTRIBUTES[type(env)], *APART}
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

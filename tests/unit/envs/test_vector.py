@@ -63,10 +63,10 @@ def test_numbers_and_drawings_that_cannot_be():
 
 
 def test_a_missing_simulator_names_the_command():
-    from lockstep.envs.adapters import clear_errors
+    from lockstep.envs.adapters import config_errors
 
     gymnasium = pytest.importorskip("gymnasium")
-    with pytest.raises(ConfigError, match=r"needs more than is installed: .*pip install x"), clear_errors("A-v0"):
+    with pytest.raises(ConfigError, match=r"needs more than is installed: .*pip install x"), config_errors("A-v0"):
         raise gymnasium.error.DependencyNotInstalled("X is missing,\n run pip install x")
 
 

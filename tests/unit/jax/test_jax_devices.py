@@ -13,7 +13,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from lockstep.jax import hardware  # noqa: E402
 from lockstep.jax.collectives.callback import Callback  # noqa: E402
-from lockstep.jax.collectives.mesh import places  # noqa: E402
+from lockstep.jax.collectives.mesh import map_shards  # noqa: E402
 from lockstep.jax.comm import Comm  # noqa: E402
 
 COLUMNS = 500
@@ -36,7 +36,7 @@ def scaled_sum(comm, rows):
     shared, own = comm.spmd(scaled, donate=False)(
         comm.replicate({"scale": SCALE}), comm.shard([{"row": r} for r in rows])
     )
-    return comm.read(shared)["sum"], np.stack([one["product"] for one in comm.collect(own)])
+    return comm.read(shared)["sum"], np.stack([one["product"] for one in comm.unshard(own)])
 
 
 @pytest.mark.parametrize("num_shards", [1, 4, 6, 7, 8])
@@ -77,7 +77,7 @@ def test_what_ranks_tell_each_other(devices):
         parts = [{"row": row, "weight": weight} for row, weight in zip(rows, weights, strict=True)]
         shared, own = comm.spmd(told)(comm.replicate({}), comm.shard(parts))
         found = comm.read(shared)
-        assert [int(one["number"]) for one in comm.collect(own)] == [0, 1, 2, 3]
+        assert [int(one["number"]) for one in comm.unshard(own)] == [0, 1, 2, 3]
     w = weights[:: 4 // devices, None]
     close = {"rtol": 1e-5, "atol": 1e-6}
     np.testing.assert_allclose(found["sum"], first.sum(0), **close)
@@ -175,17 +175,17 @@ def test_a_device_that_differs_is_named():
 
 def test_a_device_without_a_shard_is_refused():
     with pytest.raises(ConfigError, match=r"num_shards=3 is fewer than the 4 devices .*use fewer devices, or --set"):
-        places(World().with_shards(3), 4)
+        map_shards(World().with_shards(3), 4)
 
 
 def test_shards_are_dealt_in_contiguous_blocks_of_each_process():
-    dealt = places(World(rank=1, size=2, port=1).with_shards(7), 2)
+    dealt = map_shards(World(rank=1, size=2, port=1).with_shards(7), 2)
     assert dealt.shards == (range(2), range(2, 4), range(4, 6), range(6, 7))
     assert (dealt.own, dealt.num_slots) == (range(2, 4), 2)
     assert dealt.slots.tolist() == [[0, 1], [2, 3], [4, 5], [6, 6]]
     assert dealt.nodes is None, "the last device takes other steps"
-    assert places(World().with_shards(8), 4).nodes == [[(0, 2)], [(2, 4)], [(4, 6)], [(6, 8)]]
-    assert places(World().with_shards(6), 3).nodes is None
+    assert map_shards(World().with_shards(8), 4).nodes == [[(0, 2)], [(2, 4)], [(4, 6)], [(6, 8)]]
+    assert map_shards(World().with_shards(6), 3).nodes is None
 
 
 def test_more_devices_than_jax_has_are_refused():
@@ -194,7 +194,7 @@ def test_more_devices_than_jax_has_are_refused():
 
 
 def test_devices_and_backends_are_refused_by_name(monkeypatch):
-    monkeypatch.setattr(hardware, "sees_gpu", lambda: False)
+    monkeypatch.setattr(hardware, "gpu_available", lambda: False)
     assert hardware.kind_of("auto") == "cpu"
     with pytest.raises(ConfigError, match="device=cuda, but JAX sees no GPU"):
         hardware.kind_of("cuda")

@@ -76,7 +76,7 @@ def values(dqn, name="policy"):
     return np.concatenate([held[key].ravel() for key in sorted(held)])
 
 
-def taken(dqn):
+def take_native_calls(dqn):
     return int(dqn.counters[0])
 
 
@@ -89,7 +89,7 @@ def test_the_target_is_copied_every_so_many_gradient_steps(learner):
     assert (values(dqn) != first).any()
     dqn.config = dataclasses.replace(dqn.config, updates_per_step=1 / ROWS)
     update(dqn, rollouts(1), before=ROWS)
-    assert taken(dqn) == 4
+    assert take_native_calls(dqn) == 4
     assert (values(dqn, "target") == values(dqn)).all()
 
 
@@ -116,7 +116,7 @@ def test_one_function_is_compiled_once_however_many_steps_are_due(learner, comm)
     dqn = learner(updates_per_step=2.5 / ROWS, target_update_every=2, learning_rate_schedule="linear")
     for i in range(4):
         update(dqn, rollouts(i), before=i * ROWS)
-    assert taken(dqn) == 10
+    assert take_native_calls(dqn) == 10
     assert comm.num_compilations == {"step": 1, "_copied": 1}
 
 
@@ -124,13 +124,13 @@ def test_one_function_is_compiled_once_however_many_steps_are_due(learner, comm)
 def test_a_rehearsal_compiles_everything_and_changes_nothing(learner, comm, config):
     dqn = learner(target_update_every=1, **config)
     before, replays = dqn.shared_arrays(), [replay.size for replay in dqn.replays]
-    dqn.rehearse()
+    dqn.warmup()
     after = dqn.shared_arrays()
     assert all((before[name] == array).all() for name, array in after.items())
     assert [replay.size for replay in dqn.replays] == replays
     assert comm.num_compilations == {"step": 1, "_copied": 1}
     update(dqn, rollouts())
-    assert taken(dqn) == 1
+    assert take_native_calls(dqn) == 1
     assert comm.num_compilations == {"step": 1, "_copied": 1}, "something was compiled again"
 
 
@@ -168,10 +168,10 @@ def test_any_number_of_devices_takes_the_same_steps(seen):
 def test_learning_starts_at_a_count_of_all_shards(learner):
     dqn = learner(learning_starts=2 * ROWS)
     assert update(dqn, rollouts()).tolist() == [3.0]
-    assert taken(dqn) == 0
+    assert take_native_calls(dqn) == 0
     assert "loss/value" not in dqn.metrics.read()
     update(dqn, rollouts(1), before=ROWS)
-    assert taken(dqn) == 1
+    assert take_native_calls(dqn) == 1
 
 
 def test_ten_steps_for_192_are_ten_each_time(learner):
@@ -179,7 +179,7 @@ def test_ten_steps_for_192_are_ten_each_time(learner):
     steps = []
     for i in range(6):
         update(dqn, rollouts(i), before=i * ROWS)
-        steps.append(taken(dqn))
+        steps.append(take_native_calls(dqn))
     assert steps == [6, 13, 20, 26, 33, 40]
 
 
@@ -188,10 +188,10 @@ def test_no_shard_learns_until_all_can_draw(learner):
     collected[0].terminated[3] = collected[0].ended[3] = True
     update(dqn, collected)
     assert [replay.size > 0 for replay in dqn.replays] == [True, False]
-    assert taken(dqn) == 0
+    assert take_native_calls(dqn) == 0
     update(dqn, rollouts(1, ends=0.2), before=ROWS)
     assert [replay.size > 0 for replay in dqn.replays] == [True, True]
-    assert taken(dqn) == 1, "what was not learned while a shard waited is made up for"
+    assert take_native_calls(dqn) == 1, "what was not learned while a shard waited is made up for"
 
 
 @pytest.mark.parametrize("name", ["categorical", "quantile"])
@@ -241,7 +241,7 @@ def test_it_goes_on_from_its_state(learner, kept):
         for dqn in (first, second):
             update(dqn, rollouts(i), before=i * ROWS)
         # A new replay fills for as many steps as the first one did, and is learned from after.
-        assert taken(second) - 2 == (i - 2 if kept else i - 3)
+        assert take_native_calls(second) - 2 == (i - 2 if kept else i - 3)
     assert kept == bool((values(first) == values(second)).all())
 
 
@@ -269,7 +269,7 @@ def test_a_fault_may_be_left_out(learner):
     update(dqn, collected)
     assert [replay.size > 0 for replay in dqn.replays] == [True, False]
     update(dqn, rollouts(1), before=ROWS)
-    assert taken(dqn) == 1
+    assert take_native_calls(dqn) == 1
     assert dqn.metrics.read()["replay/skipped"] == 0.25
     assert np.isfinite(values(dqn)).all()
 
@@ -329,7 +329,7 @@ def test_a_gradient_that_is_not_finite_may_be_left_out(learner):
     assert (after == before).all(), "the step was taken"
     assert [replay.state()["largest"] for replay in dqn.replays] == priorities, "priorities of a step left out count"
     assert dqn.metrics.read()["optim/skipped"] == 1.0
-    assert taken(dqn) == 1
+    assert take_native_calls(dqn) == 1
 
 
 def test_the_learning_rate_falls_with_the_steps_of_all_ranks(learner):

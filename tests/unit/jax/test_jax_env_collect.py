@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.experience.normalize import DiscountedReturns, RunningMoments
 from lockstep.jax import moments
-from lockstep.jax.collect import Collect
+from lockstep.jax.batch_builder import batch_of
+from lockstep.jax.device_rollout import DeviceRollout
 from lockstep.jax.device_shard import OBSERVATION, REWARD, keys_of
-from lockstep.jax.envs.packed import PackedEnv, unpacked
+from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.networks import Policy
-from lockstep.jax.on_device import permutations
-from lockstep.jax.prepare import batch_of
+from lockstep.jax.ppo_on_device import permutations
 from lockstep.record.episodes import KEPT
 from lockstep.run import NetworkConfig
 
@@ -41,18 +41,18 @@ FROZEN = {"observations": frozen([0.1, 0.4], [0.2, 0.1]), "returns": frozen([0.0
 def made(continuous=False, **kwargs):
     env = PackedEnv(Drift(continuous=continuous, **kwargs))
     policy = Policy(env.spec, NetworkConfig(hidden=(8,)), seed=1)
-    collect = Collect(env, policy, num_steps=T, shard_envs=B, gamma=GAMMA)
+    collect = DeviceRollout(env, policy, num_steps=T, shard_envs=B, gamma=GAMMA)
     return env, policy, collect, jax.jit(collect.begin)(*keys_of(0, 1, B))
 
 
 def by_hand(env, policy, shard, normalizers):
     """The steps of environment after environment, in Python."""
     normalize = normalizers["observations"].normalize if normalizers else lambda x: x
-    noise = policy.distribution.draw_noise(jax.random.fold_in(unpacked(shard.action_key), UPDATE), (T, B))
+    noise = policy.distribution.draw_noise(jax.random.fold_in(wrap_key(shard.action_key), UPDATE), (T, B))
     rows = {name: np.zeros((T, B)) for name in ("reward", "terminated", "ended", "final_value", "is_final", "returned")}
     seen, action = np.zeros((T + 1, B, 2), np.float32), np.zeros((T, B), np.float32)
     for b in range(B):
-        key = jax.random.fold_in(unpacked(shard.keys[b]), UPDATE)
+        key = jax.random.fold_in(wrap_key(shard.keys[b]), UPDATE)
         steps, resets = (jax.random.split(jax.random.fold_in(key, what), T) for what in range(2))
         state = tuple(leaf[b] for leaf in shard.state)
         observation, returned = shard.observation[b], 0.0

@@ -177,7 +177,7 @@ def test_the_actor_follows_and_a_rehearsal_compiles_and_changes_nothing(learner)
     ppo = learner(normalize_observation=True, normalize_return=True)
     actor, seen = actor_of(ppo.policy, ppo.comm.devices[0]), np.ones((2, ENVS, 3), np.float32)
     before, acted, drawn = ppo.shared_arrays(), actor(seen), [s.bit_generator.state for s in ppo._streams]
-    ppo.rehearse(actor)
+    ppo.warmup(actor)
     compiled = dict(ppo.comm.num_compilations)
     assert set(compiled.values()) == {1}
     assert same(before, ppo.shared_arrays())

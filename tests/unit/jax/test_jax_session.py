@@ -17,7 +17,7 @@ from lockstep.jax.export import load_policy  # noqa: E402
 from lockstep.jax.networks import Policy  # noqa: E402
 from lockstep.jax.ppo import PPO  # noqa: E402
 from lockstep.jax.session import Session  # noqa: E402
-from lockstep.jax.state import InArrays  # noqa: E402
+from lockstep.jax.state import LearnerState  # noqa: E402
 from lockstep.record.progress import Progress  # noqa: E402
 from lockstep.run import NetworkConfig, Run, override  # noqa: E402
 from lockstep.session.resume import prepare  # noqa: E402
@@ -207,7 +207,7 @@ class FakeWriter:
 def test_a_device_that_differs_is_noticed(tmp_path):
     with Session(override(RUN, {"devices_per_process": 2}), run_dir=tmp_path / "run") as session:
         ppo = PPO(session.run, Policy(session.spec, RUN.network), session.comm)
-        held = InArrays(ppo, session.comm)
+        held = LearnerState(ppo, session.comm)
         session.comm.check_equal(held.proof())
         values = ppo.state.values
         pieces = [np.asarray(piece.data).copy() for piece in values.addressable_shards]

@@ -15,8 +15,8 @@ from lockstep.cli import main as cli
 from lockstep.envs.vector import BUILT_IN
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig, Run
-from lockstep.session.env_checks.first import check_first
-from lockstep.session.env_checks.play import Limits
+from lockstep.session.env_checks.before_run import check_before_run
+from lockstep.session.env_checks.episodes import Limits
 from lockstep.session.env_checks.report import Report
 from lockstep.session.env_checks.task import check_task
 
@@ -209,11 +209,11 @@ def test_training_from_python_refuses_it_too(vectorization, tmp_path):
 
 def test_warnings_are_said_once_and_tasks_of_others_are_trusted(capsys, monkeypatch):
     run = Run(task=f"{ENVS}:OutOfBounds", env=EnvConfig(kwargs={}))
-    check_first(run)
+    check_before_run(run)
     assert capsys.readouterr().err.count("lockstep: warning: task=") == 1
-    check_first(run)
+    check_before_run(run)
     monkeypatch.setattr("lockstep.session.env_checks.task.check_task", None)
-    check_first(Run(task="CartPole-v1"))
+    check_before_run(Run(task="CartPole-v1"))
     assert capsys.readouterr().err == ""
 
 
@@ -251,4 +251,4 @@ def test_an_environment_that_hangs_is_named_and_ends_the_command():
 
 def test_an_environment_that_ends_its_worker_is_refused():
     with pytest.raises(ConfigError, match="Leaves ended its process with code 4"):
-        check_first(Run(task=f"{ENVS}:Leaves", env=EnvConfig(vectorization="async")))
+        check_before_run(Run(task=f"{ENVS}:Leaves", env=EnvConfig(vectorization="async")))

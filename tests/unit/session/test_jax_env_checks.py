@@ -11,8 +11,8 @@ import jax.numpy as jnp  # noqa: E402  # after what skips
 
 from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
 from lockstep.run import EnvConfig, Run  # noqa: E402
-from lockstep.session.env_checks.first import check_first  # noqa: E402
-from lockstep.session.env_checks.play import Limits  # noqa: E402
+from lockstep.session.env_checks.before_run import check_before_run  # noqa: E402
+from lockstep.session.env_checks.episodes import Limits  # noqa: E402
 from lockstep.session.env_checks.report import Report  # noqa: E402
 from lockstep.session.env_checks.task import check_task  # noqa: E402
 
@@ -176,7 +176,7 @@ def test_a_flag_that_is_a_number_is_a_warning():
 def test_before_a_run_nothing_is_computed(monkeypatch):
     """The run chooses devices and threads, and JAX can be told of them only until it is used."""
     monkeypatch.setattr("lockstep.session.env_checks.task._check_protocol", None)
-    check_first(Run(task=f"{__file__}:Walk"))
+    check_before_run(Run(task=f"{__file__}:Walk"))
 
 
 def test_training_refuses_a_fault_before_anything_starts(tmp_path, monkeypatch, capsys):

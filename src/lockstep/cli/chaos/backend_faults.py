@@ -10,7 +10,7 @@ _CHANGE = 1e-3
 
 def wrap_advance(wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
     """Wrap the update call of on-device training, which has no `env.step` on the host."""
-    from lockstep.jax.on_device import DeviceCollector
+    from lockstep.jax.ppo_on_device import DeviceCollector
 
     original = DeviceCollector.__init__
 

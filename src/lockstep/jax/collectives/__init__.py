@@ -1,1 +1,1 @@
-"""How ranks of JAX meet (`processes.py`) and sum (`transports.py`, `callback.py`, `native.py`)."""
+"""JAX's process group (`processes.py`), device mesh (`mesh.py`) and compiled collectives (`transports.py`)."""

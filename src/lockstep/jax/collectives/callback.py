@@ -2,7 +2,7 @@
 
 `jax.pure_callback` does the same by way of Python objects on both sides and several times the delay. Here XLA's call
 frame (xla/ffi/api/c_api.h, of which only the stable first fields are read) is opened with `ctypes`, and the function
-sees the memory of its inputs and of its output. No compiler is needed; where there is one, `native` may come before.
+accesses the memory of its inputs and output. No compiler is needed; `native` is faster where there is one.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 from lockstep.jax.collectives import native
 
 _METADATA, _EXECUTE, _INTERNAL = 1, 3, 13
-_TYPES = {11: np.dtype(np.float32), 4: np.dtype(np.int32), 8: np.dtype(np.uint32), 1: np.dtype(np.bool_)}
+_DTYPES = {11: np.dtype(np.float32), 4: np.dtype(np.int32), 8: np.dtype(np.uint32), 1: np.dtype(np.bool_)}
 _numbers = itertools.count()
 
 
@@ -55,7 +55,7 @@ class _Buffer(Structure):
 
 
 class _Buffers(Structure):
-    """Of arguments and of results alike."""
+    """Of the arguments or of the results."""
 
     _fields_ = [
         ("size", c_size_t),
@@ -99,57 +99,57 @@ _Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))
 
 
 class Callback:
-    """A function of numpy arrays that compiled code calls each time it comes there.
+    """A function of numpy arrays as an operation of compiled code.
 
-    What the function raises is kept in `error`: XLA passes on only a text.
+    `error` holds the exception that the function raised; XLA propagates only its message.
 
     Args:
-        name: for profiles and messages.
-        function: called with the input [n] or [rows, n] and the output to fill, which lie in XLA's memory.
+        name: for profiles and errors.
+        function: called with the input [n] or [rows, n] and the output to fill, both views of XLA's memory.
     """
 
     def __init__(self, name: str, function: Callable[[np.ndarray, np.ndarray], None]) -> None:
         self.error: BaseException | None = None
         self._function = function
         self._target = f"lockstep_{name}_{next(_numbers)}"
-        self._handler = _Handler(self._handle)  # lives as long as compiled code may call it
-        _kept.append(self)
+        self._handler = _Handler(self._handle)
+        _registered.append(self)
         jax.ffi.register_ffi_target(self._target, jax.ffi.pycapsule(self._handler), platform="cpu")
-        self._use: native.Use | None = None
+        self._native_sum: native.NativeSum | None = None
 
-    def use_native(self, make: Callable[[int, int], native.Use | None], wait: Callable[[], None]) -> None:
-        """Let C code be called instead, as far as it can do what the function does.
+    def use_native(self, make: Callable[[int, int], native.NativeSum | None], wait: Callable[[], None]) -> None:
+        """Call C code instead where it is available.
 
         Args:
-            make: the C code's part, from the addresses of two handlers: the whole function, and `wait`.
-            wait: called in the midst of it, when it takes long.
+            make: returns the C call, given the addresses of two handlers: the function, and `wait`.
+            wait: called by the C code when other ranks take long to arrive.
         """
-        self._waiting = _Handler(lambda address: self._told(address.contents, wait))
-        self._use = make(_address(self._handler), _address(self._waiting))
+        self._wait_handler = _Handler(lambda address: self._report_errors(address.contents, wait))
+        self._native_sum = make(_address(self._handler), _address(self._wait_handler))
 
-    def taken(self) -> int:
-        """How many calls C code has made since this was last asked."""
-        return 0 if self._use is None else self._use.taken()
+    def take_native_calls(self) -> int:
+        """The number of calls made in C since the last call."""
+        return 0 if self._native_sum is None else self._native_sum.take_native_calls()
 
     def __call__(self, value: Array, shape: tuple[int, ...]) -> Array:
         """The function's output [*shape], of the input's type; inside compiled code."""
-        if value.dtype not in _TYPES.values():
+        if value.dtype not in _DTYPES.values():
             raise TypeError(f"{value.dtype} cannot be sent between ranks; send float32 or int32")
-        target, number = (self._target, None) if self._use is None else (native.TARGET, self._use.number)
+        target, number = (self._target, None) if self._native_sum is None else (native.TARGET, self._native_sum.number)
         return cast(Array, _call.bind(value, target=target, shape=shape, number=number))
 
     def _handle(self, address: Any) -> int | None:
         frame = address.contents
         if frame.extension and frame.extension.contents.type == _METADATA:
-            reported = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
-            reported.version.major, reported.version.minor = native.API
+            metadata = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
+            metadata.version.major, metadata.version.minor = native.API
             return None
         if frame.stage != _EXECUTE:
             return None
-        return self._told(frame, lambda: self._function(_array(frame.arguments), _array(frame.results)))
+        return self._report_errors(frame, lambda: self._function(_array(frame.arguments), _array(frame.results)))
 
-    def _told(self, frame: Any, act: Callable[[], None]) -> int | None:
-        """Act; the address of XLA's error if that fails."""
+    def _report_errors(self, frame: Any, act: Callable[[], None]) -> int | None:
+        """Run `act`; returns the address of an XLA error if it raises."""
         try:
             act()
         except BaseException as error:
@@ -165,17 +165,17 @@ def _output(value: Any, *, target: str, shape: tuple[int, ...], number: int | No
 
 
 def _lower(context: Any, value: Any, *, target: str, shape: tuple[int, ...], number: int | None) -> Any:
-    reported = {} if number is None else {"number": np.int64(number)}
-    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value, **reported)
+    attributes = {} if number is None else {"number": np.int64(number)}
+    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value, **attributes)
 
 
-# `jax.ffi.ffi_call` of something with a side effect has JAX dispatch every call in Python, which takes several times as
-# long. Here XLA alone knows of the side effect: it neither leaves calls out nor makes one of two.
+# `jax.ffi.ffi_call` with a side effect makes JAX dispatch every call in Python, which takes several times as long. Here
+# only XLA sees the side effect, which is enough to keep it from dropping or merging calls.
 _call = Primitive("lockstep_callback")
 _call.def_abstract_eval(_output)
 mlir.register_lowering(_call, _lower, platform="cpu")
 
-_kept: list[Callback] = []  # compiled code that nobody calls any more may still be there
+_registered: list[Callback] = []  # never freed: XLA may keep compiled code that refers to a handler
 
 
 def _address(handler: Any) -> int:
@@ -183,9 +183,9 @@ def _address(handler: Any) -> int:
 
 
 def _array(buffers: Any) -> np.ndarray:
-    """The first buffer, as it lies in memory."""
+    """A view of the first buffer."""
     buffer = buffers.buffers[0].contents
-    kind = _TYPES[buffer.dtype]
+    kind = _DTYPES[buffer.dtype]
     shape = buffer.dims[: buffer.rank]
     size = kind.itemsize
     for length in shape:

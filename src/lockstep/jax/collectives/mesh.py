@@ -1,8 +1,7 @@
-"""The devices of a world, which shards lie on which, and how arrays get there and back.
+"""The devices of a world, the shards assigned to each, and transfers between host and devices.
 
-Every device is a rank of the one axis that data is spread over. The shards of a process are dealt to its devices in
-contiguous blocks; a device with fewer shards than another repeats its last one in the slots left over, and what comes
-of these is left out.
+Every device is a rank of the data axis. The shards of a process are assigned to its devices in contiguous blocks. A
+device with fewer shards than another repeats its last one in the remaining slots; sums skip the repeats.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +24,13 @@ Tree = Any
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Where the shards of a world lie.
+    """The assignment of a world's shards to its devices.
 
     Attributes:
         shards: of each device of the world, in rank order.
-        own: which devices are this process'.
+        own: the devices of this process.
         num_slots: of every device.
+        num_shards: of the world.
     """
 
     shards: tuple[range, ...]
@@ -41,22 +41,30 @@ class DeviceMap:
     @property
     def slots(self) -> np.ndarray:
         """[devices, num_slots]: the shard in each slot."""
-        rows = [[held[min(slot, len(held) - 1)] for slot in range(self.num_slots)] for held in self.shards]
+        slots = np.arange(self.num_slots)
+        rows = [np.minimum(shards.start + slots, shards.stop - 1) for shards in self.shards]
         return np.array(rows, np.int32)
 
     @property
+    def own_shards(self) -> list[range]:
+        """The shards of each device of this process."""
+        return [self.shards[device] for device in self.own]
+
+    @property
     def nodes(self) -> list[list[Node]] | None:
-        """What each device can sum alone, if all take the same steps; None if they do not."""
-        nodes = [owned_nodes(held, self.num_shards) for held in self.shards]
+        """The tree nodes that each device can sum locally; None if devices would need different programs."""
+        nodes = [owned_nodes(shards, self.num_shards) for shards in self.shards]
         alike = {
-            tuple((low - held.start, high - held.start) for low, high in own)
-            for own, held in zip(nodes, self.shards, strict=True)
+            tuple((low - shards.start, high - shards.start) for low, high in own)
+            for own, shards in zip(nodes, self.shards, strict=True)
         }
-        return nodes if len(alike) == 1 and all(_steps(own) == _steps(nodes[0]) for own in nodes) else None
+        if len(alike) > 1 or any(_split_shapes(own) != _split_shapes(nodes[0]) for own in nodes):
+            return None
+        return nodes
 
 
-def _steps(nodes: list[Node]) -> list[Any]:
-    """How the sum at each node is split, as far as it does not depend on where the node is."""
+def _split_shapes(nodes: list[Node]) -> list[Any]:
+    """The shape of the subtree below each node, independent of its position."""
 
     def split(node: Node) -> Any:
         low, high = node
@@ -66,8 +74,13 @@ def _steps(nodes: list[Node]) -> list[Any]:
     return [split(node) for node in nodes]
 
 
-def places(world: World, devices: int) -> DeviceMap:
-    """Deal the shards of every process to its devices. Raises `ConfigError` where a device gets none."""
+def map_shards(world: World, devices: int) -> DeviceMap:
+    """Assign the shards of every process to its devices. Raises `ConfigError` if there are fewer shards than devices.
+
+    Args:
+        world: all processes.
+        devices: per process.
+    """
     if world.num_shards < world.size * devices:
         raise ConfigError(
             f"num_shards={world.num_shards} is fewer than the {world.size * devices} devices "
@@ -76,31 +89,33 @@ def places(world: World, devices: int) -> DeviceMap:
         )
     shards: list[range] = []
     for rank in range(world.size):
-        held = world.shards_of(rank)
-        parts = [block(len(held), devices, device) for device in range(devices)]
-        shards += [range(held.start + part.start, held.start + part.stop) for part in parts]
+        owned = world.shards_of(rank)
+        parts = [block(len(owned), devices, device) for device in range(devices)]
+        shards += [range(owned.start + part.start, owned.start + part.stop) for part in parts]
     own = range(world.rank * devices, (world.rank + 1) * devices)
     return DeviceMap(tuple(shards), own, max(map(len, shards)), world.num_shards)
 
 
-class Spread:
-    """Arrays over devices: the same on all (`replicate`), or slots in rank order (`shard`).
+class DeviceArrays:
+    """Transfers arrays between host and devices: replicated (`replicate`) or sharded by slot (`shard`).
 
     Args:
-        places: which shards lie where.
+        device_map: the shards of each device.
         devices: of this process.
-        mesh: of all devices; None where each process computes by itself.
+        mesh: of all devices; None if each process compiles for one device only.
     """
 
-    def __init__(self, places: DeviceMap, devices: Sequence[Any], mesh: Mesh | None) -> None:
-        self._places, self._devices, self._mesh = places, list(devices), mesh
+    def __init__(self, device_map: DeviceMap, devices: Sequence[Any], mesh: Mesh | None) -> None:
+        self._device_map = device_map
+        self._devices = list(devices)
+        self._mesh = mesh
 
     def replicate(self, tree: Tree) -> Tree:
         """Copies of host values on all devices."""
-        return jax.tree.map(self._share, tree)
+        return jax.tree.map(self._replicate_leaf, tree)
 
-    def _share(self, value: Any) -> Array:
-        host = np.array(value)  # a copy of its own: a CPU device may use the memory as it is
+    def _replicate_leaf(self, value: Any) -> Array:
+        host = np.array(value)  # a copy: a CPU device may alias the host memory
         if self._mesh is None:
             return jax.device_put(host, self._devices[0])
         sharding = NamedSharding(self._mesh, PartitionSpec())
@@ -109,40 +124,36 @@ class Spread:
         )
 
     def shard(self, parts: Sequence[Tree]) -> Tree:
-        """One pytree of equal shapes for each local shard -> arrays [devices * num_slots, ...]."""
-        held = [self._places.shards[device] for device in self._places.own]
-        assert len(parts) == held[-1].stop - held[0].start, f"{len(parts)} parts for shards {held}"
-        return jax.tree.map(lambda *leaves: self._deal(leaves), *parts)
+        """Arrays [devices * num_slots, ...] from one pytree of equal shapes per local shard."""
+        shards = self._device_map.own_shards
+        assert len(parts) == shards[-1].stop - shards[0].start, f"{len(parts)} parts for shards {shards}"
+        return jax.tree.map(lambda *leaves: self._shard_leaf(leaves), *parts)
 
-    def _deal(self, leaves: Sequence[Any]) -> Array:
-        first = self._places.shards[self._places.own.start].start
-        chosen = [
-            np.stack([leaves[shard - first] for shard in self._places.slots[device]]) for device in self._places.own
-        ]
-        if self._mesh is None:  # as it is: a compiled function takes it in a tenth of the time of `device_put`
-            return cast(Array, chosen[0])
-        shape = (self._mesh.size * self._places.num_slots, *chosen[0].shape[1:])
+    def _shard_leaf(self, leaves: Sequence[Any]) -> Array:
+        first = self._device_map.own_shards[0].start
+        slots = self._device_map.slots[list(self._device_map.own)]
+        parts = [np.stack([leaves[shard - first] for shard in device_slots]) for device_slots in slots]
+        if self._mesh is None:  # passing numpy to a compiled function takes a tenth of the time of `device_put`
+            return cast(Array, parts[0])
+        shape = (self._mesh.size * self._device_map.num_slots, *parts[0].shape[1:])
         sharding = NamedSharding(self._mesh, PartitionSpec(AXIS))
-        arrays = [jax.device_put(rows, device) for rows, device in zip(chosen, self._devices, strict=True)]
+        arrays = [jax.device_put(part, device) for part, device in zip(parts, self._devices, strict=True)]
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
-    def collect(self, own: Tree) -> list[Tree]:
-        """What lies in the slots of each local shard, as numpy pytrees."""
+    def unshard(self, own: Tree) -> list[Tree]:
+        """The numpy pytree of each local shard; the inverse of `shard`."""
         leaves, structure = flat(own)
-        read = [self._slots(leaf) for leaf in leaves]
-        counts = [len(self._places.shards[device]) for device in self._places.own]
+        on_host = [self._slots(leaf) for leaf in leaves]
         return [
-            jax.tree.unflatten(structure, [rows[device][slot] for rows in read])
-            for device, count in enumerate(counts)
-            for slot in range(count)
+            jax.tree.unflatten(structure, [rows[device][slot] for rows in on_host])
+            for device, shards in enumerate(self._device_map.own_shards)
+            for slot in range(len(shards))
         ]
 
     def digests(self, tensors: Mapping[str, Any]) -> list[dict[str, list[str]]]:
-        """For each own device, name -> type and shape, and a digest of the bits it holds; a host array is on all."""
+        """For each local device: name -> dtype and shape, and a digest of the bits; host arrays are on all."""
         copies = {name: self._copies(value) for name, value in sorted(tensors.items())}
-        return [
-            {name: _identity(held[device]) for name, held in copies.items()} for device in range(len(self._devices))
-        ]
+        return [{name: _digest(copy[d]) for name, copy in copies.items()} for d in range(len(self._devices))]
 
     def _copies(self, value: Any) -> list[np.ndarray]:
         if isinstance(value, Array) and len(value.addressable_shards) > 1:
@@ -150,15 +161,15 @@ class Spread:
         return [np.asarray(value)] * len(self._devices)
 
     def _slots(self, leaf: Array | np.ndarray) -> list[np.ndarray]:
-        """What each own device holds, in their order."""
-        if isinstance(leaf, np.ndarray):  # dealt to the only device, and not computed with yet
+        """The part of each local device, in device order."""
+        if isinstance(leaf, np.ndarray):  # from `shard` without a mesh
             return [leaf]
         order = {device: number for number, device in enumerate(self._devices)}
         parts = sorted(leaf.addressable_shards, key=lambda part: order[part.device])
         return [np.array(part.data) for part in parts]
 
 
-def _identity(array: np.ndarray) -> list[str]:
+def _digest(array: np.ndarray) -> list[str]:
     return [agreement.dtype_and_shape(str(array.dtype), array.shape), agreement.content_digest(array.tobytes())]
 
 
@@ -168,12 +179,12 @@ def read(tree: Tree) -> Tree:
 
 
 def local(tree: Tree) -> Tree:
-    """The copies on the first device of this process, not copied again."""
+    """The arrays on the first device of this process, without a copy."""
     return jax.tree.map(_local, tree)
 
 
 def flat(tree: Tree) -> tuple[list[Any], Any]:
-    """Its leaves and its structure."""
+    """Leaves and structure of a pytree, typed."""
     return cast(Any, jax.tree.flatten(tree))
 
 

@@ -1,8 +1,8 @@
 """Sums over the ranks of one host, inside compiled code, in C (`exchange.c`) where this machine has a compiler.
 
-Python does the same, step by step the same in the same memory, at two to three times the delay once there is
-arithmetic between two sums: its own code then has to come back into the caches. Ranks may differ in which of the two
-they have.
+`lockstep.distributed` does the same in Python, with the same protocol in the same shared memory, at two to three times
+the latency when there is arithmetic between two sums, because the interpreter's code has left the caches by then. Ranks
+may differ in which of the two they use.
 """
 
 import ctypes
@@ -26,14 +26,14 @@ from lockstep.errors import ConfigError
 from lockstep.system.processes import private_folder
 
 TARGET = "lockstep_sum"
-API = (0, 1)  # version of XLA's FFI: what is used here and in the C code has been there since
+API = (0, 1)  # oldest version of XLA's FFI with the fields used here and in the C code
 _SOURCE = Path(__file__).with_name("exchange.c")
-_DEPTH = 12  # of the stack that the additions need: enough for 2048 shards a rank alone
-_MOST_USES = 4096
+_DEPTH = 12  # of the stack of partial sums; enough for 2048 shards per rank
+_MAX_SUMS = 4096
 _ADD = -1
 
 
-class _Host(Structure):
+class _HostStruct(Structure):
     _fields_ = [
         ("board", c_void_p),
         ("totals_ns", c_void_p),
@@ -43,9 +43,9 @@ class _Host(Structure):
     ]
 
 
-class _Use(Structure):
+class _SumStruct(Structure):
     _fields_ = [
-        ("host", POINTER(_Host)),
+        ("host", POINTER(_HostStruct)),
         ("length", c_int64),
         ("rows", c_int64),
         ("first", c_int64),
@@ -60,76 +60,76 @@ class _Use(Structure):
     ]
 
 
-class Native:
-    """What all sums of a process have in common.
+class NativeSums:
+    """The C implementation of all sums of a process.
 
     Args:
-        segment: the memory of its host.
-        totals_ns: of its timers.
-        rows: the nodes that have a row in the slots.
-        own: those of this process, which lie next to each other.
+        segment: shared memory of its host.
+        totals_ns: time per phase, of its timers.
+        rows: the tree nodes that have a row in shared memory.
+        own: those of this process, which are adjacent.
     """
 
     def __init__(self, segment: Segment, totals_ns: memoryview, rows: Sequence[Node], own: Sequence[Node]) -> None:
         totals = ctypes.addressof(c_int64.from_buffer(totals_ns))
-        self._memory = segment, totals_ns  # must live as long as C code writes there
-        self._host = _Host(segment.board, totals, segment.index, segment.count, segment.spin_ns)
+        self._memory = segment, totals_ns  # keeps the memory alive that C code writes to
+        self._host = _HostStruct(segment.board, totals, segment.index, segment.count, segment.spin_ns)
         self._rows, self._first, self._own = rows, rows.index(own[0]), len(own)
 
-    def use(self, length: int, num_shards: int, tag: str, python: int, wait: int) -> "Use | None":
-        """A sum of `length` numbers; None where C cannot do it.
+    def use(self, length: int, num_shards: int, tag: str, python: int, wait: int) -> "NativeSum | None":
+        """Register a sum of `length` numbers; None if it is not available in C.
 
         Args:
             length: float32 numbers.
             num_shards: in all.
-            tag: tells what is summed.
-            python: address of a handler that makes the whole sum.
+            tag: names the collective in errors.
+            python: address of a handler that computes the whole sum.
             wait: address of a handler that waits until every rank has arrived.
         """
         found, steps = library(), program(self._rows, (0, num_shards))
-        if found is None or depth(steps) > _DEPTH or len(_uses) == _MOST_USES:
+        if found is None or depth(steps) > _DEPTH or len(_registered) == _MAX_SUMS:
             return None
-        words = (c_int32 * len(steps))(*steps)
+        steps_array = (c_int32 * len(steps))(*steps)
         text = tag_text(tag)
-        made = _Use(
-            ctypes.pointer(self._host), length, len(self._rows), self._first, self._own, len(steps), words, text,
+        made = _SumStruct(
+            ctypes.pointer(self._host), length, len(self._rows), self._first, self._own, len(steps), steps_array, text,
             zlib.crc32(text), 0, python, wait,
         )  # fmt: skip
-        _uses.append((made, self))
-        found.lockstep_use(len(_uses) - 1, ctypes.byref(made))
-        return Use(len(_uses) - 1, made)
+        _registered.append((made, self))
+        found.lockstep_use(len(_registered) - 1, ctypes.byref(made))
+        return NativeSum(len(_registered) - 1, made)
 
 
-class Use:
+class NativeSum:
     """One sum in compiled code.
 
     Attributes:
-        number: by which compiled code names it.
+        number: identifies it in compiled code.
     """
 
-    def __init__(self, number: int, memory: _Use) -> None:
+    def __init__(self, number: int, memory: _SumStruct) -> None:
         self.number, self._memory = number, memory
 
-    def taken(self) -> int:
-        """How many sums C has made since this was last asked."""
+    def take_native_calls(self) -> int:
+        """The number of sums made in C since the last call."""
         calls, self._memory.calls = self._memory.calls, 0
         return int(calls)
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The C code, compiled when this user first needs it; None where there is no compiler or no place for it."""
+    """The C code, compiled on first use and cached per user; None without a compiler or a private folder."""
     if not ordered():
         return None
-    places = LAYOUT | {"PHASE": PHASE, "SINCE_NS": SINCE_NS, "SYNC": SYNC, "WAIT": WAIT, "DEPTH": _DEPTH}
-    places |= {"API_MAJOR": API[0], "API_MINOR": API[1], "MOST_USES": _MOST_USES}
+    map_shards = LAYOUT | {"PHASE": PHASE, "SINCE_NS": SINCE_NS, "SYNC": SYNC, "WAIT": WAIT, "DEPTH": _DEPTH}
+    map_shards |= {"API_MAJOR": API[0], "API_MINOR": API[1], "MOST_USES": _MAX_SUMS}
     command = [*shlex.split(os.environ.get("CC") or "cc"), "-O3", "-shared", "-fPIC"]
-    command += [f"-D{name}={value}" for name, value in places.items()]
+    command += [f"-D{name}={value}" for name, value in map_shards.items()]
     version = hashlib.sha256(_SOURCE.read_bytes() + repr(command).encode()).hexdigest()[:16]
     try:
         path = private_folder() / f"exchange-{version}.so"
         if not path.exists():
-            with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # other ranks may be at it, too
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # other ranks may compile it at the same time
                 fresh = Path(folder, path.name)
                 subprocess.run([*command, "-o", fresh, _SOURCE], check=True, capture_output=True, timeout=60)
                 fresh.replace(path)
@@ -141,7 +141,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def program(rows: Sequence[Node], root: Node) -> list[int]:
-    """`tree_sum` of rows as steps for a stack: n >= 0 pushes row n, -1 adds the two on top, -2 - n row n to the top."""
+    """`tree_sum` of rows as a stack program: n >= 0 pushes row n, -1 adds the top two, -2 - n adds row n to the top."""
 
     def visit(node: Node) -> list[int]:
         if node in rows:
@@ -155,12 +155,12 @@ def program(rows: Sequence[Node], root: Node) -> list[int]:
 
 
 def depth(steps: Sequence[int]) -> int:
-    """The most rows that the stack of a program holds."""
-    held = most = 0
+    """The stack depth that a program needs."""
+    size = deepest = 0
     for step in steps:
-        held += 1 if step >= 0 else -1 if step == _ADD else 0
-        most = max(most, held)
-    return most
+        size += 1 if step >= 0 else -1 if step == _ADD else 0
+        deepest = max(deepest, size)
+    return deepest
 
 
-_uses: list[tuple[_Use, Native]] = []  # compiled code that nobody calls any more may still be there
+_registered: list[tuple[_SumStruct, NativeSums]] = []  # never freed: XLA may keep compiled code that refers to them

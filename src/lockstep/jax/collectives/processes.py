@@ -1,8 +1,7 @@
-"""The processes of a world: how they meet, send each other numpy arrays and small objects, and start `jax.distributed`.
+"""The process group: rendezvous, collectives of numpy arrays and small objects, and the start of `jax.distributed`.
 
-Nothing here needs JAX to compute, so that messages about ranks that died or went elsewhere do not depend on it either.
-CPU processes need no more than this. `jax.distributed` is started where JAX itself must reach devices of other
-processes: between GPUs, and with backend=gloo.
+Nothing here computes with JAX, so errors about failed ranks do not depend on it either. CPU processes need only this.
+`jax.distributed` is started where JAX itself must reach devices of other processes: for GPUs, and with backend=gloo.
 """
 
 import base64
@@ -31,7 +30,7 @@ from lockstep.distributed.timers import SYNC, WAIT, Timers
 from lockstep.distributed.tree import Node, tree_sum
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, PeerError, RunError
-from lockstep.jax.collectives.native import Native, Use
+from lockstep.jax.collectives.native import NativeSum, NativeSums
 from lockstep.system.processes import identity, private_folder, torchrun_agent
 from lockstep.world import World
 
@@ -42,7 +41,7 @@ class Processes:
     """All processes of a world, connected.
 
     Attributes:
-        num_messages: how many messages this process has sent, by tag.
+        num_messages: messages sent by this process, by tag.
     """
 
     def __init__(self, world: World, timers: Timers, timeout_s: float, startup_timeout_s: float) -> None:
@@ -51,31 +50,31 @@ class Processes:
         self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
         self._segment: Segment | None = None
         self._hosts: Hosts | None = None
-        self._native: Native | None = None
+        self._native: NativeSums | None = None
         self._tag, self._inside, self._distributed = "", False, False
 
     def open(self) -> None:
-        """Meet the others; *collective*. Raises `PeerError` when they do not come."""
+        """Connect to the other processes; *collective*. Raises `PeerError` if they do not arrive in time."""
         if self._world.size == 1:
             return
         until = time.monotonic() + self._startup_timeout_s
-        store = rendezvous(LockstepStoreBackend(), _place_under_torchrun(self._world), self._startup_timeout_s)
+        store = rendezvous(LockstepStoreBackend(), _world_under_torchrun(self._world), self._startup_timeout_s)
         number = 0
 
         def gather(value: Any, tag: str) -> list[Any]:
             nonlocal number
             number += 1
-            return _gather(store, self._world, value, f"{tag}/{number}", until)
+            return _gather_through_store(store, self._world, value, f"{tag}/{number}", until)
 
         self._segment, self._hosts = open_hosts(
             self._world, gather, self._timers, self.num_messages, ordered(), self._timeout_s, always=True
         )
 
     def close(self, error: BaseException | None) -> None:
-        """Let go of the others, also after an error; *collective* without one."""
+        """Disconnect, also after an error; *collective* without one."""
         try:
             if error is None and self._hosts is not None:
-                self.gather_object(None, "close")  # nobody leaves while others may still ask whether it lives
+                self.gather_object(None, "close")  # no process exits while others may still check that it is alive
         finally:
             if self._distributed:
                 _stop_jax(error)
@@ -87,12 +86,12 @@ class Processes:
             self._hosts = self._segment = self._native = None
 
     def start_jax(self, local_devices: Sequence[int] | None, startup_timeout_s: float) -> None:
-        """Let JAX reach the devices of all processes; *collective*, before JAX is first used."""
-        with listening_socket(_own_address(self._world), 0) as probe:  # free now; the coordinator opens it in a moment
+        """Start `jax.distributed`; *collective*, before JAX is first used."""
+        with listening_socket(_own_address(self._world), 0) as probe:  # picks a free port for the coordinator
             mine = endpoint(*probe.getsockname()[:2])
         coordinator = self.gather_object(mine, "coordinator")[0]
         os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "0"
-        jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+        jax.config.update("jax_enable_preemption_service", False)  # it would intercept SIGTERM
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -109,7 +108,7 @@ class Processes:
                 raise ConfigError(
                     "JAX was used before `Comm` was entered; with several processes, enter it first"
                 ) from error
-            raise PeerError(f"rank {self._world.rank} could not start jax.distributed: {_line(error)}") from error
+            raise PeerError(f"rank {self._world.rank} could not start jax.distributed: {_first_line(error)}") from error
         self._distributed = True
 
     def announce_failure(self, reason: str) -> None:
@@ -118,7 +117,7 @@ class Processes:
             self._hosts.announce_failure(reason)
 
     def observe(self) -> list[Observed]:
-        """What the processes of this host do at this moment; not collective."""
+        """The current phase and collective of each process of this host; not collective."""
         return peers.observe(self._segment, self._world.rank, self._timers.row, self._tag)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
@@ -143,9 +142,9 @@ class Processes:
             return self._hosts.gather(flat, tag)
 
     def sum(self, parts: Sequence[np.ndarray], tag: str) -> np.ndarray:
-        """The sum [n] over all shards, from sums at the nodes that this process owns; *collective*, one message.
+        """The sum [n] over all shards, from the sums at the tree nodes of this process; *collective*, one message.
 
-        It may lie in memory that the next collective writes to.
+        The result may be a view of memory that the next collective overwrites.
         """
         root: Node = (0, self._world.num_shards)
         if self._hosts is None:
@@ -155,23 +154,25 @@ class Processes:
             values: Mapping[Node, np.ndarray] = self._hosts.exchange(parts, tag, np.add)
         return tree_sum(values, root, np.add)
 
-    def sum_in_c(self, length: int, tag: str) -> tuple[Callable[[int, int], Use | None], Callable[[], None]] | None:
-        """What `sum` of `length` float32 numbers is in C, and how it waits; None where `sum` does more than C can."""
+    def native_sum(
+        self, length: int, tag: str
+    ) -> tuple[Callable[[int, int], NativeSum | None], Callable[[], None]] | None:
+        """Factory and wait function of a C sum of `length` float32; None if `sum` needs more than shared memory."""
         size = 4 * length
         found = None if self._hosts is None or self._segment is None else self._hosts.shared_by(size)
         if found is None or self._segment is None:
             return None
         slots, rows, own = found
-        native = self._native = self._native or Native(self._segment, self._timers.totals_ns, rows, own)
+        native = self._native = self._native or NativeSums(self._segment, self._timers.totals_ns, rows, own)
 
-        def make(python: int, wait: int) -> Use | None:
+        def make(python: int, wait: int) -> NativeSum | None:
             return native.use(length, self._world.num_shards, tag, python, wait)
 
         return make, lambda: slots.wait(tag, size)
 
     @contextlib.contextmanager
     def entered(self, tag: str) -> Generator[None]:
-        """Inside, this process is in a collective: others can read which."""
+        """Publish to the other processes that this one is in the collective `tag`."""
         if self._inside:
             yield
             return
@@ -183,22 +184,22 @@ class Processes:
             yield
         finally:
             self._inside = False
-        self._timers.enter(previous)  # after an error the phase stays, for messages
+        self._timers.enter(previous)  # not after an error, whose message names the phase
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
-        """Inside, this process waits for others as far as anybody can see: JAX does not tell when it does."""
+        """Count the time as waiting, because JAX does not report when it waits for other processes."""
         previous = self._timers.enter(WAIT)
         yield
         self._timers.enter(previous)
 
-    def lost(self, tag: str, error: Exception) -> RunError:
-        """Who ended, as far as this host can tell, when JAX could not reach somebody."""
+    def peer_error(self, tag: str, error: Exception) -> RunError:
+        """The error that names the rank that ended, as far as this host can tell, after a network error of JAX."""
         return peers.lost(self._segment, self._world.rank, tag, self._timeout_s, error)
 
 
-def _gather(store: Store, world: World, value: Any, key: str, until: float) -> list[Any]:
-    """The values of all, through the store that they met at; once or twice, before there is anything better."""
+def _gather_through_store(store: Store, world: World, value: Any, key: str, until: float) -> list[Any]:
+    """The values of all processes, through the rendezvous store; used until the connections are open."""
     store.set(f"{key}/{world.rank}", base64.b64encode(messages.encode(value)).decode())
     keys = [f"{key}/{rank}" for rank in range(world.size)]
     try:
@@ -211,11 +212,11 @@ def _gather(store: Store, world: World, value: Any, key: str, until: float) -> l
     except PeerError:
         raise
     except RuntimeError as error:
-        raise PeerError(f"rank 0 has ended while rank {world.rank} met the others ({_line(error)})", 0) from error
+        raise PeerError(f"rank 0 has ended while rank {world.rank} met the others ({_first_line(error)})", 0) from error
 
 
-def _place_under_torchrun(world: World) -> World:
-    """Torchrun's agent keeps the port that it tells ranks; those of one host then meet through a file."""
+def _world_under_torchrun(world: World) -> World:
+    """The world with a rendezvous file under torchrun, whose agent occupies the port that it assigns to the ranks."""
     if not uses_agent_store(world) or world.init_file:
         return world
     agent = torchrun_agent()
@@ -229,26 +230,26 @@ def _place_under_torchrun(world: World) -> World:
 
 
 def _own_address(world: World) -> str:
-    """Where other processes reach this one."""
+    """The address at which other processes reach this one."""
     if not several_hosts(world):
         return "127.0.0.1"
     return towards(world.address.split(",")[0], world.port)
 
 
-_left: list[Any] = []  # clients of runs that failed; their destructors would wait for processes that are no more
+_abandoned_clients: list[Any] = []  # of failed runs; their destructors would wait for processes that have exited
 
 
 def _stop_jax(error: BaseException | None) -> None:
-    """Shut down `jax.distributed`; after an error without waiting for the others, now and when the process ends."""
+    """Shut down `jax.distributed`; after an error without waiting for the other processes, now and at exit."""
     if error is None:
         jax.distributed.shutdown()
         return
-    from jax._src import distributed  # JAX offers no way to leave without the others
+    from jax._src import distributed  # JAX has no public way to shut down without a barrier
 
     state = distributed.global_state
-    _left.extend([state.client, state.service])
+    _abandoned_clients.extend([state.client, state.service])
     state.client = state.service = None
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

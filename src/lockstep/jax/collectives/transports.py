@@ -1,4 +1,4 @@
-"""How numbers cross devices inside compiled code: not at all, over a mesh, or by this process' own messages."""
+"""Collectives inside compiled code: none on a single device, JAX's over a mesh, or messages between processes."""
 
 import threading
 from collections import Counter
@@ -18,19 +18,19 @@ from lockstep.jax.collectives.processes import Processes
 
 Tree = Any
 Function = Callable[[Tree, Tree], tuple[Tree, Tree]]
-_NETWORK = ("Gloo", "gloo", "NCCL", "nccl", "ollective", "imed out", "DEADLINE_EXCEEDED")
 Exchange = Callable[[np.ndarray, np.ndarray], None]
+_NETWORK_ERRORS = ("Gloo", "gloo", "NCCL", "nccl", "ollective", "imed out", "DEADLINE_EXCEEDED")
 
 
 class Transport(Protocol):
-    """What `Comm` needs of a way, inside compiled code."""
+    """The collectives that `Comm` uses inside compiled code."""
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
-        """The function of whole arrays and own slots, on every device."""
+        """Compile a function of replicated arrays and this device's slots, for every device."""
         ...
 
     def index(self) -> Array:
-        """The number of the device that computes, int32."""
+        """The index of the executing device among all devices, int32."""
         ...
 
     def gather(self, flat: Array, tag: str) -> Array:
@@ -38,238 +38,216 @@ class Transport(Protocol):
         ...
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
-        """The sum [n] along the tree over the shards, of one row in each slot [num_slots, n]."""
+        """The sum [n] along the shard tree of one row per slot [num_slots, n]."""
         ...
 
 
-class Alone:
-    """One device is the whole world."""
+class SingleDevice:
+    """A world of one device: every collective is the identity."""
 
-    def __init__(self, places: DeviceMap, device: Any) -> None:
-        self._places, self._device = places, device
+    def __init__(self, device_map: DeviceMap, device: Any) -> None:
+        self._device_map = device_map
+        self._device = device
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
-        """Compiled for the only device."""
-        return _on_one_device(function, self._device, donate=donate)
+        """Compile for the device."""
+        return _compile_for_device(function, self._device, donate=donate)
 
     def index(self) -> Array:
-        """It is the first."""
+        """0."""
         return jnp.zeros((), jnp.int32)
 
     def gather(self, flat: Array, tag: str) -> Array:
-        """What it has."""
+        """The array itself, [1, n]."""
         return flat[None]
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
-        """The sum of its own shards."""
-        return total([dict(_slot_nodes(self._places.shards[0], rows))], self._places.num_shards)
+        """The sum of the device's shards."""
+        return _sum_nodes([_leaves(self._device_map.shards[0], rows)], self._device_map.num_shards)
 
 
-class OverMesh:
-    """Devices, of one or more processes, that JAX computes on together."""
+class MeshTransport:
+    """JAX's collectives over a mesh of devices, of one or more processes."""
 
-    def __init__(self, places: DeviceMap, mesh: Mesh, processes: Processes | None = None) -> None:
-        self._places, self._mesh, self._processes = places, mesh, processes
+    def __init__(self, device_map: DeviceMap, mesh: Mesh, processes: Processes | None = None) -> None:
+        self._device_map = device_map
+        self._mesh = mesh
+        self._processes = processes
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
-        """One program for all devices; each sees the whole arrays and its own slots."""
+        """Compile one SPMD program for all devices."""
         whole, own = PartitionSpec(), PartitionSpec(AXIS)
-        # The first output is the same on all devices because its inputs are, which JAX cannot see.
+        # JAX cannot infer that the first output is replicated, hence `check_vma=False`.
         mapped = jax.shard_map(
             function, mesh=self._mesh, in_specs=(whole, own), out_specs=(whole, own), check_vma=False
         )
         compiled: Function = jax.jit(mapped, donate_argnums=(0,) if donate else ())
-        return compiled if self._processes is None else _watched(compiled, self._processes, function)
+        return compiled if self._processes is None else _attribute_failures(compiled, self._processes, function)
 
     def index(self) -> Array:
-        """Its place on the axis."""
+        """The device's index on the mesh axis."""
         return lax.axis_index(AXIS)
 
     def gather(self, flat: Array, tag: str) -> Array:
-        """By the backend."""
+        """JAX's all-gather."""
         return cast(Array, lax.all_gather(flat, AXIS))
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
-        """Each device sums what it can alone where all take the same steps; everyone finishes the tree."""
-        nodes = self._places.nodes
+        """Each device sums its complete subtrees if all run the same program; every device finishes the tree."""
+        shards, nodes = self._device_map.shards, self._device_map.nodes
         if nodes is None:
             every = self.gather(rows.reshape(-1), tag).reshape(-1, *rows.shape)
-            known = [dict(_slot_nodes(held, every[device])) for device, held in enumerate(self._places.shards)]
-            return total(known, self._places.num_shards)
-        leaves = dict(_slot_nodes(self._places.shards[0], rows))  # all devices alike: as if it were the first
-        mine = jnp.stack([tree_sum(leaves, node, jnp.add) for node in nodes[0]])
-        every = self.gather(mine.reshape(-1), tag).reshape(-1, *mine.shape)
+            known = [_leaves(owned, every[device]) for device, owned in enumerate(shards)]
+            return _sum_nodes(known, self._device_map.num_shards)
+        leaves = _leaves(shards[0], rows)  # the program is traced once, with the numbering of the first device
+        partial_sums = jnp.stack([tree_sum(leaves, node, jnp.add) for node in nodes[0]])
+        every = self.gather(partial_sums.reshape(-1), tag).reshape(-1, *partial_sums.shape)
         known = [dict(zip(own, every[device], strict=True)) for device, own in enumerate(nodes)]
-        return total(known, self._places.num_shards)
+        return _sum_nodes(known, self._device_map.num_shards)
 
 
-def finished(reported: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-    """The arrays, once they are computed."""
-    return cast("tuple[Tree, Tree]", jax.block_until_ready(reported))
+class ProcessTransport:
+    """Messages between processes, each of which compiles for its own CPU devices.
 
-
-def _on_one_device(function: Function, device: Any, *, donate: bool) -> Function:
-    """Compiled once for host arrays and for those on the device: without shardings JAX would compile for each."""
-    place = SingleDeviceSharding(device)
-    return jax.jit(function, in_shardings=place, donate_argnums=(0,) if donate else ())
-
-
-def _watched(compiled: Function, processes: Processes, function: Function) -> Function:
-    """Calls that tell other processes where this one is, and whose errors name who has ended."""
-    tag = getattr(function, "__name__", "spread")
-
-    def call(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
-        with processes.entered(tag), processes.waiting():
-            try:
-                return finished(compiled(shared, own))
-            except (RuntimeError, ValueError) as error:  # JAX raises either
-                if not any(sign in str(error) for sign in _NETWORK):
-                    raise
-                raise processes.lost(tag, error) from error
-
-    return call
-
-
-class ThroughProcesses:
-    """CPU devices of one or more processes, each process by itself; between processes go its own messages.
-
-    The additions are those of the tree, in numpy. Each use in a function has a tag of its own, so that two ranks whose
-    compilers chose another order are told apart.
+    Sums follow the shard tree, in numpy. Each use in a function has a unique tag, which detects ranks whose compilers
+    ordered the collectives differently.
     """
 
-    def __init__(self, places: DeviceMap, mesh: Mesh | None, device: Any, processes: Processes) -> None:
-        self._places, self._device, self._processes = places, device, processes
-        self._local = None if mesh is None else OverMesh(places, mesh)
-        self._mesh = mesh
-        first, last = places.shards[places.own.start], places.shards[places.own[-1]]
-        self._held = range(first.start, last.stop)
-        self._gates: list[CollectiveCall] = []
-        self._uses: Counter[str] = Counter()
+    def __init__(self, device_map: DeviceMap, mesh: Mesh | None, device: Any, processes: Processes) -> None:
+        self._device_map = device_map
+        self._device = device
+        self._processes = processes
+        self._local = None if mesh is None else MeshTransport(device_map, mesh)
+        own_shards = device_map.own_shards
+        self._shards = range(own_shards[0].start, own_shards[-1].stop)
+        self._calls: list[CollectiveCall] = []
+        self._tag_counts: Counter[str] = Counter()
 
     def compiled(self, function: Function, *, donate: bool) -> Function:
-        """Compiled for this process; an error of a collective is raised as it is."""
+        """Compile for this process; errors of a collective are raised with their own type."""
 
         def counted(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
-            self._uses.clear()
+            self._tag_counts.clear()
             return function(shared, own)
 
-        counted.__name__ = getattr(function, "__name__", "spread")
+        counted.__name__ = getattr(function, "__name__", "spmd")
         if self._local is None:
-            compiled = _on_one_device(counted, self._device, donate=donate)
+            compiled = _compile_for_device(counted, self._device, donate=donate)
         else:
             compiled = self._local.compiled(counted, donate=donate)
 
         def call(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
             try:
-                # What runs on would meet the others at the same time as what this process sends next.
-                return finished(compiled(shared, own))
+                # A program still running could send at the same time as this process' next message.
+                return block_until_ready(compiled(shared, own))
             except (RuntimeError, ValueError) as error:  # JAX raises either
-                for call in self._gates:
-                    cause = call.error
+                for collective in self._calls:
+                    cause = collective.error
                     if cause is not None:
                         raise cause from error
                 raise
             finally:
-                for call in self._gates:
-                    self._processes.num_messages[call.tag] += call.taken()
+                for collective in self._calls:
+                    self._processes.num_messages[collective.tag] += collective.take_native_calls()
 
         return call
 
     def index(self) -> Array:
-        """Its number among all devices of the world."""
-        first = jnp.full((), self._places.own.start, jnp.int32)
+        """The device's index among all devices of the world."""
+        first = jnp.full((), self._device_map.own.start, jnp.int32)
         return first if self._local is None else first + self._local.index()
 
     def gather(self, flat: Array, tag: str) -> Array:
-        """By a message of each process, with the arrays of all its devices."""
+        """One message per process, with the arrays of all its devices."""
         own = flat[None] if self._local is None else self._local.gather(flat, tag)
-        reported = self._tag(tag)
+        unique_tag = self._unique_tag(tag)
 
         def exchange(value: np.ndarray, out: np.ndarray) -> None:
-            np.copyto(out, self._processes.gather(value.reshape(-1), reported).reshape(out.shape))
+            np.copyto(out, self._processes.gather(value.reshape(-1), unique_tag).reshape(out.shape))
 
-        return self._call(exchange, reported)(own, (len(self._places.shards), *flat.shape))
+        return self._call(exchange, unique_tag)(own, (len(self._device_map.shards), *flat.shape))
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
-        """By a message of each process, with what it can sum alone."""
+        """One message per process, with the sums of its complete subtrees."""
         if self._local is None:
-            known = rows[: len(self._held)]
+            known = rows[: len(self._shards)]
         else:
             every = self._local.gather(rows.reshape(-1), tag).reshape(-1, *rows.shape)
-            held = [self._places.shards[device] for device in self._places.own]
-            known = jnp.concatenate([every[device, : len(own)] for device, own in enumerate(held)])
-        parts = lax.optimization_barrier(jnp.stack(own_sums(self._held, self._places.num_shards, known)))
-        reported = self._tag(tag)
+            own_shards = enumerate(self._device_map.own_shards)
+            known = jnp.concatenate([every[device, : len(shards)] for device, shards in own_shards])
+        parts = lax.optimization_barrier(jnp.stack(owned_sums(self._shards, self._device_map.num_shards, known)))
+        unique_tag = self._unique_tag(tag)
 
         def exchange(value: np.ndarray, out: np.ndarray) -> None:
-            np.copyto(out, self._processes.sum(list(value), reported))
+            np.copyto(out, self._processes.sum(list(value), unique_tag))
 
-        call = self._call(exchange, reported)
+        call = self._call(exchange, unique_tag)
         if self._local is None and parts.dtype == jnp.float32:
             call.use_native(self._processes, parts[0].size)
         return call(parts, rows.shape[1:])
 
-    def _tag(self, tag: str) -> str:
-        self._uses[tag] += 1
-        return tag if self._uses[tag] == 1 else f"{tag} ({self._uses[tag]})"
+    def _unique_tag(self, tag: str) -> str:
+        self._tag_counts[tag] += 1
+        return tag if self._tag_counts[tag] == 1 else f"{tag} ({self._tag_counts[tag]})"
 
     def _call(self, exchange: Exchange, tag: str) -> "CollectiveCall":
-        call = CollectiveCall(exchange, tag, len(self._places.own))
-        self._gates.append(call)
+        call = CollectiveCall(exchange, tag, len(self._device_map.own))
+        self._calls.append(call)
         return call
 
 
 class CollectiveCall:
     """One use of a collective in a compiled function.
 
-    Its threads, one per device, come with equal values, and one of them speaks for all.
+    All devices of the process call it with equal inputs, each in its own thread. The last thread runs the exchange and
+    copies the output to the others.
 
     Args:
         exchange: fills the output of the process from its input.
         tag: its name.
-        count: threads.
+        count: devices of the process.
     """
 
     def __init__(self, exchange: Exchange, tag: str, count: int) -> None:
         self.tag = tag
-        self._exchange, self._count = exchange, count
+        self._exchange = exchange
+        self._count = count
         self._ready = threading.Condition()
         self._waiting: list[np.ndarray] = []
-        self._callback = Callback("exchange", exchange if count == 1 else self._meet)
+        self._callback = Callback("exchange", exchange if count == 1 else self._exchange_once)
         self._failure: BaseException | None = None
 
     @property
     def error(self) -> BaseException | None:
-        """What the exchange raised, if it did."""
+        """The exception that the exchange raised, if any."""
         return self._failure or self._callback.error
 
     def use_native(self, processes: Processes, length: int) -> None:
-        """Let C make the exchange, a sum of `length` numbers by the only thread, where it can."""
-        in_c = processes.sum_in_c(length, self.tag)
+        """Use the C implementation of a sum of `length` numbers where it is available; for one device only."""
+        in_c = processes.native_sum(length, self.tag)
         if in_c is not None:
             self._callback.use_native(*in_c)
 
-    def taken(self) -> int:
-        """How many exchanges C has made since this was last asked."""
-        return self._callback.taken()
+    def take_native_calls(self) -> int:
+        """The number of exchanges made in C since the last call."""
+        return self._callback.take_native_calls()
 
     def __call__(self, value: Array, shape: tuple[int, ...]) -> Array:
         """The output [*shape]; inside compiled code."""
         return self._callback(value, shape)
 
-    def _meet(self, value: np.ndarray, out: np.ndarray) -> None:
-        """The last thread to come makes the exchange, and fills the outputs of all."""
+    def _exchange_once(self, value: np.ndarray, out: np.ndarray) -> None:
         with self._ready:
-            mine = self._waiting
-            mine.append(out)
-            if len(mine) < self._count:
-                self._ready.wait_for(lambda: mine is not self._waiting)
+            outputs = self._waiting
+            outputs.append(out)
+            if len(outputs) < self._count:
+                self._ready.wait_for(lambda: outputs is not self._waiting)
                 if self._failure is not None:
                     raise self._failure
                 return
             try:
                 self._exchange(value, out)
-                for other in mine[:-1]:
+                for other in outputs[:-1]:
                     np.copyto(other, out)
             except BaseException as error:
                 self._failure = error
@@ -279,17 +257,45 @@ class CollectiveCall:
                 self._ready.notify_all()
 
 
-def total(known: Sequence[Mapping[Node, Array]], num_shards: int) -> Array:
-    """The sum of all shards, from sums at nodes that each device knows."""
-    values = {node: value for one in known for node, value in one.items()}
+def block_until_ready(outputs: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    """`jax.block_until_ready`, typed."""
+    return cast("tuple[Tree, Tree]", jax.block_until_ready(outputs))
+
+
+def owned_sums(shards: range, num_shards: int, rows: Array) -> list[Array]:
+    """The sum at each tree node that `shards` own completely, from one row per shard."""
+    leaves = _leaves(shards, rows)
+    return [tree_sum(leaves, node, jnp.add) for node in owned_nodes(shards, num_shards)]
+
+
+def _compile_for_device(function: Function, device: Any, *, donate: bool) -> Function:
+    # With explicit shardings, host arrays and device arrays share one compilation.
+    sharding = SingleDeviceSharding(device)
+    return jax.jit(function, in_shardings=sharding, donate_argnums=(0,) if donate else ())
+
+
+def _attribute_failures(compiled: Function, processes: Processes, function: Function) -> Function:
+    """Publish the call to the other processes while it runs, and raise network errors as errors that name the rank."""
+    tag = getattr(function, "__name__", "spmd")
+
+    def call(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
+        with processes.entered(tag), processes.waiting():
+            try:
+                return block_until_ready(compiled(shared, own))
+            except (RuntimeError, ValueError) as error:  # JAX raises either
+                if not any(sign in str(error) for sign in _NETWORK_ERRORS):
+                    raise
+                raise processes.peer_error(tag, error) from error
+
+    return call
+
+
+def _sum_nodes(known: Sequence[Mapping[Node, Array]], num_shards: int) -> Array:
+    """The sum over all shards, from the sums at the tree nodes that each device owns."""
+    values = {node: value for sums in known for node, value in sums.items()}
     return tree_sum(values, (0, num_shards), jnp.add)
 
 
-def own_sums(held: range, num_shards: int, rows: Array) -> list[Array]:
-    """What a device can sum alone, from one row for each of its shards."""
-    leaves = dict(_slot_nodes(held, rows))
-    return [tree_sum(leaves, node, jnp.add) for node in owned_nodes(held, num_shards)]
-
-
-def _slot_nodes(held: range, rows: Array) -> list[tuple[Node, Array]]:
-    return [((shard, shard + 1), rows[slot]) for slot, shard in enumerate(held)]
+def _leaves(shards: range, rows: Array) -> dict[Node, Array]:
+    """The tree's leaves for `shards`, whose rows are in the first slots."""
+    return {(shard, shard + 1): rows[slot] for slot, shard in enumerate(shards)}

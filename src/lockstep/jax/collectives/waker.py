@@ -1,10 +1,10 @@
-"""Keeps XLA from leaving the work of one of several CPU devices of a process lying.
+"""A workaround for lost wake-ups in XLA's thread pool when a process has several CPU devices.
 
-XLA hands each device's part of a computation to a pool of threads, where the parts wait for each other. The pool is
-Eigen's. It wakes no thread for a new task while another one is looking for work, and one that has just found some
-counts as looking until it begins. Where it is interrupted in between, the next part may come, wake nobody, and lie
-there, while the first waits for it: "may be stuck. Expected 2 threads to join the rendezvous" (jaxlib 0.10.2). Whatever
-task comes next wakes the pool, so one comes every second.
+XLA runs each device's part of a computation in Eigen's thread pool, where the parts wait for each other. The pool wakes
+no thread for a new task while another thread is looking for work, and a thread that has just found a task counts as
+looking until it starts it. If it is interrupted in between, the next part can be queued without a thread being woken,
+while the first waits for it: "may be stuck. Expected 2 threads to join the rendezvous" (jaxlib 0.10.2). Any later task
+wakes the pool, so one is submitted every second.
 """
 
 import threading
@@ -18,7 +18,7 @@ _EVERY_S = 1.0
 
 
 class Waker:
-    """A thread that copies a number from one device to another now and then; none for one device, nor for GPUs.
+    """A thread that copies a number between two devices every second; no thread for one device or for GPUs.
 
     Args:
         devices: of this process.
@@ -32,11 +32,11 @@ class Waker:
             self._thread.start()
 
     def wake(self) -> Any:
-        """Give the pool a task, and do not wait for it: the copy."""
+        """Submit the copy without waiting for it."""
         return jax.device_put(self._number, self._other)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()

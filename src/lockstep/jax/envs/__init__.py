@@ -1,1 +1,1 @@
-"""Environments written in JAX: they live on the device, beside the learner."""
+"""Environments written in JAX, which run on the learner's device."""

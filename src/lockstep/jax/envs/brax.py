@@ -8,16 +8,16 @@ from lockstep.envs.load import near
 from lockstep.errors import ConfigError
 from lockstep.jax.envs.brax_like import BraxLike
 
-# By name: where it is not installed, this file can be checked nevertheless.
+# Imported by name, so that type checks do not need it installed.
 envs: Any = importlib.import_module("brax.envs")
 
 _STEPS = 1000
-"""After which an episode is truncated, if the run does not say otherwise; Brax's own training does the same."""
+"""Default episode limit, as in Brax's own training."""
 
 
 def maker(name: str) -> Callable[..., BraxLike]:
-    """What makes an environment of Brax by its name; keyword arguments are its own."""
-    known = list(envs._envs)  # no other list of them
+    """A factory of a Brax environment; takes the environment's keyword arguments."""
+    known = list(envs._envs)  # Brax has no public list
     if name not in known:
         raise ConfigError(f"brax has no environment {name}{near(name, known)} (it has {', '.join(known)})")
 

@@ -1,4 +1,4 @@
-"""What follows Brax's protocol: `reset(key)` and `step(state, action)` of a state that holds all there is."""
+"""Environments with Brax's protocol: `reset(key)` and `step(state, action)`."""
 
 from typing import Any
 
@@ -34,11 +34,11 @@ class BraxLike:
         return self._env.reset(jax.random.key_data(key)), jnp.zeros((), jnp.int32)
 
     def observe(self, state: State) -> Array:
-        """As the state holds it."""
+        """The observation in the state."""
         return state[0].obs
 
     def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
-        """One step; what is random in it comes from the state."""
+        """One step; its randomness comes from the state."""
         del key
         after, steps = self._env.step(state[0], action), state[1] + 1
         return (after, steps), after.obs, after.reward, after.done > 0, steps >= self._limit

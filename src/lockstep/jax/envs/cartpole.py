@@ -1,7 +1,7 @@
 """`jax/CartPole-v1`: Gymnasium's CartPole-v1, step for step, on the device.
 
 The equations are those of Barto, Sutton and Anderson (1983) in the form of Florian (2007), with Gymnasium's constants
-and its explicit Euler integration. Gymnasium computes in float64 and shows float32; this computes in float32.
+and its explicit Euler integration. Gymnasium computes in float64 and returns float32; this computes in float32.
 """
 
 import math
@@ -27,7 +27,7 @@ _START = 0.05
 
 
 class CartPoleState(NamedTuple):
-    """Where cart and pole are, and for how many steps the episode lasts."""
+    """Positions, velocities and steps of the episode."""
 
     position: Array
     velocity: Array
@@ -59,7 +59,7 @@ class CartPole:
         self._limit = max_episode_steps
 
     def reset(self, key: Array) -> CartPoleState:
-        """Everything near 0."""
+        """Uniform within 0.05 of 0."""
         position, velocity, angle, spin = jax.random.uniform(key, (4,), jnp.float32, -_START, _START)
         return CartPoleState(position, velocity, angle, spin, jnp.zeros((), jnp.int32))
 
@@ -68,7 +68,7 @@ class CartPole:
         return jnp.stack(state[:4])
 
     def step(self, state: CartPoleState, action: Array, key: Array) -> tuple[CartPoleState, Array, Array, Array, Array]:
-        """20 ms."""
+        """One step of 20 ms."""
         del key
         position, velocity, angle, spin, steps = state
         sine, cosine = jnp.sin(angle), jnp.cos(angle)

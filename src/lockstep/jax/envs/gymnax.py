@@ -14,12 +14,12 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.jax.envs.interface import State
 
-# By name: where it is not installed, this file can be checked nevertheless.
+# Imported by name, so that type checks do not need it installed.
 gymnax: Any = importlib.import_module("gymnax")
 
 
 def maker(name: str) -> Callable[..., "Gymnax"]:
-    """What makes an environment of gymnax by its name; keyword arguments are those of its parameters."""
+    """A factory of a gymnax environment; its keyword arguments are gymnax's environment parameters."""
     known = list(gymnax.registered_envs)
     if name not in known:
         raise ConfigError(f"gymnax has no environment {name}{near(name, known)}")
@@ -27,7 +27,7 @@ def maker(name: str) -> Callable[..., "Gymnax"]:
 
 
 class Gymnax:
-    """One environment of gymnax, without its own resets."""
+    """One gymnax environment, without gymnax's autoreset."""
 
     on_device = True
 
@@ -54,16 +54,16 @@ class Gymnax:
         )
 
     def reset(self, key: Array) -> State:
-        """The state, and what is seen of it: gymnax shows a state to whoever made it, and to no one else."""
+        """The state and its observation, because gymnax returns observations only together with new states."""
         seen, state = self._env.reset_env(key, self._params)
         return state, _flat(seen)
 
     def observe(self, state: State) -> Array:
-        """A flat vector of float32."""
+        """The observation in the state, float32 [O]."""
         return state[1]
 
     def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
-        """One step of the environment itself."""
+        """One step."""
         seen, after, reward, terminated, _ = self._env.step_env(key, state[0], action, self._params)
         truncated = self._env.is_truncated(after, self._params)
         return (after, _flat(seen)), _flat(seen), jnp.asarray(reward, jnp.float32).reshape(()), terminated, truncated
@@ -74,7 +74,7 @@ def _flat(seen: Any) -> Array:
 
 
 def _action_spec(space: Any, name: str) -> ActionSpec:
-    """What can be done."""
+    """The action space as an `ActionSpec`."""
     if hasattr(space, "n"):
         return ActionSpec("discrete", (int(space.n),))
     if hasattr(space, "low"):

@@ -1,6 +1,6 @@
-"""What an environment on the device is: three pure functions of one environment.
+"""The protocol of environments written in JAX: three pure functions of one environment.
 
-They are given single numbers and vectors; who calls them maps them over the environments of a shard (`jax.vmap`).
+Callers map them over the environments of a shard with `jax.vmap`.
 """
 
 from typing import Any, Protocol
@@ -10,39 +10,39 @@ from jax import Array
 from lockstep.envs.spec import EnvSpec
 
 State = Any
-"""A pytree of arrays, of shapes that never change. No object that numpy cannot hold: it goes into checkpoints."""
+"""A pytree of arrays with constant shapes and numpy-compatible types, because checkpoints save it."""
 Transition = tuple[State, Array, Array, Array, Array]
 """State, observation, reward, terminated, truncated; see `DeviceEnv.step`."""
 
 
 class DeviceEnv(Protocol):
-    """One environment in JAX, without a memory of its own and without a reset at an episode's end.
+    """One stateless environment in JAX, without autoreset.
 
-    Write a class of your own with the attribute `on_device = True`, made by `Class(**kwargs)`, and name it as task:
+    A user-defined class has the attribute `on_device = True`, is constructed as `Class(**kwargs)`, and is named as task
     `module:Class`.
     """
 
     spec: EnvSpec
-    """What it looks like; `autoreset="same_step"` and `separately_seedable=True`, which the caller sees to."""
+    """Sizes and conventions, with `autoreset="same_step"` and `separately_seedable=True` (implemented by callers)."""
 
     def reset(self, key: Array) -> State:
-        """The state in which an episode begins; `key` decides which."""
+        """The initial state of an episode, drawn with `key`."""
         ...
 
     def observe(self, state: State) -> Array:
-        """What is seen of a state: float32 `[O]`, or bytes `[C, H, W]` where the spec has an image."""
+        """The observation of a state: float32 `[O]`, or bytes `[C, H, W]` where the spec has an image."""
         ...
 
     def step(self, state: State, action: Array, key: Array) -> Transition:
         """One step.
 
         Args:
-            state: in which the action is taken.
+            state: before the step.
             action: int32 `[]` (discrete), int32 `[K]` (multi_discrete) or float32 `[D]` (continuous, in bounds).
-            key: for what is random in a step.
+            key: of the step's randomness.
 
         Returns:
-            The next state and what is seen of it, also where the episode ends; reward float32 `[]`; bools `[]`:
-            whether the task ended the episode, and whether it was cut.
+            The next state and its observation, also where the episode ends; reward float32 `[]`; terminated and
+            truncated, bools `[]`.
         """
         ...

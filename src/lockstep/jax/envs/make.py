@@ -1,4 +1,4 @@
-"""From a task's name to an environment on the device."""
+"""Environments written in JAX, by task name."""
 
 import importlib
 import inspect
@@ -7,12 +7,12 @@ from typing import Any, cast
 from lockstep.config.env import EnvConfig
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import refuse_unknown_kwargs
+from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.interface import DeviceEnv
 
 BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
-"""Tasks `jax/NAME`, and the classes behind them."""
+"""Classes of the tasks `jax/NAME`."""
 _ADAPTERS = {
     "gymnax": "lockstep.jax.envs.gymnax",
     "brax": "lockstep.jax.envs.brax",
@@ -26,13 +26,11 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
     Args:
         task: `jax/NAME` (built in), `gymnax/NAME`, `brax/NAME`, `playground/NAME`, or `module:Class` of a class with
             `on_device = True`.
-        config: how it is made.
+        config: of the environment.
     """
-    _check(task, config)
-    kwargs: dict[str, Any] = dict(config.kwargs)
-    if config.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = config.max_episode_steps
-    maker = _maker(task)
+    refuse_single_env_settings(config, f"{task} lives on the device")
+    kwargs = kwargs_of(config)
+    maker = _find_maker(task)
     refuse_unknown_kwargs(maker, kwargs, task)
     try:
         env = maker(**kwargs)
@@ -40,11 +38,11 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
         raise ConfigError(f"task={task}: {error}") from error
     except Exception as error:
         raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
-    return _checked(env, task)
+    return _check_protocol(env, task)
 
 
-def _maker(task: str) -> Any:
-    """What makes an environment of `task`, given keyword arguments."""
+def _find_maker(task: str) -> Any:
+    """The class or factory of `task`, which takes keyword arguments."""
     family, slash, name = task.partition("/")
     if ":" in task or not slash:
         location, _, name = task.rpartition(":")
@@ -64,17 +62,8 @@ def _maker(task: str) -> Any:
         raise ConfigError(f"task={task} needs the Python package {package}: {extra}") from error
 
 
-def _check(task: str, config: EnvConfig) -> None:
-    """Refuse what is for environments of the host."""
-    if config.wrappers or config.vectorization not in ("auto", "entry_point"):
-        setting = (
-            f"env.wrappers={list(config.wrappers)}" if config.wrappers else f"env.vectorization={config.vectorization}"
-        )
-        raise ConfigError(f"{setting} is for single Gymnasium environments; {task} lives on the device: remove it")
-
-
-def _checked(env: Any, task: str) -> DeviceEnv:
-    """The environment, if it has what it needs to have."""
+def _check_protocol(env: Any, task: str) -> DeviceEnv:
+    """The environment, if it follows the protocol."""
     lacking = [name for name in ("reset", "observe", "step") if not callable(getattr(env, name, None))]
     spec = getattr(env, "spec", None)
     if not isinstance(spec, EnvSpec):

@@ -1,4 +1,4 @@
-"""An environment on the device whose states are plain arrays of fixed types, for loops and for checkpoints."""
+"""Environments whose states are flat tuples of arrays of fixed types, for compiled loops and checkpoints."""
 
 from typing import Any
 
@@ -10,14 +10,18 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.jax.envs.interface import DeviceEnv
 
 Packed = tuple[Array, ...]
-"""The leaves of a state; keys among them as numbers."""
+"""The leaves of a state, with random keys as uint32 arrays."""
 
 
 class PackedEnv:
-    """Another environment, its states as tuples of arrays that have the same types after `reset` and after `step`.
+    """Wraps an environment; states have the same types after `reset` and after `step`.
 
-    Environments may begin with Python's numbers and go on with arrays, or carry random keys; loops and numpy cannot.
-    Attributes: `env`, the other one, and its `spec`.
+    An environment may return Python numbers from `reset` and arrays from `step`, or carry random keys, which compiled
+    loops and numpy do not support.
+
+    Attributes:
+        env: the wrapped environment.
+        spec: of it.
     """
 
     def __init__(self, env: DeviceEnv) -> None:
@@ -33,19 +37,19 @@ class PackedEnv:
             raise ValueError("a state has another structure after `step` than after `reset`")
 
     def reset(self, key: Array) -> Packed:
-        """As the other's."""
+        """The packed state of `env.reset`."""
         return self._pack(self.env.reset(key))
 
     def observe(self, state: Packed) -> Array:
-        """As the other's."""
+        """The observation of a packed state, of the spec's type."""
         return jnp.asarray(self.env.observe(self._unpack(state)), self.spec.observation_dtype)
 
     def step(self, state: Packed, action: Array, key: Array) -> tuple[Packed, Array, Array, Array, Array]:
-        """As the other's, of exact types."""
-        after, seen, reward, terminated, truncated = self.env.step(self._unpack(state), action, key)
+        """`env.step` with packed states, and outputs of exact types."""
+        after, observation, reward, terminated, truncated = self.env.step(self._unpack(state), action, key)
         return (
             self._pack(after),
-            jnp.asarray(seen, self.spec.observation_dtype),
+            jnp.asarray(observation, self.spec.observation_dtype),
             jnp.asarray(reward, jnp.float32),
             jnp.asarray(terminated, jnp.bool_),
             jnp.asarray(truncated, jnp.bool_),
@@ -57,12 +61,17 @@ class PackedEnv:
 
     def _unpack(self, state: Packed) -> Any:
         leaves = zip(state, self._types, strict=True)
-        return jax.tree.unflatten(self._structure, [unpacked(x) if kind is None else x for x, kind in leaves])
+        return jax.tree.unflatten(self._structure, [wrap_key(x) if kind is None else x for x, kind in leaves])
 
 
-def unpacked(key: Array) -> Array:
-    """A random key from its numbers, uint32 `[..., 2]`; counter-based (Threefry; Salmon et al., 2011)."""
+def wrap_key(key: Array) -> Array:
+    """The random key with the bits uint32 `[..., 2]`; counter-based (Threefry; Salmon et al., 2011)."""
     return jax.random.wrap_key_data(key, impl="threefry2x32")
+
+
+def select_rows(flags: Array, x: Array, y: Array) -> Array:
+    """Rows [B, ...] of `x` where `flags` [B], else of `y`."""
+    return jnp.where(jnp.broadcast_to(flags.reshape(-1, *(1 for _ in x.shape[1:])), x.shape), x, y)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -8,12 +8,12 @@ from lockstep.envs.load import near
 from lockstep.errors import ConfigError
 from lockstep.jax.envs.brax_like import BraxLike
 
-# By name: where it is not installed, this file can be checked nevertheless.
+# Imported by name, so that type checks do not need it installed.
 registry: Any = importlib.import_module("mujoco_playground").registry
 
 
 def maker(name: str) -> Callable[..., BraxLike]:
-    """What makes an environment of the playground; keyword arguments change its own config."""
+    """A factory of a Playground environment; keyword arguments override its config."""
     known = list(registry.ALL_ENVS)
     if name not in known:
         raise ConfigError(f"the playground has no environment {name}{near(name, known)}")
@@ -21,7 +21,7 @@ def maker(name: str) -> Callable[..., BraxLike]:
 
     def make(**kwargs: Any) -> BraxLike:
         limit = kwargs.pop("max_episode_steps", int(config.episode_length))
-        # Their other implementation, Warp, has states that cannot be chosen between row by row.
+        # States of the Warp implementation cannot be selected row by row.
         changes = {"impl": "jax"} if "impl" in config else {}
         return BraxLike(registry.load(name, config_overrides=changes | kwargs or None), limit)
 

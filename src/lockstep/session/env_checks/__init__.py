@@ -1,1 +1,1 @@
-"""Whether an environment does what training expects of it: each fault in one line that names the method."""
+"""Checks that an environment does what training expects; each fault is one line that names the method."""

@@ -1,4 +1,4 @@
-"""From the name of a task to what is found out about its environments."""
+"""Check the environments of a task by name."""
 
 import inspect
 import random
@@ -16,65 +16,65 @@ from lockstep.envs.adapters import Env, SingleEnvs, VectorizedTask
 from lockstep.envs.load import load_module
 from lockstep.envs.make import jax_module, make_vector_env, on_device
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import VectorEnv, refuse_unknown_kwargs
-from lockstep.session.env_checks.batch import NUM_ENVS, GymnasiumPlayer, ProtocolPlayer, check_modes
-from lockstep.session.env_checks.play import Limits, check_play
+from lockstep.envs.vector import VectorEnv, kwargs_of, refuse_unknown_kwargs
+from lockstep.session.env_checks.episodes import Limits, check_episodes
 from lockstep.session.env_checks.report import CheckEndedError, Report
-from lockstep.session.env_checks.single import check_single
-from lockstep.session.env_checks.values import check_spaces, seen_by_network, told_of_spaces
+from lockstep.session.env_checks.single_env import check_single
+from lockstep.session.env_checks.values import check_spaces, describe_network_input, describe_spaces
+from lockstep.session.env_checks.vector_env import NUM_ENVS, GymnasiumVectorDriver, ProtocolDriver, check_modes
 
 
-def is_own(task: str, config: EnvConfig) -> bool:
-    """Whether code of the user's own is part of the environment: `module:Class`, `file.py:Class`, or wrappers."""
+def uses_user_code(task: str, config: EnvConfig) -> bool:
+    """Whether the environment contains user code: `module:Class`, `file.py:Class`, or wrappers."""
     return ":" in task or bool(config.wrappers)
 
 
 def check_task(task: str, config: EnvConfig, report: Report, limits: Limits, *, trace_only: bool = False) -> None:
-    """Find out what is wrong with the environments of a task.
+    """Check the environments of a task.
 
-    Random generators of Python and numpy that belong to nobody are left as they were.
+    The global random generators of Python and numpy are restored afterwards.
 
     Args:
-        task: its name, as `make_vector_env` takes it.
-        config: how environments are made.
-        report: what is found goes there.
-        limits: how much to play.
-        trace_only: of an environment in JAX only look at types and shapes; nothing is computed.
+        task: as for `make_vector_env`.
+        config: of the environments.
+        report: receives the findings.
+        limits: of steps and time.
+        trace_only: of an environment in JAX, check only types and shapes, without computing.
 
     Raises:
-        ConfigError: there is no such task, or it cannot be made with this config.
+        ConfigError: the task does not exist, or cannot be made with this config.
     """
-    with _generators_kept(), warnings.catch_warnings(), suppress(CheckEndedError):
+    with _preserve_random_state(), warnings.catch_warnings(), suppress(CheckEndedError):
         warnings.simplefilter("ignore")
         if on_device(task):
             jax_module("check", task).check_device_env(task, config, report)
             if not trace_only and not report.faults:
                 _check_protocol(lambda: make_vector_env(task, config, NUM_ENVS), report, limits)
             return
-        found = _class_of(task)
-        if found is not None and _derives(found, gymnasium.vector.VectorEnv):
-            _check_vector_class(found, task, config, report, limits)
-        elif found is not None and _derives(found, gymnasium.Env):
-            refuse_unknown_kwargs(found, dict(config.kwargs), task)
-            create = tasks.creator_of_class(found, config, config.kwargs)
+        cls = _class_of(task)
+        if cls is not None and _derives(cls, gymnasium.vector.VectorEnv):
+            _check_vector_class(cls, task, config, report, limits)
+        elif cls is not None and _derives(cls, gymnasium.Env):
+            refuse_unknown_kwargs(cls, dict(config.kwargs), task)
+            create = tasks.creator_of_class(cls, config, config.kwargs)
             _check_single(create, task, config, config.max_episode_steps, report, limits)
         else:
             _check_made(task, config, report, limits)
 
 
 def _class_of(task: str) -> Any:
-    """The user's class, where the task names one."""
+    """The user-defined class that the task names, or None."""
     location, _, name = task.rpartition(":")
     found: Any = getattr(load_module(location, f"task={task}"), name, None) if location else None
     return found if inspect.isclass(found) else None
 
 
 def _derives(cls: type, base: type) -> bool:
-    return issubclass(cls, base)  # apart, because a checker would narrow to Gymnasium's half-typed generics
+    return issubclass(cls, base)  # a function, because pyright would narrow to Gymnasium's partially typed generics
 
 
 def _check_made(task: str, config: EnvConfig, report: Report, limits: Limits) -> None:
-    """An environment that comes by a registered id, is built in, or follows our protocol."""
+    """Check an environment by registered id, a built-in one, or one that follows `VectorEnv`."""
     env = make_vector_env(task, config, NUM_ENVS, training=False)
     env.close()
     if isinstance(env, SingleEnvs) and env.spec.frames == 1:
@@ -96,7 +96,7 @@ def _check_made(task: str, config: EnvConfig, report: Report, limits: Limits) ->
 def _check_single(
     create: Callable[[], Env], task: str, config: EnvConfig, limit: int | None, report: Report, limits: Limits
 ) -> None:
-    """The task itself, whose faults a wrapper would blur, then all of it."""
+    """Check the unwrapped task, whose faults wrappers could hide, then the wrapped one."""
     if config.wrappers or limit is not None:
         bare = Report(skip_non_finite=report.skip_non_finite)
         with suppress(CheckEndedError):
@@ -104,54 +104,53 @@ def _check_single(
         report.faults += bare.faults
         if report.faults:
             return
-    check_single(tasks.maker_of(create, task, config).wrapped, task, limit, report, limits)
+    check_single(tasks.env_factory(create, task, config).wrapped, task, limit, report, limits)
 
 
 def _check_vector_class(cls: type, task: str, config: EnvConfig, report: Report, limits: Limits) -> None:
-    limit = config.max_episode_steps
-    kwargs = dict(config.kwargs) | ({} if limit is None else {"max_episode_steps": limit})
+    limit, kwargs = config.max_episode_steps, kwargs_of(config)
     refuse_unknown_kwargs(cls, kwargs, task)
     create: Any = cls
     _check_gymnasium(lambda: create(num_envs=NUM_ENVS, **kwargs), limit, task, report, limits)
 
 
 def _check_gymnasium(create: Callable[[], Any], limit: int | None, task: str, report: Report, limits: Limits) -> None:
-    """A vector environment of Gymnasium."""
+    """Check a vector environment of Gymnasium."""
     env = report.call("__init__", create)
     try:
         check_spaces(env, report, "single_")
         check_modes(env, report)
-        player = GymnasiumPlayer(env, limit, task, report)
+        driver = GymnasiumVectorDriver(env, limit, task, report)
         spaces = env.single_observation_space, env.single_action_space
-        report.facts += told_of_spaces(*spaces, "many environments together")
-        check_play(player, lambda: GymnasiumPlayer(create(), limit, task, report), limits)
+        report.facts += describe_spaces(*spaces, "many environments together")
+        check_episodes(driver, lambda: GymnasiumVectorDriver(create(), limit, task, report), limits)
     finally:
         env.close()
 
 
 def _check_protocol(create: Callable[[], VectorEnv], report: Report, limits: Limits) -> None:
-    """Environments that follow `VectorEnv`."""
+    """Check environments that follow `VectorEnv`."""
     env = create()
     try:
-        report.facts += told_of_spec(env.spec)
-        player = ProtocolPlayer(env, report)
-        player.check_seeds()
-        check_play(player, lambda: ProtocolPlayer(create(), report), limits)
+        report.facts += describe_spec(env.spec)
+        driver = ProtocolDriver(env, report)
+        driver.check_seeds()
+        check_episodes(driver, lambda: ProtocolDriver(create(), report), limits)
     finally:
         env.close()
 
 
-def told_of_spec(spec: EnvSpec) -> list[str]:
-    """What a spec says, in words."""
+def describe_spec(spec: EnvSpec) -> list[str]:
+    """Facts about a spec, for the report."""
     sizes = " x ".join(map(str, spec.action.sizes))
     return [
-        f"observations: {seen_by_network(spec.observation_size, spec.image)}",
+        f"observations: {describe_network_input(spec.observation_size, spec.image)}",
         f"actions: {spec.action.kind.replace('_', '-')}, {sizes}",
     ]
 
 
 @contextmanager
-def _generators_kept() -> Generator[None]:
+def _preserve_random_state() -> Generator[None]:
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Whether what `reset` and `step` return is what the spaces of an environment say."""
+"""Checks of the values that `reset` and `step` return against the spaces of the environment."""
 
 import warnings
 from typing import Any
@@ -7,28 +7,28 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import passive_env_checker
 
-from lockstep.session.env_checks.report import Report, described
+from lockstep.session.env_checks.report import Report, describe_value
 
 _FIVE = "return 5: observation, reward, terminated, truncated, info"
 
 
 def check_spaces(env: Any, report: Report, prefix: str = "") -> None:
-    """The spaces of an environment, by Gymnasium's own checks; `prefix`: of their names, `single_` where vectorized."""
+    """Check the spaces with Gymnasium's own checks; `prefix`: of their names, `single_` in vector environments."""
     for name in ("observation_space", "action_space"):
         space: Any = getattr(env, prefix + name, None)
         check: Any = getattr(passive_env_checker, f"check_{name}")
         if not _is(space, spaces.Space):
             example = "Box(low, high, shape, dtype)" if name == "observation_space" else "Discrete(n)"
-            found = "is not set" if space is None else f"is {described(space)}"
+            found = "is not set" if space is None else f"is {describe_value(space)}"
             report.fault(f"{prefix}{name} {found}; set self.{prefix}{name} = gymnasium.spaces.{example} in __init__")
             continue
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 check(space)
             except (AssertionError, TypeError) as error:
                 report.fault(f"{prefix}{name}: {' '.join(str(error).split())}")
-        for one in said:
+        for one in caught:
             report.warn(f"{prefix}{name}: {_plain(one.message)}")
     if report.faults:
         report.fatal(report.faults[-1])
@@ -37,26 +37,28 @@ def check_spaces(env: Any, report: Report, prefix: str = "") -> None:
 def check_observation(
     observation: Any, space: Any, method: str, report: Report, part: str = "observation", says: str = ""
 ) -> None:
-    """An observation against its space.
+    """Check an observation against its space.
 
     Args:
-        observation: as it came.
-        space: what it should be.
+        observation: as returned.
+        space: of the observation.
         method: that returned it.
-        report: what is found goes there.
+        report: receives the findings.
         part: its name in messages.
         says: the name of the space in messages; default: `observation_space`.
     """
     if _is(space, spaces.Dict):
         keys: set[Any] = set(observation) if _is(observation, dict) else set()
         if keys != set(space.spaces):
-            found = f"a dict of {', '.join(map(str, sorted(keys)))}" if keys else described(observation)
+            found = f"a dict of {', '.join(map(str, sorted(keys)))}" if keys else describe_value(observation)
             report.fatal(f"{method} returned {found} as {part}; return a dict of {', '.join(space.spaces)}")
         for key, inner in space.spaces.items():
             check_observation(observation[key], inner, method, report, f"{part}[{key!r}]")
     elif _is(space, spaces.Tuple):
         if not _is(observation, tuple, list) or len(observation) != len(space.spaces):
-            report.fatal(f"{method} returned {described(observation)} as {part}; return a tuple of {len(space.spaces)}")
+            report.fatal(
+                f"{method} returned {describe_value(observation)} as {part}; return a tuple of {len(space.spaces)}"
+            )
         for i, inner in enumerate(space.spaces):
             check_observation(observation[i], inner, method, report, f"{part}[{i}]")
     elif _is(space, spaces.Box):
@@ -77,7 +79,7 @@ def _check_box(observation: Any, space: Any, method: str, report: Report, part: 
     wanted = f"return an array of shape {space.shape} and type {space.dtype}"
     array = as_numbers(observation)
     if array is None:
-        report.fatal(f"{method} returned {described(observation)} as {part}; {wanted}")
+        report.fatal(f"{method} returned {describe_value(observation)} as {part}; {wanted}")
     if array.shape != space.shape:
         report.fatal(
             f"{method} returned an {part} of shape {array.shape}, and {says} says {space.shape}; "
@@ -113,7 +115,7 @@ def _check_box(observation: Any, space: Any, method: str, report: Report, part: 
 
 
 def as_numbers(value: Any) -> "np.ndarray | None":
-    """The value as an array of numbers; `None` if it is none."""
+    """The value as a numeric array, or `None`."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError):  # lists of unequal length
@@ -122,28 +124,28 @@ def as_numbers(value: Any) -> "np.ndarray | None":
 
 
 def as_tuple(value: Any) -> tuple[Any, ...] | None:
-    """Several values that were returned together; `None` if it is one."""
+    """A tuple or list as a tuple, or `None`."""
     return tuple(value) if _is(value, tuple, list) else None
 
 
 def shown_index(place: tuple[int, ...]) -> str:
-    """An index as people write it."""
+    """An index for messages: `2`, or `(0, 2)`."""
     return str(place[0]) if len(place) == 1 else str(place)
 
 
 def check_reset_values(returned: Any, report: Report) -> Any:
-    """The observation of what `reset` returned."""
+    """Check the values that `reset` returned; returns the observation."""
     if not _is(returned, tuple) or len(returned) != 2:
-        report.fatal(f"reset returned {described(returned)}; return two values, observation and info (a dict)")
+        report.fatal(f"reset returned {describe_value(returned)}; return two values, observation and info (a dict)")
     _check_info(returned[1], "reset", report)
     return returned[0]
 
 
 def check_step_values(returned: Any, report: Report) -> tuple[Any, Any, Any, Any]:
-    """Observation, reward, terminated and truncated of what `step` returned."""
+    """Check the values that `step` returned; returns observation, reward, terminated and truncated."""
     values = as_tuple(returned)
     if values is None:
-        report.fatal(f"step returned {described(returned)}; {_FIVE}")
+        report.fatal(f"step returned {describe_value(returned)}; {_FIVE}")
     if len(values) != 5:
         old = " (done of the old package gym is now two: terminated and truncated)" if len(values) == 4 else ""
         report.fatal(f"step returned {len(values)} values; {_FIVE}{old}")
@@ -152,51 +154,51 @@ def check_step_values(returned: Any, report: Report) -> tuple[Any, Any, Any, Any
 
 
 def check_reward(reward: Any, report: Report) -> float:
-    """One reward as a number."""
+    """Check a reward; returns it as a number."""
     if _is(reward, np.ndarray) and reward.ndim:
-        report.fatal(f"step returned {described(reward)} as reward; return a number: float(reward)")
+        report.fatal(f"step returned {describe_value(reward)} as reward; return a number: float(reward)")
     try:
         number = float(reward)
     except (TypeError, ValueError):
-        report.fatal(f"step returned {described(reward)} as reward; return a number: float(reward)")
+        report.fatal(f"step returned {describe_value(reward)} as reward; return a number: float(reward)")
     if not np.isfinite(np.float32(number)):
         report.not_finite(f"step returned {number} as reward; return a finite number", about="reward")
     return number
 
 
 def check_flag(flag: Any, name: str, report: Report) -> bool:
-    """`terminated` or `truncated`."""
+    """Check `terminated` or `truncated`; returns it as a bool."""
     if not _is(flag, bool, np.bool_):
         single = getattr(flag, "shape", None) == () or _is(flag, int)
         if not single or flag not in (0, 1):
-            report.fatal(f"step returned {described(flag)} as {name}; return True or False")
-        report.warn(f"step returned {described(flag)} as {name}; return bool({name})", about=name)
+            report.fatal(f"step returned {describe_value(flag)} as {name}; return True or False")
+        report.warn(f"step returned {describe_value(flag)} as {name}; return bool({name})", about=name)
     return bool(flag)
 
 
 def _check_info(info: Any, method: str, report: Report) -> None:
     if not _is(info, dict):
-        report.warn(f"{method} returned {described(info)} as info, which is not read; return a dict, such as {{}}")
+        report.warn(f"{method} returned {describe_value(info)} as info, which is not read; return a dict, such as {{}}")
 
 
 def _is(value: Any, *kinds: type) -> bool:
-    return isinstance(value, kinds)  # apart, because a checker would narrow to Gymnasium's half-typed generics
+    return isinstance(value, kinds)  # a function, because pyright would narrow to Gymnasium's partially typed generics
 
 
 def _plain(message: Any) -> str:
-    """What Gymnasium warns of, without its colours."""
+    """A warning of Gymnasium without its colour codes and prefix."""
     text = str(message).removeprefix("\033[33m").removesuffix("\033[0m")
     return text.removeprefix("WARN: ")
 
 
-def seen_by_network(size: int, image: tuple[int, int, int] | None) -> str:
-    """What a network gets of an observation."""
+def describe_network_input(size: int, image: tuple[int, int, int] | None) -> str:
+    """The network's input, for the report."""
     if image is not None:
         channels, height, width = image
         return f"an image of {channels} channels, {height} x {width}"
     return f"a vector of {size}"
 
 
-def told_of_spaces(observation: Any, action: Any, seen: str) -> list[str]:
-    """Spaces in words."""
+def describe_spaces(observation: Any, action: Any, seen: str) -> list[str]:
+    """Facts about the spaces, for the report."""
     return [f"observations: {' '.join(str(observation).split())}, {seen}", f"actions: {' '.join(str(action).split())}"]

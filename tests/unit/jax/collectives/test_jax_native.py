@@ -52,7 +52,7 @@ class Pair:
         self.timers.publish(self.rank.row(0))
         own, theirs = owned_nodes(range(3), 5), owned_nodes(range(3, 5), 5)
         self.rows, self.num_own, self.length, self.size = own + theirs, len(own), length, size
-        self.native = native.Native(self.rank, self.timers.totals_ns, self.rows, own)
+        self.native = native.NativeSums(self.rank, self.timers.totals_ns, self.rows, own)
         self.asked, self.called = [], []
         self.callback = Callback("pair", lambda value, out: self.called.append((value.copy(), out.fill(7.0))))
         self.callback.use_native(lambda *h: self.native.use(length, 5, "learn", *h), self.wait)
@@ -88,7 +88,12 @@ def test_a_sum_has_the_bits_of_the_tree_time_after_time(length):
         rows, own, theirs = pair.parts(seed)
         pair.arrive(theirs)
         np.testing.assert_array_equal(np.asarray(pair.sum(own)), pair.expected(rows))
-    assert (pair.asked, pair.called, pair.callback.taken(), pair.callback.taken()) == ([], [], 5, 0)
+    assert (pair.asked, pair.called, pair.callback.take_native_calls(), pair.callback.take_native_calls()) == (
+        [],
+        [],
+        5,
+        0,
+    )
     assert (pair.rank.tag(0), pair.rank.entered(0), pair.rank.ranks_elsewhere()) == ("learn", 5, [])
 
 
@@ -127,7 +132,7 @@ def test_memory_that_is_too_small_is_a_matter_for_python():
     smaller = Pair(length, size=4 * length * 4 - 4)
     assert np.asarray(smaller.sum(own)).tolist() == [7.0] * length
     np.testing.assert_array_equal(smaller.called[0][0], own)
-    assert (smaller.callback.taken(), smaller.rank.turn_slots()) == (0, 1)
+    assert (smaller.callback.take_native_calls(), smaller.rank.turn_slots()) == (0, 1)
 
 
 def test_without_a_compiler_there_is_no_c_and_no_error(tmp_path):

@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
-from lockstep.envs import layers
+from lockstep.envs import wrapper_state
 from lockstep.envs.spaces import action_spec, image_shape, observation_size, restore_action
 from lockstep.errors import ConfigError
-from lockstep.session.env_checks.play import Limits, Outcome, check_play, drawn_action
+from lockstep.session.env_checks.episodes import Limits, Outcome, check_episodes, random_action
 from lockstep.session.env_checks.report import Report
 from lockstep.session.env_checks.values import (
     check_flag,
@@ -21,8 +21,8 @@ from lockstep.session.env_checks.values import (
     check_reward,
     check_spaces,
     check_step_values,
-    seen_by_network,
-    told_of_spaces,
+    describe_network_input,
+    describe_spaces,
 )
 
 Env = gymnasium.Env[Any, Any]
@@ -37,10 +37,10 @@ def check_single(
     Args:
         create: makes it.
         task: its name.
-        limit: steps after which its episodes are truncated, if that is known.
-        report: what is found goes there.
-        limits: how much to play.
-        inner: wrappers come around it, which may change its spaces to what can be learned.
+        limit: steps after which its episodes are truncated, if known.
+        report: receives the findings.
+        limits: of steps and time.
+        inner: it will be wrapped; the wrappers may convert unsupported spaces.
     """
     env = report.call("__init__", create)
     try:
@@ -48,19 +48,19 @@ def check_single(
         if not inner:
             _check_support(env, task, report)
         _check_signature(env, report)
-        check_play(SinglePlayer(env, limit, report), lambda: SinglePlayer(create(), limit, report), limits)
+        check_episodes(SingleEnvDriver(env, limit, report), lambda: SingleEnvDriver(create(), limit, report), limits)
     finally:
         _close(env, report)
 
 
 def _check_support(env: Env, task: str, report: Report) -> None:
-    """Whether there is a network for such observations, and a policy for such actions."""
+    """Check that networks and policies support the spaces."""
     try:
         _, size = action_spec(env.action_space, task), observation_size(env.observation_space, task)
     except ConfigError as error:
         report.fatal(str(error).removeprefix(f"task={task} has "))
     image = image_shape(env.observation_space)
-    report.facts += told_of_spaces(env.observation_space, env.action_space, seen_by_network(size, image))
+    report.facts += describe_spaces(env.observation_space, env.action_space, describe_network_input(size, image))
 
 
 def _check_signature(env: Env, report: Report) -> None:
@@ -79,10 +79,10 @@ def _close(env: Env, report: Report) -> None:
         report.warn(f"close raised {type(error).__name__}: {error}")
 
 
-class SinglePlayer:
-    """One environment; where an episode ends, the next begins in the same step."""
+class SingleEnvDriver:
+    """Drives one environment, with same-step autoreset."""
 
-    first_rows = False
+    vectorized = False
 
     def __init__(self, env: Env, limit: int | None, report: Report) -> None:
         self.report, self.limit, self._env = report, limit, env
@@ -92,10 +92,10 @@ class SinglePlayer:
             self._restore_action = restore_action(env.action_space)
         except ConfigError:
             self._action = None
-        self._shown: tuple[Any, Any] | None = None
+        self._previous: tuple[Any, Any] | None = None
 
     def reset(self, seed: int | None) -> Any:
-        """A new episode; a fault in what is returned is told."""
+        """Start a new episode."""
         returned = self.report.call("reset", lambda: self._env.reset(seed=seed, options=None))
         observation = check_reset_values(returned, self.report)
         check_observation(observation, self._space, "reset", self.report)
@@ -104,9 +104,9 @@ class SinglePlayer:
     def act(self, generator: np.random.Generator) -> Any:
         """An action of the space."""
         if self._action is not None:
-            action = drawn_action(self._action, generator)
+            action = random_action(self._action, generator)
             return action if self._restore_action is None else self._restore_action(action)
-        space: Any = self._env.action_space  # of a kind that a wrapper changes
+        space: Any = self._env.action_space  # unsupported, and converted by a wrapper
         space.seed(int(generator.integers(1 << 31)))
         return space.sample()
 
@@ -125,32 +125,32 @@ class SinglePlayer:
         return Outcome(seen, number, np.array([ended]))
 
     def can_save(self) -> bool:
-        """Whether every layer can be."""
+        """Whether every layer can be saved."""
         half = [name for name in ("state", "restore") if callable(getattr(type(self._env.unwrapped), name, None))]
         if len(half) == 1:
             lacking = "restore(state)" if half == ["state"] else "state()"
             self.report.warn(f"{half[0]} is there and {lacking} is not: both are needed to save the environment")
-        return layers.savable(self._env)
+        return wrapper_state.savable(self._env)
 
     def state(self) -> dict[str, Any]:
-        """Of all layers."""
-        return layers.save(self._env)
+        """The state of all layers."""
+        return wrapper_state.save(self._env)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """To all layers."""
-        layers.restore(self._env, state)
+        """Load the state of all layers."""
+        wrapper_state.restore(self._env, state)
 
     def close(self) -> None:
-        """Close it; an error is told."""
+        """Close it; an error is a warning."""
         _close(self._env, self.report)
 
     def _copy(self, observation: Any) -> Any:
-        """A copy; whether what was shown before has changed meanwhile is looked at, too."""
-        if self._shown is not None and self.report.finite and not data_equivalence(*self._shown, exact=True):
+        """Copy the observation, and check that the previous one was not changed in place."""
+        if self._previous is not None and self.report.finite and not data_equivalence(*self._previous, exact=True):
             self.report.warn(
                 f"{self.report.doing} changed the observation that was returned before: Lockstep copies each, other "
                 "libraries may not; return a new array, such as self.array.copy()"
             )
         copy = deepcopy(observation)
-        self._shown = observation, copy
+        self._previous = observation, copy
         return copy

@@ -1,4 +1,4 @@
-"""Small tasks that are learned in seconds: one per kind of action, nothing but numpy."""
+"""Small numpy tasks that are learned in seconds, one per kind of action."""
 
 from typing import ClassVar
 
@@ -12,8 +12,8 @@ from lockstep.errors import ConfigError
 class Corridor(NumpyEnv):
     """`lockstep/Corridor-v0`: walk to the right end of a row of cells (discrete).
 
-    The observation is the cell, one-hot. Action 0 goes left, 1 right, walls hold. Each step costs 0.01; the right end
-    pays 1 and terminates. Episodes begin in any cell of the left half.
+    The observation is the cell, one-hot. Action 0 moves left, 1 right, up to the walls. Each step costs 0.01; the right
+    end pays 1 and terminates. Episodes start in a random cell of the left half.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("_cell",)
@@ -51,9 +51,9 @@ class Corridor(NumpyEnv):
 class Reach(NumpyEnv):
     """`lockstep/Reach-v0`: move a point to a goal (continuous).
 
-    Point and goal are drawn from [-1, 1] per dimension; the observation is the point and the way to the goal. The
-    action, in [-1, 1], moves the point by a tenth of itself. Each step costs the distance left; within 0.1 the episode
-    terminates.
+    Point and goal are drawn from [-1, 1] per dimension; the observation is the point and the vector to the goal. The
+    action, in [-1, 1], moves the point by a tenth of itself. Each step costs the remaining distance; within 0.1 the
+    episode terminates.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("_point", "_goal")
@@ -89,10 +89,10 @@ class Reach(NumpyEnv):
 
 
 class Match(NumpyEnv):
-    """`lockstep/Match-v0`: say back several symbols at once (multi-discrete).
+    """`lockstep/Match-v0`: repeat several symbols at once (multi-discrete).
 
-    The observation shows `components` symbols out of `choices`, one-hot; the action names one per component. The reward
-    is the part named rightly. An answer without a right one terminates; new symbols are drawn at every step.
+    The observation is `components` symbols out of `choices`, one-hot; the action is one choice per component. The
+    reward is the fraction of matches. A step without a match terminates; new symbols are drawn at every step.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("_symbols",)
@@ -118,9 +118,9 @@ class Match(NumpyEnv):
         self._symbols[rows] = self._generator.integers(0, self._choices, (rows.size, self._symbols.shape[1]))
 
     def _advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        right = (action == self._symbols).mean(axis=1, dtype=np.float32)
+        matches = (action == self._symbols).mean(axis=1, dtype=np.float32)
         self._begin(np.arange(self.num_envs))
-        return right, right == 0
+        return matches, matches == 0
 
     def _observe(self) -> np.ndarray:
         return self._one_hot[self._symbols].reshape(self.num_envs, -1)

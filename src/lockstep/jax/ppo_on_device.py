@@ -1,7 +1,7 @@
-"""PPO where environments live on the device: rollouts and updates in one compiled call, n of them at a time.
+"""PPO with environments on the device: one compiled call runs several rollouts and updates.
 
-Nothing leaves the devices between two looks of the host: a line of metrics, an evaluation, a checkpoint, or the proof
-that all ranks agree (`check_every`), which is also how long a signal waits.
+The host synchronizes with the devices only for metrics, evaluations, checkpoints and the check that all ranks agree
+(`check_every`). A signal waits until the next of these.
 
 Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, E epochs.
 """
@@ -19,15 +19,15 @@ from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.episodes import EpisodeStats
 from lockstep.jax import moments
 from lockstep.jax.batch import Batch, slots
-from lockstep.jax.collect import Collect
-from lockstep.jax.device_shard import REWARD, NonFiniteValue, Shard, keys_of, nothing_told
+from lockstep.jax.batch_builder import batch_of
+from lockstep.jax.device_rollout import DeviceRollout
+from lockstep.jax.device_shard import REWARD, NonFiniteValue, Shard, keys_of, no_episodes
 from lockstep.jax.envs.make import make_device_env
-from lockstep.jax.envs.packed import PackedEnv, unpacked
+from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.moments import Moments
 from lockstep.jax.networks import Policy
 from lockstep.jax.ppo import PPO
 from lockstep.jax.ppo_state import State
-from lockstep.jax.prepare import batch_of
 from lockstep.jax.session import Session
 from lockstep.record.episodes import KEPT, RecentEpisodes
 from lockstep.record.progress import Progress
@@ -40,64 +40,65 @@ _LOW_BITS = 14
 
 
 class Shared(NamedTuple):
-    """What is the same on all devices while they compute."""
+    """State that is replicated on all devices."""
 
     state: State
     normalizers: dict[str, Moments]
     update: Array
     """int32: updates of the run so far."""
     left: Array
-    """int32: updates still to make in this call."""
+    """int32: updates left in this call."""
     bad: Array
-    """int32: the first number whose moments would not be finite after the last update, -1 for none: see `merged`."""
+    """int32: the first normalizer column whose moments would overflow in the last update, -1 for none; see `merged`."""
 
 
 def permutations(key: Array, count: int, size: int) -> Array:
     """`count` random orders [count, size] int32 of `range(size)`."""
-    # Sorting numbers alone is ten times faster on CPUs than sorting places by them: the place is in the low bits. Equal
-    # high bits, which would prefer low places, are rare as long as there are many.
+    # On CPUs a plain sort is ten times faster than an argsort, so the index is stored in the low bits of each key. Ties
+    # of the high bits would favour low indices; with enough high bits they are rare.
     low = max(size - 1, 1).bit_length()
     bits = jax.random.bits(key, (count, size))
     if low > _LOW_BITS:
         return jnp.argsort(bits, -1).astype(jnp.int32)
-    places = jnp.broadcast_to(jnp.arange(size, dtype=jnp.uint32), bits.shape)
-    return (jnp.sort((bits >> low << low) | places, -1) & ((1 << low) - 1)).astype(jnp.int32)
+    indices = jnp.broadcast_to(jnp.arange(size, dtype=jnp.uint32), bits.shape)
+    keys = jnp.sort((bits >> low << low) | indices, -1)
+    return (keys & ((1 << low) - 1)).astype(jnp.int32)
 
 
 class DeviceCollector:
-    """The environments of this process' shards, on its devices, and the loop that learns from them.
+    """The environments of this process' shards, on its devices, and the compiled loop that learns from them.
 
     Args:
         run: the config.
         env: one environment.
-        ppo: who learns.
-
-    Attributes:
-        fingerprints: of each local shard's first rollout.
+        ppo: the learner.
     """
 
     def __init__(self, run: Run, env: PackedEnv, ppo: PPO) -> None:
-        config, comm = ppo.config, ppo.comm
-        world, size = comm.world, comm.world.shard_size(run.num_envs, "num_envs")
-        self._run, self._ppo, self._comm, self._size = run, ppo, comm, size
+        config, comm, world = ppo.config, ppo.comm, ppo.comm.world
+        size = world.shard_size(run.num_envs, "num_envs")
+        self._run = run
+        self._ppo = ppo
+        self._comm = comm
+        self._size = size
         self._batch_size = run.num_envs * config.num_steps
-        self._collect = Collect(env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma)
-        start = jax.jit(self._collect.begin)
+        self._rollout = DeviceRollout(env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma)
+        start = jax.jit(self._rollout.begin)
         with jax.default_device(comm.devices[0]):
             parts = [jax.device_get(start(*keys_of(run.seed, shard, size))) for shard in world.shards]
-        # The first update has these rows, too: its variance is not small where they are far from its mean. Of returns
-        # nothing is known yet; rewards are cut at 10 deviations, so that a deviation that is small need not be exact.
-        seen = [] if ppo.observations is None else [(ppo.observations, [part.observation for part in parts])]
-        begin(comm, seen, [np.ones(size)] * len(parts))
+        # The observation normalizer starts from the first observations. The return normalizer has no data yet, but
+        # normalized rewards are clipped at 10 deviations, which bounds the effect of a small first deviation.
+        first = [] if ppo.observations is None else [(ppo.observations, [part.observation for part in parts])]
+        begin(comm, first, [np.ones(size)] * len(parts))
         self._own: Shard = comm.shard(parts)
         self._updates = comm.spmd(self._make_updates)
-        self.episodes = [EpisodeStats(size) for _ in world.shards]  # always empty: see `tell`
+        self.episodes = [EpisodeStats(size) for _ in world.shards]  # always empty: see `report_episodes`
 
     # -- in one compiled call ------------------------------------------------------------------------------------------
 
     def _make_updates(self, shared: Shared, own: Shard) -> tuple[Shared, Shard]:
-        """Make updates until none is left, or a number is not finite and the run is to stop for it."""
-        shards = [shard._replace(totals=nothing_told()) for shard in slots(own, len(own.first))]
+        """Run updates until none is left, or until a number is not finite and `non_finite` is `stop`."""
+        shards = [shard._replace(totals=no_episodes()) for shard in slots(own, len(own.first))]
         shared, shards = jax.lax.while_loop(
             lambda carry: (carry[0].left > 0) & ~carry[0].state.halted, self._make_update, (shared, shards)
         )
@@ -107,101 +108,104 @@ class DeviceCollector:
         (state, normalizers, update, left, _), shards = carry
         ppo, c = self._ppo, self._ppo.config
         if c.learning_rate_schedule == "linear":
-            ahead = 1.0 - update.astype(jnp.float32) * (self._batch_size / self._run.total_steps)
-            state = state._replace(learning_rate=c.learning_rate * jnp.maximum(ahead, 0.0))
-        batches, rows, orders, after = list[Batch](), list[Array](), list[Array](), list[Shard]()
+            remaining = 1.0 - update.astype(jnp.float32) * (self._batch_size / self._run.total_steps)
+            state = state._replace(learning_rate=c.learning_rate * jnp.maximum(remaining, 0.0))
+        new_shards, batches, rows, orders = list[Shard](), list[Batch](), list[Array](), list[Array]()
         for shard in shards:
-            # Compiled as if it were alone: other shards on this device must not change its bits.
-            alone = jax.lax.optimization_barrier((state.values, normalizers, shard, update))
-            found = jax.lax.optimization_barrier(self._make_batch(*alone))
-            for column, part in zip((after, batches, rows, orders), found, strict=True):
-                column.append(part)
+            # The barriers isolate the shard's computation: other shards on this device must not change its bits.
+            isolated = jax.lax.optimization_barrier((state.values, normalizers, shard, update))
+            new_shard, batch, row, order = jax.lax.optimization_barrier(self._make_batch(*isolated))
+            new_shards.append(new_shard)
+            batches.append(batch)
+            rows.append(row)
+            orders.append(order)
         total = self._comm.sum_shards(jnp.stack(rows), "moments")
         finite = jnp.isfinite(total).all()
         normalizers, bad = moments.merged(normalizers, total[5:], finite)
         finite &= bad < 0
         state, scale = self._measure(state, total, finite)
         if c.normalize_advantage:
-            batches = [x._replace(advantage=(x.advantage - scale[0]) * scale[1]) for x in batches]
-        batches = [x._replace(advantage=x.advantage + jnp.where(finite, 0.0, jnp.nan)) for x in batches]
+            batches = [batch._replace(advantage=(batch.advantage - scale[0]) * scale[1]) for batch in batches]
+        # NaN advantages make `learn` skip every step of an update whose sums are not finite.
+        poison = jnp.where(finite, 0.0, jnp.nan)
+        batches = [batch._replace(advantage=batch.advantage + poison) for batch in batches]
         state, _ = ppo.learn(state, batches, jnp.stack(orders))
-        return Shared(state, normalizers, update + 1, left - 1, bad), after
+        return Shared(state, normalizers, update + 1, left - 1, bad), new_shards
 
     def _make_batch(
         self, values: Array, normalizers: Mapping[str, Moments], shard: Shard, update: Array
     ) -> tuple[Shard, Batch, Array, Array]:
-        """A shard's rollout, what to learn from it, its sums for all shards, and its orders of rows [E, T * B]."""
+        """Collect a shard's rollout: the shard after it, its batch, its sums, and its row orders [E, T * B]."""
         params = self._ppo.flat.split(values)
-        shard, steps, sums = self._collect.rollout(params, normalizers, shard, update)
+        shard, steps, sums = self._rollout.rollout(params, normalizers, shard, update)
         batch = batch_of(self._ppo.config, self._ppo.policy, params, steps, self._run.precision)
         columns = jnp.stack([jnp.ones_like(batch.target), batch.advantage, batch.target])
         row = jnp.concatenate([columns.sum(1), jnp.square(columns[1:]).sum(1), sums])
-        row = row + jnp.where(shard.fault.what > 0, jnp.nan, 0.0)  # the same on every rank, once it is summed
-        key = jax.random.fold_in(unpacked(shard.order_key), update)
+        row = row + jnp.where(shard.fault.what > 0, jnp.nan, 0.0)  # the sum carries the fault to every rank
+        key = jax.random.fold_in(wrap_key(shard.order_key), update)
         return shard, batch, row, permutations(key, self._ppo.config.num_epochs, len(batch.target))
 
     def _measure(self, state: State, total: Array, finite: Array) -> tuple[State, Array]:
-        """Mean and scale of the advantages, from the sums over all shards; and how much the values explain."""
+        """Mean and scale of the advantages, from the sums over all shards; adds the explained variance to the table."""
         mean, target_mean, square, target_square = total[1:5] / total[0]
         variance = jnp.maximum(target_square - jnp.square(target_mean), 1e-8)
         scale = 1.0 / (jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0.0)) + 1e-8)
-        # The advantage is what the value left unexplained.
-        explained = jnp.where(finite, 1.0 - square / variance, 0.0)
+        explained = jnp.where(finite, 1.0 - square / variance, 0.0)  # the advantage is the residual of the value
         table = self._ppo.metrics.add(
             state.table, ("value/explained_variance",), explained[None], finite.astype(jnp.float32)
         )
         halted = state.halted | (~finite & (self._run.non_finite == "stop"))
         return state._replace(table=table, halted=halted), jnp.stack([mean, scale])
 
-    # -- what the host sees of it --------------------------------------------------------------------------------------
+    # -- on the host ---------------------------------------------------------------------------------------------------
 
-    def rehearse(self) -> None:
-        """Compile, and leave everything as it is: no update is asked for; *collective*."""
+    def warmup(self) -> None:
+        """Compile, by a call that makes no update; *collective*."""
         self._call(0, 0)
 
     def _call(self, update: int, count: int) -> tuple[dict[str, Moments], bool, int, int]:
-        """Make updates. Returns the normalizers, whether the run is to stop, how many were not made, and `bad`."""
+        """Make `count` updates. Returns the normalizers, whether the run must stop, the updates left, and `bad`."""
         ppo, comm = self._ppo, self._comm
-        held = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
-        normalizers, *counters = comm.replicate((held, np.int32(update), np.int32(count), np.int32(-1)))
+        on_host = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
+        normalizers, *counters = comm.replicate((on_host, np.int32(update), np.int32(count), np.int32(-1)))
         shared, self._own = self._updates(Shared(ppo.state, normalizers, *counters), self._own)
         ppo.state = shared.state
-        totals = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
-        values, halted, left, found, bad = comm.read(totals)
+        outputs = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
+        values, halted, left, normalizers, bad = comm.read(outputs)
         ppo.policy.params = ppo.flat.split(values)
-        return found, bool(halted), int(left), int(bad)
+        return normalizers, bool(halted), int(left), int(bad)
 
     def advance(self, progress: Progress) -> int:
-        """Collect and learn until the host has something to do; *collective*. Returns the number of updates.
+        """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         count = self._until_due(progress)
-        found, halted, left, bad = self._call(progress.updates, count)
+        normalizers, halted, left, bad = self._call(progress.updates, count)
         for name, host in self._ppo.normalizers.named().items():
-            moments.write(found[name], host)
+            moments.write(normalizers[name], host)
         if halted:
-            raise self._blame(progress.updates + count - left - 1, bad)
+            raise self._locate_non_finite(progress.updates + count - left - 1, bad)
         return count
 
     def _until_due(self, progress: Progress) -> int:
-        """How many updates there are until the host looks."""
+        """The number of updates until the next host synchronization."""
         run, size = self._run, self._batch_size
         periods = filter(None, (run.log_every, run.evaluate_every, run.checkpoint_every))
         ends = [(progress.env_steps // every + 1) * every for every in periods]
         steps = min([run.total_steps, *ends]) - progress.env_steps
         return max(min(-(-steps // size), run.check_every - progress.updates % run.check_every), 1)
 
-    def tell(self, statistics: np.ndarray, recent: Sequence[RecentEpisodes], first: int) -> None:
-        """Number, returns and lengths of the episodes that ended in `advance`.
+    def report_episodes(self, statistics: np.ndarray, recent: Sequence[RecentEpisodes], first: int) -> None:
+        """Report the episodes that ended in `advance`.
 
         Args:
-            statistics: [K, ...] the first three columns are written.
-            recent: of each local shard; the newest episodes are added.
+            statistics: [K, ...], of which the first three columns are set: number, returns, lengths.
+            recent: of each local shard; the newest episodes are appended.
             first: number of the first update of `advance`.
         """
-        for k, shard in enumerate(self._comm.collect(self._own)):
+        for k, shard in enumerate(self._comm.unshard(self._own)):
             totals = shard.totals
             statistics[k, :3] = totals.ended, totals.returns, totals.lengths
             kept = min(int(totals.ended), KEPT)
@@ -211,34 +215,34 @@ class DeviceCollector:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Of each local shard's first rollout: what it saw and did."""
-        return [f"{int(shard.first):08x}" for shard in self._comm.collect(self._own)]
+        """Checksums of observations and actions in each local shard's first rollout."""
+        return [f"{int(shard.first):08x}" for shard in self._comm.unshard(self._own)]
 
     def fingerprint(self) -> str:
-        """Of this process' first rollout."""
+        """Fingerprint of this process' first rollout."""
         return combine(self.fingerprints)
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """Where local shard number `k` stands between two updates."""
-        shard: Shard = self._comm.collect(self._own)[k]
+        """Persistent state of local shard number `k`."""
+        shard: Shard = self._comm.unshard(self._own)[k]
         names = ("observation", "returned", "length", "discounted", "first")
         return {"state": list(shard.state)} | {name: getattr(shard, name) for name in names}
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
-        """Continue local shard number `k` from what `shard_state` told; always with the bits it would have had."""
+        """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
         del step
-        parts: list[Shard] = self._comm.collect(self._own)
+        parts: list[Shard] = self._comm.unshard(self._own)
         changed = {name: np.asarray(state[name], getattr(parts[k], name).dtype) for name in state if name != "state"}
-        held = tuple(np.asarray(new, old.dtype) for new, old in zip(state["state"], parts[k].state, strict=True))
-        parts[k] = parts[k]._replace(state=held, **changed)
+        leaves = zip(state["state"], parts[k].state, strict=True)
+        parts[k] = parts[k]._replace(state=tuple(np.asarray(new, old.dtype) for new, old in leaves), **changed)
         self._own = self._comm.shard(parts)
         return True
 
-    def _blame(self, update: int, bad: int) -> NonFiniteError:
-        """The error that names the environment, if it was one, or the normalizer; *collective*."""
+    def _locate_non_finite(self, update: int, bad: int) -> NonFiniteError:
+        """The error that names the environment or the normalizer that a non-finite value comes from; *collective*."""
         comm = self._comm
         found: dict[int, Finding] = {}
-        for shard, part in zip(comm.world.shards, comm.collect(self._own), strict=True):
+        for shard, part in zip(comm.world.shards, comm.unshard(self._own), strict=True):
             fault: NonFiniteValue = part.fault
             if fault.what:
                 what = "a reward" if fault.what == REWARD else "an observation"
@@ -266,14 +270,14 @@ class DeviceCollector:
 
 
 def train(session: Session) -> None:
-    """Collect and learn on the devices, tell, keep, until all ranks together have taken `run.total_steps` steps."""
+    """Collect and learn on the devices until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm)
     env = PackedEnv(make_device_env(run.task, run.env))
     session.begin(policy, ppo.observations, ppo)
     collector = DeviceCollector(run, env, ppo)
-    collector.rehearse()
+    collector.warmup()
     progress, batch_size = Progress(run.total_steps), run.num_envs * ppo.config.num_steps
     with session.training(progress, collector):
         while not session.over:
@@ -281,7 +285,7 @@ def train(session: Session) -> None:
             count = collector.advance(progress)
             timers.enter(OTHER)
             statistics = session.local_statistics()
-            collector.tell(statistics, session.journal.episodes, progress.updates)
+            collector.report_episodes(statistics, session.journal.episodes, progress.updates)
             session.advance(count * batch_size, comm.sum_statistics(statistics, "facts"), updates=count)
             if progress.due(run.log_every, count * batch_size):
                 session.log(ppo.read_metrics())

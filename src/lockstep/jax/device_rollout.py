@@ -1,6 +1,6 @@
-"""Collecting experience where environments live on the device: a shard's rollout as one pure function.
+"""A shard's rollout as one pure function, for environments on the device.
 
-Shapes: T steps, B environments of a shard, O observation, W noise of an action, P parameters of the policy.
+Shapes: T steps, B environments of a shard, O observation, P parameters of the action distribution.
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,24 @@ import numpy as np
 from jax import Array
 
 from lockstep.jax.batch import Steps
-from lockstep.jax.device_shard import Drawn, Seen, Shard, checksum, find_fault, no_fault, nothing_told, tell
-from lockstep.jax.envs.packed import Packed, PackedEnv, unpacked
+from lockstep.jax.device_shard import (
+    RandomDraws,
+    Shard,
+    StepRecord,
+    add_episodes,
+    all_finite,
+    checksum,
+    find_non_finite,
+    no_episodes,
+)
+from lockstep.jax.envs.packed import Packed, PackedEnv, select_rows, wrap_key
 from lockstep.jax.flat import Params
 from lockstep.jax.moments import Moments
 from lockstep.jax.networks import Policy
 
 
-class Collect:
-    """Steps shards of environments with a policy; pure functions.
+class DeviceRollout:
+    """Steps the environments of a shard with a policy; pure functions.
 
     Args:
         env: one environment.
@@ -36,12 +45,12 @@ class Collect:
         self._clip = _clipper(env.spec)
 
     def begin(self, keys: Array, action_key: Array, order_key: Array) -> Shard:
-        """New episodes everywhere."""
-        state = jax.vmap(self._env.reset)(jax.vmap(unpacked)(keys))
+        """The shard with new episodes in all environments."""
+        state = jax.vmap(self._env.reset)(jax.vmap(wrap_key)(keys))
         size, zeros = self._size, jnp.zeros(self._size, jnp.float32)
         return Shard(
             state, jax.vmap(self._env.observe)(state), zeros, jnp.zeros(size, jnp.int32), zeros,
-            keys, action_key, order_key, nothing_told(), no_fault(), jnp.zeros((), jnp.uint32),
+            keys, action_key, order_key, no_episodes(), all_finite(), jnp.zeros((), jnp.uint32),
         )  # fmt: skip
 
     def rollout(
@@ -51,12 +60,12 @@ class Collect:
 
         Args:
             params: of the policy.
-            normalizers: of `observations` and `returns`, those that there are; frozen.
-            shard: where its environments stand.
-            update: number of the update, which with the shard's keys decides all that is random.
+            normalizers: `observations` and `returns`, if in use; frozen.
+            shard: before the rollout.
+            update: number of the update, which with the shard's keys determines all randomness.
 
         Returns:
-            Where they stand now, what to learn from, and what the shard adds to the normalizers, in their order.
+            The shard after the rollout, the rollout, and the shard's sums for the normalizers, in their order.
         """
         params = _columns_first(params)
         episode = (shard.returned, shard.length, shard.discounted)
@@ -81,26 +90,26 @@ class Collect:
         first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],
-            totals=tell(shard.totals, seen, update), fault=find_fault(seen, observation), first=first,
+            totals=add_episodes(shard.totals, seen, update), fault=find_non_finite(seen, observation), first=first,
         )  # fmt: skip
         return shard, steps, jnp.concatenate(sums) if sums else jnp.zeros(0, jnp.float32)
 
-    def _draw(self, shard: Shard, update: Array) -> Drawn:
-        keys = jax.vmap(jax.random.fold_in, (0, None))(jax.vmap(unpacked)(shard.keys), update)
+    def _draw(self, shard: Shard, update: Array) -> RandomDraws:
+        keys = jax.vmap(jax.random.fold_in, (0, None))(jax.vmap(wrap_key)(shard.keys), update)
         each = [
             jax.vmap(
                 lambda key, what=what: jax.random.split(jax.random.fold_in(key, what), self._num_steps), out_axes=1
             )(keys)
             for what in range(2)
         ]
-        action_key = jax.random.fold_in(unpacked(shard.action_key), update)
+        action_key = jax.random.fold_in(wrap_key(shard.action_key), update)
         noise = self._policy.distribution.draw_noise(action_key, (self._num_steps, self._size))
-        return Drawn(noise, *each)
+        return RandomDraws(noise, *each)
 
     def _step(
-        self, params: Params, normalizers: Mapping[str, Moments], carry: tuple[Any, ...], drawn: Drawn
-    ) -> tuple[tuple[Any, ...], Seen]:
-        """One step of every environment; where an episode ends, the next begins."""
+        self, params: Params, normalizers: Mapping[str, Moments], carry: tuple[Any, ...], drawn: RandomDraws
+    ) -> tuple[tuple[Any, ...], StepRecord]:
+        """Step every environment; ended episodes are reset in the same step."""
         state, raw, returned, length, discounted = carry
         observations = normalizers.get("observations")
 
@@ -115,17 +124,17 @@ class Collect:
 
         def begin() -> tuple[Packed, Array, Array]:
             new = jax.vmap(self._env.reset)(drawn.reset)
-            chosen = tuple(jnp.where(_like(ended, x), y, x) for x, y in zip(state, new, strict=True))
-            observation = jnp.where(_like(ended, final), jax.vmap(self._env.observe)(new), final)
+            chosen = tuple(select_rows(ended, x, y) for x, y in zip(new, state, strict=True))
+            observation = select_rows(ended, jax.vmap(self._env.observe)(new), final)
             return chosen, observation, self._policy.apply(params, see(final))[1]
 
-        # Rare, and dear: whoever does not ask for it does not pay.
+        # Resets are rare and expensive, so they run only in steps in which an episode ended.
         none = jnp.zeros(self._size, jnp.float32)
         state, observation, value = jax.lax.cond(ended.any(), begin, lambda: (state, final, none))
         counted = jnp.where(jnp.isfinite(reward), reward, 0.0)
         returned, length = returned + counted, length + 1
         grown = self._gamma * discounted + counted if "returns" in normalizers else None
-        totals = Seen(
+        totals = StepRecord(
             None if observations is None else raw, seen, parameters, action, reward, terminated.astype(jnp.float32),
             ended.astype(jnp.float32), value, is_final.astype(jnp.float32), returned, length, grown,
         )  # fmt: skip
@@ -134,18 +143,13 @@ class Collect:
         return (state, observation, *new), totals
 
 
-def _like(flags: Array, rows: Array) -> Array:
-    """[B] as `rows` [B, ...] needs it to choose by."""
-    return jnp.broadcast_to(flags.reshape(-1, *(1 for _ in rows.shape[1:])), rows.shape)
-
-
 def _columns_first(params: Params) -> Params:
-    """The same numbers; matrices lie in memory as a product with rows reads them: turned once, not in every step."""
+    """The parameters with matrices in the memory layout of a product with rows: transposed once, not in every step."""
     return {name: jax.lax.optimization_barrier(x.T).T if x.ndim == 2 else x for name, x in params.items()}
 
 
 def _clipper(spec: Any) -> Any:
-    """As `lockstep.experience.rollout.clipper`."""
+    """Clips actions to the bounds, as `lockstep.experience.rollout.clipper`."""
     if spec.action.kind != "continuous":
         return lambda action: action
     low, high = np.array(spec.action.low, np.float32), np.array(spec.action.high, np.float32)

@@ -12,14 +12,14 @@ import pytest
 from lockstep.cli import main as cli
 from lockstep.envs.make import env_spec
 from lockstep.preflight.identity import identity, user_code
-from lockstep.preflight.own_code import with_whole_paths, without_folders
+from lockstep.preflight.user_code_paths import with_absolute_paths, with_portable_paths
 from lockstep.run import EnvConfig, NetworkConfig, Run, dump, load, to_dict
 from lockstep.session.resume import compare, nothing_left, prepare
 from lockstep.train import train
 
 ENV = """
 import numpy as np
-from lockstep.envs.toys import Corridor
+from lockstep.envs.toy_tasks import Corridor
 import beside_it  # a file of the same folder
 
 class Mine(Corridor):
@@ -49,13 +49,13 @@ def test_files_are_named_by_whole_paths(mine):
     run = Run(
         task="my_env.py:Mine", env=EnvConfig(wrappers=("w.py:W", "module:W")), network=NetworkConfig(module="n.py:N")
     )
-    whole = with_whole_paths(run)
+    whole = with_absolute_paths(run)
     assert whole.task == f"{folder}/my_env.py:Mine"
     assert (whole.env.wrappers, whole.network.module) == ((f"{folder}/w.py:W", "module:W"), f"{folder}/n.py:N")
-    assert with_whole_paths(whole) == whole
-    assert without_folders(whole) == run
+    assert with_absolute_paths(whole) == whole
+    assert with_portable_paths(whole) == run
     for name in ("CartPole-v1", "lockstep/Corridor-v0", "module:Class"):
-        assert with_whole_paths(Run(task=name)).task == name
+        assert with_absolute_paths(Run(task=name)).task == name
 
 
 def test_hosts_with_other_folders_agree_and_other_code_does_not(mine, tmp_path):
@@ -64,7 +64,7 @@ def test_hosts_with_other_folders_agree_and_other_code_does_not(mine, tmp_path):
     shown = []
     for place in mine:
         run = Run(task=f"{place}/my_env.py:Mine")
-        shown.append({**identity(dump(without_folders(run)), user_code(run.user_code)), "clock": 0, "host": ""})
+        shown.append({**identity(dump(with_portable_paths(run)), user_code(run.user_code)), "clock": 0, "host": ""})
     assert shown[0] == shown[1]
     assert (
         compare(to_dict(Run(task=f"{folder}/my_env.py:Mine")), to_dict(Run(task=f"{elsewhere}/my_env.py:Mine"))) == []

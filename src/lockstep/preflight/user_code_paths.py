@@ -1,4 +1,4 @@
-"""Names of the user's own code in a run: for use from any directory, and for comparing hosts."""
+"""File paths of user code in a run's config: absolute, or portable between hosts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,13 +8,13 @@ from lockstep.envs.load import absolute, portable
 from lockstep.run import Run, SomeRun
 
 
-def with_whole_paths(run: SomeRun) -> SomeRun:
-    """The same run, which finds files of the user's own from any directory."""
+def with_absolute_paths(run: SomeRun) -> SomeRun:
+    """The run with absolute paths, which resolve from any directory."""
     return _renamed(run, absolute)
 
 
-def without_folders(run: SomeRun) -> SomeRun:
-    """The run as it reads on every host: each may keep the user's files in a folder of its own."""
+def with_portable_paths(run: SomeRun) -> SomeRun:
+    """The run with file names only, which are equal on all hosts."""
     return _renamed(run, portable)
 
 

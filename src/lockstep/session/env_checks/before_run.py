@@ -1,4 +1,4 @@
-"""A short check of environments of the user's own, before a run begins."""
+"""A short check of user-defined environments before a run starts."""
 
 import functools
 import multiprocessing
@@ -17,26 +17,24 @@ if TYPE_CHECKING:
     from lockstep.session.env_checks.report import Report
 
 _SLOW_S = 10.0
-"""After which a check says what it waits for."""
+"""Seconds after which a check prints what it is waiting for."""
 
 
-def check_first(run: "Run", *, tell: bool = True) -> None:
-    """Look at environments of the user's own for a moment, before a run begins; others are trusted.
-
-    Once per process and task.
+def check_before_run(run: "Run", *, tell: bool = True) -> None:
+    """Check a user-defined environment briefly, once per process and task; other environments are trusted.
 
     Args:
         run: the config.
         tell: print warnings.
 
     Raises:
-        ConfigError: there is a fault, which would end the training or spoil it.
+        ConfigError: the environment has a fault.
     """
-    from lockstep.session.env_checks.task import is_own
+    from lockstep.session.env_checks.task import uses_user_code
 
-    if not is_own(run.task, run.env) or repr((run.task, run.env)) in _checked:
+    if not uses_user_code(run.task, run.env) or repr((run.task, run.env)) in _checked:
         return
-    report = _look(run)
+    report = _short_check(run)
     if len(report.faults) == 1:
         raise ConfigError(f"task={run.task}: {report.faults[0]}")
     if report.faults:
@@ -51,15 +49,15 @@ def check_first(run: "Run", *, tell: bool = True) -> None:
 _checked: set[str] = set()
 
 
-def _look(run: "Run") -> "Report":
-    """What a short check finds, in a process of its own if that is where the environments will live."""
-    from lockstep.session.env_checks.play import Limits
+def _short_check(run: "Run") -> "Report":
+    """Run the check, in a separate process if the environments will run in worker processes."""
+    from lockstep.session.env_checks.episodes import Limits
     from lockstep.session.env_checks.report import Report
     from lockstep.session.env_checks.task import check_task
 
     report = Report(skip_non_finite=run.non_finite == "skip")
     check = functools.partial(check_task, run.task, run.env, report, Limits(), trace_only=True)
-    with warned_if_slow(run, report):
+    with watch_duration(run, report):
         if run.env.vectorization != "async":
             check()
             return report
@@ -67,7 +65,7 @@ def _look(run: "Run") -> "Report":
         receiver, sender = context.Pipe(duplex=False)
         worker = context.Process(target=_check_in_worker, args=(check, report, sender, os.getpid()), daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX warns of forks: the worker does not touch what is JAX's
+            warnings.simplefilter("ignore")  # JAX warns about forks, but the worker does not use JAX
             worker.start()
         sender.close()
         try:
@@ -93,8 +91,8 @@ def _check_in_worker(check: Any, report: "Report", sender: Any, rank_pid: int) -
 
 
 @contextmanager
-def warned_if_slow(run: "Run", report: "Report") -> Generator[None]:
-    """An environment that does not come back is told of, and ends this process after `startup_timeout_s`."""
+def watch_duration(run: "Run", report: "Report") -> Generator[None]:
+    """Print which method is slow, and exit this process if it does not return within `startup_timeout_s`."""
     done = threading.Event()
 
     def watch() -> None:

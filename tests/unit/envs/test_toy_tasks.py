@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.envs.cartpole import Cartpole
 from lockstep.envs.make import make_vector_env
-from lockstep.envs.toys import Corridor, Match, Reach
+from lockstep.envs.toy_tasks import Corridor, Match, Reach
 from lockstep.envs.vector import BUILT_IN
 from lockstep.run import EnvConfig
 

@@ -1,7 +1,7 @@
-"""The state of Gymnasium's environments, layer by layer: wrappers from the outside in, then the task.
+"""Save and restore Gymnasium environments layer by layer: wrappers from the outside in, then the task.
 
-A layer is saved by the attributes listed here, or by the methods `state` and `restore` of its own class, which speak
-for that layer only. Only exact classes are listed: a subclass may keep more. What is only drawn is left out.
+A layer is saved by the attributes listed here, or by its own `state` and `restore` methods, which cover that layer
+only. Only exact classes are listed, because a subclass may have more state. Rendering state is not saved.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from gymnasium.envs.classic_control import (
 )
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-from lockstep.envs.state import has_both
+from lockstep.envs.state import has_state_methods
 
 ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
     AcrobotEnv: ("state",),
@@ -30,7 +30,7 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
     MountainCarEnv: ("state",),
     PendulumEnv: ("state",),
     wrappers.TimeLimit: ("_elapsed_steps",),
-    # These keep nothing between steps, but that a reset came first.
+    # Stateless, except that they require a reset before the first step.
     wrappers.OrderEnforcing: (),
     wrappers.ClipAction: (),
     wrappers.ClipReward: (),
@@ -40,19 +40,19 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
     wrappers.RescaleObservation: (),
     wrappers.ReshapeObservation: (),
 }
-"""What decides the next step, besides the generator, by class.
+"""The attributes that determine the next step, besides the random generator, by class.
 
-An episode that ended is over before anybody asks: `CartPoleEnv.steps_beyond_terminated` is always None then.
+`CartPoleEnv.steps_beyond_terminated` is not needed: it is None except after an end, and ended episodes are reset first.
 """
 
 
 def savable(env: Any) -> bool:
-    """Whether every layer of `env`, a Gymnasium environment or vector environment, can be saved; never raises."""
-    return all(type(layer) in ATTRIBUTES or has_both(layer) for layer in _layers(env))
+    """Whether every layer of a Gymnasium environment or vector environment can be saved; never raises."""
+    return all(type(layer) in ATTRIBUTES or has_state_methods(layer) for layer in _layers(env))
 
 
 def save(env: Any) -> dict[str, Any]:
-    """Everything that decides what `env`, which is `savable`, does next."""
+    """The complete state of a `savable` environment."""
     layers = _layers(env)
     return {
         "layers": [{"class": _name(layer), "state": _save(layer)} for layer in layers],
@@ -61,15 +61,15 @@ def save(env: Any) -> dict[str, Any]:
 
 
 def restore(env: Any, state: Mapping[str, Any]) -> None:
-    """Let `env`, made and wrapped like the one that was saved, go on from there."""
+    """Load a state into `env`, which must be made and wrapped like the one that was saved."""
     layers, saved = _layers(env), state["layers"]
-    here, there = [_name(layer) for layer in layers], [one["class"] for one in saved]
-    if here != there:
-        raise ValueError(f"the state was saved from {' of '.join(there)}, this is {' of '.join(here)}")
+    names, saved_names = [_name(layer) for layer in layers], [entry["class"] for entry in saved]
+    if names != saved_names:
+        raise ValueError(f"the state was saved from {' of '.join(saved_names)}, this is {' of '.join(names)}")
     if state["generator"] is not None:
         layers[-1].np_random.bit_generator.state = state["generator"]
-    for layer, one in zip(layers, saved, strict=True):
-        _restore(layer, one["state"])
+    for layer, entry in zip(layers, saved, strict=True):
+        _restore(layer, entry["state"])
 
 
 def _layers(env: Any) -> list[Any]:
@@ -88,7 +88,7 @@ def _name(layer: Any) -> str:
 
 
 def _generator(task: Any) -> dict[str, Any] | None:
-    """State of the generator that Gymnasium gives to every task; `np_random` would make one where none is in use."""
+    """State of the task's generator; reads `_np_random`, because the property `np_random` would create one."""
     generator = getattr(task, "_np_random", None)
     return dict(generator.bit_generator.state) if isinstance(generator, np.random.Generator) else None
 
@@ -96,11 +96,11 @@ def _generator(task: Any) -> dict[str, Any] | None:
 def _save(layer: Any) -> dict[str, Any]:
     attributes = _attributes(layer)
     if attributes is None:
-        if not has_both(layer):
+        if not has_state_methods(layer):
             raise TypeError(f"{_name(layer)} cannot be saved: it has no methods state and restore")
         return layer.state()
     values = {name: getattr(layer, name) for name in attributes}
-    # An array keeps its precision: in some tasks a state is float64 after a reset and float32 after a step.
+    # Arrays are saved with their dtype: some tasks have float64 after a reset and float32 after a step.
     return {name: value if isinstance(value, int | None) else np.array(value) for name, value in values.items()}
 
 
@@ -110,5 +110,5 @@ def _restore(layer: Any, state: dict[str, Any]) -> None:
         layer.restore(state)
         return
     for name in attributes:
-        # Tasks change arrays in place; the saved one stays the caller's.
+        # Tasks change arrays in place, so they get a copy.
         setattr(layer, name, copy(state[name]))

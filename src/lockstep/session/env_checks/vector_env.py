@@ -1,4 +1,4 @@
-"""Checks of environments that are stepped together: Gymnasium's `VectorEnv`, and the one of `lockstep.envs.vector`."""
+"""Checks of vector environments: Gymnasium's `VectorEnv`, and the protocol of `lockstep.envs.vector`."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from lockstep.envs import layers
+from lockstep.envs import wrapper_state
 from lockstep.envs.spaces import action_spec, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import can_save
 from lockstep.envs.vector import VectorEnv
-from lockstep.session.env_checks.play import SEEDS, Outcome, drawn_action
-from lockstep.session.env_checks.report import Report, described
+from lockstep.session.env_checks.episodes import SEEDS, Outcome, random_action
+from lockstep.session.env_checks.report import Report, describe_value
 from lockstep.session.env_checks.values import (
     as_numbers,
     as_tuple,
@@ -25,13 +25,13 @@ from lockstep.session.env_checks.values import (
 )
 
 NUM_ENVS = 3
-"""Environments that are made for a check: enough to mix up rows and environments."""
+"""Environments per check; more than one, to detect confused rows."""
 
 
-class ProtocolPlayer:
-    """Environments that follow `lockstep.envs.vector.VectorEnv`."""
+class ProtocolDriver:
+    """Drives environments that follow `lockstep.envs.vector.VectorEnv`."""
 
-    first_rows = True
+    vectorized = True
 
     def __init__(self, env: VectorEnv, report: Report) -> None:
         spec: EnvSpec = env.spec
@@ -41,14 +41,14 @@ class ProtocolPlayer:
         self._space = spaces.Box(low, high, shape, spec.observation_dtype)
 
     def reset(self, seed: int) -> Any:
-        """New episodes everywhere."""
-        return self._reset([_beside(seed, i) for i in range(self._env.num_envs)])
+        """Start new episodes everywhere."""
+        return self._reset([_env_seed(seed, i) for i in range(self._env.num_envs)])
 
     def check_seeds(self) -> None:
-        """Whether an environment's seed is its own, where the spec says so."""
+        """Check that each environment uses its own seed, if the spec says so."""
         if not self._spec.separately_seedable:
             return
-        seeds = [_beside(SEEDS[0], i) for i in range(self._env.num_envs)]
+        seeds = [_env_seed(SEEDS[0], i) for i in range(self._env.num_envs)]
         if not np.array_equal(self._reset(seeds)[::-1], self._reset(seeds[::-1]), equal_nan=True):
             self.report.fault(
                 "spec says separately_seedable=True, but the same seeds in another order gave reset other first "
@@ -56,18 +56,18 @@ class ProtocolPlayer:
             )
 
     def act(self, generator: np.random.Generator) -> Any:
-        """An action for each."""
-        return drawn_action(self._spec.action, generator, (self._env.num_envs,))
+        """A random action for each environment."""
+        return random_action(self._spec.action, generator, (self._env.num_envs,))
 
     def step(self, action: Any) -> Outcome:
-        """One step of all."""
+        """Step all environments."""
         report, count = self.report, self._env.num_envs
         returned: Any = report.call("step", lambda: self._env.step(action))
         values = as_tuple(returned)
         if values is None or len(values) != 5:
             report.fatal(
-                f"step returned {described(returned)}; return 5: observation, reward, terminated, truncated, final "
-                "observation (None with next_step)"
+                f"step returned {describe_value(returned)}; return 5: observation, reward, terminated, truncated, "
+                "final observation (None with next_step)"
             )
         observation, reward, terminated, truncated, final = values
         check_observation(observation, self._space, "step", report, says="spec")
@@ -78,16 +78,16 @@ class ProtocolPlayer:
         return Outcome(np.array(observation), rewards, terminated | truncated)
 
     def can_save(self) -> bool:
-        """Whether it has both methods."""
+        """Whether it has `state` and `restore`."""
         return can_save(self._env)
 
     def state(self) -> dict[str, Any]:
-        """As it tells it."""
+        """The environments' state."""
         env: Any = self._env
         return env.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Give it back."""
+        """Load a state."""
         env: Any = self._env
         env.restore(state)
 
@@ -99,7 +99,7 @@ class ProtocolPlayer:
         observation: Any = self.report.call("reset", lambda: self._env.reset(seeds))
         if isinstance(observation, tuple):
             self.report.fatal(
-                f"reset returned {described(observation)}; return the observations alone, an array of shape "
+                f"reset returned {describe_value(observation)}; return the observations alone, an array of shape "
                 f"{self._space.shape}"
             )
         check_observation(observation, self._space, "reset", self.report, says="spec")
@@ -109,8 +109,8 @@ class ProtocolPlayer:
         if self._spec.autoreset == "next_step":
             if final is not None:
                 self.report.fault(
-                    f"step returned {described(final)} as final observation, and spec says autoreset=next_step, with "
-                    "which there is none; return None"
+                    f"step returned {describe_value(final)} as final observation, and spec says autoreset=next_step, "
+                    "with which there is none; return None"
                 )
             return
         if final is None:
@@ -126,10 +126,10 @@ class ProtocolPlayer:
             )
 
 
-class GymnasiumPlayer:
-    """Environments in a `gymnasium.vector.VectorEnv`."""
+class GymnasiumVectorDriver:
+    """Drives a `gymnasium.vector.VectorEnv`."""
 
-    first_rows = True
+    vectorized = True
 
     def __init__(self, env: Any, limit: int | None, task: str, report: Report) -> None:
         self.report, self.limit, self._env = report, limit, env
@@ -139,19 +139,19 @@ class GymnasiumPlayer:
         self._same_step = env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
 
     def reset(self, seed: int) -> Any:
-        """New episodes everywhere."""
+        """Start new episodes everywhere."""
         returned = self.report.call("reset", lambda: self._env.reset(seed=seed))
         observation = check_reset_values(returned, self.report)
         check_observation(observation, self._space, "reset", self.report)
         return np.array(observation)
 
     def act(self, generator: np.random.Generator) -> Any:
-        """An action for each."""
-        action = drawn_action(self._action, generator, (self._env.num_envs,))
+        """A random action for each environment."""
+        action = random_action(self._action, generator, (self._env.num_envs,))
         return action if self._restore_action is None else self._restore_action(action)
 
     def step(self, action: Any) -> Outcome:
-        """One step of all."""
+        """Step all environments."""
         report, count = self.report, self._env.num_envs
         returned: Any = report.call("step", lambda: self._env.step(action))
         observation, reward, terminated, truncated = check_step_values(returned, report)
@@ -167,16 +167,16 @@ class GymnasiumPlayer:
         return Outcome(np.array(observation), rewards, ended)
 
     def can_save(self) -> bool:
-        """Whether every layer can be."""
-        return layers.savable(self._env)
+        """Whether every layer can be saved."""
+        return wrapper_state.savable(self._env)
 
     def state(self) -> dict[str, Any]:
-        """Of all layers."""
-        return layers.save(self._env)
+        """The state of all layers."""
+        return wrapper_state.save(self._env)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """To all layers."""
-        layers.restore(self._env, state)
+        """Load the state of all layers."""
+        wrapper_state.restore(self._env, state)
 
     def close(self) -> None:
         """Close them."""
@@ -184,7 +184,7 @@ class GymnasiumPlayer:
 
 
 def check_modes(env: gymnasium.vector.VectorEnv[Any, Any, Any], report: Report) -> None:
-    """Whether a vector environment of Gymnasium says how many there are, and who resets them."""
+    """Check `num_envs`, the autoreset mode and the observation space of a Gymnasium vector environment."""
     if getattr(env, "num_envs", None) != NUM_ENVS:
         report.fatal(
             f"num_envs is {getattr(env, 'num_envs', None)!r} after __init__(num_envs={NUM_ENVS}); set self.num_envs"
@@ -200,10 +200,12 @@ def check_modes(env: gymnasium.vector.VectorEnv[Any, Any, Any], report: Report) 
 
 
 def check_rewards(reward: Any, count: int, report: Report) -> np.ndarray:
-    """One reward for each environment."""
+    """Check the rewards [B]; returns them as float32."""
     array = as_numbers(reward)
     if array is None or array.shape != (count,):
-        report.fatal(f"step returned {described(reward)} as reward; return an array of shape ({count},), one per row")
+        report.fatal(
+            f"step returned {describe_value(reward)} as reward; return an array of shape ({count},), one per row"
+        )
     array = array.astype(np.float32)
     if not np.isfinite(array).all():
         place = int(np.flatnonzero(~np.isfinite(array))[0])
@@ -215,19 +217,19 @@ def check_rewards(reward: Any, count: int, report: Report) -> np.ndarray:
 
 
 def check_flags(flags: Any, name: str, count: int, report: Report) -> np.ndarray:
-    """`terminated` or `truncated` of each environment."""
+    """Check `terminated` or `truncated` [B]."""
     array: Any = flags if type(flags) is np.ndarray else None
     if array is None or array.shape != (count,) or array.dtype != np.bool_:
-        report.fatal(f"step returned {described(flags)} as {name}; return an array of bools of shape ({count},)")
+        report.fatal(f"step returned {describe_value(flags)} as {name}; return an array of bools of shape ({count},)")
     return array
 
 
 def _as_flags(flags: Any) -> Any:
-    """Lists, and numbers that are 0 or 1, as bools: the adapter of such environments converts them."""
+    """Lists and numbers 0 or 1 as bools, because the adapter of these environments converts them."""
     array = as_numbers(flags)
     return array.astype(np.bool_) if array is not None and np.isin(array, (0, 1)).all() else flags
 
 
-def _beside(seed: int, index: int) -> int:
-    """A seed of its own for an environment of a batch."""
+def _env_seed(seed: int, index: int) -> int:
+    """The seed of environment `index` in a batch."""
     return (seed + 7919 * index) & 0x7FFFFFFF

@@ -1,0 +1,183 @@
+"""The once-per-update part of PPO: rollouts to batches with values and advantages, and the normalizers.
+
+Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, O observation.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.experience.rollout import Rollout
+from lockstep.jax.batch import Batch, Steps, slots
+from lockstep.jax.comm import Comm
+from lockstep.jax.flat import FlatParameters, Params
+from lockstep.jax.networks import Policy
+from lockstep.jax.returns import gae
+from lockstep.session.normalizers import Normalizers, UpdateStatistics
+
+
+def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps, precision: str) -> Batch:
+    """Values, log-probabilities and advantages of a shard's rollout, [T * B]; pure.
+
+    Old values and log-probabilities have the `precision` of the loss, so that ratios start at 1. Advantages are always
+    float32.
+    """
+    num_steps, size = steps.reward.shape
+    rows = num_steps * size
+    observation = steps.observation.reshape(-1, *steps.observation.shape[2:])
+    parameters, values = policy.apply(params, observation)
+    if steps.parameters is not None:  # XLA then removes the unused actor output above
+        parameters = steps.parameters.reshape(-1, steps.parameters.shape[-1])
+    values = values.reshape(num_steps + 1, size)
+    value = values[:-1]
+    next_value = jnp.where(steps.is_final > 0, steps.final_value, values[1:])
+    advantage = gae(
+        steps.reward,
+        value,
+        next_value,
+        steps.terminated,
+        steps.ended,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+    )
+    old_value = value
+    if precision != "float32":
+        parameters, old_value = policy.apply(params, observation[:rows], precision)
+    action = steps.action.reshape(rows, *steps.action.shape[2:])
+    log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
+    return Batch(
+        observation[:rows],
+        action,
+        log_prob,
+        value=old_value.reshape(rows),
+        advantage=advantage.reshape(rows),
+        target=(advantage + value).reshape(rows),
+        weight=steps.weight.reshape(rows),
+    )
+
+
+class BatchBuilder:
+    """Turns rollouts into batches and updates the normalizers, with float64 statistics over all shards.
+
+    Attributes:
+        normalizers: of observations and of returns.
+        fault: the normalizer column whose moments overflowed in the last update, if the environments' values did not.
+    """
+
+    def __init__(self, config: PPOConfig, policy: Policy, comm: Comm, shard_envs: int, precision: str) -> None:
+        self._config = config
+        self._policy = policy
+        self._comm = comm
+        self._shard_envs = shard_envs
+        self._precision = precision
+        size = policy.spec.observation_size if config.normalize_observation else None
+        gamma = config.gamma if config.normalize_return else None
+        self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs)
+        self.fault: tuple[str, int] | None = None
+        self._flat = flat = FlatParameters(policy.params)
+        self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
+        self._build_spmd = comm.spmd(self._batches_of_shards, donate=False)
+
+    @np.errstate(over="ignore", invalid="ignore")  # non-finite sums are reported on all ranks, with their source
+    def build(
+        self, values: Array, rollouts: list[Rollout], extra_sums: np.ndarray
+    ) -> tuple[Batch, UpdateStatistics | None, np.ndarray]:
+        """Build the batches of all local shards and update the normalizers; collective, one message.
+
+        Args:
+            values: parameters [P] of the policy that acted.
+            rollouts: one for each local shard.
+            extra_sums: [K, M] numbers to sum over all shards in the same message.
+
+        Returns:
+            The batches [L, T * B] of each device; the statistics of all shards, None if a value is not finite; the sums
+            of `extra_sums`.
+        """
+        batches = self.batches(values, rollouts)
+        columns = self._comm.unshard((batches.advantage, batches.target))
+        sums = [self.sums(rollout, *own) for rollout, own in zip(rollouts, columns, strict=True)]
+        parts = zip(sums, self.normalizers.sums(self._comm, rollouts), extra_sums, strict=True)
+        rows = np.stack([np.concatenate(row) for row in parts])
+        total, totals = np.split(self._comm.sum_statistics(rows, "moments"), [-extra_sums.shape[1]])
+        statistics, self.fault = self.normalizers.update_statistics(total)
+        return batches, statistics, totals
+
+    def batches(self, values: Array, rollouts: list[Rollout]) -> Batch:
+        """The batches of the rollouts of local shards, [L, T * B] on each device."""
+        value = partial(self._value, self._comm.local(values))
+        sharded = self._comm.shard([self.steps(rollout, value) for rollout in rollouts])
+        return self._build_spmd(values, sharded)[1]
+
+    def blank(self) -> Rollout:
+        """A rollout of zeros with weight 0, to compile with."""
+        spec, shape = self._policy.spec, (self._config.num_steps, self._shard_envs)
+        observation = np.zeros((shape[0] + 1, shape[1], *spec.observation_shape), spec.observation_dtype)
+        action = np.asarray(Batch.blank(spec, shape[0] * shape[1]).action)
+        zeros, never = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        final = [(0, np.arange(shape[1]), observation[0])]
+        return Rollout(observation, action.reshape(*shape, *action.shape[1:]), zeros, never, never, zeros, final)
+
+    def _batches_of_shards(self, values: Array, own: Steps) -> tuple[tuple[()], Batch]:
+        batches: list[Batch] = []
+        for steps in slots(own, len(own.reward)):
+            isolated, steps = jax.lax.optimization_barrier((values, steps))  # as in `PPO._shard_sums`
+            batch = batch_of(self._config, self._policy, self._flat.split(isolated), steps, self._precision)
+            batches.append(jax.lax.optimization_barrier(batch))
+        return (), jax.tree.map(lambda *columns: jnp.stack(columns), *batches)
+
+    def steps(self, rollout: Rollout, value: Callable[[np.ndarray], np.ndarray]) -> Steps:
+        """A rollout as the policy saw it, with the normalizers frozen.
+
+        Args:
+            rollout: of a shard.
+            value: values of observations [B, O]. It is always called with B rows: shapes must not depend on data.
+        """
+        final_value, is_final = np.zeros_like(rollout.reward), np.zeros_like(rollout.reward)
+        if rollout.final:  # the true last observation, where the next row is already the next episode's first
+            final = self._normalize(np.concatenate([observation for *_, observation in rollout.final]))
+            padding = np.zeros_like(final, shape=(-len(final) % self._shard_envs, *final.shape[1:]))
+            chunks = np.concatenate([final, padding]).reshape(-1, self._shard_envs, *final.shape[1:])
+            times = np.concatenate([np.full(len(envs), t) for t, envs, _ in rollout.final])
+            where = times, np.concatenate([envs for _, envs, _ in rollout.final])
+            final_value[where] = np.concatenate([value(chunk) for chunk in chunks])[: len(final)]
+            is_final[where] = 1.0
+        returns = self.normalizers.returns
+        columns = (
+            self._normalize(rollout.observation),
+            rollout.action if rollout.action.dtype == np.float32 else rollout.action.astype(np.int32),
+            rollout.reward if returns is None else returns.scale(rollout.reward),
+            rollout.terminated.astype(np.float32),
+            rollout.ended.astype(np.float32),
+            rollout.weight,
+            final_value,
+            is_final,
+        )
+        return Steps(*cast(Any, columns))
+
+    def _normalize(self, observation: np.ndarray) -> np.ndarray:
+        observations = self.normalizers.observations
+        return observation if observations is None else observations.normalize(observation)
+
+    def sums(self, rollout: Rollout, advantage: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """A shard's contribution to the moments of advantages and targets [T * B], and whether it has a fault."""
+        weight = rollout.weight.ravel().astype(np.float64)
+        wide = np.stack([advantage, target]).astype(np.float64)
+        sums = [weight.sum(keepdims=True), wide @ weight, np.square(wide) @ weight, [float(rollout.fault is not None)]]
+        return np.concatenate(sums)
+
+    def shared_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the normalizers' moments, by name."""
+        named = self.normalizers.named().items()
+        return {f"{name}.{key}": array.copy() for name, moments in named for key, array in moments.state().items()}
+
+    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Load `shared_arrays`; moments without an entry are unchanged."""
+        current = self.shared_arrays() | dict(arrays)
+        for name, moments in self.normalizers.named().items():
+            moments.restore({key: current[f"{name}.{key}"] for key in moments.state()})

@@ -1,0 +1,57 @@
+"""The spec of an environment written in JAX, determined without using JAX in this process.
+
+Making an environment of another library initializes JAX, after which a run could no longer set threads and devices. A
+subprocess makes it instead.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+
+from lockstep.config.env import EnvConfig
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError, RunError
+from lockstep.jax.envs.make import make_device_env
+
+_REFUSED = 2
+
+
+def device_env_spec(task: str, config: EnvConfig) -> EnvSpec:
+    """The spec of a task written in JAX. Raises `ConfigError` if it cannot be made."""
+    if task.startswith("jax/") or ":" in task:  # making these computes nothing
+        return make_device_env(task, config).spec
+    return _run_subprocess(task, json.dumps(asdict(config)))
+
+
+@functools.cache
+def _run_subprocess(task: str, config: str) -> EnvSpec:
+    command = [sys.executable, "-m", "lockstep.jax.envs.subprocess_spec", task, config]
+    result = subprocess.run(
+        command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
+    )
+    lines = result.stdout.strip().splitlines() or result.stderr.strip().splitlines() or ["no output"]
+    if result.returncode == _REFUSED:
+        raise ConfigError(lines[-1])
+    if result.returncode:
+        raise RunError(f"looking at task={task} failed: {result.stderr.strip().splitlines()[-1:]}")
+    return EnvSpec.from_dict(json.loads(lines[-1]))
+
+
+def main(task: str, config: str) -> int:
+    """Print the spec, or the error, as the last line; returns the exit code."""
+    settings = json.loads(config)
+    settings["wrappers"] = tuple(settings["wrappers"])
+    try:
+        spec = make_device_env(task, EnvConfig(**settings)).spec
+    except ConfigError as error:
+        print(error)
+        return _REFUSED
+    print(json.dumps(spec.to_dict()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
