@@ -1,8 +1,7 @@
-"""Adam on one flat tensor, by torch's own fused kernel.
+"""Adam on one flat tensor, by torch's fused kernel.
 
-`torch.optim.Adam(fused=True)` ends in the same call and the same bits. Its constructor imports torch's compiler,
-though, which nearly doubles the time to the first update, and its `step` costs several times the kernel for a small
-network.
+The result equals `torch.optim.Adam(fused=True)` bit for bit. Its constructor imports torch's compiler, which nearly
+doubles the time to the first update, and its `step` takes several times as long as the kernel for a small network.
 """
 
 import torch
@@ -17,10 +16,10 @@ class Adam:
     Args:
         values: x, changed in place by `step`.
         gradient: g, read by `step`.
-        learning_rate: lr, a tensor of no dimensions on the device, so that changing it costs no host sync.
+        learning_rate: lr, a 0-d tensor on the device, so that changing it needs no host sync.
         eps: eps.
         betas: b1 and b2.
-        l2_decay: part of x that is added to g.
+        l2_decay: multiple of x that is added to g.
     """
 
     def __init__(
@@ -33,8 +32,12 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         l2_decay: float = 0.0,
     ) -> None:
-        self._values, self._gradient, self._learning_rate = values.detach(), gradient, learning_rate
-        self._eps, self._betas, self._l2_decay = eps, betas, l2_decay
+        self._values = values.detach()
+        self._gradient = gradient
+        self._learning_rate = learning_rate
+        self._eps = eps
+        self._betas = betas
+        self._l2_decay = l2_decay
         self.moment = torch.zeros_like(self._values)
         self.square = torch.zeros_like(self._values)
         self.steps = torch.zeros((), device=values.device)
@@ -43,8 +46,8 @@ class Adam:
         """Change the values once.
 
         Args:
-            skipped: a float32 tensor of no dimensions on the device. Where it is 1 nothing changes, whatever the
-                gradient holds: neither values nor moments, nor the count of steps.
+            skipped: 0-d float32 tensor on the device. If it is 1, neither values nor moments nor the count of steps
+                change, whatever the gradient.
         """
         self.steps += 1
         torch._fused_adam_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -56,11 +59,11 @@ class Adam:
             self.steps -= skipped
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that must survive a restart and be equal on all ranks."""
+        """State for checkpoints, equal on all ranks."""
         return {"moment": self.moment, "square": self.square, "steps": self.steps}
 
 
 def adapted(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
-    """The rate a third lower when the policy moved too far, a half higher when it hardly moved."""
+    """The learning rate divided by 1.5 if KL > 2 `desired_kl`, multiplied by 1.5 if KL < `desired_kl` / 2."""
     factor = torch.where(kl > 2.0 * desired_kl, 1 / 1.5, torch.where(kl < 0.5 * desired_kl, 1.5, 1.0))
     return (learning_rate * factor).clamp(1e-6, 1e-2)

@@ -1,4 +1,4 @@
-"""What PPO learns from: transitions with what the policy that acted made of them.
+"""Minibatches of PPO: transitions with values, advantages and log-probabilities of the policy that acted.
 
 Shapes: T steps of a rollout, B environments of a shard, N transitions of a part of a minibatch.
 """
@@ -22,9 +22,9 @@ class Batch:
     value: Tensor
     advantage: Tensor
     target: Tensor
-    """What the value should have been: advantage + value."""
+    """Target of the value: advantage + value."""
     weight: Tensor
-    """0 for rows in which an environment only reset itself, 1 otherwise."""
+    """0 for the rows of an autoreset, 1 otherwise."""
 
     @staticmethod
     def blank(spec: EnvSpec, rows: int, device: torch.device) -> "Batch":
@@ -32,7 +32,7 @@ class Batch:
         action = spec.action
         shape = (rows,) if action.kind == "discrete" else (rows, action.width)
         kind = torch.float32 if action.kind == "continuous" else torch.int64
-        # Five, since one tensor used five times would be compiled otherwise than five.
+        # Five tensors: `torch.compile` would specialize on one tensor that is passed five times.
         columns = [torch.zeros(rows, device=device) for _ in range(5)]
         seen = torch.uint8 if spec.image else torch.float32
         observation = torch.zeros(rows, *spec.observation_shape, dtype=seen, device=device)

@@ -1,4 +1,4 @@
-"""Checkpoints for a training loop of one's own, with torch's tensors."""
+"""Checkpoints for a user's own training loop, with torch's tensors."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from lockstep.session import checkpoint_manager
 
 
 class CheckpointManager(checkpoint_manager.CheckpointManager):
-    """Checkpoints of a loop of your own; tensors come back as tensors, on the CPU.
+    """Checkpoints of a user's own loop; tensors are restored on the CPU.
 
-    `load_state_dict` of modules and optimizers brings them to their devices.
+    `load_state_dict` of modules and optimizers copies them to their devices.
     """
 
     def to_numpy(self, value: Any) -> tuple[np.ndarray, str] | None:
-        """The bits of a tensor."""
+        """Convert a tensor to an array of the same bits."""
         if not isinstance(value, torch.Tensor):
             return None
-        tensor, kind = value.detach().cpu().contiguous(), str(value.dtype).removeprefix("torch.")
-        if tensor.dtype is torch.bfloat16:  # which numpy does not know
+        tensor = value.detach().cpu().contiguous()
+        if tensor.dtype is torch.bfloat16:  # numpy has no bfloat16
             tensor = tensor.view(torch.int16)
-        return tensor.numpy(), kind
+        return tensor.numpy(), str(value.dtype).removeprefix("torch.")
 
     def from_numpy(self, array: np.ndarray, kind: str) -> torch.Tensor:
-        """The tensor of these bits."""
+        """Convert an array back to a tensor of the same bits."""
         return torch.from_numpy(array).view(getattr(torch, kind))

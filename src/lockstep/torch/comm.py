@@ -1,9 +1,9 @@
-"""What crosses ranks in PyTorch.
+"""The collectives of PyTorch.
 
 Every sum over shards is taken along the tree of `lockstep.distributed.tree`. CPU ranks of one host reduce through
-shared memory, and hosts send each other one message (`lockstep.distributed.network.hosts`); otherwise each rank sends
-the sums it can take alone and everyone finishes the tree. In a world of one every collective is the identity, and no
-process group, server or thread exists.
+shared memory, and hosts exchange one message (`lockstep.distributed.network.hosts`); otherwise each rank gathers the
+partial sums of all ranks and completes the tree. With one rank every collective is the identity, without process group,
+server or thread.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ class Comm:
     """The collectives of a world, as a context manager.
 
     Every method marked *collective* must be called by all ranks in the same order. Collectives are numbered and tagged:
-    two ranks in different ones are told apart even when their sizes agree.
+    ranks in different ones are detected even if the sizes are equal.
 
     Args:
-        world: who takes part.
+        world: the ranks.
         device: `auto` takes the GPU of the local rank if the machine has one.
         backend: `auto` is nccl on GPUs and gloo on CPUs.
-        timeout_s: bound on every collective.
-        startup_timeout_s: bound on waiting for the other ranks to start.
-        timers: told when this rank synchronises and waits.
-        shared_memory: whether CPU ranks of one host may reduce through shared memory. Ranks of one host tell each
-            other what they do in any case, also those on GPUs.
+        timeout_s: timeout of every collective.
+        startup_timeout_s: timeout of the rendezvous.
+        timers: record when this rank synchronises and waits.
+        shared_memory: whether CPU ranks of one host may reduce through shared memory. Ranks of one host, also those on
+            GPUs, share their status in any case.
 
     Attributes:
-        device: where this rank's tensors live.
-        num_messages: how many messages each tag has sent.
+        device: of this rank's tensors.
+        num_messages: number of messages sent, by tag.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Comm:
         return self._group.num_messages
 
     def __enter__(self) -> Self:
-        """Open the group; *collective*. Raises `PeerError` when the others do not come."""
+        """Open the process group; *collective*. Raises `PeerError` if other ranks do not join."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world.size > 1:
@@ -103,7 +103,7 @@ class Comm:
         """Close the group, also after an exception."""
         try:
             if error is None and self.world.size > 1:
-                self.barrier("close")  # nobody leaves while others may still ask whether it lives
+                self.barrier("close")  # no rank exits while others may still check whether it is alive
         finally:
             if isinstance(self._objects, HostTensors):
                 self._objects.close(error)
@@ -122,25 +122,25 @@ class Comm:
 
         Args:
             rows: [K, n], one row for each shard of this rank.
-            tag: what is summed; for messages about ranks that are elsewhere.
+            tag: name of the sum, for errors about ranks in different collectives.
         """
         return self._sum_rows(rows, tag).clone()
 
     def sum_statistics(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
-        """`sum_shards` of numbers of the host, [K, n] float64; *collective*, one message."""
+        """`sum_shards` of numpy numbers, [K, n] float64; *collective*, one message."""
         return self.sum_shards(torch.from_numpy(rows), tag).numpy()
 
     def _sum_rows(self, rows: Tensor, tag: str) -> Tensor:
-        """As `sum_shards`; the sum may lie in memory that the next collective writes to."""
+        """As `sum_shards`; the next collective may overwrite the result."""
         assert len(rows) == len(self.world.shards), f"{len(rows)} rows for {len(self.world.shards)} shards"
         leaves = {(shard, shard + 1): row for shard, row in zip(self.world.shards, rows, strict=True)}
-        mine = [tree_sum(leaves, node, torch.add) for node in self._nodes[self.world.rank]]
+        partial = [tree_sum(leaves, node, torch.add) for node in self._nodes[self.world.rank]]
         if self.world.size == 1:
-            return mine[0]
+            return partial[0]
         if self._hosts is None and not self.world.pinned:
             with self._entered(tag):
-                return self._group.sum(torch.stack(mine).sum(0), tag)
-        return tree_sum(self._exchange(mine, tag, torch.add), self._root, torch.add)
+                return self._group.sum(torch.stack(partial).sum(0), tag)
+        return tree_sum(self._exchange(partial, tag, torch.add), self._root, torch.add)
 
     def sum(self, value: Tensor, tag: str = "sum") -> Tensor:
         """The sum over ranks; *collective*."""
@@ -151,7 +151,7 @@ class Comm:
         return self.sum_shards(rows, tag).view(value.shape)
 
     def mean(self, value: Tensor, weight: Tensor | float = 1.0, tag: str = "mean") -> Tensor:
-        """The mean over ranks, each weighing `weight`; a rank of weight 0 has no say; *collective*."""
+        """The mean over ranks weighted by `weight`; values of weight 0 are ignored, even NaN; *collective*."""
         if self.world.size == 1:
             return value
         weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
@@ -167,7 +167,7 @@ class Comm:
         return tree_sum(parts, self._root, torch.maximum).clone().view(value.shape)
 
     def any(self, flag: bool, tag: str = "any") -> bool:
-        """Whether any rank says so: how a local fact (a clock, a signal) becomes a common decision; *collective*."""
+        """Whether `flag` is true on any rank, to turn a local condition into a common decision; *collective*."""
         if self.world.size == 1:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=self.device), tag) > 0)
@@ -179,8 +179,8 @@ class Comm:
 
         Args:
             value: this rank's rows.
-            weight: [N], how much each row counts; default 1. Where all is 0, so are mean and variance.
-            tag: what the moments are of; for messages about ranks that are elsewhere.
+            weight: [N], of each row; default 1. If all are 0, so are mean and variance.
+            tag: name of the collective, for errors about ranks in different collectives.
         """
         wide = value.double().reshape(len(value), -1)
         weights = torch.ones_like(wide[:, 0]) if weight is None else weight.double()
@@ -210,41 +210,41 @@ class Comm:
             torch.div(total[: parameters.num_parameters], divisor(sums[0]), out=parameters.gradient)
             return sums
         listed = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
-        owners = [p for p in listed if p.requires_grad]
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in owners]
+        trained = [p for p in listed if p.requires_grad]
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in trained]
         if self.world.size > 1:
             flat = torch.cat([g.reshape(-1) for g in gradients]).mul_(weight)
             total = self.sum(torch.cat([flat, flat.new_full((1,), weight)]), tag)
             means = torch.split(total[:-1] / divisor(total[-1]), [g.numel() for g in gradients])
-            for owner, mean in zip(owners, means, strict=True):
-                owner.grad = mean.view_as(owner).to(owner.dtype)
+            for parameter, mean in zip(trained, means, strict=True):
+                parameter.grad = mean.view_as(parameter).to(parameter.dtype)
             weight = float(total[-1])
         return torch.tensor([weight])
 
     # -- equal on all ranks --------------------------------------------------------------------------------------------
 
     def broadcast_(self, tensors: nn.Module | Iterable[Tensor], source: int = 0) -> None:
-        """Give every rank the tensors (of a module: parameters, buffers) of rank `source`, in place; *collective*."""
+        """Broadcast tensors, or the parameters and buffers of a module, from rank `source`, in place; *collective*."""
         if self.world.size == 1:
             return
         listed = [t for _, t in named_tensors(tensors)] if isinstance(tensors, nn.Module) else list(tensors)
-        by_kind: dict[torch.dtype, list[Tensor]] = {}
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for tensor in listed:
-            by_kind.setdefault(tensor.dtype, []).append(tensor.detach())
-        for group in by_kind.values():
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+        for group in by_dtype.values():
             flat = torch.cat([t.reshape(-1) for t in group])
             with self._entered("broadcast"):
-                way = self._objects if flat.device.type == "cpu" else self._group
-                way.broadcast_(flat, source, "broadcast")
+                channel = self._objects if flat.device.type == "cpu" else self._group
+                channel.broadcast_(flat, source, "broadcast")
             for tensor, part in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
     def broadcast_object(self, value: Any = None, source: int = 0, tag: str = "broadcast_object") -> Any:
-        """The JSON-able value (arrays allowed) of rank `source`; *collective*."""
+        """Broadcast the JSON-able value (arrays allowed) of rank `source`; *collective*."""
         return self.gather_object(value if self.world.rank == source else None, tag)[source]
 
     def gather_object(self, value: Any, tag: str = "gather_object") -> list[Any]:
-        """The JSON-able values (arrays allowed) of all ranks, in rank order, on every rank; *collective*."""
+        """Gather the JSON-able values (arrays allowed) of all ranks, in rank order, on every rank; *collective*."""
         if self.world.size == 1:
             return [messages.decode(messages.encode(value))]
         body = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
@@ -265,26 +265,26 @@ class Comm:
         agreement.check_equal(self, list(named), tag)
 
     def check_different(self, fingerprint: str, tag: str = "check_different") -> None:
-        """Stop with a `RunError` if two ranks have one fingerprint of what must differ, their data; *collective*."""
+        """Raise `RunError` if two ranks have the same fingerprint, as of their data; *collective*."""
         check_different(self, fingerprint, tag)
 
     def observe(self) -> list[Observed]:
-        """What the ranks of this host do at this moment; not collective."""
+        """The current status of the ranks of this host; not collective."""
         return peers.observe(self._group.segment, self.world.rank, self.timers.row, self._group.tag)
 
     def _exchange(self, parts: list[Tensor], tag: str, add: Add) -> Mapping[Node, Tensor]:
-        """Tensors at nodes that make up the tree, from each rank's at its own nodes."""
+        """Gather the tensors of each rank's nodes; returns enough nodes to complete the tree."""
         with self._entered(tag):
             if self._hosts is not None:
                 return self._hosts.exchange(parts, tag, add)
             width = max(len(nodes) for nodes in self._nodes)  # a rank with fewer nodes than others pads with zeros
             padding = parts[0].new_zeros((width - len(parts)) * parts[0].numel())
-            every = self._group.gather(torch.cat([*parts, padding]), tag).view(self.world.size, width, -1)
-            return {node: every[rank, i] for rank, nodes in enumerate(self._nodes) for i, node in enumerate(nodes)}
+            gathered = self._group.gather(torch.cat([*parts, padding]), tag).view(self.world.size, width, -1)
+            return {node: gathered[rank, i] for rank, nodes in enumerate(self._nodes) for i, node in enumerate(nodes)}
 
     @contextlib.contextmanager
     def _entered(self, tag: str) -> Generator[None]:
-        """Inside, this rank is in a collective: others can read which. One that needs others is the one that counts."""
+        """Mark this rank as inside a collective; within another one, the outer collective stays marked."""
         if self._inside:
             yield
             return
@@ -295,4 +295,4 @@ class Comm:
             yield
         finally:
             self._inside = False
-        self.timers.enter(previous)  # after an error the phase stays, for messages
+        self.timers.enter(previous)  # not after an error, so that its message names the phase

@@ -1,4 +1,4 @@
-"""What a network's output says about actions. Drawing is numpy's (`lockstep.experience.sampling`), learning is torch's.
+"""Action distributions: sampled in numpy (`lockstep.experience.sampling`), log-probabilities and entropies in torch.
 
 Shapes: N rows, P parameters of the distribution, A choices, D dimensions of a continuous action.
 """

@@ -1,4 +1,4 @@
-"""From an observation to features: linear layers for vectors, convolutions for images.
+"""Encoders of observations: linear layers for vectors, convolutions for images.
 
 Shapes: N rows, O numbers of a vector, C channels, H height and W width of an image, F features.
 """
@@ -37,7 +37,9 @@ class Mlp(nn.Module):
         super().__init__()
         layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.layers = cast("Sequence[nn.Linear]", layers)  # torch types its items as any module
-        self.activation, self.last_gain, self.activate_last = activation, last_gain, activate_last
+        self.activation = activation
+        self.last_gain = last_gain
+        self.activate_last = activate_last
         self.num_features = sizes[-1]
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -47,8 +49,9 @@ class Mlp(nn.Module):
             _initialize(layer, generator, self.last_gain if last else math.sqrt(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, first size] to [N, last size]; images are taken as vectors."""
-        activation, last = ACTIVATIONS[self.activation], len(self.layers) - 1
+        """[N, first size] to [N, last size]; images are flattened."""
+        activation = ACTIVATIONS[self.activation]
+        last = len(self.layers) - 1
         if x.ndim > 2:
             x = x.flatten(1).float().div_(255)
         for i, layer in enumerate(self.layers):
@@ -64,12 +67,12 @@ class Convolutions(nn.Module):
     Args:
         image: C, H and W.
         layers: channels, kernel and stride of each.
-        features: F; `None` has no linear layer: F is then what the convolutions give.
+        features: F; `None` omits the linear layer, and F is the size of the last convolution's output.
         activate_last: ReLU after the linear layer too.
-        orthogonal: how the weights begin: orthogonal, or as torch has them.
+        orthogonal: orthogonal initial weights instead of torch's default.
 
     Attributes:
-        uses: of the parameters for one row, about: one of a convolution is used at each pixel of what it makes.
+        uses: estimated multiplications per row: a convolution uses each weight once per output pixel.
     """
 
     def __init__(
@@ -84,7 +87,8 @@ class Convolutions(nn.Module):
         super().__init__()
         channels, height, width = image
         made: list[nn.Conv2d] = []
-        self.uses, self._orthogonal = 0, orthogonal
+        self.uses = 0
+        self._orthogonal = orthogonal
         for out, kernel, stride in layers:
             made.append(nn.Conv2d(channels, out, kernel, stride))
             channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
@@ -95,10 +99,11 @@ class Convolutions(nn.Module):
         size = channels * height * width
         self.linear = None if features is None else nn.Linear(size, features)
         self.uses += size * (features or 0)
-        self.num_features, self.activate_last = features or size, activate_last
+        self.num_features = features or size
+        self.activate_last = activate_last
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Orthogonal weights with gain sqrt(2), biases 0; or both uniform within 1 / sqrt(numbers that come in)."""
+        """Orthogonal weights with gain sqrt(2), biases 0; or both uniform within 1 / sqrt(fan-in)."""
         for layer in (*self.layers, self.linear):
             if layer is not None and self._orthogonal:
                 _initialize(layer, generator, math.sqrt(2))
@@ -124,10 +129,10 @@ class Impala(nn.Module):
 
     Args:
         image: C, H and W.
-        features: F; `None` has no linear layer: F is then what the blocks give.
+        features: F; `None` omits the linear layer, and F is the size of the last block's output.
 
     Attributes:
-        uses: of the parameters for one row, as in `Convolutions`.
+        uses: estimated multiplications per row, as in `Convolutions`.
     """
 
     def __init__(self, image: tuple[int, int, int], features: int | None) -> None:
@@ -169,30 +174,30 @@ class Impala(nn.Module):
 
 
 def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> Mlp | Convolutions | Impala:
-    """The encoder that the config asks for, or that suits the observations.
+    """The encoder of the config; `auto` chooses by the observations.
 
     Args:
-        spec: what is observed.
+        spec: of the environments.
         config: of the network.
-        last: without it the last hidden layer is left to the heads, each of which then has one of its own; that of
-            `wide` is no such layer, since no activation follows it.
+        last: False leaves the last hidden layer to the heads, except for `wide`, whose last layer has no activation.
     """
     check_encoder(config, spec)
     kind = config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
     if kind == "mlp":
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
         return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True)
-    assert spec.image is not None  # or it was refused
+    assert spec.image is not None  # checked by `check_encoder`
     features = config.features if last or kind == "wide" else None
     if kind == "impala":
         return Impala(spec.image, features)
-    plain = kind != "wide"  # the reference network begins as torch has it, and ends without an activation
+    # The reference implementation of `wide` has torch's default weights and no last activation.
+    plain = kind != "wide"
     return Convolutions(spec.image, _CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
 
 
 def own_network(path: str, observation_size: int, num_outputs: int, seed: int) -> nn.Module:
     """The user's `network.module`, called as `YourClass(observation_size, num_outputs)`; equal on every rank."""
-    with torch.random.fork_rng(devices=[]):  # the user's own initialisation draws from the global generator
+    with torch.random.fork_rng(devices=[]):  # the user's initialisation draws from the global generator
         torch.manual_seed(seed)
         network = load_object(path, "network.module")(observation_size, num_outputs)
     if not isinstance(network, nn.Module):
@@ -201,10 +206,10 @@ def own_network(path: str, observation_size: int, num_outputs: int, seed: int) -
 
 
 def _scaled(x: Tensor) -> Tensor:
-    """Bytes as numbers from 0 to 1; on a CPU in the layout, channels last, in which convolutions are fastest there."""
+    """Convert bytes to [0, 1]; on a CPU also to the channels-last layout, in which its convolutions are fastest."""
     if x.dtype != torch.uint8:
         return x
-    if x.device.type == "cpu":  # `stack`, and of bytes: a third of what torch's own change of layout takes
+    if x.device.type == "cpu":  # stacking bytes takes a third of the time of `to(memory_format=channels_last)`
         x = torch.stack(x.unbind(1), -1).permute(0, 3, 1, 2)
     return x.float().div_(255)
 

@@ -1,4 +1,4 @@
-"""What a world of several hosts will do, before its first step: quick measurements of the work, put into the model."""
+"""Predict the speed of several hosts before the first step, from short measurements and the cost model."""
 
 import random
 import statistics
@@ -24,11 +24,11 @@ from lockstep.world import World
 
 
 class Learner(Protocol):
-    """What is measured of an algorithm: `lockstep.torch.ppo.PPO` and `lockstep.torch.dqn.DQN`."""
+    """The measured parts of an algorithm: `lockstep.torch.ppo.PPO` and `lockstep.torch.dqn.DQN`."""
 
     @property
     def policy(self) -> Policy | QPolicy:
-        """What acts."""
+        """The acting policy."""
         ...
 
     @property
@@ -37,7 +37,7 @@ class Learner(Protocol):
         ...
 
     def warmup(self, rows: int) -> Callable[[], object]:
-        """A gradient step on `rows` rows, as a function; it sends nothing and changes nothing."""
+        """Return a function that takes a gradient step on `rows` rows, without messages or effects."""
         ...
 
 
@@ -49,34 +49,33 @@ _MAKING_S = 1.0
 
 
 def forecast(run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
-    """Predict this world and one of its hosts alone, from what this rank can measure alone in half a second.
+    """Predict the speed of this world and of one of its hosts alone, from half a second of measurements on this rank.
 
-    Leaves every random stream as it was. Not collective.
+    Restores every random stream. Not collective.
 
     Args:
-        run: what will be trained.
-        comm: of all ranks; only asked who they are.
-        learner: what will train; its parameters and optimizer are left as they are.
+        run: the config.
+        comm: of all ranks; only its `world` and `device` are used.
+        learner: the algorithm; its parameters and optimizer are not changed.
         layout: ranks, hosts, cores and bandwidth.
         message_s: seconds of a small sum over all ranks.
 
     Returns:
-        The forecast, or why there is none.
+        The forecast, or the reason why there is none.
     """
     if run.env.vectorization == "async":
         return "no prediction: a process per environment (env.vectorization=async) is not measured ahead"
     if run.compile:
         return "no prediction: compiled gradient steps (compile=true) are not measured ahead"
-    saved = random.getstate(), np.random.get_state()  # the user's environment may draw from it
+    saved = random.getstate(), np.random.get_state()  # the user's environment may draw from them
     try:
         with torch.random.fork_rng(devices=[]):
-            found = _measured(run, comm, learner, layout, message_s)
-    except Exception as error:  # the user's environment or network; training will meet it, and say where
+            return _measured(run, comm, learner, layout, message_s)
+    except Exception as error:  # of the user's environment or network: training will report it with its place
         return f"no prediction: {type(error).__name__}: {error}"
     finally:
         random.setstate(saved[0])
         np.random.set_state(saved[1])
-    return found
 
 
 def _measured(run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
@@ -84,9 +83,10 @@ def _measured(run: Run, comm: Comm, learner: Learner, layout: Layout, message_s:
     size = world.shard_size(run.num_envs, "num_envs")
     rows = run.algorithm.minibatch_rows(size, world.num_shards)
     few, many = min(size, _FEW), min(size * layout.hosts, _MANY)
-    env = make_vector_env(run.task, run.env, 1)  # imports whatever has to be imported
+    env = make_vector_env(run.task, run.env, 1)  # imports are not measured
     env.close()
-    policy, num_parameters = learner.policy, learner.flat.num_parameters
+    policy = learner.policy
+    num_parameters = learner.flat.num_parameters
     steps: list[tuple[float, float]] = []
     for count in (few, many):
         start = time.perf_counter()
@@ -104,16 +104,16 @@ def _measured(run: Run, comm: Comm, learner: Learner, layout: Layout, message_s:
     share_cores(world, rows * multiplications(policy))  # as training will
     part = max(1, rows // 8)
     gradients = [(part, _seconds(learner.warmup(part)))]
-    whole = min(rows, int(part * max(1.0, _FOR_S / gradients[0][1])))  # as much of it as there is time for
+    whole = min(rows, int(part * max(1.0, _FOR_S / gradients[0][1])))  # as many rows as fit in the time
     other = whole if whole > part else max(1, part // 4)
     gradients.append((other, _seconds(learner.warmup(other))))
     fixed = world.pinned or world.num_shards != world.size
     work = Work.of(run, num_bytes=4 * num_parameters, num_shards=world.num_shards if fixed else None)
     costs, layout = measured(layout, steps, gradients, message_s)
-    return _told(num_parameters, work, layout, compare(costs, work, layout))
+    return _forecast(num_parameters, work, layout, compare(costs, work, layout))
 
 
-def _told(num_parameters: int, work: Work, layout: Layout, compared: Comparison) -> Forecast:
+def _forecast(num_parameters: int, work: Work, layout: Layout, compared: Comparison) -> Forecast:
     each = layout.ranks_per_host
     here, alone = compared.here.steps_per_second, compared.one_host.steps_per_second
     return Forecast(
@@ -127,12 +127,13 @@ def _told(num_parameters: int, work: Work, layout: Layout, compared: Comparison)
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Mean seconds of a call, as a busy machine has it; the first is left out unless it takes all the time there is."""
-    took, until = list[float](), time.perf_counter() + _FOR_S
-    while len(took) <= 1 or (len(took) <= _REPEATS and time.perf_counter() < until):
+    """Mean seconds of a call; the first call is excluded unless it takes longer than `_FOR_S`."""
+    seconds: list[float] = []
+    until = time.perf_counter() + _FOR_S
+    while len(seconds) <= 1 or (len(seconds) <= _REPEATS and time.perf_counter() < until):
         start = time.perf_counter()
         call()
-        took.append(time.perf_counter() - start)
-        if took[0] > _FOR_S:
-            return took[0]
-    return statistics.mean(took[1:])
+        seconds.append(time.perf_counter() - start)
+        if seconds[0] > _FOR_S:
+            return seconds[0]
+    return statistics.mean(seconds[1:])

@@ -12,7 +12,7 @@ from lockstep.world import World
 
 
 def pin(run: AnyRun, world: World) -> None:
-    """Fix what changes bits, before the first number is computed; does nothing for a run that is not pinned."""
+    """Set threads and deterministic kernels, before any computation; no effect for a run that is not pinned."""
     if not world.pinned:
         return
     torch.set_num_threads(run.shard_threads)
@@ -26,9 +26,9 @@ def pin(run: AnyRun, world: World) -> None:
 
 
 def share_cores(world: World, work: int) -> None:
-    """Give this rank its part of the host's cores, if a gradient step is `work` enough for more than one.
+    """Set the number of threads: an equal part of the host's cores, or 1 if a gradient step is too little `work`.
 
-    Leaves alone what the user (OMP_NUM_THREADS) or `shard_threads` decided.
+    No effect where the user (OMP_NUM_THREADS) or `shard_threads` decides.
     """
     if world.pinned or threads_are_chosen():
         return
@@ -53,7 +53,7 @@ def device_of(world: World, device: str) -> torch.device:
 
 
 def backend_of(device: torch.device, backend: str) -> str:
-    """The collectives for a device: nccl between GPUs, gloo between CPUs, unless asked otherwise."""
+    """The backend of collectives; `auto` is nccl for GPUs, gloo for CPUs."""
     if backend == "nccl" and device.type == "cpu":
         raise ConfigError("backend=nccl needs GPUs, but this rank computes on the CPU; use backend=gloo")
     return backend if backend != "auto" else "nccl" if device.type == "cuda" else "gloo"
@@ -65,5 +65,5 @@ def describe(device: torch.device) -> str:
 
 
 def kind_of(device: torch.device) -> str:
-    """`cpu`, or the name of the GPU: what two ranks have in common whose numbers may be compared."""
+    """`cpu`, or the name of the GPU; results of ranks with equal kinds can be compared."""
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)

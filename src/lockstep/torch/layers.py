@@ -1,9 +1,8 @@
-"""Convolutions and linear layers whose backward pass on a CPU takes less time than torch's own.
+"""Convolutions and linear layers with a faster backward pass on a CPU than torch's.
 
-They compute what torch's layers compute, to rounding, and are torch's layers wherever they gain nothing: on GPUs, under
-autocast, while compiling, and in small layers.
+Results equal torch's up to rounding. On GPUs, under autocast, while compiling, and for small layers, torch's are used.
 
-Shapes: N rows, C channels, H and W height and width, K side of a kernel, I and O numbers in and out of a linear layer.
+Shapes: N rows, C channels, H and W height and width, K side of a kernel, I and O inputs and outputs of a linear layer.
 """
 
 from typing import Any, cast
@@ -13,9 +12,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 _MANY_CHANNELS = 64
-"""Output channels from which on the gradient of a convolution's weight is faster as one matrix product."""
+"""Output channels above which the weight gradient of a convolution is faster as one matrix product."""
 _LARGE = 1 << 18
-"""Numbers of a linear layer's weight from which on writing its gradient twice is worth avoiding."""
+"""Size of a linear layer's weight above which adding its gradient in place is faster."""
 _ADDS = "adds_in_place"
 
 
@@ -30,9 +29,9 @@ def conv2d(x: Tensor, layer: nn.Conv2d) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """From [N, I] to x W^T + b [N, O]; the gradient of a large weight is added where it lies, after `add_in_place`.
+    """[N, I] to x W^T + b [N, O]; after `add_in_place` the gradient of a large weight is accumulated in place.
 
-    Torch would make the gradient elsewhere and add it, which reads and writes as much as the weight twice more.
+    Torch would allocate the gradient and add it, two more passes over memory of the size of the weight.
     """
     if weight.numel() >= _LARGE and x.ndim == 2 and _trains(x, weight) and getattr(weight, _ADDS, False):
         return cast(Tensor, _Linear.apply(x, weight, bias))
@@ -40,10 +39,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def add_in_place(parameter: nn.Parameter) -> None:
-    """Let `linear` add to `parameter.grad` by itself in backward passes.
+    """Let `linear` accumulate `parameter.grad` in place in backward passes.
 
-    Only for a parameter whose `.grad` always exists, that has no hooks and that `torch.autograd.grad` is not asked
-    about. A copy of the parameter is an ordinary one.
+    Only for a parameter whose `.grad` always exists, without hooks and not passed to `torch.autograd.grad`. A copy of
+    the parameter is an ordinary one.
     """
     setattr(parameter, _ADDS, True)
 
@@ -55,7 +54,7 @@ def _unfolds(layer: nn.Conv2d) -> bool:
 
 
 def _trains(x: Tensor, weight: Tensor) -> bool:
-    """Whether a gradient of the weight will be wanted, and these functions may compute it."""
+    """Whether the weight needs a gradient and these functions support it."""
     return (
         weight.requires_grad
         and torch.is_grad_enabled()
@@ -91,7 +90,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _unfolded(x: Tensor, side: int, stride: int) -> Tensor:
-    """What each pixel of the result was computed from: [N, C, H, W], channels last, to [N H' W', K K C]."""
+    """The input patch of each output pixel: [N, C, H, W], channels last, to [N H' W', K K C]."""
     count, channels, height, width = x.shape
     shape = (count, (height - side) // stride + 1, (width - side) // stride + 1, side, side * channels)
     image, row, pixel = height * width * channels, width * channels, channels
@@ -100,12 +99,12 @@ def _unfolded(x: Tensor, side: int, stride: int) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """y = x W^T + b; its backward pass adds dL/dW to `weight.grad` and tells torch of no such gradient."""
+    """y = x W^T + b; its backward pass adds dL/dW to `weight.grad` and returns no gradient for W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.weight = weight  # what is saved may come back as another tensor, without `.grad`
+        ctx.weight = weight  # `saved_tensors` may return another tensor, without `.grad`
         return F.linear(x, weight, bias)
 
     @staticmethod

@@ -4,7 +4,6 @@ Shapes: N rows, O observation, P parameters of the action distribution.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,30 +25,23 @@ class ActorCritic(nn.Module):
         super().__init__()
         encoder = make_encoder(spec, config)
         images = not isinstance(encoder, Mlp)
-        self.body, self.bodies = None, None
+        self.body = None
+        self.bodies = None
         if images if config.shared is None else config.shared:
             self.body = encoder
         elif images:
             self.bodies = nn.ModuleList([encoder, make_encoder(spec, config)])
-        before = (encoder.num_features,) if self.body or images else (spec.observation_size, *config.hidden)
-        self.actor = Mlp((*before, num_parameters), config.activation, last_gain=0.01)
-        self.critic = Mlp((*before, 1), config.activation, last_gain=1.0)
+        sizes = (encoder.num_features,) if self.body or images else (spec.observation_size, *config.hidden)
+        self.actor = Mlp((*sizes, num_parameters), config.activation, last_gain=0.01)
+        self.critic = Mlp((*sizes, 1), config.activation, last_gain=1.0)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """[N, O] to distribution parameters [N, P] and value [N]."""
         if self.bodies is not None:
-            seen, valued = (body(observation) for body in self.bodies)
+            actor_features, critic_features = (body(observation) for body in self.bodies)
         else:
-            seen = valued = observation if self.body is None else self.body(observation)
-        return self.actor(seen), self.critic(valued).squeeze(-1)
-
-
-class Network(Protocol):
-    """What a network of your own does (`network.module`): called as `YourClass(observation_size, num_parameters)`."""
-
-    def __call__(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, O] to distribution parameters [N, P] and value [N]."""
-        ...
+            actor_features = critic_features = observation if self.body is None else self.body(observation)
+        return self.actor(actor_features), self.critic(critic_features).squeeze(-1)
 
 
 class Policy(nn.Module):
@@ -63,7 +55,7 @@ class Policy(nn.Module):
     Attributes:
         spec: of the environments.
         network: observations [N, *O] to distribution parameters [N, P] and values [N].
-        distribution: of the actions; draws them in numpy, and gives log-probabilities and entropies in torch.
+        distribution: of the actions; samples in numpy, and computes log-probabilities and entropies in torch.
     """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
@@ -86,17 +78,18 @@ class Policy(nn.Module):
 
 
 AnyPolicy = Policy | QPolicy | ScoringPolicy
-"""Of whatever algorithm: observations to what actions are drawn from, and a value."""
+"""A policy of any algorithm: observations to parameters of the action distribution, and a value."""
 
 
 class TorchActor:
-    """Distribution parameters by torch, for any network on any device."""
+    """Compute distribution parameters in torch, for any network on any device."""
 
     def __init__(self, policy: AnyPolicy, device: torch.device) -> None:
-        self._policy, self._device = policy, device
+        self._policy = policy
+        self._device = device
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[..., N, O] to [..., N, P]; one call for each shard of the leading axis, so kernels keep its shape."""
+        """[..., N, O] to [..., N, P]; one forward pass per shard, so that its shape does not depend on the ranks."""
         assert self._policy.spec is not None
         if observation.ndim > 1 + len(self._policy.spec.observation_shape):
             return np.stack([self(part) for part in observation])
@@ -106,30 +99,30 @@ class TorchActor:
 
 
 def actor_of(policy: AnyPolicy, device: torch.device) -> NumpyActor | TorchActor:
-    """The cheapest exact way to act: numpy for linear layers on a CPU, torch for all else. Noisy layers draw no noise.
+    """The actor of a policy: numpy for linear layers on a CPU, which is faster, else torch. Without learned noise.
 
     Returns:
-        A function of observations [..., N, *O] that returns distribution parameters [..., N, P], both of numpy.
+        A function from observations [..., N, *O] to distribution parameters [..., N, P], both numpy arrays.
     """
-    chain = _linear(policy.network)
+    chain = _linear_parts(policy.network)
     if device.type == "cpu" and chain and policy.spec is not None and policy.spec.image is None:
         layers = [layer for part in chain for layer in part.layers]
-        # The memory of the parameters themselves: it always acts with the newest.
-        memory = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
-        return NumpyActor(memory, chain[-1].activation)
+        # These arrays share memory with the parameters, so the actor always uses the newest.
+        arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
+        return NumpyActor(arrays, chain[-1].activation)
     return TorchActor(policy, device)
 
 
 def multiplications(policy: nn.Module) -> int:
-    """Of one row, about: how much work a forward pass is. Convolutions of your own count as if they had one pixel."""
+    """Estimated multiplications of a forward pass per row. A user's convolutions count as if they had one pixel."""
     encoders = [part for part in policy.modules() if isinstance(part, (Convolutions, Impala))]
-    inside = sum(parameter.numel() for encoder in encoders for parameter in encoder.parameters())
-    rest = sum(parameter.numel() for parameter in policy.parameters()) - inside
-    return rest + sum(encoder.uses for encoder in encoders)
+    in_encoders = sum(parameter.numel() for encoder in encoders for parameter in encoder.parameters())
+    others = sum(parameter.numel() for parameter in policy.parameters()) - in_encoders
+    return others + sum(encoder.uses for encoder in encoders)
 
 
-def _linear(network: nn.Module) -> Sequence[Mlp | Head]:
-    """What makes the parameters of the action distribution, if it is linear layers one after another."""
+def _linear_parts(network: nn.Module) -> Sequence[Mlp | Head]:
+    """The parts that compute the distribution parameters if they are consecutive linear layers; otherwise empty."""
     if isinstance(network, ActorCritic):
         return [network.body, network.actor] if isinstance(network.body, Mlp) else [network.actor]
     if isinstance(network, QNetwork) and isinstance(network.encoder, Mlp) and network.plain:

@@ -1,4 +1,4 @@
-"""How `lockstep.session.non_finite` reads tensors and computes a loss of some rows."""
+"""Access to PyTorch's batches and losses for `lockstep.session.non_finite`."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self, cast
@@ -27,11 +27,11 @@ class RowBatch(Protocol):
 class LossReader:
     """The `lockstep.session.non_finite.LossReader` of PyTorch.
 
-    A batch is what the loss is called with: one batch, and for offline Q-learning the same rows with single steps.
+    A batch is the tuple of the loss's arguments: one batch, and for offline Q-learning the same rows with single steps.
 
     Args:
-        loss: returns the loss, its sums, and perhaps more.
-        flat: receives the gradient; the one that it holds is lost.
+        loss: returns the loss, its sums, and possibly more.
+        flat: its gradient is overwritten.
     """
 
     def __init__(self, loss: Callable[..., tuple[Tensor, ...]], flat: FlatParameters) -> None:

@@ -1,4 +1,4 @@
-"""What the preflight of torch's ranks measures with."""
+"""The preflight measurements of PyTorch."""
 
 from collections.abc import Callable
 
@@ -12,14 +12,11 @@ from lockstep.torch.hardware import kind_of
 
 
 def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Preflight:
-    """Compare all ranks, and measure what lies between their hosts (`lockstep.preflight.compare`); *collective*."""
+    """Compare all ranks, and measure the network between hosts (`lockstep.preflight.compare`); *collective*."""
 
     def summing(size: int) -> Callable[[], object]:
         value = torch.ones(size, device=comm.device)
-        return lambda: float(comm.sum(value, shared.TAG)[0])  # on a GPU: wait until it is there
+        return lambda: float(comm.sum(value, shared.TAG)[0])  # wait for the GPU
 
-    instruments = Instruments(
-        device=kind_of(comm.device),
-        summing=summing,
-    )
+    instruments = Instruments(device=kind_of(comm.device), summing=summing)
     return shared.preflight(comm, run, instruments, measure=measure)

@@ -1,4 +1,4 @@
-"""Networks that value actions: plain, dueling, with a distribution of the return, with learned noise, and all of these.
+"""Q networks: plain, dueling, distributional, noisy, and combinations.
 
 Shapes: N rows, O observation, F features, A actions, Z points of a return's distribution (atoms of C51 or quantiles of
 QR-DQN), B environments of a shard.
@@ -29,19 +29,21 @@ class NoisyLinear(nn.Module):
     y = (w + s_w * (f(e_out) f(e_in)^T)) x + b + s_b * f(e_out),  f(e) = sign(e) sqrt|e|,  e standard normal
 
     Attributes:
-        noise: f(e_in) [in] and f(e_out) [out], or those of every row, [N, in] and [N, out]; None: y = w x + b. No
-            parameter and no buffer: it is neither learned, nor compared between ranks, nor saved.
+        noise: f(e_in) [in] and f(e_out) [out], or one per row, [N, in] and [N, out]; None: y = w x + b. Neither a
+            parameter nor a buffer: not learned, not compared between ranks, not saved.
     """
 
     def __init__(self, size: int, out: int, std: float) -> None:
         super().__init__()
-        self.weight, self.weight_std = nn.Parameter(torch.empty(out, size)), nn.Parameter(torch.empty(out, size))
-        self.bias, self.bias_std = nn.Parameter(torch.empty(out)), nn.Parameter(torch.empty(out))
+        self.weight = nn.Parameter(torch.empty(out, size))
+        self.weight_std = nn.Parameter(torch.empty(out, size))
+        self.bias = nn.Parameter(torch.empty(out))
+        self.bias_std = nn.Parameter(torch.empty(out))
         self._std = std
         self.noise: tuple[Tensor, Tensor] | None = None
 
     def initialize(self, generator: torch.Generator) -> None:
-        """As section 3.2 of the paper has it: means uniform within 1 / sqrt(in), deviations noisy_std / sqrt(in)."""
+        """Means uniform within 1 / sqrt(in), deviations noisy_std / sqrt(in) (section 3.2 of the paper)."""
         _initialize(self.weight, self.bias, generator)
         for deviation in (self.weight_std, self.bias_std):
             nn.init.constant_(deviation, self._std / math.sqrt(self.weight.shape[1]))
@@ -51,9 +53,9 @@ class NoisyLinear(nn.Module):
         y = linear(x, self.weight, self.bias)
         if self.noise is None:
             return y
-        # s_w * (out in^T) x = out * (s_w (in * x)): no matrix of noise is ever made, and rows may each have their own.
-        before, after = self.noise
-        return y + after * linear(x * before, self.weight_std, self.bias_std)
+        # s_w * (out in^T) x = out * (s_w (in * x)): needs no matrix of noise, and allows other noise in each row.
+        noise_in, noise_out = self.noise
+        return y + noise_out * linear(x * noise_in, self.weight_std, self.bias_std)
 
 
 class Head(nn.Module):
@@ -61,8 +63,8 @@ class Head(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...], activation: str, noisy_std: float | None) -> None:
         super().__init__()
-        made = [nn.Linear(a, b) if noisy_std is None else NoisyLinear(a, b, noisy_std) for a, b in pairwise(sizes)]
-        self.layers = cast("Sequence[nn.Linear | NoisyLinear]", nn.ModuleList(made))
+        layers = [nn.Linear(a, b) if noisy_std is None else NoisyLinear(a, b, noisy_std) for a, b in pairwise(sizes)]
+        self.layers = cast("Sequence[nn.Linear | NoisyLinear]", nn.ModuleList(layers))
         self.activation = activation
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -84,13 +86,14 @@ class Head(nn.Module):
 class QNetwork(nn.Module):
     """An encoder and its heads: one, or two streams.
 
-    The last hidden layer stands in the heads: each stream has one of its own (Wang et al., 2016, arXiv:1511.06581),
-    and where there is noise, it is noisy. Attributes: `plain`, whether one head gives Q as it is.
+    The last hidden layer belongs to the heads: each stream has its own (Wang et al., 2016, arXiv:1511.06581), and it is
+    noisy with `noisy`. Attributes: `plain`, whether the output of a single head without noise is Q.
     """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, algorithm: DQNConfig, points: int) -> None:
         super().__init__()
-        self.num_actions, self.points = spec.action.sizes[0], points
+        self.num_actions = spec.action.sizes[0]
+        self.points = points
         self.encoder = make_encoder(spec, config, last=False)
         vectors = isinstance(self.encoder, Mlp)
         hidden = config.hidden[-1:] if vectors else (config.features,)
@@ -119,31 +122,32 @@ class QNetwork(nn.Module):
 
 
 class QPolicy(nn.Module):
-    """A network that values actions, and how actions are chosen from that.
+    """A Q network and its epsilon-greedy action distribution.
 
     Args:
         spec: of the environments.
-        network: what stands before the heads; `network.module` is called as `YourClass(observation_size, A Z)`, and
-            called with observations [N, O] gives [N, A Z].
-        algorithm: which heads.
+        network: config of the encoder; `network.module` is constructed as `YourClass(observation_size, A Z)`, and maps
+            observations [N, O] to [N, A Z].
+        algorithm: config of the heads.
         seed: of the parameters.
 
     Attributes:
         spec: of the environments.
-        algorithm: which heads.
+        algorithm: config of the heads.
         network: the network.
-        distribution: epsilon-greedy, as often random as at the end of training.
-        num_noise: how many random numbers a draw of noise takes; 0 without noisy layers.
+        distribution: epsilon-greedy, with the epsilon of the end of training.
+        num_noise: random numbers per draw of noise; 0 without noisy layers.
     """
 
     def __init__(self, spec: EnvSpec, network: NetworkConfig, algorithm: DQNConfig, seed: int = 0) -> None:
         super().__init__()
-        self.spec, self.algorithm = spec, algorithm
+        self.spec = spec
+        self.algorithm = algorithm
         self.distribution = EpsilonGreedy(spec.action, algorithm.epsilon_range[1])
         self.points = {"none": 1, "categorical": algorithm.num_atoms, "quantile": algorithm.num_quantiles}[
             algorithm.value_distribution
         ]
-        # Not saved: the settings that it follows from are.
+        # Not saved: computed from settings that are.
         atoms = torch.linspace(algorithm.v_min, algorithm.v_max, algorithm.num_atoms)
         self.support: Tensor
         """z of C51 [Z]."""
@@ -152,7 +156,7 @@ class QPolicy(nn.Module):
             self.network: nn.Module = QNetwork(spec, network, algorithm, self.points)
             self.network.initialize(torch.Generator().manual_seed(seed))
         else:
-            self.network = _own(network.module, spec, algorithm, self.points, seed)
+            self.network = _custom_network(network.module, spec, algorithm, self.points, seed)
         self._noisy = [layer for layer in self.network.modules() if isinstance(layer, NoisyLinear)]
         self._noise_sizes = [size for layer in self._noisy for size in reversed(layer.weight.shape)]
         self.num_noise = sum(self._noise_sizes)
@@ -173,18 +177,18 @@ class QPolicy(nn.Module):
         return logits.float().softmax(-1)
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """What `outputs` says of Q, [N, A], float32: sum_i p_i z_i of atoms, the mean of quantiles."""
+        """Q [N, A] from `outputs`, float32: sum_i p_i z_i of atoms, the mean of quantiles."""
         outputs = outputs.float()
         if self.algorithm.value_distribution == "categorical":
             return (self.probability(outputs) * self.support).sum(-1)
         return outputs if outputs.ndim == 2 else outputs.mean(-1)
 
     def resample(self, generator: np.random.Generator | None) -> None:
-        """Draw noise, one for all rows that come; None switches it off. Without noisy layers nothing happens."""
+        """Draw noise for all rows; None disables noise. No effect without noisy layers."""
         self.set_noise(None if generator is None else generator.standard_normal(self.num_noise, np.float32))
 
     def set_noise(self, numbers: np.ndarray | None) -> None:
-        """Make noise of standard normal numbers [num_noise], or of those of each row [N, num_noise]; None: no noise."""
+        """Set the noise from standard normal numbers [num_noise], or one per row [N, num_noise]; None: no noise."""
         if numbers is None:
             for layer in self._noisy:
                 layer.noise = None
@@ -192,31 +196,34 @@ class QPolicy(nn.Module):
             scaled = np.sign(numbers) * np.sqrt(np.abs(numbers))
             on_device = torch.from_numpy(scaled).to(self._noisy[0].weight.device)
             parts = torch.split(on_device, self._noise_sizes, -1)
-            for layer, before, after in zip(self._noisy, parts[::2], parts[1::2], strict=True):
-                layer.noise = before, after
+            for layer, noise_in, noise_out in zip(self._noisy, parts[::2], parts[1::2], strict=True):
+                layer.noise = noise_in, noise_out
 
 
 class NoisyActor:
-    """Values of actions under noise: each environment has its own at each step, whatever shard and rank holds it.
+    """Compute noisy Q values: each environment has its own noise at each step, whichever rank holds it.
 
     Args:
-        policy: with noisy layers; outside of calls its noise is off.
-        device: where it is.
+        policy: with noisy layers; its noise is disabled outside of calls.
+        device: of the policy.
         seed: of the run.
         envs: the global indices of the environments of each local shard.
     """
 
     def __init__(self, policy: QPolicy, device: torch.device, seed: int, envs: Sequence[range]) -> None:
-        self._policy, self._device, self._seed, self._envs = policy, device, seed, envs
+        self._policy = policy
+        self._device = device
+        self._seed = seed
+        self._envs = envs
         self.begin(0)
 
     def begin(self, iteration: int) -> None:
-        """Draw from the streams of this iteration on, so that nothing needs to be kept between two."""
+        """Start the streams of this iteration; checkpoints need no state of them."""
         if self._policy.num_noise:
             self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[K, B, O] to Q [K, B, A], K local shards; one call of the network for each."""
+        """[K, B, O] to Q [K, B, A] of K local shards; one forward pass each."""
         return np.stack([self._act(part, streams) for part, streams in zip(observation, self._streams, strict=True)])
 
     def _act(self, observation: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
@@ -234,7 +241,7 @@ def _initialize(weight: Tensor, bias: Tensor, generator: torch.Generator) -> Non
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
 
-def _own(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int) -> nn.Module:
+def _custom_network(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int) -> nn.Module:
     for name in ("dueling", "noisy"):
         if getattr(algorithm, name):
             raise ConfigError(
@@ -243,17 +250,17 @@ def _own(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int)
             )
     num_outputs = spec.action.sizes[0] * points
     network = own_network(path, spec.observation_size, num_outputs, seed)
-    _try(network, path, spec, num_outputs)
+    _check_outputs(network, path, spec, num_outputs)
     return network
 
 
 @torch.no_grad()
-def _try(network: nn.Module, path: str, spec: EnvSpec, num_outputs: int) -> None:
-    """Refuse a network that does not give values of actions; that is cheaper to find out now than in a run."""
+def _check_outputs(network: nn.Module, path: str, spec: EnvSpec, num_outputs: int) -> None:
+    """Raise `ConfigError` for a network whose output is not [N, num_outputs]."""
     was_training = network.training
-    given = network.eval()(torch.from_numpy(np.zeros((2, *spec.observation_shape), spec.observation_dtype)))
+    outputs = network.eval()(torch.from_numpy(np.zeros((2, *spec.observation_shape), spec.observation_dtype)))
     network.train(was_training)
-    shape = list(given.shape) if isinstance(given, Tensor) else f"a {type(given).__name__}"
+    shape = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
     if shape != [2, num_outputs]:
         raise ConfigError(
             f"network.module={path} made {shape} of 2 observations; algo=dqn needs values of actions, "

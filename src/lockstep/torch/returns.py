@@ -3,7 +3,7 @@
 from torch import Tensor
 
 
-def gae(  # the recursion honestly has five inputs and two constants
+def gae(
     reward: Tensor,
     value: Tensor,
     next_value: Tensor,
@@ -25,7 +25,7 @@ def gae(  # the recursion honestly has five inputs and two constants
         value: V(s_t).
         next_value: V of the *true* next observation, before any reset.
         terminated: 1 where the task ended the episode at t.
-        ended: 1 where the episode ended at t, for whatever reason.
+        ended: 1 where the episode ended at t, terminated or truncated.
         gamma: discount per step.
         gae_lambda: weight of longer returns.
     """

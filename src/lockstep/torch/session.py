@@ -1,4 +1,4 @@
-"""What surrounds an algorithm's loop in PyTorch: `lockstep.session.session`, with what torch does in its own way."""
+"""The session of PyTorch: `lockstep.session.session` with its backend."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ class Torch:
     """The `Backend` of torch: a rank is a process with one device."""
 
     def open(self, run: AnyRun, world: World, timers: Timers) -> Comm:
-        """Fix what changes bits, and make the collectives; not yet entered."""
+        """Set deterministic modes and make the collectives; not yet entered."""
         pin(run, world)
         return Comm(
             world, device=run.device, backend=run.backend, timers=timers,
@@ -42,46 +42,46 @@ class Torch:
         return preflight(comm, run)
 
     def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
-        """What this world and one of its hosts alone will do, or why that is not predicted; not collective."""
+        """Predict the speed of this world and of one host, or return why not; not collective."""
         return forecast(run, comm, cast(Forecastable, learner), layout, message_s)  # in environments: PPO or DQN
 
     def devices(self, comm: Comm) -> list[str]:
-        """Where this rank computes, in words."""
+        """Description of this rank's device."""
         return [describe(comm.device)]
 
     def share_cores(self, run: AnyRun, world: World, policy: AnyPolicy) -> None:
-        """Give this rank its part of the host's cores, if its gradient steps are worth it."""
+        """Set the number of threads of this rank."""
         share_cores(world, run.minibatch_rows(world) * multiplications(policy))
 
     def start_from(
         self, path: Path, comm: Comm, policy: AnyPolicy, observations: RunningMoments | None, learner: Learner
     ) -> None:
-        """Begin with a policy file, whose parameters go where the learner's are; equal on all ranks; *collective*."""
+        """Load a policy file into the policy, equal on all ranks; *collective*."""
         start_from(path, policy, observations)
         comm.broadcast_(policy)
         if observations is not None:
             observations.restore(comm.broadcast_object(observations.state()))
 
     def player(self, policy: AnyPolicy, comm: Comm, observations: RunningMoments | None) -> Player:
-        """What an evaluation plays: always the newest parameters."""
+        """The policy for evaluations, always with the newest parameters."""
         return Player(policy.distribution, actor_of(policy, comm.device), observations)
 
     def restorable(self, learner: Learner, comm: Comm) -> LearnerState:
-        """What a checkpoint takes of a learner."""
+        """The learner's state for checkpoints."""
         return LearnerState(learner)
 
     def parameters(self, policy: AnyPolicy) -> dict[str, np.ndarray]:
-        """What was trained, float32, by name."""
+        """Trained parameters by name, float32."""
         return {name: p.detach().float().cpu().numpy() for name, p in policy.named_parameters()}
 
     def save(self, path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
-        """Write a policy file, whole or not at all."""
+        """Write a policy file atomically."""
         save_policy(path, policy, observations, run)
 
     def leave(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
-        """Leave for inspection what a failed run's error speaks of."""
-        held = {name: torch.as_tensor(tensor).numpy(force=True) for name, tensor in tensors.items()}
-        save_debug_dump(error, run_dir, comm.world.rank, held)
+        """Save the tensors or batches of a failed run's error."""
+        arrays = {name: torch.as_tensor(tensor).numpy(force=True) for name, tensor in tensors.items()}
+        save_debug_dump(error, run_dir, comm.world.rank, arrays)
 
 
 class Session(BaseSession[SomeRun, Comm, AnyPolicy, Learner]):

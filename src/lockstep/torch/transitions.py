@@ -1,4 +1,4 @@
-"""What Q-learning learns from: transitions drawn from a replay, as tensors.
+"""Minibatches of Q-learning: transitions drawn from a replay buffer, as tensors.
 
 Shapes: N transitions of a shard's part of a minibatch, O observation.
 """
@@ -24,16 +24,16 @@ class TransitionBatch:
     observation: Tensor
     action: Tensor
     reward: Tensor
-    """The sum of gamma^k r_k over the steps before the target bootstraps."""
+    """Sum of gamma^k r_k over the steps before the target bootstraps."""
     next_observation: Tensor
     discount: Tensor
     """gamma to the number of those steps; 0 where the episode terminated within them."""
     weight: Tensor
-    """Importance of a row, not yet divided by the largest of all shards."""
+    """Importance weight, not yet divided by the largest of all shards."""
 
     @staticmethod
     def of(drawn: Transitions, weight: Tensor, device: torch.device) -> "TransitionBatch":
-        """What a replay gave, on the device."""
+        """Copy transitions to the device."""
         arrays = (drawn.observation, drawn.action, drawn.return_, drawn.next_observation, drawn.discount)
         columns = [torch.from_numpy(array).to(device) for array in arrays]
         return TransitionBatch(*columns, weight=weight.to(device))
@@ -57,13 +57,13 @@ class TransitionBatch:
 
 
 def weighing(config: DQNConfig, num_shards: int, size: int, fraction: float) -> Callable[[Transitions], Tensor]:
-    """What a drawn row [N] weighs in the loss, not yet divided by the largest weight of all shards.
+    """The function that computes importance weights [N], not yet divided by the largest weight of all shards.
 
     Args:
-        config: whether and how far the way of drawing is corrected for.
-        num_shards: each draws an equal part of a minibatch from its own replay.
-        size: transitions in the replays of all shards.
-        fraction: of the run, which is behind.
+        config: with or without prioritized replay.
+        num_shards: each draws an equal part of a minibatch from its own replay buffer.
+        size: transitions in the replay buffers of all shards.
+        fraction: of the run that is completed.
     """
     if not config.prioritized:
         return lambda drawn: torch.ones(len(drawn.index))

@@ -1,8 +1,8 @@
-"""What Q-learning compares its network with, and how far off it is; every function per row, without a mean.
+"""Targets and losses of Q-learning, per row.
 
 Shapes: N rows, A actions, Z points of a return's distribution (atoms of C51, quantiles of QR-DQN). A reward here is the
 sum gamma^k r_k of the n rewards before the target bootstraps, a discount gamma^n, or 0 where the episode terminated
-within them. Targets carry no gradient: call what makes them under `torch.no_grad()`.
+within them. Compute targets under `torch.no_grad()`.
 """
 
 import torch
@@ -11,16 +11,16 @@ from torch import Tensor
 
 
 def chosen(outputs: Tensor, action: Tensor) -> Tensor:
-    """What a network's outputs [N, A] or [N, A, Z] say of one action of each row [N]; [N] or [N, Z]."""
+    """The outputs [N, A] or [N, A, Z] of the action of each row [N]; [N] or [N, Z]."""
     index = action.view(-1, 1, *[1] * (outputs.ndim - 2))
     return outputs.gather(1, index.expand(-1, 1, *outputs.shape[2:])).squeeze(1)
 
 
 def td_target(reward: Tensor, discount: Tensor, next_q: Tensor) -> Tensor:
-    """The value that Q(s, a) should have had: y = r + discount Q'(s', a'), all [N].
+    """The target of Q(s, a): y = r + discount Q'(s', a'), all [N].
 
-    Q-learning takes a' = argmax Q' (Mnih et al., 2015), double Q-learning a' = argmax Q of the network that learns (van
-    Hasselt et al., 2016, arXiv:1509.06461). Of quantiles [N, Z] of the next return it makes those of r + discount Z'
+    Q-learning takes a' = argmax Q' (Mnih et al., 2015), double Q-learning a' = argmax Q of the online network (van
+    Hasselt et al., 2016, arXiv:1509.06461). Quantiles [N, Z] of the next return become those of r + discount Z'
     (Dabney et al., 2018, arXiv:1710.10044, algorithm 1).
     """
     if next_q.ndim > 1:
@@ -34,7 +34,7 @@ def squared(error: Tensor) -> Tensor:
 
 
 def huber(error: Tensor, kappa: float = 1.0) -> Tensor:
-    """L = e^2 / 2 within kappa, kappa (|e| - kappa / 2) beyond (Huber, 1964): its slope never exceeds kappa."""
+    """L = e^2 / 2 within kappa, kappa (|e| - kappa / 2) beyond (Huber, 1964)."""
     return F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=kappa)
 
 
@@ -68,15 +68,15 @@ def categorical_projection(probability: Tensor, reward: Tensor, discount: Tensor
         support: atoms z, rising in equal steps [Z].
 
     Returns:
-        m [N, Z]; each row sums to what that row of `probability` does.
+        m [N, Z]; the rows have the sums of the rows of `probability`.
     """
     last = len(support) - 1
     moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * support
-    # In units of atoms. A mass on an atom gives that one 1 and its neighbours 0: no border needs a case of its own.
+    # In units of atoms: a mass exactly on an atom needs no special case.
     place = ((moved - support[0]) * (last / (support[-1] - support[0]))).clamp(0, last)
     atoms = torch.arange(last + 1, dtype=place.dtype, device=place.device)
     near = (1.0 - (place.unsqueeze(-2) - atoms.unsqueeze(-1)).abs()).clamp(min=0.0)
-    # Not a matrix product: its precision is a setting of the device, and no order of additions is left to chance.
+    # Not a matrix product, whose precision and order of additions depend on the device.
     return (near * probability.unsqueeze(-2)).sum(-1)
 
 
@@ -86,9 +86,9 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def importance_weight(probability: Tensor, count: int | Tensor, exponent: float) -> Tensor:
-    """What corrects for drawing row i with probability P(i) instead of 1 / N (Schaul et al., 2016, arXiv:1511.05952).
+    """Importance weights of rows drawn with probability P(i) instead of 1 / N (Schaul et al., 2016, arXiv:1511.05952).
 
-    w_i = (N P(i))^-exponent, not yet divided by the largest: that is the largest over all shards.
+    w_i = (N P(i))^-exponent, not yet divided by the largest weight of all shards.
 
     Where each of K shards draws an equal part of a minibatch from its own rows, P(i) = p_i / (K sum_shard p): a row's
     probability within its shard, divided by K. N counts the rows of all shards.
@@ -102,5 +102,5 @@ def importance_weight(probability: Tensor, count: int | Tensor, exponent: float)
 
 
 def binary(logits: Tensor, target: Tensor) -> Tensor:
-    """-y log p - (1 - y) log(1 - p), p = sigmoid(logits): for scores that are to be probabilities."""
+    """-y log p - (1 - y) log(1 - p), p = sigmoid(logits)."""
     return F.binary_cross_entropy_with_logits(logits, target, reduction="none")

@@ -1,4 +1,4 @@
-"""The proof that ranks hold the same tensors, bit for bit."""
+"""Check that all ranks hold the same tensors, bit for bit."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -13,16 +13,16 @@ from lockstep.world import World
 
 
 class Collectives(Protocol):
-    """What this proof needs of `lockstep.torch.comm.Comm`, which calls it."""
+    """The part of `lockstep.torch.comm.Comm` that `check_equal` uses."""
 
     @property
     def world(self) -> World:
-        """Who takes part."""
+        """The ranks."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device of this rank."""
         ...
 
     def max(self, value: Tensor, tag: str = ...) -> Tensor:
@@ -30,15 +30,15 @@ class Collectives(Protocol):
         ...
 
     def gather_object(self, value: Any, tag: str = ...) -> list[Any]:
-        """The values of all processes, in their order; *collective*."""
+        """The values of all processes, in rank order; *collective*."""
         ...
 
 
 def check_equal(comm: Collectives, tensors: Sequence[tuple[str, Tensor | np.ndarray]], tag: str) -> None:
     """Raise `MismatchError` on all ranks unless all hold the same names, types, shapes and bits; *collective*.
 
-    One message of four integers, whatever the tensors; a second one, with a digest of each tensor, only to name what
-    differs.
+    One message of four integers; only on a mismatch a second one, with a digest of each tensor, to name those that
+    differ.
     """
     if comm.world.size == 1:
         return
@@ -46,11 +46,11 @@ def check_equal(comm: Collectives, tensors: Sequence[tuple[str, Tensor | np.ndar
     shapes = torch.tensor(layout_hash({name: _kind(tensor) for name, tensor in named}))
     mine = torch.stack([checksum(t for _, t in named).to(comm.device), shapes.to(comm.device)])
     largest = cast("list[int]", comm.max(torch.cat([mine, ~mine]), tag).tolist())
-    # ~x falls where x rises: the largest ~x is that of the smallest x. Every rank decides from the same four numbers.
+    # ~x decreases in x, so max(~x) = ~min(x). Every rank decides from the same four numbers.
     if largest[0] == ~largest[2] and largest[1] == ~largest[3]:
         return
-    every: list[dict[str, list[str]]] = comm.gather_object({name: _identity(t) for name, t in named}, tag)
-    raise mismatch_error(every)
+    digests: list[dict[str, list[str]]] = comm.gather_object({name: _identity(t) for name, t in named}, tag)
+    raise mismatch_error(digests)
 
 
 def _kind(tensor: Tensor) -> str:

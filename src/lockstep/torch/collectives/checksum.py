@@ -1,4 +1,4 @@
-"""An integer of the bits of many tensors, computed where they live: cheap enough to compare while training."""
+"""A checksum of the bits of many tensors, computed on their device: cheap enough to compare while training."""
 
 import functools
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ _SIGNED = {1: torch.int8, 2: torch.int16}
 def checksum(tensors: Iterable[Tensor]) -> Tensor:
     """Integer hash (int64, no dimensions) of the tensors' bits, in their order, on the first tensor's device.
 
-    The bits are cut into words; each is multiplied by an odd number that depends on its place, and the products are
-    added modulo 2^64. An odd number has an inverse there: a change within one word always changes the sum. Changes in
-    several words cancel with a chance of about 2^-64. Shapes, types and the borders between tensors do not enter.
+    The bits are cut into words; each is multiplied by an odd number that depends on its position, and the products are
+    summed modulo 2^64. Odd numbers are invertible there: a change of one word always changes the sum. Changes of
+    several words cancel with a probability of about 2^-64. Shapes, types and boundaries of tensors are not included.
 
-    Bits are what counts: 0.0 and -0.0 differ, and so do two NaNs with other payloads.
+    0.0 and -0.0 differ, and so do NaNs with different payloads.
     """
     by_place: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
@@ -29,7 +29,7 @@ def checksum(tensors: Iterable[Tensor]) -> Tensor:
     for parts in by_place.values():
         for words in torch.split(parts[0] if len(parts) == 1 else torch.cat(parts), _CHUNK):
             part = (words * _weights(words.device)[: len(words)]).sum()
-            if chunk:  # an odd factor keeps every single change visible, and tells chunks apart
+            if chunk:  # an odd factor distinguishes chunks and still detects every single change
                 part = part * _odd(chunk)
             total = part if total is None else total + part.to(total.device)
             chunk += 1
@@ -42,14 +42,14 @@ def _words(tensor: Tensor) -> Tensor:
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj())
     flat = flat.contiguous().view(-1)
-    if not len(flat):  # those that came from numpy have strides that `view` refuses
+    if not len(flat):  # empty tensors from numpy have strides that `view` rejects
         return torch.empty(0, dtype=torch.int32, device=flat.device)
     return flat.view(_SIGNED.get(flat.element_size(), torch.int32))
 
 
 @functools.cache
 def _weights(device: torch.device) -> Tensor:
-    """An odd number for each place of a chunk: scrambled, so that no pattern of changes cancels by its regularity."""
+    """An odd number for each position of a chunk: scrambled, so that regular patterns of changes do not cancel."""
     places = np.arange(1, _CHUNK + 1, dtype=np.uint64)
     return torch.from_numpy((_scramble(places) | np.uint64(1)).view(np.int64)).to(device)
 

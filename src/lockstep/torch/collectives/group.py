@@ -1,7 +1,7 @@
-"""The process group between ranks: the only file that names `torch.distributed`.
+"""The process group: the only file that uses `torch.distributed`.
 
-On CPUs ranks first tell each other what comes, on GPUs messages are numbered and tagged. A broken connection is told as
-the rank that ended, not as a TCP port.
+On CPUs ranks compare tag and size before each collective, on GPUs messages are numbered and tagged. A broken connection
+is reported with the rank that exited, not with a TCP port.
 """
 
 import struct
@@ -13,8 +13,8 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-# Imported before a group opens: whoever imports this module later, torch's optimizers among them, binds the open group
-# to default arguments of functions. It would never be freed, and its threads abort a process that ends well.
+# Imported before a group opens: a later import, as by torch's optimizers, binds the open group to default arguments of
+# functions. It would never be freed, and its threads would abort the process at exit.
 import torch.distributed.nn.functional  # pyright: ignore[reportUnusedImport]
 from torch import Tensor
 
@@ -25,16 +25,16 @@ from lockstep.errors import RunError
 from lockstep.torch.collectives.rendezvous import connect
 from lockstep.world import World
 
-_LOOK_EVERY = 100  # comparing marks waits for the device: do it for one message in so many
-_MARKS = 250  # fits in a byte, its squares add up exactly in float32, and the library's own tags all differ by it
+_LOOK_EVERY = 100  # comparing marks needs a host sync: done for one message in this many
+_MARKS = 250  # fits in a byte, sums of squares are exact in float32, and Lockstep's own tags all have different marks
 
 
 class Group:
-    """All ranks of a world, connected.
+    """The process group of all ranks.
 
     Attributes:
-        segment: the memory shared with the ranks of this host, once there is one; tells which of them live.
-        num_messages: how many messages this rank has sent, by tag.
+        segment: the memory shared with the ranks of this host, if open; holds their status.
+        num_messages: number of messages this rank has sent, by tag.
         tag: of the collective entered last.
     """
 
@@ -42,16 +42,19 @@ class Group:
         self.segment: Segment | None = None
         self.num_messages: Counter[str] = Counter()
         self.tag = ""
-        self._world, self._backend, self._timers = world, backend, timers
-        self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
+        self._world = world
+        self._backend = backend
+        self._timers = timers
+        self._timeout_s = timeout_s
+        self._startup_timeout_s = startup_timeout_s
         self._number = 0
 
     def open(self) -> None:
-        """Meet the other ranks."""
+        """Rendezvous with the other ranks."""
         connect(self._world, self._backend, self._timeout_s, self._startup_timeout_s)
 
     def close(self) -> None:
-        """Let go of the others."""
+        """Close the shared memory and the process group."""
         if self.segment is not None:
             self.segment.close()
             self.segment = None
@@ -75,14 +78,14 @@ class Group:
         return every[:, :-1]
 
     def sum(self, flat: Tensor, tag: str) -> Tensor:
-        """The backend's own sum of [n] over ranks; the order of additions is its own."""
+        """All-reduce [n] over ranks; the backend chooses the order of additions."""
         if flat.device.type == "cpu":
             self._compare(tag, flat.nbytes)
             total = flat.clone()
             self._send(tag, lambda: dist.all_reduce(total))  # pyright: ignore[reportUnknownLambdaType]
             return total
         mark = self._mark(tag)
-        # Some rank sees a mean of marks, or of their squares, that is not its own unless all marks are equal.
+        # Unless all marks are equal, some rank's mark or its square differs from the mean over ranks.
         marked = torch.cat([flat, flat.new_tensor([mark, mark * mark])])
         self._send(tag, lambda: dist.all_reduce(marked))  # pyright: ignore[reportUnknownLambdaType]
         if self._may_look() and (marked[-2:] / self._world.size).tolist() != [mark, mark * mark]:
@@ -92,21 +95,21 @@ class Group:
         return marked[:-2]
 
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
-        """Give every rank the tensor of rank `source`."""
+        """Broadcast the tensor of rank `source`."""
         if flat.device.type == "cpu":
             self._compare(tag, flat.nbytes)
         else:
-            self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks of its own, and is rare
+            self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks, and is rare
         self._send(tag, lambda: dist.broadcast(flat, src=source))  # pyright: ignore[reportUnknownLambdaType]
 
     def enter(self, tag: str) -> None:
-        """Tell whoever watches which collective this rank enters."""
+        """Record which collective this rank enters."""
         self.tag = tag
         if self.segment is not None:
             self.segment.enter(tag)
 
     def _compare(self, tag: str, size: int) -> None:
-        """Tell each other what comes; raise if that is not the same. gloo ends a process that receives another size."""
+        """Raise `RunError` unless all ranks have the same tag and size; gloo aborts a process on another size."""
         mine = torch.frombuffer(bytearray(struct.pack("<q", size) + tag_text(tag)), dtype=torch.uint8)
         gathered: list[tuple[int, str, int]] = []
         for rank, row in enumerate(self._gather(mine, tag, messages=0)):

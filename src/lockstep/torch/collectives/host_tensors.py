@@ -1,4 +1,4 @@
-"""CPU tensors through `lockstep.distributed.network.hosts`, which knows arrays: the same memory, not copied."""
+"""CPU tensors through `lockstep.distributed.network.hosts`, which takes numpy arrays: shared memory, no copies."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -29,13 +29,13 @@ class HostTensors:
         return torch.from_numpy(self.hosts.gather(flat.numpy(), tag))
 
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
-        """Give every rank the tensor of rank `source`, of any type."""
+        """Broadcast the tensor of rank `source`, of any type."""
         self.hosts.broadcast(flat.view(torch.uint8).numpy(), source, tag)
 
     def close(self, error: BaseException | None) -> None:
-        """Hang up; the other hosts are told of an error."""
+        """Close the connections; an error is sent to the other hosts."""
         self.hosts.close(error)
 
     def announce_failure(self, reason: str) -> None:
-        """Tell the other hosts, once, why this rank leaves; if it is the first here. From any thread."""
+        """Send the reason of this rank's exit to the other hosts, once per host. From any thread."""
         self.hosts.announce_failure(reason)
