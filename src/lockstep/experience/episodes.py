@@ -33,9 +33,9 @@ class EpisodeStats:
         )
 
     def state(self) -> dict[str, np.ndarray]:
-        """What the episodes that have not ended have come to."""
+        """Returns and lengths of the unfinished episodes."""
         return {"return": self._return, "length": self._length}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` told."""
+        """Restore a `state`."""
         self._return, self._length = state["return"], state["length"]

@@ -1,4 +1,4 @@
-"""Exploring with Q values: a random action now and then, the best known one otherwise.
+"""Epsilon-greedy exploration.
 
 Shapes: A actions.
 """
@@ -28,7 +28,7 @@ def epsilon(config: DQNConfig, env_steps: int) -> float:
 
 
 class EpsilonGreedy:
-    """The best action, or with probability `epsilon` any action, all alike.
+    """The best action, or with probability `epsilon` a uniformly random one.
 
     Args:
         action: of the task; one choice.
@@ -47,16 +47,16 @@ class EpsilonGreedy:
         self.num_actions, self.epsilon = action.sizes[0], epsilon
 
     def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """[*shape, 2] numbers in [0, 1): the coin, and which action a random one would be.
+        """[*shape, 2] numbers in [0, 1): whether to act randomly, and the random action.
 
-        Both are drawn whatever epsilon is: how far a stream has come does not depend on the schedule.
+        Both are always drawn, so that the stream does not depend on epsilon.
         """
         return generator.random((*shape, 2))
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions [...] from Q values [..., A] and noise [..., 2]."""
-        anything = (noise[..., 1] * self.num_actions).astype(np.int64)
-        return np.where(noise[..., 0] < self.epsilon, anything, self.mode(parameters))
+        random = (noise[..., 1] * self.num_actions).astype(np.int64)
+        return np.where(noise[..., 0] < self.epsilon, random, self.mode(parameters))
 
     def mode(self, parameters: np.ndarray) -> np.ndarray:
         """Actions [...] of the largest Q values [..., A]; the first of equal ones."""

@@ -1,4 +1,4 @@
-"""The last observations of each environment, in rings of rows; of stacked images each frame once.
+"""Ring buffers of observations, one per environment; of stacked images each frame is stored once.
 
 Shapes: B environments, E of them, R rows of a ring, N rows anywhere, `*O` observation.
 """
@@ -15,10 +15,10 @@ from lockstep.errors import ConfigError
 
 
 class Frames:
-    """Rings of observations, B of them with R rows each. Row r of environment b has the index b R + r.
+    """B ring buffers of R observations each. Row r of environment b has the index b R + r.
 
-    An observation that stacks frames (`EnvSpec.frames`) is kept as its newest frame alone, and put together again from
-    the rows before it. Frames from before an episode are 0.
+    An observation of stacked frames (`EnvSpec.frames`) is stored as its newest frame, and restored from the rows before
+    it. Frames from before an episode are 0.
 
     Args:
         spec: of the environments.

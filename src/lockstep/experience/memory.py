@@ -1,4 +1,4 @@
-"""How much memory a replay takes, and how much its process may still take: what is free, within its group's limit."""
+"""Memory that a replay buffer needs, compared with the memory that is available."""
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -11,9 +11,9 @@ _ROW = 4 + 3  # bytes of a row beside observation and action: reward; age, what 
 def replay_bytes(
     spec: EnvSpec, num_envs: int, capacity: int, *, n_step: int, prioritized: bool, mapped: bool = False
 ) -> int:
-    """Memory that the replay of one shard takes (`lockstep.experience.replay.Replay`, same arguments).
+    """Memory of the replay buffer of one shard (`lockstep.experience.replay.Replay`, same arguments).
 
-    `mapped` leaves out the observations: they lie in a file then.
+    `mapped` excludes the observations, which are in a file.
     """
     rows = num_envs * ring_rows(spec, num_envs, capacity, n_step)
     action = 4 * spec.action.width if spec.action.kind == "continuous" else 8 * spec.action.width
@@ -22,22 +22,20 @@ def replay_bytes(
 
 
 def in_words(num_bytes: float) -> str:
-    """As people say it: `1.20 GB`, `36.5 MB`."""
+    """A readable size: `1.20 GB`, `36.5 MB`."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def check_memory(capacity: int, wanted: int, *, copy: int) -> None:
-    """Refuse a replay that this machine's memory cannot hold.
-
-    Every rank of a host asks before any of them makes its part.
+    """Check that the replay buffers of this host fit in memory; called on every rank before any allocates.
 
     Args:
         capacity: the setting.
-        wanted: bytes of all parts that belong on this host, by `replay_bytes`.
-        copy: bytes that checkpoints copy before they write: all of these parts, mapped or not, or 0 without them.
+        wanted: bytes of all parts on this host, by `replay_bytes`.
+        copy: bytes that checkpoints copy before writing: all of these parts, mapped or not, or 0 without them.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: they do not fit.
     """
     free, needed = usable_memory(), wanted + copy
     if free is None or needed <= free:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 EPS = 1e-8
-"""Added to a variance before its root is divided by."""
+"""Added to a variance before its square root."""
 LIMIT = 10.0
-"""Deviations from the mean beyond which what is normalized is cut."""
+"""Normalized numbers are clipped to this many standard deviations."""
 
 
 def batch_moments(sums: Any, xp: ModuleType = np) -> tuple[Any, Any, Any]:
@@ -47,20 +47,20 @@ class RunningMoments:
         return 1 + 2 * len(self.mean)
 
     def sums(self, rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """What one shard adds to the moments: weight, sum and sum of squares of `rows` [N, F] weighed by `weight` [N].
+        """The sums of one shard for `update`: weight, sum and sum of squares of `rows` [N, F] weighted by `weight` [N].
 
-        Rows are taken relative to the mean so far, which every rank holds alike: squares of large numbers lose digits.
+        Relative to the current mean, which is equal on all ranks: squares of large numbers would lose digits.
         """
         centred = rows.astype(np.float64) - self.mean
         return np.concatenate([[weight.sum()], weight @ centred, weight @ np.square(centred)])
 
     def begin_at(self, mean: np.ndarray) -> None:
-        """Take the rows of the first update relative to `mean` [F], the same on all ranks: 0 is far from some."""
+        """Set the origin of the first update to `mean` [F], equal on all ranks."""
         assert self.count == 0, "there is a mean already"
         self.mean[:] = mean
 
     def merged(self, sums: np.ndarray) -> dict[str, np.ndarray]:
-        """The state after taking in the sums of all shards, of a weight above 0 (Chan, Golub and LeVeque, 1979)."""
+        """The state after an update with sums of positive weight (Chan, Golub and LeVeque, 1979)."""
         count = self._count
         weight, shift, inner = batch_moments(sums)
         total = count + weight
@@ -69,7 +69,7 @@ class RunningMoments:
         return {"count": total, "mean": self.mean + shift * weight / total, "variance": variance}
 
     def update(self, sums: np.ndarray) -> None:
-        """Take in the sums of all shards; nothing changes where they weigh nothing."""
+        """Update from the sums of all shards; no effect if their weight is 0."""
         if sums[0] > 0:
             self.restore(self.merged(sums))
 
@@ -88,18 +88,18 @@ class RunningMoments:
         return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + EPS)), -LIMIT, LIMIT)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything, as the arrays themselves."""
+        """All arrays, not copied."""
         return {"count": self._count, "mean": self.mean, "variance": self.variance}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` returned; a variance below 0, which earlier versions could save, becomes 0."""
+        """Restore a `state`; a negative variance, which earlier versions could save, becomes 0."""
         for name, array in self.state().items():
             array[:] = state[name]
         np.maximum(self.variance, 0.0, out=self.variance)
 
 
 class DiscountedReturns:
-    """G_t = r_t + gamma G_{t-1} within an episode: what the scale of rewards is measured by.
+    """G_t = r_t + gamma G_{t-1} within an episode; rewards are scaled by its deviation.
 
     Attributes:
         value: [B] G of the last step, 0 where the episode ended with it.

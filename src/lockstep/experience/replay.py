@@ -1,8 +1,8 @@
-"""Replay: the transitions that one shard keeps, to learn from many times (Lin, 1992; Mnih et al., 2015).
+"""The replay buffer of one shard (Lin, 1992; Mnih et al., 2015).
 
-Every environment has a ring of rows. A row is an observation, and the action that followed with its reward; the row
-after it holds the next observation. Stacked images are kept as single frames, each once, and stacked when sampled.
-Nothing is done per transition: an added step costs some calls for all environments, a sample some for all its rows.
+Every environment has a ring buffer. A row is an observation, and the action that followed with its reward; the next row
+has the next observation. Of stacked images each frame is stored once, and stacked when sampled. All operations are
+vectorized over environments or sampled rows.
 
 Shapes: B environments of the shard, R rows of a ring, N sampled transitions, n steps of a return, `*O` observation.
 """
@@ -19,14 +19,14 @@ from lockstep.experience.frames import Frames, ring_rows
 from lockstep.experience.rollout import Rollout
 from lockstep.experience.sum_tree import SumTree
 
-# What followed the observation of a row. NOTHING: no action yet, or the episode was over and only its end is seen here.
+# What followed the observation of a row. NOTHING: no action yet, or the row is a final observation.
 _NOTHING, _GOES_ON, _TERMINATED, _TRUNCATED = range(4)
-_SPARSE = 8  # below one valid row in so many, valid rows are listed rather than hit by chance
+_SPARSE = 8  # with fewer than one valid row in this many, valid rows are listed instead of rejection sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """What was sampled. The arrays are new ones."""
+    """Sampled transitions, as new arrays."""
 
     observation: np.ndarray
     """[N, *O], uint8 or float32."""
@@ -172,9 +172,9 @@ class Replay:
         )
 
     def update_priorities(self, index: np.ndarray, td_error: np.ndarray) -> None:
-        """Tell the TD errors [N] of transitions that were sampled since the last step.
+        """Set priorities from the TD errors [N] of transitions sampled since the last step.
 
-        One that is not finite leaves the priority as it is: what to do about it is the algorithm's to say.
+        Errors that are not finite are ignored: handling them is the algorithm's task.
         """
         if self._tree is None:
             return
@@ -185,14 +185,14 @@ class Replay:
         self._tree.set(index[known], priority)
 
     def state(self) -> dict[str, Any]:
-        """Everything, for a checkpoint. Arrays are the replay's own: copy them before the next step."""
+        """State for a checkpoint. Arrays are not copied: copy them before the next step."""
         if self._tree is None:
             return self._arrays()
         priority = self._tree.values(np.arange(self._tree.capacity))
         return self._arrays() | {"priority": priority, "largest": self._largest}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. Raises `ConfigError` if it is that of a replay of another shape."""
+        """Restore a `state`. Raises `ConfigError` if its shapes differ."""
         arrays, same = self._arrays(), ("priority" in state) == (self._tree is not None)
         if not same or any((state[name].shape, state[name].dtype) != (a.shape, a.dtype) for name, a in arrays.items()):
             raise ConfigError(
@@ -280,7 +280,7 @@ class Replay:
         return index
 
     def _settle(self, changed: list[np.ndarray]) -> None:
-        """Give rows that became valid the largest priority so far, and those that no longer are none."""
+        """Set the priority of rows that became valid to the largest so far, and of invalid rows to 0."""
         if self._tree is not None:
             index = np.concatenate(changed)
             self._tree.set(index, np.where(self._valid[index], self._largest, 0.0))
@@ -292,7 +292,7 @@ class Replay:
         if self.size * _SPARSE < span:
             return np.flatnonzero(self._valid)[generator.integers(self.size, size=rows)]
         found, missing = list[np.ndarray](), rows
-        while missing > 0:  # nearly all rows are valid: for those that are not others are drawn
+        while missing > 0:  # rejection sampling: nearly all rows are valid
             drawn = generator.integers(span, size=missing * span // self.size + _SPARSE)
             drawn = drawn // filled * num_rows + drawn % filled
             found.append(drawn[self._valid[drawn]])

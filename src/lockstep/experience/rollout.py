@@ -1,4 +1,4 @@
-"""Collecting experience: every local shard steps its environments, numpy at the border.
+"""Collecting rollouts: every local shard steps its environments, with a numpy interface.
 
 Shapes: K shards of this rank, T steps, B environments of a shard, O observation (one number, or the channels, height
 and width of an image), W noise of an action.
@@ -78,18 +78,18 @@ class Rollout:
 
 
 class Collector:
-    """Steps the environments of this rank's shards with one actor, and keeps what they did.
+    """Steps the environments of this rank's shards with one actor.
 
     Args:
-        world: whose shards.
+        world: the ranks and shards.
         envs: the vector environment of each shard of this process, in order.
         actor: observations [K, B, O] to distribution parameters [K, B, P].
         sampler: the distribution.
         num_steps: T.
         seed: of the run.
-        timers: told whether the time goes to acting or to environments.
-        observation_moments: normalizer of what the actor sees; None shows observations as they are.
-        noise_per_env: draw each environment's noise from a stream of its own instead of one stream per shard.
+        timers: record the time spent acting and in environments.
+        observation_moments: normalizer of observations, if any.
+        noise_per_env: one random stream per environment for noise instead of one per shard.
         report_non_finite: store a non-finite number in `Rollout.fault`, for all ranks to decide on together, instead of
             raising `RunError` on this rank.
     """
@@ -108,8 +108,13 @@ class Collector:
         noise_per_env: bool = False,
         report_non_finite: bool = False,
     ) -> None:
-        self._world, self._envs, self._actor, self._sampler = world, envs, actor, sampler
-        self._timers, self._moments, self._report_non_finite = timers, observation_moments, report_non_finite
+        self._world = world
+        self._envs = envs
+        self._actor = actor
+        self._sampler = sampler
+        self._timers = timers
+        self._moments = observation_moments
+        self._report_non_finite = report_non_finite
         spec, count, size = envs[0].spec, len(envs), envs[0].num_envs
         self._noise_streams = [
             [stream(seed, "action of environment", shard * size + i) for i in range(size)]
@@ -129,7 +134,7 @@ class Collector:
         self._ended = np.zeros((count, num_steps + 1, size), bool)
         self.episodes = [EpisodeStats(size) for _ in envs]
         self.fingerprints: list[str] = []
-        """Of each shard's first rollout: what it saw, did and drew."""
+        """Of each shard's first rollout: observations, actions and noise."""
         self._seed = seed
         for k in range(count):
             self._reset(k, "env")
@@ -152,9 +157,9 @@ class Collector:
         clip = clipper(self._action_spec)
         for t in range(steps):
             timers.enter(ACT)
-            with np.errstate(over="ignore", invalid="ignore"):  # `_fault` tells of these numbers, with a name
-                seen = observation[:, t] if self._moments is None else self._moments.normalize(observation[:, t])
-                chosen = sampler.sample(actor(seen), noise[t])
+            with np.errstate(over="ignore", invalid="ignore"):  # reported by `_fault`
+                current = observation[:, t] if self._moments is None else self._moments.normalize(observation[:, t])
+                chosen = sampler.sample(actor(current), noise[t])
             action[:, t] = chosen
             chosen = clip(chosen)
             timers.enter(ENV)
@@ -184,7 +189,7 @@ class Collector:
         return np.concatenate([self._sampler.draw_noise(generator, (steps, each)) for generator in streams], 1)
 
     def _finish(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> Rollout:
-        """What can be found once per rollout instead of once per step."""
+        """Compute the rollout's arrays that need no work per step."""
         ended = self._ended[k, 1:]
         weight = np.ones_like(self._reward[k]) if self._same_step else 1.0 - self._ended[k, :-1].astype(np.float32)
         fault = self._fault(k, final)
@@ -208,8 +213,8 @@ class Collector:
         )
 
     def _fault(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> NonFiniteValue | None:
-        """The first number of local shard number `k` that is not finite; looked for once per rollout."""
-        # Row 0 is looked at again: what the last rollout left there is learned from in this one.
+        """The first non-finite number of local shard `k` in this rollout."""
+        # Row 0 is checked again: this rollout learns from the last observation of the previous one.
         parts = [(0, None, "a reward", self._reward[k]), (-1, None, "an observation", self._observation[k])]
         parts += [(t, rows, "an observation", last[None]) for t, rows, last in final]
         first, found = self._world.shards[k] * self._reward.shape[2], list[NonFiniteValue]()
@@ -226,7 +231,7 @@ class Collector:
         return all(map(can_save, self._envs))
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """Where local shard number `k` stands between two rollouts; its environments only if they can be saved."""
+        """State of local shard `k` between two rollouts; includes the environments only if they can be saved."""
         env, episodes = self._envs[k], self.episodes[k]
         return {
             "environments": env.state() if can_save(env) else None,
@@ -238,10 +243,10 @@ class Collector:
         }
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
-        """Continue local shard number `k` from what `shard_state` told at `step` of the run.
+        """Restore local shard `k` from its `shard_state` at `step` of the run.
 
         Returns:
-            Whether its environments continue too; those that cannot be saved begin new episodes, with new seeds.
+            Whether its environments continue; those that cannot be saved start new episodes, with new seeds.
         """
         for generator, saved in zip(self._noise_streams[k], state["noise"], strict=True):
             generator.bit_generator.state = saved
@@ -256,7 +261,7 @@ class Collector:
         return True
 
     def fingerprint(self) -> str:
-        """What this rank's first rollout looked like; different on every rank, or they collect the same data."""
+        """Fingerprint of this rank's first rollout; equal ones mean that ranks collect the same data."""
         return combine(self.fingerprints)
 
     def close(self) -> None:
@@ -266,9 +271,9 @@ class Collector:
 
 
 def clipper(action: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
-    """Box actions are clipped for the environment only; what was drawn is what is learned from.
+    """The function that clips actions for the environment; the algorithm learns from unclipped ones.
 
-    A policy that saw a NaN draws NaN. No environment is sent that: it gets 0, or the bound nearest to 0.
+    NaN, as from a NaN observation, becomes 0, or the bound nearest to 0.
     """
     if action.kind != "continuous":
         return lambda chosen: chosen

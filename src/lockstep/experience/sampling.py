@@ -1,4 +1,4 @@
-"""Drawing actions by numpy, where environments live: the half of a distribution that no framework is needed for.
+"""Sampling actions in numpy, without a framework.
 
 Noise for a whole rollout is drawn at once; `sample` turns a step's noise into actions without further randomness.
 Shapes: P parameters of the distribution, A choices, D dimensions of a continuous action.
@@ -83,6 +83,6 @@ Sampler = Categorical | MultiCategorical | DiagonalGaussian
 
 def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Standard Gumbel noise, float32, at most 16.7: -log of an exponential variate."""
-    # One in 2**23 of numpy's float32 variates is exactly 0 and stands for a number of about 2**-24. A smaller number in
-    # its place would be noise that lets any action win, however unlikely.
+    # One in 2**23 of numpy's float32 variates is 0, in place of about 2**-24. Its logarithm would let any action
+    # win, however unlikely.
     return -np.log(np.maximum(generator.standard_exponential(shape, dtype=np.float32), _SMALLEST_VARIATE))

@@ -1,7 +1,7 @@
-"""Drawing in proportion to priorities: sums over groups of leaves, groups of groups, and so on up to one.
+"""A sum tree, to draw in proportion to priorities.
 
-Everything works on whole arrays of leaves. A node has 64 children, not 2: the tree of a million leaves has four levels,
-and for numpy the number of levels is what costs.
+All operations take arrays of leaves. A node has 64 children, not 2: numpy's cost grows with the number of levels, of
+which a million leaves need four.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ _CHILDREN = 64
 class SumTree:
     """Non-negative numbers at `capacity` leaves, and all their partial sums; changes and draws take O(log n).
 
-    The tree of prioritized replay (Schaul et al., 2016, appendix B.2.1). A node is always summed anew from its
-    children, so that rounding does not add up over a long run.
+    The tree of prioritized replay (Schaul et al., 2016, appendix B.2.1). A node is always recomputed from its children,
+    so that rounding errors do not accumulate.
 
     Args:
         capacity: leaves; all 0 at first.
@@ -39,7 +39,7 @@ class SumTree:
         return self._levels[0].reshape(-1)[index]
 
     def set(self, index: np.ndarray, value: np.ndarray | float) -> None:
-        """Put `value` [N] at leaves `index` [N]; where a leaf is named twice, the later one counts.
+        """Set leaves `index` [N] to `value` [N]; of duplicates the last one counts.
 
         Raises:
             ValueError: a value is negative or not finite, or a leaf does not exist. Nothing is changed then.
@@ -71,7 +71,7 @@ class SumTree:
         node, row = np.zeros(len(rest), np.int64), np.arange(len(rest))
         for level in reversed(self._levels):
             running = level.take(node, 0).cumsum(1)
-            # A mass on or beyond the end, by rounding, belongs to the last child that is not 0.
+            # A mass at or beyond the end, by rounding, selects the last child that is not 0.
             rest = np.minimum(rest, np.nextafter(running[:, -1], 0.0))
             child = (running <= rest[:, None]).sum(1)
             if len(child) and int(child.max()) == _CHILDREN:

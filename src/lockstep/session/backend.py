@@ -1,4 +1,4 @@
-"""What a framework does in its own way around a training loop, as `lockstep.session.session` asks for it."""
+"""The framework-specific part of a session."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +22,10 @@ SomeLearner = TypeVar("SomeLearner", contravariant=True)
 
 
 class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
-    """What a framework does in its own way around a loop. Keeps nothing."""
+    """The framework-specific part of a session; stateless."""
 
     def open(self, run: AnyRun, world: World, timers: Timers) -> SomeComm:
-        """Fix what changes bits, before the first number is computed, and make the collectives; not yet entered."""
+        """Set deterministic modes before any computation, and make the collectives; not yet entered."""
         ...
 
     def preflight(self, comm: SomeComm, run: AnyRun) -> Preflight:
@@ -35,39 +35,39 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
     def forecast(
         self, run: Run, comm: SomeComm, learner: SomeLearner, layout: Layout, message_s: float
     ) -> Forecast | str:
-        """What this world and one of its hosts alone will do, or why that is not predicted; not collective."""
+        """Predict the speed of this world and of one host, or return why not; not collective."""
         ...
 
     def devices(self, comm: SomeComm) -> list[str]:
-        """Where each rank of this process computes, in words; each has a block of the process' shards."""
+        """Description of the device of each rank of this process; each rank has a block of the shards."""
         ...
 
     def share_cores(self, run: AnyRun, world: World, policy: SomePolicy) -> None:
-        """Give this process its part of the host's cores, as far as the policy is worth it."""
+        """Set the number of threads of this process."""
         ...
 
     def start_from(
         self, path: Path, comm: SomeComm, policy: SomePolicy, observations: RunningMoments | None, learner: SomeLearner
     ) -> None:
-        """Begin with the parameters and the normalizer of a policy file, equal on all ranks; *collective*."""
+        """Load the parameters and the normalizer of a policy file, equal on all ranks; *collective*."""
         ...
 
     def player(self, policy: SomePolicy, comm: SomeComm, observations: RunningMoments | None) -> Player:
-        """What an evaluation plays: always the newest parameters."""
+        """The policy for evaluations, always with the newest parameters."""
         ...
 
     def restorable(self, learner: SomeLearner, comm: SomeComm) -> Learner:
-        """What a checkpoint takes of a learner."""
+        """The learner's state for checkpoints."""
         ...
 
     def parameters(self, policy: SomePolicy) -> Mapping[str, np.ndarray]:
-        """What was trained, float32, by name."""
+        """Trained parameters by name, float32."""
         ...
 
     def save(self, path: Path, policy: SomePolicy, observations: RunningMoments | None, run: AnyRun) -> None:
-        """Write a policy file, whole or not at all. Raises `RunError` where that cannot be."""
+        """Write a policy file atomically. Raises `RunError` if it cannot be written."""
         ...
 
     def leave(self, error: BaseException, run_dir: Path, comm: SomeComm, tensors: Mapping[str, Any]) -> None:
-        """Leave for inspection what a failed run's error speaks of. Never raises: the error itself is to be told."""
+        """Save the tensors or batches of a failed run's error. Never raises, so that `error` itself is reported."""
         ...

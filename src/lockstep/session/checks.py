@@ -1,4 +1,4 @@
-"""What a run demands of its task and of this host: told before a process starts and before memory is taken."""
+"""Checks of a run's task, data and host, before a process starts and before memory is allocated."""
 
 import os
 import shlex
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
 
 _VERIFIED = 1 << 30
-"""Bytes of prepared data whose checksums are compared when a run starts: a second or two."""
+"""Largest prepared data, in bytes, whose checksums are verified when a run starts: a second or two."""
 
 
 def check_framework(run: AnyRun) -> None:
-    """Raise `ConfigError` where the package that the run computes with is not installed."""
+    """Raise `ConfigError` if the run's framework is not installed."""
     check_package(run.ml_framework)
 
 
 def check_package(name: Literal["torch", "jax"]) -> None:
-    """Raise `ConfigError` where this framework is not installed."""
+    """Raise `ConfigError` if this framework is not installed."""
     other = "torch" if name == "jax" else "jax"
     if not _installed(name):
         instead = f", or use --ml-framework {other}" if _installed(other) else ""
@@ -40,13 +40,13 @@ def check_package(name: Literal["torch", "jax"]) -> None:
 
 
 def _installed(name: str) -> bool:
-    """Whether there is such a package; a folder of that name where the command was given, say of a run, is none."""
+    """Whether the package is installed; a folder of that name in the working directory does not count."""
     found = find_spec(name)
     return found is not None and found.origin is not None
 
 
 def check_task(run: Run, spec: EnvSpec) -> None:
-    """Raise `ConfigError` for a task that the algorithm cannot learn, or the network cannot see."""
+    """Raise `ConfigError` for a task that does not fit the algorithm or the network."""
     config = run.algorithm
     if isinstance(config, DQNConfig):
         try:
@@ -61,14 +61,14 @@ def check_task(run: Run, spec: EnvSpec) -> None:
 
 
 def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Dataset]":
-    """The prepared data to learn from, and those to judge by.
+    """Open the prepared data for training and for evaluation.
 
     Args:
         run: the config.
-        verify: compare checksums, too, where that takes no more than seconds.
+        verify: also verify checksums, if that takes only seconds.
 
     Raises:
-        ConfigError: they are not there or damaged, or do not fit each other or the algorithm.
+        ConfigError: data are missing or damaged, or do not fit each other or the algorithm.
     """
     dataset = _opened("data", run.data, verify)
     judged_on = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify)
@@ -93,7 +93,7 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
     if run.algorithm.estimate:
         from lockstep.data.packages import import_optional
 
-        import_optional("scipy", "offline")  # for the estimates at the end, hours later
+        import_optional("scipy", "offline")  # now rather than at the estimates, hours later
     way_out = without_candidates(run.algorithm)
     if info.kind == "parametric" and not info.has_possible_actions and way_out is not None:
         raise ConfigError(
@@ -104,7 +104,7 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
 
 
 def check_boost(config: OfflineDQNConfig, dataset: "Dataset") -> None:
-    """Raise `ConfigError` for a boost of an action that the data do not have."""
+    """Raise `ConfigError` for a boosted action that the data do not have."""
     for name in config.reward_boost:
         if name not in dataset.info.actions:
             raise ConfigError(
@@ -114,7 +114,7 @@ def check_boost(config: OfflineDQNConfig, dataset: "Dataset") -> None:
 
 
 def _opened(setting: str, name: str, verify: bool) -> "Dataset":
-    from lockstep.data.dataset import Dataset  # a run in environments does not wait for what reads logs
+    from lockstep.data.dataset import Dataset  # not needed by runs in environments
 
     path = Path(name)
     if not path.exists():
@@ -128,7 +128,7 @@ def _opened(setting: str, name: str, verify: bool) -> "Dataset":
 
 
 def without_candidates(config: LoggedConfig) -> str | None:
-    """How to learn from data that do not say what could be done next; `None` where nothing needs to change."""
+    """The flags to learn from data without possible next actions; `None` if no change is needed."""
     maxq = isinstance(config, OfflineDQNConfig) and config.maxq
     if not (config.estimate or maxq):
         return None
@@ -137,7 +137,7 @@ def without_candidates(config: LoggedConfig) -> str | None:
 
 
 def check_model_path(run: OfflineRun) -> None:
-    """Raise `ConfigError` where the finished policy could not be written."""
+    """Raise `ConfigError` if the finished policy could not be written."""
     if run.model_path is not None and (why := _closed(Path(run.model_path))):
         raise ConfigError(f"model_path={run.model_path} cannot be written ({why}); use another directory")
 
@@ -153,7 +153,7 @@ def check_rows(run: OfflineRun, world: World) -> None:
 
 
 def check_drawing(run: AnyRun) -> None:
-    """Raise `ConfigError` for a task that cannot be drawn, also for want of a package: one picture is drawn."""
+    """Raise `ConfigError` for a task that cannot be rendered; renders one picture."""
     assert run.task is not None
     try:
         env: Any = make_vector_env(run.task, run.env, 1, render=True, training=False)
@@ -172,7 +172,7 @@ def check_drawing(run: AnyRun) -> None:
 
 
 def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
-    """Raise `ConfigError` where convolutions are asked for and there is no image."""
+    """Raise `ConfigError` for convolutions on observations that are no images."""
     if spec.image is None and config.encoder not in ("auto", "mlp"):
         raise ConfigError(
             f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
@@ -180,7 +180,7 @@ def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
 
 
 def check_host(run: Run, spec: EnvSpec, world: World) -> None:
-    """Raise `ConfigError` where this host has not the memory or the disk for the replays of its ranks."""
+    """Raise `ConfigError` if this host lacks the memory or the disk space for the replay buffers of its ranks."""
     config = run.algorithm
     if not isinstance(config, DQNConfig):
         return
@@ -191,13 +191,13 @@ def check_host(run: Run, spec: EnvSpec, world: World) -> None:
 
 
 def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None = None) -> int:
-    """Memory that the replays of this rank's host take together.
+    """Memory of all replay buffers on this rank's host.
 
     Args:
-        run: one with a replay.
+        run: the config, of DQN.
         spec: of its environments.
-        world: who takes part.
-        mapped: leave out what lies in files; default: as the config has it.
+        world: the ranks.
+        mapped: exclude observations in mapped files; default: from the config.
     """
     config = run.algorithm
     assert isinstance(config, DQNConfig)
@@ -214,7 +214,7 @@ def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None 
 
 
 def _check_disk(path: Path, wanted: int) -> None:
-    """Refuse a directory that cannot be made, written to, or filled so far."""
+    """Raise `ConfigError` for a directory that is not writable or has too little space."""
     free = shutil.disk_usage(_existing(path)).free
     why = _closed(path) or (f"{in_words(free)} are free there" if wanted > free else None)
     if why is None:
@@ -226,12 +226,12 @@ def _check_disk(path: Path, wanted: int) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """What there is of a path: itself, or the nearest folder above."""
+    """The path if it exists, else its nearest existing parent."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
 def _closed(path: Path) -> str | None:
-    """Why nothing can be written below a directory that is there or will be made; `None` if it can."""
+    """Why a directory, existing or not, is not writable; `None` if it is."""
     there = _existing(path)
     if not there.is_dir():
         return f"{there} is a file"

@@ -1,4 +1,4 @@
-"""What a failed run leaves for inspection, each process its own part."""
+"""Files that a failed run saves for inspection, one part per process."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,16 +14,16 @@ FOLDER = "mismatch"
 
 
 def save_debug_dump(error: BaseException, run_dir: Path, rank: int, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write what the error speaks of. Never raises: the error itself is to be told.
+    """Save the arrays of an error. Never raises, so that `error` itself is reported.
 
-    Of ranks that no longer agree: `mismatch/rank_R.safetensors`, the arrays that differ as those at fault and one other
-    rank hold them. Of a number that is not finite: what it came with.
+    For a mismatch: `mismatch/rank_R.safetensors`, the differing arrays of the ranks at fault and of one other rank. For
+    a non-finite value: its batch.
 
     Args:
-        error: why the run fails.
+        error: of the run.
         run_dir: the run's directory.
-        rank: this one.
-        arrays: everything that must be equal on all ranks, as this one holds it.
+        rank: this rank.
+        arrays: this rank's arrays that must be equal on all ranks.
     """
     if isinstance(error, NonFiniteError):
         locate_non_finite.save(error, run_dir)
@@ -31,5 +31,5 @@ def save_debug_dump(error: BaseException, run_dir: Path, rank: int, arrays: Mapp
         agreeing = next((r for r in range(len(error.ranks) + 1) if r not in error.ranks), None)
         if rank not in error.ranks and rank != agreeing:
             return
-        held = {name: arrays[name] for name in error.tensors if name in arrays}
-        leave_arrays(run_dir / FOLDER / f"rank_{rank}.safetensors", held, {"format": 1, "error": str(error)})
+        differing = {name: arrays[name] for name in error.tensors if name in arrays}
+        leave_arrays(run_dir / FOLDER / f"rank_{rank}.safetensors", differing, {"format": 1, "error": str(error)})

@@ -203,7 +203,7 @@ def nearest(comm: Comm, found: Mapping[int, Finding]) -> Finding | None:
 
 
 def save(error: NonFiniteError, run_dir: Path) -> None:
-    """Write the batches of this rank, each whole or not at all. Never raises: `error` itself is to be reported."""
+    """Write the batches of this rank, each atomically. Never raises, so that `error` itself is reported."""
     for shard, arrays in error.batches.items():
         path = run_dir / FOLDER / f"shard_{shard}.safetensors"
         leave_arrays(path, arrays, {"format": 1, "error": str(error)})
@@ -242,7 +242,7 @@ def _error(
 class _BadRow(NamedTuple):
     row: int
     order: int
-    """Among the columns that were looked at."""
+    """Of the column."""
     what: str
     value: str
 

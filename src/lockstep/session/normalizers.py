@@ -18,7 +18,7 @@ _SETTINGS = {"observations": "normalize_observation", "returns": "normalize_retu
 
 
 class NormalizerError(NonFiniteError):
-    """Running moments that are not finite, although all that the environments gave is; raised by all ranks alike."""
+    """Running moments that are not finite although all numbers of the environments are; raised by all ranks."""
 
     def __init__(self, name: str, feature: int, progress: Progress) -> None:
         what = f"of number {feature} of the observation" if name == "observations" else "of the discounted return"
@@ -33,7 +33,7 @@ class NormalizerError(NonFiniteError):
 
 
 class UpdateStatistics(NamedTuple):
-    """What the ranks found together before an on-policy update."""
+    """Statistics over all ranks before an on-policy update."""
 
     mean: float = 0.0
     """Of the advantages."""
@@ -42,11 +42,11 @@ class UpdateStatistics(NamedTuple):
     explained: float = 0.0
     """Fraction of the variance of the targets that the values explain."""
     weight: float = 0.0
-    """1; 0 if all rows are resets, which leave nothing to learn from."""
+    """1; 0 if all rows are resets, which have weight 0."""
 
 
 class Normalizers:
-    """Of observations and of returns.
+    """The normalizers of observations and of returns.
 
     Args:
         observation_size: F of observations; None does not normalize them.
@@ -57,7 +57,7 @@ class Normalizers:
     Attributes:
         observations: None where observations are not normalized.
         returns: None where rewards are not scaled.
-        discounted: of each local shard, where its returns stand.
+        discounted: running discounted returns of each local shard.
     """
 
     def __init__(self, observation_size: int | None, gamma: float | None, num_shards: int, shard_envs: int) -> None:
@@ -66,24 +66,24 @@ class Normalizers:
         self.discounted = [DiscountedReturns(shard_envs, gamma or 0.0) for _ in range(num_shards)]
 
     def named(self) -> dict[str, RunningMoments]:
-        """Those that there are, by name."""
+        """The enabled normalizers by name."""
         named = {"observations": self.observations, "returns": self.returns}
         return {name: moments for name, moments in named.items() if moments is not None}
 
     def sums(self, comm: Comm, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-        """What each local shard adds to all moments, to be summed over all shards; *collective* in the first update.
+        """The sums of each local shard for all moments, to be summed over shards; *collective* in the first update.
 
         Args:
             comm: the ranks.
-            rollouts: one for each local shard, each given once.
+            rollouts: one for each local shard; pass each rollout only once.
         """
-        weights, rows = [r.weight.ravel() for r in rollouts], dict[str, list[np.ndarray]]()
+        weights = [r.weight.ravel() for r in rollouts]
+        rows: dict[str, list[np.ndarray]] = {}
         if self.observations is not None:
-            seen = [r.observation[:-1] for r in rollouts]
-            rows["observations"] = [x.reshape(-1, x.shape[-1]) for x in seen]
+            rows["observations"] = [r.observation[:-1].reshape(-1, r.observation.shape[-1]) for r in rollouts]
         if self.returns is not None:
             pairs = zip(self.discounted, rollouts, strict=True)
-            rows["returns"] = [kept.update(r.reward, r.ended).reshape(-1, 1) for kept, r in pairs]
+            rows["returns"] = [returns.update(r.reward, r.ended).reshape(-1, 1) for returns, r in pairs]
         begin(comm, [(moments, rows[name]) for name, moments in self.named().items()], weights)
         return [
             np.concatenate([np.zeros(0), *(m.sums(rows[name][k], weight) for name, m in self.named().items())])
@@ -95,11 +95,11 @@ class Normalizers:
 
         Args:
             total: sums over all shards: weight, advantages, targets, their squares, rollouts with a non-finite value,
-                and what `sums` returned.
+                and the result of `sums`.
 
         Returns:
-            The statistics, or None where a value is not finite; then also which normalizer would not be, if all that
-            the environments gave is finite.
+            The statistics, or None if a value is not finite; and the `fault` of the normalizers, if all numbers of the
+            environments are finite.
         """
         moments, faults, sums = total[:5], total[5], total[6:]
         fault = None if faults else self.fault(sums)
@@ -111,14 +111,11 @@ class Normalizers:
         target_variance = max(target_square - target_mean**2, 1e-8)
         self.update(sums)
         scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
-        # The advantage is what the value left unexplained.
+        # The advantage is the residual of the value.
         return UpdateStatistics(mean, scale, 1.0 - square / target_variance, 1.0), None
 
     def fault(self, sums: np.ndarray) -> tuple[str, int] | None:
-        """Which moments would not be finite after taking in the sums of all shards: their name, and which number.
-
-        None where all would be. Of what all ranks have alike, so that all ranks find the same.
-        """
+        """Name and feature of the moments that these sums would make non-finite; None for none. Equal on all ranks."""
         for name, moments, part in self._parts(sums):
             if part[0] != 0:
                 merged = moments.merged(part)
@@ -128,7 +125,7 @@ class Normalizers:
         return None
 
     def update(self, sums: np.ndarray) -> None:
-        """Take in the sums of all shards."""
+        """Update the moments from the sums of all shards."""
         for _, moments, part in self._parts(sums):
             moments.update(part)
 
@@ -142,13 +139,13 @@ class Normalizers:
 def begin(
     comm: Comm, normalizers: Sequence[tuple[RunningMoments, Sequence[np.ndarray]]], weights: Sequence[np.ndarray]
 ) -> None:
-    """Let the first update be relative to the mean of what all shards have seen; *collective*, one message of a run.
+    """Set the origin of the first update to the mean over all shards; *collective*, one message per run.
 
-    Relative to 0, rows that are far from it and near to each other would lose all digits of their variance.
+    Relative to 0, the variance of rows far from 0 would lose all its digits.
 
     Args:
         comm: the ranks.
-        normalizers: moments, and the rows [N, F] of each local shard; those that were updated before stay.
+        normalizers: moments, and the rows [N, F] of each local shard; those updated before do not change.
         weights: [N] of each local shard.
     """
     new = [(moments, rows) for moments, rows in normalizers if moments.count == 0]

@@ -1,4 +1,4 @@
-"""The replay buffers of a rank, one for each of its shards, and when to learn from them."""
+"""The replay buffers of a rank, one for each of its shards, and the number of gradient steps that are due."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,8 @@ class ShardReplays:
     """
 
     def __init__(self, run: Run, spec: EnvSpec, comm: Comm) -> None:
-        config, world = run.algorithm, comm.world
+        config = run.algorithm
+        world = comm.world
         assert isinstance(config, DQNConfig)
         self._config = config
         self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
@@ -50,7 +51,7 @@ class ShardReplays:
         """Add each shard's rollout to its buffer, unless it has a non-finite value.
 
         Returns:
-            For each shard: whether it has one, whether its buffer has too few rows to draw, transitions in it. [K, 3]
+            [K, 3]: whether it has one, whether its buffer has too few transitions to draw, number of transitions.
         """
         statistics = np.zeros((len(rollouts), 3))
         for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
@@ -66,7 +67,7 @@ class ShardReplays:
         if not ready or env_steps + new_steps < self.counters[_BEGIN]:
             return 0
         pending = float(self.counters[_PENDING]) + new_steps * updates_per_step
-        due = int(pending + 1e-6)  # 192 steps at 10 / 192 each are 10, whatever the rounding
+        due = int(pending + 1e-6)  # tolerates rounding: 192 steps at 10 / 192 each are 10
         self.counters[_PENDING] = pending - due
         return due
 
@@ -75,24 +76,25 @@ class ShardReplays:
         return [replay.sample(self.rows, s) for replay, s in zip(self.replays, self.streams, strict=True)]
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """Everything that belongs to local shard number `k` alone and outlives an update."""
+        """State of local shard `k`."""
         replay = self.replays[k].state() if self._config.checkpoint_replay else None
         return {"stream": self.streams[k].bit_generator.state, "replay": replay}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Continue local shard number `k` from what `shard_state` returned."""
+        """Restore local shard `k` from its `shard_state`."""
         self.streams[k].bit_generator.state = state["stream"]
         if state["replay"] is None or not self._config.checkpoint_replay:
-            self.counters[_BEGIN], self.counters[_PENDING] = -1, 0  # a new buffer is filled first
+            self.counters[_BEGIN] = -1  # fill a new buffer first
+            self.counters[_PENDING] = 0
         else:
             self.replays[k].restore(state["replay"])
 
 
 def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
-    """The replay buffer of each local shard: made by all ranks or by none; *collective*.
+    """Make the replay buffer of each local shard; *collective*.
 
     Raises:
-        ConfigError: on all ranks, if a host has not the memory or the disk for its part.
+        ConfigError: on all ranks, if a host lacks the memory or the disk space for its part.
     """
     c, world = run.algorithm, comm.world
     assert isinstance(c, DQNConfig)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop set a flag; the ranks agree on it with their next message and stop together."""
+"""Stop signals set a flag; the ranks exchange it with their next message and stop together."""
 
 import signal
 import threading
@@ -10,10 +10,10 @@ WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Catches SIGINT, SIGTERM and SIGUSR1 while open. A second SIGINT is a KeyboardInterrupt at once.
+    """Handles SIGINT, SIGTERM and SIGUSR1 while open. A second SIGINT raises KeyboardInterrupt at once.
 
     Attributes:
-        received: when (monotonic seconds) the first signal came and which; None while none did.
+        received: monotonic time and number of the first signal; None for none.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Start catching; only the main thread may, elsewhere nothing changes."""
+        """Install the handlers; no effect outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._on_signal) for number in WATCHED}
         return self
@@ -29,12 +29,12 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the signals back."""
+        """Restore the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def flags(self) -> list[float]:
-        """1 for the signal received, in the order of `WATCHED`."""
+        """1 for the received signal, else 0, in the order of `WATCHED`."""
         return [float(self.received is not None and self.received[1] == number) for number in WATCHED]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Which policy `lockstep evaluate` and `lockstep export` take: of a run, of a checkpoint of it, or of a file."""
+"""The policy for `lockstep evaluate` and `lockstep export`: of a run, of one of its checkpoints, or of a file."""
 
 import json
 import os
@@ -19,22 +19,22 @@ class Found:
     """One policy."""
 
     path: Path
-    """A policy file, or the folder of a checkpoint: what `load_policy` takes."""
+    """A policy file, or the folder of a checkpoint, for `load_policy`."""
     run_dir: Path | None
-    """The run that it is of; None if that is not known."""
+    """Its run; None if unknown."""
     words: str
-    """What it is, for the user."""
+    """Description for the user."""
     name: str
-    """What a file that is made of it is called, without its suffix."""
+    """Stem of exported files."""
 
 
 def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str | int | None = None) -> Found:
-    """The policy that is asked for; `ConfigError` if there is none.
+    """Find a policy; `ConfigError` if there is none.
 
     Args:
         path: a run directory, one of its checkpoints, or a policy file.
         best: of a run, the policy of its best evaluation.
-        last: of a run, the final policy, or that of the newest checkpoint where the run goes on; the default.
+        last: of a run, the final policy, or that of the newest checkpoint if it has not ended; the default.
         step: of a run, the policy of the checkpoint of this step.
     """
     if not path.exists():
@@ -86,7 +86,7 @@ def _best(run_dir: Path) -> Found:
 
 
 def _last(run_dir: Path) -> Found:
-    """The final policy; where the run did not come to its end, or goes on, the newest checkpoint that is whole."""
+    """The final policy; if the run has not ended, the newest complete checkpoint."""
     path, summary = run_dir / POLICY_FILE, next(_lines(run_dir / SUMMARY_FILE), dict[str, Any]())
     ended = summary.get("status") in ("finished", "solved", "interrupted")
     if not path.is_file() or not ended:
@@ -107,7 +107,7 @@ def _last(run_dir: Path) -> Found:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one whole file or one per line; none of a file that is not there."""
+    """The JSON objects of a file, the whole file or one per line; none if there is no file."""
     with suppress(OSError):
         text = path.read_text(encoding="utf-8")
         for part in [text] if path.name == SUMMARY_FILE else text.splitlines():
