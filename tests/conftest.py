@@ -24,7 +24,10 @@ _USING_JAX = (
     "test_cli.py",
 )  # whoever uses it first in a process decides for all
 _DEVICES = 4
-_XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_disable_hlo_passes=cse_barrier_expander"
+_XLA_FLAGS = (
+    "--xla_cpu_multi_thread_eigen=false --xla_disable_hlo_passes=cse_barrier_expander"
+    " --xla_backend_optimization_level=0"  # most of the time of these tests is compilation
+)
 # Python's own helper of shared memory and semaphores ends with the process that it serves.
 _ALLOWED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _STARTED_AS_USERS_DO = ("real_start", "slow", "learning", "planted", "chaos", "hosts", "gpu")

@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("jax")
 
 from jax_running import train_all
-from running import job, lines, small, timeless
+from running import job, lines, runs_of_selected_tests, small, timeless
 
 from lockstep.jax.export import load_policy
 from lockstep.run import override
+from quick import others_slow
 
 EVERY = {"check_every": 4, "network.hidden": [8], "checkpoint_every": 6 * 128}
 DRIFT = {"normalize_observation": True, "normalize_return": True, "learning_rate_schedule": "adaptive"}
@@ -32,11 +33,12 @@ SPOILED = {"spoil_at": 7, "max_episode_steps": 20, "push": 0.0}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Every run on every layout: what each process saw."""
+def trained(request, tmp_path_factory):
+    """Every run that is asked for, on every layout: what each process saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
+    selected = runs_of_selected_tests(request, RUNS, ("cartpole", "other seed", "looked at often"))
     for layout, (processes, devices) in LAYOUTS.items():
-        names = [name for name in RUNS if layout in ON.get(name, LAYOUTS)]
+        names = [name for name in selected if layout in ON.get(name, LAYOUTS)]
         jobs = {name: job(RUNS[name], folder, f"{name} {layout}") for name in names}
         told = train_all(processes, jobs, devices)
         found |= {(name, layout): (jobs[name], told[name]) for name in jobs}
@@ -53,7 +55,7 @@ def fingerprints(trained, name):
     return set(found)
 
 
-@pytest.mark.parametrize("name", ["cartpole", "continuous"])
+@pytest.mark.parametrize("name", others_slow(["cartpole", "continuous"], "cartpole"))
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     logs = [timeless(one.folder) for (of, _), (one, _) in trained.items() if of == name]
@@ -112,7 +114,7 @@ def test_what_is_logged_is_what_happened(trained):
 
 def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, tmp_path):
     jobs, wholes = {}, {}
-    for name in ("cartpole", "continuous"):
+    for name in {"cartpole", "continuous"} & {name for name, _ in trained}:
         whole = Path(trained[name, "4 devices"][0].folder)
         copy = shutil.copytree(whole, tmp_path / name)
         steps = sorted(copy.glob("checkpoints/step_*"), key=lambda path: int(path.name.partition("_")[2]))

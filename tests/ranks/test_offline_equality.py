@@ -26,7 +26,7 @@ RUNS = {
     "candidates sarsa": {"algo": "parametric_dqn", "maxq": False, "n_step": 3, "policy": "softmax", "loss": "huber"},
     "uneven": {"num_shards": 3, "batch_size": 33},
 }
-QUICK = ("dqn", "other seed", "candidates", "cloning candidates")
+QUICK = ("dqn", "other seed", "candidates")
 """Those of `make test`; `make test-slow` has the others."""
 ON_FOUR = ("dqn", "n-step", "candidates", "candidates sarsa", "cloning candidates")
 
@@ -115,7 +115,7 @@ def test_the_same_global_batches_on_any_number_of_ranks(trained):
 
 
 def test_a_gradient_step_sends_one_message(trained):
-    for name in ("dqn", "candidates", "cloning candidates"):
+    for name in ("dqn", "candidates"):
         for outcome in trained[name, 2][1]:
             assert outcome.messages["average_gradients"] == EPOCHS * BATCHES
             many = {tag: count for tag, count in outcome.messages.items() if count >= EPOCHS * BATCHES / 5}
@@ -125,8 +125,8 @@ def test_a_gradient_step_sends_one_message(trained):
 @pytest.fixture(
     scope="module",
     params=[
-        ("dqn", "candidates", "cloning candidates"),
-        pytest.param(("n-step", "candidates sarsa", "cloning"), marks=pytest.mark.slow),
+        ("dqn", "candidates"),
+        pytest.param(("n-step", "candidates sarsa", "cloning", "cloning candidates"), marks=pytest.mark.slow),
     ],
     ids=" and ".join,
 )

@@ -9,6 +9,8 @@ from ppo_seams import config, run_seams
 from running import lines
 from seam_world import ENVS, FAR, SIZE, SPEC, STEPS, make_rollout, run_selected, same
 
+from quick import others_slow
+
 TOTAL = 6 * 128
 
 
@@ -124,6 +126,7 @@ def test_far_statistics(seam):
         assert rank["messages"]["first_moments"] == 1
 
 
+@pytest.mark.parametrize("seam", others_slow(["torch", "jax"], "torch"), indirect=True)
 def test_reset_rows(seam):
     ranks = [rank["stages"] if isinstance(rank, dict) else rank for rank in seam["reset_rows"]]
     assert not any(isinstance(rank, str) for rank in ranks), f"rows that weigh nothing end the update: {ranks}"
