@@ -4,7 +4,7 @@
     python examples/my_algorithm.py --ranks 2                           two; the same learning curve up to rounding
     python examples/my_algorithm.py --ranks 2 --num-shards 2            pinned: the same *bits* as with --ranks 1
 
-The parts know about ranks, this file does not: it loops over the shards this process holds, and `comm` and `session`
+This file contains no rank-dependent code: it loops over the shards of this process, and `comm` and `session`
 make sums and decisions global. Shapes: K shards of this rank, T steps, B environments of a shard, O observation.
 """
 
@@ -48,16 +48,16 @@ class A2C:
         return self.comm.sum_shards(torch.from_numpy(statistics), "facts").numpy()
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """What all ranks hold alike: compared while training and saved in checkpoints."""
+        """State that is equal on all ranks: compared while training and saved in checkpoints."""
         optimizer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         return self.policy.state_dict() | optimizer | {"metrics": self.metrics.table}
 
     def shard_state(self, k: int) -> dict:
-        """What belongs to a shard alone; here nothing that its environments do not keep themselves."""
+        """State of one shard besides that of its environments; here none."""
         return {}
 
     def restore_shard(self, k: int, state: dict) -> None:
-        """Go on from `shard_state`."""
+        """Restore the result of `shard_state`."""
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """-A log pi(a|s) + c_v (V(s) - target)^2 / 2 - c_e H, *summed* over rows; sums for the log, weight first."""
@@ -82,7 +82,7 @@ class A2C:
 
 
 def train(session: Session) -> None:
-    """The loop. `session` brings environments, logs, evaluation, the proof at the end, and decides when it is over."""
+    """The training loop. `session` provides environments, logs, evaluation, checks, and the stop condition."""
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
     a2c = A2C(run, policy, comm)

@@ -1,11 +1,11 @@
-"""A training loop of your own that can be killed at any time and goes on: REINFORCE on CartPole-v1 with checkpoints.
+"""A training loop of your own that can be killed at any time and resumed: REINFORCE on CartPole-v1 with checkpoints.
 
-    python examples/my_checkpointed_loop.py --folder runs/mine                 start; or go on after a kill
+    python examples/my_checkpointed_loop.py --folder runs/mine                 start, or resume after a kill
     python examples/my_checkpointed_loop.py --folder runs/mine --ranks 2
     lockstep launch --ranks 2 examples/my_checkpointed_loop.py --folder runs/mine
 
-What makes it so is marked [1] to [4]. The same command goes on from the newest checkpoint; killed and started again, it
-ends with the parameters, bit for bit, of a run that was never killed.
+The calls for checkpoints are marked [1] to [4]. The same command resumes from the newest checkpoint. A run that was
+killed and resumed ends with the parameters, bit for bit, of an uninterrupted one.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def train(rank: int, args: argparse.Namespace) -> str:
         torch.manual_seed(stream_seed(SEED, "init"))
         policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-        draws = stream(SEED, "draws", world.rank)  # goes on from update to update, and is this rank's alone
+        draws = stream(SEED, "draws", world.rank)  # one stream per rank, continued over all updates
         env, first = gymnasium.make("CartPole-v1"), 1
 
         saved = checkpoints.restore()  # [1] None at the first start
@@ -66,8 +66,8 @@ def train(rank: int, args: argparse.Namespace) -> str:
             comm.average_gradients_(policy, weight=len(returns))
             optimizer.step()
             if update % args.every == 0 or update == args.updates:
-                shared = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}  # [2] alike on all ranks
-                own = {world.rank: {"draws": draws.bit_generator.state}}  # [3] this rank's alone
+                shared = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}  # [2] equal on all ranks
+                own = {world.rank: {"draws": draws.bit_generator.state}}  # [3] of this rank only
                 checkpoints.save(update, shared, own)  # [4] by all ranks together
             if world.rank == 0:
                 print(f"update {update}: {len(returns) / EPISODES:.0f} steps per episode", flush=True)
@@ -78,7 +78,7 @@ def train(rank: int, args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Start the ranks that were asked for, or be one that a launcher started."""
+    """Start the requested ranks, or run as a rank that a launcher started."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default="runs/my_checkpointed_loop")
     parser.add_argument("--ranks", type=int, default=1)

@@ -117,13 +117,13 @@ def spawned(rank: int, args: argparse.Namespace) -> list[dict]:
 
 
 def mp_spawned(rank: int, args: argparse.Namespace) -> None:
-    """A rank that torch.multiprocessing.spawn started: nothing in the environment, so everything is said here."""
-    torch.set_num_threads(1)  # lockstep.spawn and torchrun divide the cores among ranks; nobody else does
+    """A rank that torch.multiprocessing.spawn started: no environment variables are set, so World gets all values explicitly."""
+    torch.set_num_threads(1)  # lockstep.spawn and torchrun divide the cores among ranks; torch.multiprocessing does not
     train(World(rank=rank, size=args.ranks, address="127.0.0.1", port=args.port), args)
 
 
 def main() -> None:
-    """Start the ranks that were asked for, or be one that a launcher started."""
+    """Start the requested ranks, or run as a rank that a launcher started."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--updates", type=int, default=200)

@@ -2,9 +2,8 @@
 
     lockstep train cartpole --ranks 2 --set network.module=examples/my_network.py:MyNetwork
 
-Lockstep makes it on every rank with the same seed, and keeps its parameters equal from there. Nothing in here needs to
-know about ranks. What to avoid: layers that mix the rows of a batch (batch normalization), because each rank sees
-other rows.
+Lockstep creates it on every rank with the same seed and keeps its parameters equal. Nothing here depends on ranks.
+Avoid layers that mix the rows of a batch (batch normalization), because each rank has different rows.
 """
 
 import torch

@@ -1,11 +1,11 @@
-"""Your own off-policy loop, made data-parallel: Q-learning with replay on CartPole-v1. Marked [1] to [6]: what to mind.
+"""Your own off-policy loop, made data-parallel: Q-learning with replay on CartPole-v1. Changes: [1] to [6].
 
     python examples/my_off_policy_loop.py                        alone: the same code, no process group
     python examples/my_off_policy_loop.py --ranks 2              two ranks, started by lockstep.spawn
     lockstep launch --nproc-per-node 2 examples/my_off_policy_loop.py
     python -m torch.distributed.run --nproc_per_node=2 examples/my_off_policy_loop.py
 
-Network, loss, optimizer and order of events are this file's; Lockstep brings environments, replay, streams and `Comm`.
+Network, loss, optimizer and loop are in this file; Lockstep provides environments, replay, streams and `Comm`.
 Every process fills and samples the replay of its own shards. All counts are global. A run cut into two shards takes
 the same steps, up to the rounding of sums, on one rank and on two: `--num-shards 2`.
 """
@@ -27,7 +27,7 @@ LEARNING_STARTS, EPSILON_STEPS, TARGET_EVERY = 1_000, 8_000, 50  # the first two
 
 
 class Shard:
-    """Environments, their replay, and everything random about them. Nothing here is keyed by a rank."""
+    """Environments, replay and random streams of one shard. Nothing here is keyed by a rank."""
 
     def __init__(self, shard: int, num_envs: int, capacity: int) -> None:
         self.env: VectorEnv = make_vector_env("CartPole-v1", EnvConfig(), num_envs)
@@ -39,12 +39,12 @@ class Shard:
         self.first_data = ""
 
     def step(self, q: nn.Module, epsilon: float) -> None:
-        """One step of every environment, each with a coin of its own."""
+        """One step of every environment; each explores independently."""
         greedy = greedy_action(q, self.observation)
         random = self.actions.integers(2, size=len(greedy))
         action = np.where(self.actions.random(len(greedy)) < epsilon, random, greedy)
         observation, reward, terminated, truncated, final = self.env.step(action)
-        # The replay knows which rows only reset, and keeps the true last observation of a truncated episode.
+        # The replay skips rows that only reset, and keeps the true last observation of a truncated episode.
         self.replay.add(action, reward, terminated, truncated, observation, final)
         self.observation = observation.copy()
         self.first_data = self.first_data or fingerprint({"observation": self.observation, "action": action})
@@ -86,25 +86,25 @@ def evaluate(q: nn.Module) -> float:
 
 
 def train(world: World, args: argparse.Namespace) -> list[dict]:
-    """The whole training, run by every rank. Returns what each rank did, as evidence."""
+    """The whole training, run by every rank. Returns a summary of each rank."""
     world = world.with_shards(args.num_shards)
     num_envs, capacity = world.shard_size(NUM_ENVS, "NUM_ENVS"), world.shard_size(CAPACITY, "CAPACITY")
     rows = world.shard_size(BATCH_SIZE, "BATCH_SIZE")
-    with Comm(world, device=args.device) as comm:  # [1] who takes part, and the way to the others
+    with Comm(world, device=args.device) as comm:  # [1] the collectives of all ranks
         torch.manual_seed(stream_seed(SEED, "init"))
         q = nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
         q.to(comm.device)
-        comm.broadcast_(q)  # [2] all start from the parameters of rank 0; the target is a copy of what is equal
+        comm.broadcast_(q)  # [2] all ranks start from the parameters of rank 0; the target network is a copy
         target = copy.deepcopy(q)
         optimizer = torch.optim.Adam(q.parameters(), lr=1e-3)
-        shards = [Shard(shard, num_envs, capacity) for shard in world.shards]  # [3] data: one's own, and never the same
+        shards = [Shard(shard, num_envs, capacity) for shard in world.shards]  # [3] each shard has its own data
         steps, updates, score = 0, 0, 0.0
         while steps < args.total_steps and score < SOLVED:
-            epsilon = max(0.05, 1.0 - steps / EPSILON_STEPS)  # [4] schedules follow global steps: alike on all ranks
+            epsilon = max(0.05, 1.0 - steps / EPSILON_STEPS)  # [4] schedules follow global steps: equal on all ranks
             for shard in shards:
                 shard.step(q, epsilon)
             steps += NUM_ENVS
-            if steps < LEARNING_STARTS:  # a global count, so that all ranks begin together
+            if steps < LEARNING_STARTS:  # a global count, so that all ranks start learning together
                 continue
             optimizer.zero_grad()
             for shard in shards:  # each gives an equal part of the global batch
@@ -115,7 +115,7 @@ def train(world: World, args: argparse.Namespace) -> list[dict]:
             updates += 1
             if updates % TARGET_EVERY == 0:
                 target.load_state_dict(q.state_dict())
-            if updates % 250 == 0:  # [6] a decision that one rank takes and all follow
+            if updates % 250 == 0:  # [6] a decision of rank 0, broadcast to all
                 score = comm.broadcast_object(evaluate(q) if world.rank == 0 else None)
                 if world.rank == 0:
                     print(f"{steps} steps, {updates} updates: mean return {score:.0f}", flush=True)
@@ -139,7 +139,7 @@ def spawned(rank: int, args: argparse.Namespace) -> list[dict]:
 
 
 def main() -> None:
-    """Start the ranks that were asked for, or be one that a launcher started."""
+    """Start the requested ranks, or run as a rank that a launcher started."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--num-shards", type=int)
