@@ -117,7 +117,7 @@ def spawned(rank: int, args: argparse.Namespace) -> list[dict]:
 
 
 def mp_spawned(rank: int, args: argparse.Namespace) -> None:
-    """A rank that torch.multiprocessing.spawn started: no environment variables are set, so World gets all values explicitly."""
+    """A rank that torch.multiprocessing.spawn started; World gets all values as arguments."""
     torch.set_num_threads(1)  # lockstep.spawn and torchrun divide the cores among ranks; torch.multiprocessing does not
     train(World(rank=rank, size=args.ranks, address="127.0.0.1", port=args.port), args)
 
