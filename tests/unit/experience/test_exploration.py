@@ -36,7 +36,7 @@ def test_no_steps_are_the_end_at_once():
     assert epsilon(DQNConfig(epsilon_steps=0), 0) == 0.05
 
 
-def test_actions_are_random_as_often_as_epsilon_says_and_then_all_alike():
+def test_actions_are_uniformly_random_with_probability_epsilon():
     explorer, rows = EpsilonGreedy(FOUR, 0.4), 100_000
     values = np.tile(np.float32([0, 3, 1, 2]), (rows, 1))
     actions = explorer.sample(values, explorer.draw_noise(np.random.default_rng(0), (rows,)))
@@ -57,7 +57,7 @@ def test_of_equal_values_the_first_is_the_best():
     assert EpsilonGreedy(FOUR).mode(np.float32([[1, 2, 2, 0]])) == [1]
 
 
-def test_every_environment_flips_a_coin_of_its_own():
+def test_environments_explore_independently():
     explorer = EpsilonGreedy(FOUR, 0.5)
     values = np.zeros((1000, 4), np.float32)
     coins = explorer.sample(values, explorer.draw_noise(np.random.default_rng(0), (1000,))) != 0

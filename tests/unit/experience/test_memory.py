@@ -77,7 +77,7 @@ def test_unknown_memory_refuses_nothing(machine, monkeypatch):
     check_memory(10, 10**18, copy=10**18)
 
 
-def test_a_group_that_uses_more_than_it_may_has_nothing_left(machine):
+def test_a_group_above_its_limit_has_no_usable_memory(machine):
     machine("own", "0::/")
     group(machine, "", 100 * MB, 200, 0)
     assert usable_memory() == 0
@@ -100,7 +100,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_one_that_does(machine):
     assert "use algorithm.checkpoint_replay" not in str(caught.value)  # alone it would not help
 
 
-def test_checkpoints_copy_what_lies_in_files_too(machine):
+def test_checkpoints_copy_mapped_files_too(machine):
     with pytest.raises(
         ConfigError, match=r"1\.26 GB .* with the copy for checkpoints.*checkpoint_replay=false"
     ) as caught:

@@ -64,7 +64,7 @@ def test_a_variance_below_0_of_an_earlier_version_is_read_as_0():
     assert np.isfinite(moments.normalize(np.ones((1, 2), np.float32))).all()
 
 
-def test_what_weighs_nothing_changes_nothing():
+def test_rows_of_weight_0_change_no_moments():
     moments = RunningMoments(2)
     updated(moments, [(np.full((3, 2), 7.0, np.float32), np.zeros(3))])
     assert (moments.count, list(moments.mean), list(moments.variance)) == (0, [0, 0], [1, 1])
@@ -101,7 +101,7 @@ def test_a_state_is_a_copy_that_can_be_gone_on_from():
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-def test_discounted_returns_go_on_between_rollouts_and_start_anew_with_episodes(gamma):
+def test_discounted_returns_continue_between_rollouts_and_reset_with_episodes(gamma):
     draw = np.random.default_rng(0)
     reward, ended = draw.standard_normal((30, 2)).astype(np.float32), draw.random((30, 2)) < 0.2
     returns = DiscountedReturns(2, gamma)

@@ -51,7 +51,7 @@ def test_memory_that_changes_and_layers_that_are_replaced_count_at_once():
     np.testing.assert_array_equal(actor(seen), NumpyActor(other, "tanh")(seen))
 
 
-def test_elu_of_large_numbers_says_nothing():
+def test_elu_of_large_numbers_gives_no_warning():
     """No warning of an overflow where the exponential is not wanted."""
     weight = (np.eye(1, dtype=np.float32), np.zeros(1, np.float32))
     assert NumpyActor([weight, weight], "elu")(np.float32([[1e30]])).tolist() == [[np.float32(1e30)]]

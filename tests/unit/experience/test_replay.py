@@ -70,7 +70,7 @@ def test_continuous_actions_come_back_as_drawn():
 
 @pytest.mark.parametrize("n_step", [1, 5])
 @pytest.mark.parametrize("frames", [1, 4])
-def test_holds_as_many_as_it_says(n_step, frames):
+def test_holds_capacity_transitions(n_step, frames):
     film = Film(film_spec("next_step", frames=frames), p_end=0.0)
     _, replay = filled(film.spec, 19 + n_step, capacity=60, n_step=n_step, film=film)
     assert replay.size == 60
@@ -189,7 +189,7 @@ def test_rollouts_are_kept_like_steps(autoreset, num_steps, image):
 
 
 @pytest.mark.parametrize("autoreset", MODES)
-def test_a_rollout_from_elsewhere_begins_new_episodes(autoreset):
+def test_a_discontinuous_rollout_starts_new_episodes(autoreset):
     film = Film(film_spec(autoreset), p_end=0.0)
     replay = Replay(film.spec, 3, 60, n_step=3, gamma=GAMMA, prioritized=False)
     replay.extend(collector(film, 5).collect()[0])
@@ -234,7 +234,7 @@ def test_a_rollout_left_out_is_noticed_though_all_observations_are_alike():
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_restored_replay_goes_on_with_the_same_bits(prioritized):
+def test_a_restored_replay_continues_with_the_same_bits(prioritized):
     film, one = filled(film_spec("same_step"), 50, prioritized=prioritized)
     first = one.sample(8, stream(0, "before"))
     one.update_priorities(first.index, np.arange(8.0))
@@ -257,7 +257,7 @@ def test_a_restored_replay_goes_on_with_the_same_bits(prioritized):
 
 
 @pytest.mark.parametrize("changed", [{"capacity": 61}, {"n_step": 2}, {"prioritized": True}, {"num_envs": 2}])
-def test_another_replays_state_is_refused_and_changes_nothing(changed):
+def test_a_state_of_another_shape_is_refused_and_changes_nothing(changed):
     film, replay = filled(film_spec("same_step"), 50)
     other = Replay(
         film.spec, **{"num_envs": 3, "capacity": 60, "n_step": 3, "prioritized": False, **changed}, gamma=0.9
@@ -267,7 +267,7 @@ def test_another_replays_state_is_refused_and_changes_nothing(changed):
     assert other.size == 0
 
 
-def test_mistakes_are_told():
+def test_invalid_calls_raise_errors():
     film = Film(film_spec("same_step"), p_end=2.0)
     replay = Replay(film.spec, 3, 60, n_step=1, gamma=GAMMA, prioritized=False)
     with pytest.raises(ValueError, match="begin comes before"):

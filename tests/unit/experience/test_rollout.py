@@ -143,7 +143,7 @@ def test_next_step_environments_weigh_their_reset_rows_nothing_also_over_the_edg
     assert len(collected.episodes[0].returns) == len(lengths[-1])
 
 
-def test_a_rollout_begins_where_the_last_one_stopped():
+def test_a_rollout_starts_where_the_last_one_stopped():
     collected = collector([Scripted(3)], steps=4)
     (rollout,) = collected.collect()
     last = rollout.observation[-1].copy()
@@ -219,7 +219,7 @@ def test_numbers_that_are_not_finite_name_their_environment(value, what, words):
     ("what", "at", "row", "step"),
     [("reward", 1, 1, 0), ("observation", 5, 2, 4), ("final", 4, 2, 3), ("reward", 99, 0, None)],
 )
-def test_an_algorithm_that_asks_is_told_of_the_first_number_that_is_not_finite(what, at, row, step):
+def test_report_non_finite_stores_the_first_non_finite_number(what, at, row, step):
     (rollout,) = collector([faulty(np.inf, what, at, row)], report_non_finite=True).collect()
     name = "a reward" if what == "reward" else "an observation"
     assert rollout.fault == (None if step is None else NonFiniteValue(step, row, name, np.inf))
@@ -231,7 +231,7 @@ def test_an_observation_at_the_end_of_a_rollout_spoils_the_next_one_too():
     assert [fault and (fault.step, fault.env) for fault in faults] == [(3, 1), (-1, 1), None]
 
 
-def test_rewards_that_are_not_finite_count_nothing_and_leave_later_episodes_alone():
+def test_non_finite_rewards_count_0_and_do_not_affect_later_episodes():
     stats, reward, ended = EpisodeStats(2), np.ones((6, 2), np.float32), np.zeros((6, 2), bool)
     reward[1], ended[[2, 5]] = [np.nan, -np.inf], True
     stats.update(reward, ended, np.ones((6, 2), np.float32))

@@ -86,7 +86,7 @@ def test_a_million_changes_leave_no_error_behind():
 
 
 @pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
-def test_what_is_no_priority_is_refused_and_changes_nothing(value):
+def test_invalid_priorities_are_refused_and_change_nothing(value):
     tree = SumTree(10)
     tree.set(np.array([3]), 1.0)
     with pytest.raises(ValueError, match="finite and not negative"):

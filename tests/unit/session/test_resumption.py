@@ -31,7 +31,7 @@ def add(run_dir, step, **more):
     return run_dir / "checkpoints" / f"step_{step}"
 
 
-def test_the_run_goes_on_as_it_was(run_dir):
+def test_a_resumed_run_has_the_same_config(run_dir):
     add(run_dir, 512)
     found = prepare(run_dir, {})
     assert (found.run, found.run_dir, found.world_size, found.num_shards, found.step) == (RUN, run_dir, 2, 4, 512)
@@ -47,7 +47,7 @@ def test_one_checkpoint_can_be_named(run_dir):
     assert (found.step, found.exact, found.run_dir) == (512, older, run_dir)
 
 
-def test_without_checkpoint_the_run_begins_from_its_start_and_says_so(run_dir):
+def test_without_checkpoint_the_run_restarts_with_a_note(run_dir):
     (run_dir / "summary.json").write_text('{"world_size": 3}')
     found = prepare(run_dir, {})
     assert (found.step, found.num_shards, found.world_size) == (None, None, 3)
@@ -102,7 +102,7 @@ def test_a_replay_that_is_left_out_may_have_another_form(replay_dir):
     ]  # fmt: skip
 
 
-def test_another_algorithm_cannot_go_on(replay_dir):
+def test_another_algorithm_cannot_resume(replay_dir):
     with pytest.raises(ConfigError, match=r"^algo=ppo differs from the dqn that the checkpoint was made with"):
         prepare(replay_dir, {"algo": "ppo"})
 

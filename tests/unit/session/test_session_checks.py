@@ -62,7 +62,7 @@ def test_a_task_that_cannot_be_learned_is_refused(run, spec, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_a_host_holds_the_parts_of_its_own_ranks():
+def test_a_host_counts_the_parts_of_its_ranks():
     part = {"n_step": 3, "prioritized": False}
     whole = bytes_of_host(RUN, VECTOR, World())
     assert whole == replay_bytes(VECTOR, 8, 8000, **part)
@@ -101,7 +101,7 @@ def test_a_directory_that_cannot_hold_the_replay_is_refused(tmp_path):
         check_host(larger, VECTOR, World())
 
 
-def test_a_place_for_the_policy_that_cannot_be_written_is_told_before(tmp_path):
+def test_an_unwritable_model_path_is_refused(tmp_path):
     check_model_path(OfflineRun(data="data"))
     check_model_path(OfflineRun(data="data", model_path=str(tmp_path / "made" / "later")))
     (tmp_path / "file").touch()

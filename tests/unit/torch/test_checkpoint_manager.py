@@ -55,7 +55,7 @@ def test_trees_come_back_as_they_were(comm, tmp_path):
     assert other.integers(100, size=5).tolist() == draws.integers(100, size=5).tolist()
 
 
-def test_an_optimizer_goes_on(comm, tmp_path):
+def test_an_optimizer_continues_from_its_state(comm, tmp_path):
     def step(policy, optimizer):
         optimizer.zero_grad()
         policy(torch.ones(1, 3)).sum().backward()

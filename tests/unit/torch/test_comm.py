@@ -161,7 +161,7 @@ def test_tags_of_the_library_have_different_marks():
     assert np.iinfo(np.uint8).max >= _MARKS
 
 
-def test_what_weighs_nothing_has_no_gradient_and_no_moments():
+def test_weight_0_gives_zero_gradient_and_zero_moments():
     with Comm(World()) as comm:
         flat = FlatParameters(module := nn.Linear(2, 1), 1, num_sums=1)
         module(torch.ones(3, 2)).sum().mul(0.0).backward()

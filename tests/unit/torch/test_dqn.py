@@ -238,7 +238,7 @@ def test_the_learning_rate_falls_with_the_steps_of_all_ranks():
     assert float(dqn.learning_rate) == pytest.approx(0.6e-2)
 
 
-def test_a_rehearsal_changes_nothing():
+def test_warmup_changes_nothing():
     dqn = learner(noisy=True)
     update(dqn, rollouts())
     before = {name: tensor.clone() for name, tensor in dqn.shared_tensors().items()}

@@ -29,7 +29,7 @@ def test_parameters_and_gradients_are_views(shards):
     assert (flat.values[:12] == 2.0).all()
 
 
-def test_backward_adds_until_it_is_told_to_forget():
+def test_backward_accumulates_until_zero_gradient():
     flat = FlatParameters(module := nn.Linear(1, 1))
     for _ in range(3):
         module(torch.ones(1, 1)).sum().backward()

@@ -68,7 +68,7 @@ def test_gradients_add_up_over_backward_passes_and_from_any_layout():
     assert torch.allclose(layer.bias.grad - again[1], torch.tensor(6.0 * 7 * 7), rtol=1e-4)
 
 
-def test_a_view_into_a_larger_batch_is_unfolded_where_it_lies():
+def test_a_view_into_a_larger_batch_is_unfolded_without_a_copy():
     layer, x = layer_of("nature 3")
     apart = gradients(layer, x[2:5].clone(memory_format=torch.channels_last), lambda x: conv2d(x, layer))
     whole = x.clone(memory_format=torch.channels_last)
@@ -77,7 +77,7 @@ def test_a_view_into_a_larger_batch_is_unfolded_where_it_lies():
 
 
 @pytest.mark.parametrize("case", ["few channels", "padded", "no bias", "contiguous", "double", "frozen", "no grad"])
-def test_what_gains_nothing_is_left_to_torch(case):
+def test_unsupported_layers_use_torch(case):
     more = {"padded": {"padding": 1}, "no bias": {"bias": False}}.get(case, {})
     layer, x = layer_of("nature 3", **more)
     if case == "few channels":
@@ -111,7 +111,7 @@ def wide(seed=0):
     return nn.Linear(1024, 300)
 
 
-def test_a_large_linear_layer_adds_to_its_gradient_where_it_lies():
+def test_a_large_linear_layer_accumulates_its_gradient_in_place():
     layer, plain, x = wide(), wide(), torch.randn(7, 1024)
     flat = FlatParameters(layer)
     assert ours(linear(x, layer.weight, layer.bias))

@@ -98,7 +98,7 @@ def test_no_step_after_a_bad_one_is_taken():
 
 
 @pytest.mark.parametrize("mode", ["stop", "skip"])
-def test_a_minibatch_that_weighs_nothing_is_left_out_without_a_word(mode):
+def test_a_minibatch_of_weight_0_is_skipped_but_not_counted(mode):
     ppo, collected = learner(mode), rollouts()
     for rollout in collected:
         rollout.weight[:] = 0.0

@@ -83,7 +83,7 @@ def test_initialisation_is_orthogonal_with_gains_and_zero_biases():
 
 
 @pytest.mark.parametrize("config", [NetworkConfig(hidden=(8,)), NetworkConfig(module=f"{__file__}:Own")])
-def test_the_seed_alone_decides_how_a_network_begins(config):
+def test_initial_parameters_depend_only_on_the_seed(config):
     torch.manual_seed(1)
     first = Policy(SPEC, config, seed=5)
     torch.manual_seed(2)
@@ -91,7 +91,7 @@ def test_the_seed_alone_decides_how_a_network_begins(config):
     assert not equal(first, Policy(SPEC, config, seed=6))
 
 
-def test_a_network_of_ones_own_acts_by_torch():
+def test_a_custom_network_acts_in_torch():
     policy = Policy(SPEC, NetworkConfig(module=f"{__file__}:Own"))
     actor = actor_of(policy, CPU)
     assert isinstance(actor, TorchActor)

@@ -137,7 +137,7 @@ def test_truncated_episodes_are_valued_at_their_true_last_observation():
     torch.testing.assert_close(batch.log_prob, distribution.log_prob(batch.action).detach())
 
 
-def test_an_update_tells_what_it_was_given_and_every_metric_once():
+def test_an_update_returns_the_extra_sums_and_every_metric_once():
     ppo = learner()
     told = ppo.update([make_rollout()], np.array([[3.0, -1.0]]), Progress(100, env_steps=50))
     assert told.tolist() == [3.0, -1.0]

@@ -16,7 +16,7 @@ from lockstep.session.normalizers import NormalizerError
 
 
 @pytest.mark.parametrize(("name", "words"), [("observations", "number 1 of the observation"), ("returns", "return")])
-def test_moments_that_are_not_finite_have_an_error_of_their_own(name, words):
+def test_non_finite_moments_raise_normalizer_error(name, words):
     run = config(num_envs=4, normalize_observation=True, normalize_return=True)
     with ppo_learner(World(), run) as ppo:
         ppo.update([make_rollout(0)], np.zeros((1, 1)))
@@ -43,7 +43,7 @@ def test_an_update_whose_moments_are_not_finite_is_skipped_alone():
         assert ppo.observations.count == 2 * before[1]
 
 
-def test_an_environment_is_blamed_for_its_own_numbers():
+def test_a_non_finite_number_of_an_environment_names_that_environment():
     run, rollout = config(num_envs=4, normalize_observation=True), make_rollout(0)
     from lockstep.experience.rollout import NonFiniteValue
     from lockstep.session.non_finite import NonFiniteError

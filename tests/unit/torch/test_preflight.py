@@ -95,7 +95,7 @@ def test_different_processors_matter_to_pinned_runs_and_different_gpus_to_all():
     assert "processors" not in said, "who computes on GPUs is not told of processors"
 
 
-def test_one_host_says_nothing_and_writes_its_file(tmp_path):
+def test_one_host_prints_nothing_and_writes_its_file(tmp_path):
     to = Told(tmp_path)
     found(ALPHA).tell(to)
     assert (to.said, to.warned) == ([], [])
@@ -103,7 +103,7 @@ def test_one_host_says_nothing_and_writes_its_file(tmp_path):
     assert (written["num_hosts"], written["hosts"][0]["cores"], written["small"]) == (1, 4, None)
 
 
-def test_several_hosts_are_told_with_their_network_and_the_prediction(tmp_path):
+def test_several_hosts_print_their_network_and_the_prediction(tmp_path):
     ahead = Forecast(
         num_parameters=100,
         messages_per_update=5,
@@ -135,13 +135,13 @@ def test_several_hosts_are_told_with_their_network_and_the_prediction(tmp_path):
     assert "rank 3 on n3, 5 hosts more);" in found(*many, network=NETWORK).line()
 
 
-def test_only_rank_0_tells(tmp_path):
+def test_only_rank_0_prints(tmp_path):
     to = Told(tmp_path)
     found(ALPHA, BETA, rank=1, network=NETWORK, warnings=["W"]).tell(to)
     assert (to.said, to.warned, list(tmp_path.iterdir())) == ([], [], [])
 
 
-def test_a_file_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
+def test_an_unwritable_file_raises_an_error(tmp_path):
     with pytest.raises(RunError, match=r"preflight\.json could not be written \(No such file"):
         found(ALPHA).write(tmp_path / "gone" / FILE)
 

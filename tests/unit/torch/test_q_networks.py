@@ -78,7 +78,7 @@ def test_every_combination_of_heads_gives_values_and_learns(head, hidden):
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_acting_is_what_the_network_says(head):
+def test_actions_follow_the_network(head):
     policy = policy_of(*head)
     actor = actor_of(policy, CPU)
     assert isinstance(actor, NumpyActor if head == ("none", False, False) else TorchActor)
@@ -96,7 +96,7 @@ def test_numpy_acts_with_the_newest_parameters():
 
 
 @pytest.mark.parametrize("config", [NetworkConfig(hidden=(8,)), NetworkConfig(module=f"{__file__}:Own")])
-def test_the_seed_alone_decides_how_a_network_begins(config):
+def test_initial_parameters_depend_only_on_the_seed(config):
     torch.manual_seed(1)
     first = policy_of(network=config, seed=5)
     torch.manual_seed(2)
@@ -155,7 +155,7 @@ def test_the_reference_network_is_the_references():
     assert (seen[0] < 0).any(), "an activation follows the linear layer"
 
 
-def test_each_stream_has_a_hidden_layer_of_its_own_behind_the_nature_cnn():
+def test_each_dueling_stream_has_a_hidden_layer_after_the_nature_cnn():
     """As in Wang et al. (2016) and, with noise in both of its layers, in Fortunato et al. (2018)."""
     policy = policy_of("none", True, True, spec=PONG, network=NetworkConfig())
     for head, out in ((policy.network.value, 1), (policy.network.advantage, 6)):
@@ -204,7 +204,7 @@ def test_noise_is_scaled_by_the_root_and_spread_over_the_layers():
     np.testing.assert_allclose(got * np.abs(got), numbers, rtol=1e-6, atol=1e-6)
 
 
-def test_noise_is_drawn_from_the_generator_and_goes_when_it_is_told_to():
+def test_noise_is_drawn_from_the_generator_and_can_be_disabled():
     policy, observation = policy_of("none", False, True), torch.from_numpy(observations(4))
     means = policy(observation)[0]
     drawn = []
@@ -227,7 +227,7 @@ def test_noise_is_drawn_from_the_generator_and_goes_when_it_is_told_to():
     assert float(torch.stack(draws).std(0).min()) > 0.05
 
 
-def test_what_noise_does_without_noisy_layers_is_nothing():
+def test_noise_has_no_effect_without_noisy_layers():
     policy, observation = policy_of(), torch.from_numpy(observations(4))
     before, generator = policy(observation)[0], np.random.default_rng(0)
     state = generator.bit_generator.state
@@ -258,7 +258,7 @@ def test_new_noise_between_forward_and_backward_changes_no_gradient():
     assert all(map(torch.equal, *gradients))
 
 
-def test_a_copy_has_noise_of_its_own():
+def test_a_copy_has_separate_noise():
     policy, observation = policy_of("none", True, True), torch.from_numpy(observations(4))
     target = copy.deepcopy(policy)
     target.resample(np.random.default_rng(0))
@@ -276,7 +276,7 @@ def test_noise_of_each_row_is_that_row_alone():
         torch.testing.assert_close(policy(observation[row : row + 1])[0][0], together[row])
 
 
-def test_each_environment_explores_by_noise_of_its_own_wherever_it_is():
+def test_each_environment_has_separate_noise_on_any_rank():
     policy, observation = policy_of("none", True, True), observations(8)
     observation[1:] = observation[0]  # what differs is the noise
 
@@ -309,7 +309,7 @@ def test_shards_on_one_rank_act_as_if_alone():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_a_network_of_ones_own():
+def test_a_custom_network():
     network = NetworkConfig(module=f"{__file__}:Own")
     policy = policy_of("quantile", network=network)
     assert policy.outputs(torch.zeros(2, 6)).shape == (2, 3, 7)
