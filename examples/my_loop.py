@@ -46,7 +46,7 @@ def play(
 
 
 def train(world: World, args: argparse.Namespace) -> list[dict]:
-    """The whole training, run by every rank. Returns what each rank did, as evidence."""
+    """The whole training, run by every rank. Returns a summary of each rank."""
     torch.manual_seed(stream_seed(SEED, "init"))
     env = gymnasium.make("CartPole-v1")
     started, steps, first_data = time.monotonic(), 0, ""
