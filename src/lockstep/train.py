@@ -33,6 +33,6 @@ class _Callable(ModuleType):
 if __name__ != "__main__":
     sys.modules[__name__].__class__ = _Callable
 else:
-    from lockstep.launch.child import leave
+    from lockstep.launch.child import exit_process
 
-    leave(main())
+    exit_process(main())

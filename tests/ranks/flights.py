@@ -17,7 +17,7 @@ from lockstep.preflight import identity as identity
 from lockstep.preflight import latency
 from lockstep.preflight.compare import add_forecast
 from lockstep.run import Run
-from lockstep.torch import preflight as instruments
+from lockstep.torch import preflight as torch_preflight
 from lockstep.torch.comm import Comm
 from lockstep.torch.forecast import forecast
 from lockstep.torch.networks import Policy
@@ -43,7 +43,7 @@ def changed(name: str, folder: str) -> tuple[Run, Any]:
         clock = mock.Mock(time=lambda: time.time() + AHEAD_S, perf_counter=time.perf_counter)
         return RUN, mock.patch.object(latency, "time", clock)
     if name == "device":
-        return RUN, mock.patch.object(instruments, "kind_of", lambda _: "NVIDIA T4")
+        return RUN, mock.patch.object(torch_preflight, "kind_of", lambda _: "NVIDIA T4")
     return RUN, nothing
 
 
@@ -61,7 +61,7 @@ def flights(rank: int, ports: dict[str, int], sizes: tuple[int, ...], pinned: bo
         world = on_hosts(rank, port, sizes).with_shards(4 if pinned else None)
         with around, Comm(world, device="cpu", timeout_s=20) as comm:
             try:
-                found = instruments.preflight(comm, run)
+                found = torch_preflight.preflight(comm, run)
                 add_forecast(found, lambda *asked, run=run, comm=comm: forecast(run, comm, learner_of(run), *asked))
             except Exception as error:
                 told[name] = f"{type(error).__name__}: {error}"
@@ -81,4 +81,4 @@ def asleep() -> None:
     with Comm(world, device="cpu", timeout_s=3, startup_timeout_s=60) as comm:
         if world.rank == 1:
             time.sleep(12)
-        instruments.preflight(comm, replace(RUN, timeout_s=3.0))
+        torch_preflight.preflight(comm, replace(RUN, timeout_s=3.0))

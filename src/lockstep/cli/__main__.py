@@ -3,7 +3,7 @@
 import os
 import sys
 
-from lockstep.launch.child import die_with_launcher, leave
+from lockstep.launch.child import die_with_launcher, exit_process
 
 if __name__ == "__main__":
     is_rank = "RANK" in os.environ
@@ -12,5 +12,5 @@ if __name__ == "__main__":
 
     code = main()
     if is_rank:
-        leave(code)
+        exit_process(code)
     sys.exit(code)

@@ -128,6 +128,6 @@ def _row(found: "Preflight", index: int) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    from lockstep.launch.child import leave
+    from lockstep.launch.child import exit_process
 
-    leave(main())
+    exit_process(main())

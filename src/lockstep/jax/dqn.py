@@ -28,7 +28,7 @@ from lockstep.jax.non_finite import LossReader
 from lockstep.jax.q_networks import NoisyActor, QPolicy
 from lockstep.jax.session import Session
 from lockstep.jax.transitions import Part, TransitionBatch, weighing
-from lockstep.record.metric_means import Means
+from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
@@ -60,7 +60,7 @@ class DQN:
         policy.params = comm.read(comm.broadcast(policy.params))
         self.flat = FlatParameters(policy.params)
         self.optimizer = Adam(config.adam_eps)
-        self.metrics = Means(METRICS)
+        self.metrics = MetricMeans(METRICS)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
         self._step = comm.spmd(self.step)

@@ -6,7 +6,7 @@ import numpy as np
 
 from lockstep.jax.comm import Comm
 from lockstep.preflight import compare as shared
-from lockstep.preflight.compare import Instruments, Preflight
+from lockstep.preflight.compare import Framework, Preflight
 from lockstep.run import AnyRun
 
 
@@ -17,8 +17,8 @@ def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Prefli
         rows = np.ones((len(comm.world.shards), size // 2))  # float64: as many bytes
         return lambda: comm.sum_statistics(rows, shared.TAG)
 
-    instruments = Instruments(
+    framework = Framework(
         device=comm.devices[0].device_kind if comm.devices[0].platform != "cpu" else "cpu",
         summing=summing,
     )
-    return shared.preflight(comm, run, instruments, measure=measure)
+    return shared.preflight(comm, run, framework, measure=measure)

@@ -21,8 +21,8 @@ def die_with_launcher() -> None:
     if launcher is not None:
         _die_with_parent()
         # The launcher may have died before that call. A wrapper between it and us is no reason to die.
-        if os.getppid() != int(launcher) and not _alive(int(launcher)):
-            _die()
+        if os.getppid() != int(launcher) and not _is_running(int(launcher)):
+            _kill_self()
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_torchrun()
 
@@ -41,12 +41,12 @@ def _die_with_torchrun() -> None:
     if os.getppid() == agent:
         _die_with_parent()
         if os.getppid() != agent:
-            _die()
+            _kill_self()
         return
     try:
         descriptor = os.pidfd_open(agent)
     except ProcessLookupError:
-        _die()
+        _kill_self()
     except OSError:  # some sandboxes do not have it: then a wrapped rank learns from its peers, or stays
         return
     else:
@@ -59,18 +59,18 @@ def _watch(descriptor: int) -> None:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     poller.poll()
-    _die()
+    _kill_self()
 
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _die() -> None:
+def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -80,7 +80,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process at once: threads of a group that lost a rank may neither keep it from ending nor abort it."""
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     sys.stdout.flush()

@@ -114,15 +114,15 @@ def _start(
     log_dir: Path | None = None,
     given: Mapping[str, str] | None = None,
 ) -> int:
-    restarts, memo = max_restarts_of(args, nodes), new_start_record()
-    environment = {"PYTHONPATH": search_path(), "LOCKSTEP_MEMO": str(memo), **(given or {})}
+    restarts, record = max_restarts_of(args, nodes), new_start_record()
+    environment = {"PYTHONPATH": search_path(), "LOCKSTEP_MEMO": str(record), **(given or {})}
     try:
         if nodes.maximum == 1:
             again = Restarts(maximum=restarts)
             return launch(command, ranks=nodes.nproc, run_dir=log_dir, environment=environment, restarts=again)
-        from lockstep.launch.rounds import launch_nodes
+        from lockstep.launch.rounds import launch_on_nodes
 
         options: dict[str, Any] = {"environment": environment, "max_restarts": restarts}
-        return launch_nodes(command, nodes, identity=shown, log_dir=log_dir, **options)
+        return launch_on_nodes(command, nodes, identity=shown, log_dir=log_dir, **options)
     finally:
-        memo.unlink(missing_ok=True)
+        record.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.path.insert(0, str(Path(__file__).parents[2]))  # now, while the source is the one that the launcher has
     from lockstep.launch.rank import any_alive
-    from lockstep.record.partial_files import remove_half_written
+    from lockstep.record.partial_files import remove_partial_files
 
     groups = _guarded(int(sys.argv[1]))
     _signal(groups, signal.SIGTERM)
@@ -32,7 +32,7 @@ def main() -> None:
     while groups and any_alive(groups) and time.monotonic() < until:
         time.sleep(0.02)
     if len(sys.argv) > 2:
-        remove_half_written(Path(sys.argv[2]))
+        remove_partial_files(Path(sys.argv[2]))
 
 
 def _guarded(launcher: int) -> set[int]:

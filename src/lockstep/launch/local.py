@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.failure_report import mark, report, say
-from lockstep.launch.rank_environment import variables
+from lockstep.launch.failure_report import log, report_failure, update_summary
+from lockstep.launch.rank_environment import rank_environments
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.spawned_call import pack, unpack
 from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, RankGroup, interruption
-from lockstep.record.partial_files import written_at
+from lockstep.record.partial_files import modified_at
 from lockstep.system.cores import usable_cores
 
 _T = TypeVar("_T")
@@ -26,13 +26,13 @@ _BOUNDS = Bounds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
-    """How often all ranks may start anew after one of them failed, and with what."""
+    """How often all ranks are restarted after one of them failed, and with which command."""
 
     maximum: int = 0
-    """How often."""
-    again: Callable[[], tuple[list[str], str]] | None = None
-    """Asked before each restart for the command and for where it goes on, in words: "from step 51200". A `ConfigError`
-    means that there is nothing to go on from. Default: the same command, "from the start"."""
+    """The limit."""
+    next_command: Callable[[], tuple[list[str], str]] | None = None
+    """Called before each restart. Returns the command and a description of its starting point, "from step 51200". A
+    `ConfigError` means that no restart is possible. Default: the same command, "from the start"."""
 
 
 _NO_RESTARTS = Restarts()
@@ -50,19 +50,19 @@ def launch(
 ) -> int:
     """Run `command` once per rank until all succeeded or one failed.
 
-    The first failure ends all and is told on stderr with the last lines of that rank's log. With `restarts` all ranks
-    then start anew, with a fresh rendezvous and `LOCKSTEP_RESTARTS` one higher; not after the user's mistake (code 2).
-    SIGINT, SIGTERM, SIGUSR1 and SIGHUP are forwarded once and end the run; a second SIGINT kills.
+    The first failure ends all ranks and is printed on stderr with the last lines of that rank's log. With `restarts`
+    all ranks are then restarted, with a new rendezvous and `LOCKSTEP_RESTARTS` one higher; not after a user error (code
+    2). SIGINT, SIGTERM, SIGUSR1 and SIGHUP are forwarded once and end the run; a second SIGINT kills.
 
     Args:
         command: program and arguments, the same for all ranks; they differ by the variables that torchrun sets too.
         ranks: how many.
-        run_dir: where `logs/rank_R.log` go; what killed ranks leave half-written there is removed. None: ranks print
-            where this process prints.
+        run_dir: holds `logs/rank_R.log`; partial files of killed ranks are removed from it. None: ranks print where
+            this process prints.
         timeout_s: bound on the whole run, if any, restarts included.
-        environment: variables that go before this process's own.
+        environment: variables that override this process's own.
         bounds: how long ranks may take to end.
-        restarts: whether and how to start anew after a failure.
+        restarts: restarts after a failure.
 
     Returns:
         The exit code: 0, the first failing rank's (128 + n if signal n killed it), or 128 + n if signal n came.
@@ -70,37 +70,40 @@ def launch(
     start = Start(
         command=command, ranks=ranks, cores=_cores(ranks), run_dir=run_dir, environment=dict(environment or {})
     )
-    began, before = time.monotonic(), None if run_dir is None else written_at(run_dir / "summary.json")
-    # Handlers first: ranks then start with default ones even where a shell had us ignore SIGINT (`command &`).
+    started_at = time.monotonic()
+    summary_modified_at = None if run_dir is None else modified_at(run_dir / "summary.json")
+    # Handlers are installed first: ranks then start with default ones even where a shell ignores SIGINT (`command &`).
     with caught_signals() as caught:
         while True:
-            failure, late = start.run(caught, bounds, timeout_s=timeout_s, since=began)
+            failure, late = start.run(caught, bounds, timeout_s=timeout_s, since=started_at)
             if failure is None:
                 return 0
             if start.restarts == restarts.maximum or not failure.restartable:
                 break
             restart = f"restart {start.restarts + 1} of {restarts.maximum}"
-            following = None if caught else _following(start, restart, restarts)
-            if caught:  # who asks for the end wants no restart
-                say(f"lockstep: {failure.headline}")
+            next_start = None if caught else _next_attempt(start, restart, restarts)
+            if caught:  # an interrupted run is not restarted
+                log(f"lockstep: {failure.headline}")
                 failure = interruption(caught[0], f" before {restart}")
                 break
-            if following is None:
+            if next_start is None:
                 break
-            say(f"lockstep: {failure.headline}; {following.title}")
-            start = following
-        report(failure, ranks, late, run_dir, restarts=start.restarts)
+            log(f"lockstep: {failure.headline}; {next_start.title}")
+            start = next_start
+        report_failure(failure, ranks, late, run_dir, restarts=start.restarts)
         if run_dir is not None:
-            mark(failure, ranks, run_dir, before, restarts=start.restarts)
+            update_summary(failure, ranks, run_dir, summary_modified_at, restarts=start.restarts)
     return failure.code
 
 
-def _following(start: Start, restart: str, restarts: Restarts) -> Start | None:
-    """The next start; None, and the reason said, if it cannot be."""
+def _next_attempt(start: Start, restart: str, restarts: Restarts) -> Start | None:
+    """The next attempt; None, with the reason logged, if there is none."""
     try:
-        command, where = restarts.again() if restarts.again is not None else (start.command, "from the start")
+        command, where = start.command, "from the start"
+        if restarts.next_command is not None:
+            command, where = restarts.next_command()
     except ConfigError as error:
-        say(f"lockstep: no {restart}: {error}")
+        log(f"lockstep: no {restart}: {error}")
         return None
     return replace(start, command=command, restarts=start.restarts + 1, title=f"{restart} {where}")
 
@@ -125,9 +128,9 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
         ConfigError: the call cannot work, or a rank raised a `ConfigError`.
     """
     call = pack(fn, args)
-    environments = variables(ranks, _cores(ranks))
+    environments = rank_environments(ranks, _cores(ranks))
     with contextlib.ExitStack() as stack:
-        # Files without a name: as large as need be, and gone with the processes that hold them.
+        # Unnamed files hold any amount of data and disappear with the processes that have them open.
         call_file = stack.enter_context(tempfile.TemporaryFile())
         call_file.write(call)
         call_file.flush()
@@ -147,7 +150,7 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
             result.seek(0)  # the position is shared with the rank that wrote
         if failure is None:
             return [unpack(rank, results[rank].read()) for rank in range(ranks)]
-        # The culprit alone is read: the others' ends are its consequences.
+        # Only the failed rank is read: the failures of other ranks are its consequences.
         if failure.rank is not None and failure.code in (1, 2) and (data := results[failure.rank].read()):
             unpack(failure.rank, data)
         raise RunError(failure.message)
@@ -156,5 +159,5 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
 def _cores(ranks: int) -> int:
     cores = usable_cores()
     if ranks > cores:
-        say(f"lockstep: {ranks} ranks share {cores} usable core{'s' * (cores > 1)} and will take turns")
+        log(f"lockstep: {ranks} ranks share {cores} usable core{'s' * (cores > 1)} and will take turns")
     return cores

@@ -1,7 +1,4 @@
-"""The environment variables that tell a rank who it is.
-
-They have the names of torchrun, so that a script runs under either, and those that scripts for JAX are started with.
-"""
+"""The environment variables of ranks: torchrun's, so that a script runs under either, and those of JAX scripts."""
 
 import contextlib
 import os
@@ -16,7 +13,7 @@ from lockstep.launch.rank_placement import RankPlacement
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def variables(
+def rank_environments(
     ranks: int,
     cores: int,
     environment: Mapping[str, str] | None = None,
@@ -24,32 +21,32 @@ def variables(
     restarts: int = 0,
     place: RankPlacement | None = None,
 ) -> list[dict[str, str]]:
-    """The whole environment of each of `ranks` ranks on this machine.
+    """The complete environment of each of `ranks` ranks on this machine.
 
     Args:
-        ranks: how many.
-        cores: usable ones, shared among them as threads unless the user has set OMP_NUM_THREADS.
-        environment: variables that go before this process's own. MASTER_ADDR and MASTER_PORT among them say where the
-            ranks of one machine meet; default: at a free port of the loopback interface.
-        restarts: how often the ranks were started before.
-        place: of these ranks among those of several machines; None: there are no others.
+        ranks: number of ranks.
+        cores: usable cores, divided among the ranks as threads unless the user has set OMP_NUM_THREADS.
+        environment: variables that override this process's own. MASTER_ADDR and MASTER_PORT set the rendezvous of the
+            ranks of one machine; default: a free port of the loopback interface.
+        restarts: number of earlier attempts.
+        place: of these ranks in a world of several nodes; None: there is one node.
     """
     if ranks < 1:
         raise ConfigError(f"ranks={ranks} must be at least 1")
     inherited = {**os.environ, **(environment or {})}
-    # A torchrun around us would have our ranks expect its store. Our own variables are not for ranks of a rank.
+    # An outer torchrun would make our ranks use its store. Our own variables are not inherited by nested ranks.
     ours = {"LOCKSTEP_TERMINAL_FD", "LOCKSTEP_MEMO"} - set(environment or {})
     inherited = {k: v for k, v in inherited.items() if not k.startswith("TORCHELASTIC_") and k not in ours}
     if not inherited.get("OMP_NUM_THREADS"):  # an empty value counts as not set
         inherited.pop("OMP_NUM_THREADS", None)
     else:
-        inherited["LOCKSTEP_USER_THREADS"] = "1"  # a rank knows whose choice it finds, and may use fewer than ours
+        inherited["LOCKSTEP_USER_THREADS"] = "1"  # ranks may use fewer threads than our default, not than the user's
     interfaces = {} if place is None or place.interface is None else dict.fromkeys(_INTERFACES, place.interface)
-    place = place or _alone(ranks, environment or {})
+    place = place or _single_node(ranks, environment or {})
     common = {
-        **interfaces,  # gloo and NCCL take the first one they find, or that of the host's name, which may be loopback
+        **interfaces,  # by default gloo and NCCL take the first one, or that of the host name, which may be loopback
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
-        "PYTHONUNBUFFERED": "1",  # this and the next: a log of a killed rank that tells something
+        "PYTHONUNBUFFERED": "1",  # this and the next: the log of a killed rank is complete
         "PYTHONFAULTHANDLER": "1",
         **inherited,
         **place.variables(),
@@ -58,17 +55,17 @@ def variables(
         "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),
         "LOCKSTEP_RESTARTS": str(restarts),
     }
-    return [{**common, **_own(place, local)} for local in range(ranks)]
+    return [{**common, **_own_variables(place, local)} for local in range(ranks)]
 
 
-def _alone(ranks: int, given: Mapping[str, str]) -> RankPlacement:
-    """Of ranks that are all on this machine."""
+def _single_node(ranks: int, given: Mapping[str, str]) -> RankPlacement:
+    """The placement of ranks that are all on this machine."""
     address, port = given.get("MASTER_ADDR", "127.0.0.1"), int(given.get("MASTER_PORT", "0")) or free_port()
     return RankPlacement(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address=address, port=port)
 
 
-def _own(place: RankPlacement, local: int) -> dict[str, str]:
-    """What one rank is told of itself, in both languages."""
+def _own_variables(place: RankPlacement, local: int) -> dict[str, str]:
+    """The variables that differ between ranks, in the names of torchrun and of JAX launchers."""
     rank, size = str(place.first_rank + local), str(place.world_size)
     jax = {"JAX_RANK": rank, "JAX_LOCAL_RANK": str(local), "JAX_WORLD_SIZE": size}
     where = {"JAX_COORDINATOR_ADDR": place.address, "JAX_COORDINATOR_PORT": str(place.port)}
@@ -78,13 +75,13 @@ def _own(place: RankPlacement, local: int) -> dict[str, str]:
 def free_port() -> int:
     """A TCP port that nobody listens on now.
 
-    From below the range that the kernel deals out to outgoing connections, so that none takes it before rank 0 listens.
+    It is below the kernel's range for outgoing connections, so that none takes it before rank 0 listens.
     """
     try:
         first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         first_ephemeral = 32768
-    choose = random.SystemRandom()  # not the caller's seeded stream
+    choose = random.SystemRandom()  # independent of the caller's seed
     candidates = [choose.randrange(10_000, first_ephemeral) for _ in range(20)] if first_ephemeral > 10_000 else []
     for port in (*candidates, 0):
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""Ranks that a launcher started again find the run that they trained before.
+"""Find the run to continue when a launcher restarts its ranks.
 
-torchrun starts the same command anew after a failure and whenever nodes come or go, and so does our own launcher. No
-name says which run that command began: rendezvous ids are copied from documentation, and a count of restarts differs
-between nodes. So each node keeps a memo: a small file that belongs to the launcher's process on that node and means
-nothing without it. The ranks tell each other what their memos say, and nodes that are new follow.
+torchrun runs the same command again after a failure and whenever nodes join or leave, and so does our own launcher. No
+name identifies the run: rendezvous ids are copied from documentation, and restart counts differ between nodes. So each
+node keeps a start record: a small file that belongs to the launcher's process on that node. The ranks gather their
+records; new nodes take those of the others.
 """
 
 import json
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from lockstep.errors import ConfigError
-from lockstep.record.partial_files import written_at
+from lockstep.record.partial_files import modified_at
 from lockstep.record.run_dir import RUN_FILE, write_atomically
 from lockstep.run import AnyRun
 from lockstep.session.resume import Resumption, go_on
 from lockstep.system.processes import TORCHRUN, identity, private_folder, torchrun_agent
 from lockstep.world import World
 
-MEMO_VARIABLE = "LOCKSTEP_MEMO"
-_SEEN_S = 5.0  # how long another node may need to see what rank 0's node wrote to a shared disk
+START_RECORD_VARIABLE = "LOCKSTEP_MEMO"
+_SEEN_S = 5.0  # until another node sees what rank 0's node wrote to a shared disk
 _LATEST = Path("checkpoints", "LATEST")
 
 Gather = Callable[[Any, str], list[Any]]
@@ -35,46 +35,46 @@ Gather = Callable[[Any, str], list[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """What a memo says of one run."""
+class TrainedRun:
+    """A run in a start record."""
 
     run_dir: str
     """Absolute."""
     starts: int
-    """How often ranks began to train it."""
+    """Number of starts so far."""
     checkpoint: str | None = None
-    """The one that the user named to begin from: it need not be the newest, as long as this run has written none."""
+    """The checkpoint to start from that the user named, if any; used until the run has written one of its own."""
     latest: int | None = None
-    """When `LATEST` was written, as of the start that this was noted in."""
+    """Modification time of `LATEST` when this was recorded."""
 
     @property
     def source(self) -> Path:
-        """What to resume: the run, or the checkpoint that the user named while nothing newer is there."""
-        untouched = self.checkpoint is not None and written_at(Path(self.run_dir) / _LATEST) == self.latest
+        """What to resume: the run, or the checkpoint that the user named while there is no newer one."""
+        untouched = self.checkpoint is not None and modified_at(Path(self.run_dir) / _LATEST) == self.latest
         return Path(self.checkpoint) if self.checkpoint and untouched else Path(self.run_dir)
 
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """The memo of this node's launcher, whether it has been written or not.
+    """The start record of this node's launcher; its file need not exist yet.
 
     Attributes:
         path: the file.
-        number: which run of this process is meant, from 0: a script may train several, one after another.
+        number: index of the run in this process, from 0: a script may train several.
     """
 
     path: Path
     number: int = 0
 
-    def read(self) -> Trained | None:
-        """What an earlier start of these ranks wrote; None if there was none, or it did not come that far."""
-        found = dict(enumerate(_noted(self.path))).get(self.number)
-        return Trained(**found) if found else None
+    def read(self) -> TrainedRun | None:
+        """The run that an earlier start of these ranks recorded; None if there is none."""
+        found = dict(enumerate(_read_records(self.path))).get(self.number)
+        return TrainedRun(**found) if found else None
 
-    def write(self, trained: Trained) -> None:
-        """Note which run is trained, for the next start; other runs of this process stay noted."""
-        noted = dict(enumerate(_noted(self.path))) | {self.number: asdict(trained)}
-        listed = [noted.get(number) for number in range(max(noted) + 1)]  # a node that came late knows no earlier ones
+    def write(self, trained: TrainedRun) -> None:
+        """Record the run for the next start; other runs of this process are kept."""
+        records = dict(enumerate(_read_records(self.path))) | {self.number: asdict(trained)}
+        listed = [records.get(number) for number in range(max(records) + 1)]  # a new node has no earlier runs
         write_atomically(self.path, json.dumps(listed) + "\n")
 
 
@@ -84,25 +84,25 @@ class Restart:
 
     resumption: Resumption
     restarts: int
-    """How often ranks began to train this run before."""
+    """Number of earlier starts of this run."""
 
 
-def restarts_ranks(world: World, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the launcher of this rank may start the same command again by itself."""
-    return world.launcher != "none" and (MEMO_VARIABLE in environment or TORCHRUN in environment)
+def may_restart_ranks(world: World, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher of this rank may restart the same command by itself."""
+    return world.launcher != "none" and (START_RECORD_VARIABLE in environment or TORCHRUN in environment)
 
 
 def find_start_record(number: int, environment: Mapping[str, str] = os.environ) -> StartRecord:
-    """The memo of the launcher that started this rank.
+    """The start record of the launcher that started this rank.
 
     Args:
-        number: how many runs this process has trained before.
+        number: number of runs that this process trained before.
         environment: the variables of this process.
 
     Raises:
-        ConfigError: the launcher cannot be told, or there is no private place for a memo.
+        ConfigError: the launcher cannot be identified, or there is no private folder for a record.
     """
-    if given := environment.get(MEMO_VARIABLE):
+    if given := environment.get(START_RECORD_VARIABLE):
         return StartRecord(Path(given), number)
     launcher = torchrun_agent(environment)
     if launcher is None:
@@ -111,35 +111,35 @@ def find_start_record(number: int, environment: Mapping[str, str] = os.environ) 
 
 
 def new_start_record() -> Path:
-    """A place for the memo of a launch by this process, for `LOCKSTEP_MEMO` of the ranks of all its starts.
+    """The path of a start record for a launch by this process, for `LOCKSTEP_MEMO` of its ranks.
 
-    Remove the file when the launch ends. If this process is killed, somebody's next start does.
+    Remove the file when the launch ends. If this process is killed, a later start removes it.
     """
     return private_folder() / f"{identity(os.getpid())}.{secrets.token_hex(4)}.json"
 
 
-def again(memo: StartRecord | None, run: AnyRun, world: World, gather: Gather) -> Restart | None:
-    """What this start goes on with, the same on all ranks; None if it is the first. Collective.
+def find_restart(record: StartRecord | None, run: AnyRun, world: World, gather: Gather) -> Restart | None:
+    """The run to continue, the same on all ranks; None if this is the first start. Collective.
 
     Args:
-        memo: of this node's launcher, if it can have one.
+        record: of this node's launcher, if it has one.
         run: the config of this start.
-        world: who takes part.
-        gather: tells all ranks.
+        world: the ranks.
+        gather: gathers from all ranks.
 
     Raises:
         ConfigError: nodes trained different runs before, a node does not see the run, or the config contradicts it.
     """
-    found = memo.read() if memo is not None else None
+    found = record.read() if record is not None else None
     where = f"node {world.node_rank} ({socket.gethostname()})"
     gathered = cast("list[dict[str, Any]]", gather({"where": where, "trained": found and asdict(found)}, "elastic"))
-    trained = agreed({one["where"]: Trained(**one["trained"]) for one in gathered if one["trained"]})
+    trained = only_run({one["where"]: TrainedRun(**one["trained"]) for one in gathered if one["trained"]})
     if trained is None:
         return None
-    _refuse(gather("" if _sees(Path(trained.run_dir)) else where, "elastic"), trained.run_dir)
-    # Rank 0 decides what there is to go on with: others may see a shared disk as it was a moment ago.
-    mine = _plan(trained, run) if world.rank == 0 else {}
-    plan: dict[str, Any] = gather(mine, "elastic")[0]
+    _check_visible(gather("" if _is_visible(Path(trained.run_dir)) else where, "elastic"), trained.run_dir)
+    # Rank 0 chooses the checkpoint: other nodes may see an older state of a shared disk.
+    local = _find_checkpoint(trained, run) if world.rank == 0 else {}
+    plan: dict[str, Any] = gather(local, "elastic")[0]
     if "error" in plan:
         raise ConfigError(plan["error"])
     exact = Path(plan["exact"]) if plan["exact"] else None
@@ -152,8 +152,8 @@ def again(memo: StartRecord | None, run: AnyRun, world: World, gather: Gather) -
     return Restart(Resumption(run, run_dir, size, shards, step, exact, plan["notes"]), trained.starts)
 
 
-def agreed(known: Mapping[str, Trained]) -> Trained | None:
-    """What the nodes trained before, by node; raises `ConfigError` if that was not one run."""
+def only_run(known: Mapping[str, TrainedRun]) -> TrainedRun | None:
+    """The run that the nodes trained before, given by node; `ConfigError` if there are several."""
     by_run = {trained.run_dir: where for where, trained in known.items()}
     if len(by_run) > 1:
         listed = ", ".join(f"{where} {run_dir}" for run_dir, where in sorted(by_run.items(), key=lambda item: item[1]))
@@ -164,32 +164,32 @@ def agreed(known: Mapping[str, Trained]) -> Trained | None:
     return max(known.values(), key=lambda trained: trained.starts, default=None)
 
 
-def note(memo: StartRecord, run_dir: Path, earlier: Restart | None, resume: Path | None) -> None:
-    """Note on this node, once, that ranks begin to train. A disk that is full costs a warning.
+def record_start(record: StartRecord, run_dir: Path, earlier: Restart | None, resume: Path | None) -> None:
+    """Record on this node that training starts. A full disk is only a warning.
 
     Args:
-        memo: of this node's launcher.
+        record: of this node's launcher.
         run_dir: of the run.
-        earlier: the starts before, if this is not the first.
-        resume: what the user said to resume.
+        earlier: the earlier starts, if this is not the first.
+        resume: the user's `--resume`.
     """
     chosen = earlier.resumption.exact if earlier is not None else resume
     exact = str(chosen.absolute()) if chosen is not None and chosen.name.startswith("step_") else None
-    latest = written_at(run_dir / _LATEST)
+    latest = modified_at(run_dir / _LATEST)
     starts = 1 + (earlier.restarts if earlier is not None else 0)
     try:
-        memo.write(Trained(run_dir=str(run_dir.absolute()), starts=starts, checkpoint=exact, latest=latest))
+        record.write(TrainedRun(run_dir=str(run_dir.absolute()), starts=starts, checkpoint=exact, latest=latest))
     except OSError as error:
-        warn(f"{memo.path} cannot be written ({error.strerror})")
+        warn_restart(f"{record.path} cannot be written ({error.strerror})")
 
 
-def warn(problem: str) -> None:
-    """Say, on the node that has the problem, what it costs."""
+def warn_restart(problem: str) -> None:
+    """Print the problem and its consequence on this node."""
     print(f"lockstep: warning: {problem}: a restart of all nodes would begin a new run", file=sys.stderr, flush=True)
 
 
-def _plan(trained: Trained, run: AnyRun) -> dict[str, Any]:
-    """What rank 0 finds, for the others."""
+def _find_checkpoint(trained: TrainedRun, run: AnyRun) -> dict[str, Any]:
+    """Find the checkpoint on rank 0, as values to broadcast."""
     try:
         found = go_on(trained.source, run)
     except ConfigError as error:
@@ -199,19 +199,19 @@ def _plan(trained: Trained, run: AnyRun) -> dict[str, Any]:
     return {"exact": exact, **counts, "notes": found.notes}
 
 
-def _sees(run_dir: Path) -> bool:
+def _is_visible(run_dir: Path) -> bool:
     until = time.monotonic() + _SEEN_S
     while not (run_dir / RUN_FILE).is_file():
         if time.monotonic() > until:
             return False
         time.sleep(0.1)
         with suppress(OSError):
-            os.listdir(run_dir.parent)  # NFS remembers what was not there until somebody lists the directory
+            os.listdir(run_dir.parent)  # listing the directory drops what NFS caches about missing files
     return True
 
 
-def _refuse(blind: Sequence[str], run_dir: str) -> None:
-    nodes = list(dict.fromkeys(filter(None, blind)))
+def _check_visible(hosts: Sequence[str], run_dir: str) -> None:
+    nodes = list(dict.fromkeys(filter(None, hosts)))
     if nodes:
         raise ConfigError(
             f"{', '.join(nodes)} cannot see {run_dir}/{RUN_FILE}, the run to go on with; ranks that are started again "
@@ -219,7 +219,7 @@ def _refuse(blind: Sequence[str], run_dir: str) -> None:
         )
 
 
-def _noted(path: Path) -> list[dict[str, Any] | None]:
+def _read_records(path: Path) -> list[dict[str, Any] | None]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.failure_report import report, say
+from lockstep.launch.failure_report import log, report_failure
 from lockstep.launch.fixed import FixedMembership
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
@@ -27,7 +27,7 @@ _LAST_S = 300.0  # between the first node whose ranks have succeeded and the las
 _BOUNDS = Bounds()
 
 
-def launch_nodes(
+def launch_on_nodes(
     command: list[str],
     nodes: Nodes,
     *,
@@ -67,7 +67,7 @@ def launch_nodes(
                     if code is not None:
                         return code
         except Cancelled:
-            say(f"lockstep: {interruption(caught[0]).message}")
+            log(f"lockstep: {interruption(caught[0]).message}")
             return 128 + caught[0]
 
 
@@ -114,7 +114,7 @@ class _Node:
         self._failures = this.failures
         place, ranks = this.place, self._nodes.nproc
         last = place.first_rank + ranks - 1
-        say(
+        log(
             f"lockstep: node {place.node_rank} of {place.num_nodes}: "
             f"rank{f's {place.first_rank}-{last}' if ranks > 1 else f' {last}'} of {place.world_size}, "
             f"rank 0 at {place.address}"
@@ -140,12 +140,12 @@ class _Node:
             return 0
         if others.again and not self._caught:
             self._failures += others.failed
-            say(f"lockstep: {others.headline(failure)}; {self._next(others)}")
+            log(f"lockstep: {others.headline(failure)}; {self._next(others)}")
             return None
         if others.here:
-            report(failure, place.world_size, late, log_dir, restarts=this.starts)
+            report_failure(failure, place.world_size, late, log_dir, restarts=this.starts)
         else:
-            say(f"lockstep: {failure.headline}")
+            log(f"lockstep: {failure.headline}")
         return failure.code
 
     @property

@@ -16,9 +16,9 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep.launch.child import die_with_launcher, leave
+from lockstep.launch.child import die_with_launcher, exit_process
 
-_PARTING_S = 2.0  # for what was registered for the end, after a failure
+_EXIT_HANDLERS_S = 2.0  # for what was registered for the end, after a failure
 
 
 def main(words: list[str]) -> None:
@@ -35,13 +35,13 @@ def main(words: list[str]) -> None:
             sys.path[0] = str(Path(name).resolve().parent)  # as `python FILE` has it
             runpy.run_path(name, run_name="__main__")
     except SystemExit as end:
-        code = _code(end)
+        code = _exit_code(end)
         if code == 0:
             raise
-        _leave(code)
+        _exit_with_deadline(code)
     except BaseException as error:
-        _tell(error)
-        _leave(130 if isinstance(error, KeyboardInterrupt) else 1)
+        _print_traceback(error)
+        _exit_with_deadline(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def _write_whole_lines() -> None:
@@ -51,7 +51,7 @@ def _write_whole_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def _code(end: SystemExit) -> int:
+def _exit_code(end: SystemExit) -> int:
     """The exit code as Python has it: what is no number is told, and is a failure."""
     if end.code is None or isinstance(end.code, int):
         return (end.code or 0) & 0xFF
@@ -59,7 +59,7 @@ def _code(end: SystemExit) -> int:
     return 1
 
 
-def _tell(error: BaseException) -> None:
+def _print_traceback(error: BaseException) -> None:
     """The traceback, without what ran the script."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
@@ -67,15 +67,15 @@ def _tell(error: BaseException) -> None:
     traceback.print_exception(error.with_traceback(trace))
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_with_deadline(code: int) -> NoReturn:
     """End with `code`: what is registered for the end has a moment, and then the process is gone all the same."""
-    late = threading.Timer(_PARTING_S, _end, (code,))
-    late.daemon = True
-    late.start()
-    leave(code)
+    timer = threading.Timer(_EXIT_HANDLERS_S, _exit, (code,))
+    timer.daemon = True
+    timer.start()
+    exit_process(code)
 
 
-def _end(code: int) -> None:
+def _exit(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

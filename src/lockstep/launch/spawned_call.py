@@ -77,11 +77,11 @@ def run(call: int, result: int) -> None:
         value = pickle.loads(fn_bytes)(int(os.environ["RANK"]), *pickle.loads(args_bytes))
         _write(result, (True, value))
     except Exception as error:
-        _leave(result, error)
+        _exit_with_error(result, error)
     # What `fn` registered runs; then the process ends here: threads of a group that lost a rank abort a normal exit,
     # even when `fn` caught the error and went on.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    _end(0)
+    _exit(0)
 
 
 def unpack(rank: int, data: bytes) -> Any:
@@ -105,7 +105,7 @@ def _write(result: int, answer: tuple[bool, Any]) -> None:
         pickle.dump(answer, file, pickle.HIGHEST_PROTOCOL)
 
 
-def _leave(result: int, error: Exception) -> NoReturn:
+def _exit_with_error(result: int, error: Exception) -> NoReturn:
     """End at once with the error reported: a normal exit may wait for threads that wait for other ranks."""
     ours = isinstance(error, ConfigError | RunError)
     config = isinstance(error, ConfigError)
@@ -116,10 +116,10 @@ def _leave(result: int, error: Exception) -> NoReturn:
     _write(result, (False, {"message": message, "traceback": text, "config": config}))
     if isinstance(error, PeerError):
         time.sleep(PEER_DELAY_S)
-    _end(ConfigError.exit_code if config else RunError.exit_code)
+    _exit(ConfigError.exit_code if config else RunError.exit_code)
 
 
-def _end(code: int) -> NoReturn:
+def _exit(code: int) -> NoReturn:
     for file in (sys.stdout, sys.stderr):
         file.flush()
     os._exit(code)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.launch.failure_report import MARK, agree, log_path
-from lockstep.launch.rank_environment import variables
+from lockstep.launch.failure_report import ATTEMPT_PREFIX, log_path, merge_failures
+from lockstep.launch.rank_environment import rank_environments
 from lockstep.launch.rank_placement import RankPlacement
 from lockstep.launch.supervise import Bounds, Failure, RankGroup
-from lockstep.record.failure import keep_failure
-from lockstep.record.partial_files import remove_half_written
+from lockstep.record.failure import archive_failure
+from lockstep.record.partial_files import remove_partial_files
 
 
 class Others(Protocol):
@@ -80,10 +80,12 @@ class Start:
         Returns:
             Why it failed, None if all ranks succeeded; and the ranks that had to be killed after an interruption.
         """
-        environments = variables(self.ranks, self.cores, self.environment, restarts=self.restarts, place=self.place)
+        environments = rank_environments(
+            self.ranks, self.cores, self.environment, restarts=self.restarts, place=self.place
+        )
         if self.run_dir is not None:
             (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
-            keep_failure(self.run_dir)
+            archive_failure(self.run_dir)
         try:
             first = 0 if self.place is None else self.place.first_rank
             with RankGroup(bounds, self.run_dir, first_rank=first) as group:
@@ -93,7 +95,7 @@ class Start:
                 if failure is None:
                     return None, []
                 if self.run_dir is not None:
-                    failure = agree(failure, group.ended, self.run_dir)
+                    failure = merge_failures(failure, group.ended, self.run_dir)
                 failure = others.judge(failure)
                 if failure.interrupted is None:
                     group.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
@@ -101,7 +103,7 @@ class Start:
                 return failure, group.stop(failure.interrupted, bounds.interrupt_s, lambda: signal.SIGINT in caught[1:])
         finally:
             if self.run_dir is not None:
-                remove_half_written(self.run_dir)
+                remove_partial_files(self.run_dir)
 
     def _start_rank(self, group: RankGroup, environment: dict[str, str]) -> None:
         if self.run_dir is None:
@@ -111,7 +113,7 @@ class Start:
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(open(log_path(self.run_dir, rank), "ab"))
             if log.tell():
-                log.write(f"{MARK}{self.title}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+                log.write(f"{ATTEMPT_PREFIX}{self.title}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
                 log.flush()
             terminal: list[int] = []
             if rank == 0:

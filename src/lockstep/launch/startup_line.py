@@ -1,6 +1,6 @@
-"""The first line of a training: what starts, with which settings, on what, and where its results go.
+"""The first line that a training prints: task, settings, devices and run directory.
 
-It is shown before a framework is loaded, so it says what will be used as far as that is known without one.
+It is printed before a framework is imported and so names the device only as far as it is known then.
 """
 
 import os
@@ -12,22 +12,22 @@ from lockstep.run import AnyRun, OfflineRun
 from lockstep.world import World
 
 _SHOWN = ("num_envs", "num_steps", "total_steps", "epochs", "batch_size", "learning_rate", "precision")
-"""Settings of the run or its algorithm that tell one training from another; those that it has are shown."""
+"""Settings of the run or its algorithm that are shown, if it has them."""
 _DEFAULTS = {"precision": "float32"}
-"""Not worth a word."""
+"""Values that are not shown."""
 
 
-def first_line(
+def startup_line(
     run: AnyRun, world: World, run_dir: Path | None, *, num_shards: int | None = None, step: int | None = None
 ) -> str:
     """One line: task, algorithm, framework, ranks, device, settings, run directory.
 
     Args:
         run: the config.
-        world: who takes part.
-        run_dir: where the results go; None: not known yet.
-        num_shards: those of the checkpoint, where the run goes on from one.
-        step: of that checkpoint.
+        world: the ranks.
+        run_dir: the run directory; None: not known yet.
+        num_shards: of the checkpoint to resume from, if any.
+        step: of the checkpoint.
     """
     ranks = world.size * run.devices_per_process
     subject = run.data if isinstance(run, OfflineRun) else portable(run.task)

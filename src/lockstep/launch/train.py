@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 from lockstep.envs.load import check_not_imported
 from lockstep.envs.make import on_device
 from lockstep.errors import ConfigError
-from lockstep.launch.restarts import Gather, Restart, again, find_start_record, note, restarts_ranks, warn
-from lockstep.launch.startup_line import first_line
+from lockstep.launch.restarts import (
+    Gather,
+    Restart,
+    find_restart,
+    find_start_record,
+    may_restart_ranks,
+    record_start,
+    warn_restart,
+)
+from lockstep.launch.startup_line import startup_line
 from lockstep.preflight.user_code_paths import with_absolute_paths
 from lockstep.record.console import Console
-from lockstep.record.pending_run import Opening
+from lockstep.record.pending_run import PendingRun
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.session.checks import check_framework
 from lockstep.session.env_checks.before_run import check_before_run
@@ -29,9 +37,9 @@ if TYPE_CHECKING:
 
     AnySession = BaseSession[Any, Any, Any, Any]
 
-_OWN_SIGNAL_S = 10.0  # for a launcher to send its own ranks the signal that ranks of another node told them of
+_OWN_SIGNAL_S = 10.0  # until a launcher sends its own ranks the signal that ranks of another node received
 _runs = itertools.count()
-"""Which run of this process comes next: a script may train several."""
+"""Index of the next run in this process: a script may train several."""
 
 
 def train(
@@ -47,18 +55,18 @@ def train(
 ) -> dict[str, Any]:
     """Train and return the summary: in this process, as a rank of its launcher, or on `ranks` new processes.
 
-    A launcher that starts its ranks again (torchrun, ours over several machines) starts the same call: from the second
-    start on it goes on with the run of the first, from the newest checkpoint.
+    A launcher that restarts its ranks (torchrun, ours on several machines) repeats the same call: it then continues the
+    run of the first start from the newest checkpoint.
 
     Args:
         run: the complete config.
-        ranks: how many processes to start and wait for; the config reaches them as a file. Default, and 1: none, this
-            process trains. Under a launcher: how many it is known to have started.
-        run_dir: where to write; default: a new directory below `runs/`.
+        ranks: number of processes to start. Default, and 1: train in this process. Under a launcher: the number that it
+            has started.
+        run_dir: the run directory; default: a new directory below `runs/`.
         init_from: a run directory or policy file whose parameters to start from.
-        resume: a run directory or one of its checkpoints to go on from; `run` is then what
-            `lockstep.session.resume.prepare(resume, changes).run` gives.
-        world: who takes part; default: what a launcher's variables say, else this process alone.
+        resume: a run directory or checkpoint to resume; `run` is then
+            `lockstep.session.resume.prepare(resume, changes).run`.
+        world: the ranks; default: from the launcher's variables, else this process alone.
         joined: the run directory was made by the launcher.
         overrides: settings to change, by name: `train(run, seed=3, total_steps=3_000_000)`.
 
@@ -66,7 +74,7 @@ def train(
         The summary, as `summary.json` in the run directory holds it.
 
     Raises:
-        ConfigError: the run cannot work; what can be known before is refused before a process starts.
+        ConfigError: the run cannot work.
         RunError: a rank failed; the message names it.
     """
     check_not_imported("train")
@@ -104,48 +112,50 @@ def _train_here(
     from lockstep.launch.torchrun import check_growth, check_torchrun
 
     check_torchrun(world)
-    if resume is None:  # a checkpoint has its shards
+    if resume is None:  # else the checkpoint has the number of shards
         check_growth(world, run.num_shards)
     source: Path | Resumption | None = resume
-    launch = None if joined or not restarts_ranks(world) else _Launch(run, world)
+    launch = None if joined or not may_restart_ranks(world) else _RestartableLaunch(run, world)
     begins = resume is None and not joined and (launch is None or launch.run_dir is None)
     if begins and isinstance(run, Run):
         check_before_run(run, tell=world.rank == 0)
-    opening = Opening(run_dir, joined=joined)
+    pending_run = PendingRun(run_dir, joined=joined)
     try:
         if world.rank == 0:
-            _open(opening, run, world, resume, launch)
-        if launch is not None and (earlier := launch.meet()) is not None:
+            _open(pending_run, run, world, resume, launch)
+        if launch is not None and (earlier := launch.find_earlier()) is not None:
             source = earlier.resumption
-        surrounding, learn = _loop_of(run)
-        session = surrounding(run, world, run_dir=opening, init_from=init_from, resume=source, joined=joined)
+        session_class, learn = _loop_of(run)
+        session = session_class(run, world, run_dir=pending_run, init_from=init_from, resume=source, joined=joined)
         with session:
             if launch is not None:
                 launch.begin(session, resume)
             learn(session)
     finally:
-        opening.discard()
+        pending_run.discard()
     if launch is not None:
         launch.end(session)
     return session.summary
 
 
-def _open(opening: Opening, run: AnyRun, world: World, resume: Path | None, launch: "_Launch | None") -> None:
+def _open(
+    pending_run: PendingRun, run: AnyRun, world: World, resume: Path | None, launch: "_RestartableLaunch | None"
+) -> None:
     """Make the run directory of a new run and show the first line, before a framework is loaded."""
     found = go_on(resume, run) if resume is not None else None
     if launch is not None and launch.run_dir is not None:
-        opening.path, found = launch.run_dir, None  # its newest checkpoint is not known yet
+        pending_run.path, found = launch.run_dir, None  # its newest checkpoint is not known yet
     elif found is not None:
-        opening.path = found.run_dir
-    elif not opening.joined and not opening.make(run, alone=world.size == 1):
+        pending_run.path = found.run_dir
+    elif not pending_run.joined and not pending_run.make(run, alone=world.size == 1):
         return
     known = {} if found is None else {"num_shards": found.num_shards, "step": found.step}
-    opening.announce(first_line(run, world, opening.path, **known))
-    opening.doing(f"importing {run.ml_framework}")
+    pending_run.announce(startup_line(run, world, pending_run.path, **known))
+    pending_run.start_phase(f"importing {run.ml_framework}")
 
 
 def _loop_of(run: AnyRun) -> tuple[type["AnySession"], Callable[[Any], None]]:
-    """What surrounds the training loop of the run's algorithm, and the loop."""
+    """The session class and the training loop of the run's algorithm."""
     if isinstance(run, OfflineRun):
         from lockstep.torch.offline.session import LoggedSession
         from lockstep.torch.offline.train import train as learn
@@ -176,38 +186,38 @@ def _jax_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
     return Session, learn
 
 
-class _Launch:
-    """What one run has to do with a launcher that may start it again.
+class _RestartableLaunch:
+    """A run under a launcher that may restart its ranks.
 
     Attributes:
-        run_dir: of the run that this node's ranks trained before; None if this is their first start.
-        earlier: what this start goes on with, once the ranks have met.
+        run_dir: of the run that this node's ranks trained before; None at their first start.
+        earlier: the run to continue, after `find_earlier`.
     """
 
     def __init__(self, run: AnyRun, world: World) -> None:
-        self._run, self._world, self._memo = run, world, None
+        self._run, self._world, self._record = run, world, None
         try:
-            self._memo = find_start_record(next(_runs))
+            self._record = find_start_record(next(_runs))
         except ConfigError as error:
             if world.local_rank == 0:
-                warn(str(error))
-        trained = self._memo.read() if self._memo is not None else None
+                warn_restart(str(error))
+        trained = self._record.read() if self._record is not None else None
         self.run_dir = Path(trained.run_dir) if trained is not None else None
 
-    def meet(self) -> Restart | None:
-        """What this start goes on with; None if it is the first. Collective."""
-        # A comm of its own: how the run's is cut depends on the shards of the checkpoint.
+    def find_earlier(self) -> Restart | None:
+        """The run to continue; None at the first start. Collective."""
+        # A separate comm: the sharding of the run's own depends on the checkpoint.
         with _all_processes(self._run, self._world) as gather:
-            self.earlier = again(self._memo, self._run, self._world, gather)
-        if self.earlier is None:  # the command line could not say: a run that goes on keeps its shards
+            self.earlier = find_restart(self._record, self._run, self._world, gather)
+        if self.earlier is None:  # not checked before: a resumed run keeps its shards
             self._run.minibatch_rows(self._run.cut(self._world))
         return self.earlier
 
     def begin(self, session: "AnySession", resume: Path | None) -> None:
-        """The run directory is known: note it for the next start."""
+        """Record the run directory for the next start."""
         path, earlier = session.journal.path, self.earlier
-        if self._memo is not None and self._world.local_rank == 0:
-            note(self._memo, path, earlier, resume)
+        if self._record is not None and self._world.local_rank == 0:
+            record_start(self._record, path, earlier, resume)
         if earlier is not None:
             session.summary["restarts"] = max(session.summary["restarts"], earlier.restarts)
             size = self._world.size
@@ -217,18 +227,19 @@ class _Launch:
                 session.journal.say(f"note: {line}")
 
     def end(self, session: "AnySession") -> None:
-        """When nodes come or go, each one's launcher tells its ranks to stop, but not all at the same moment.
+        """Wait for the launcher's own signal if another node's ranks were signalled first.
 
-        A rank that leaves because others were told would look to its own launcher as one that failed.
+        When nodes join or leave, each launcher stops its own ranks, not all at the same moment. A rank that exits
+        before its launcher signals it counts as failed.
         """
         until = time.monotonic() + _OWN_SIGNAL_S
         while session.stopped_by == signal.SIGTERM and session.signals.received is None and time.monotonic() < until:
-            time.sleep(0.05)  # the signals are given back: SIGTERM ends this process here
+            time.sleep(0.05)  # default handlers are installed: SIGTERM ends this process here
 
 
 @contextlib.contextmanager
 def _all_processes(run: AnyRun, world: World) -> Generator[Gather]:
-    """What gathers objects of all processes, met for this alone; *collective*."""
+    """A temporary comm; yields its `gather_object`. *Collective*."""
     if run.ml_framework == "jax":
         from lockstep.distributed.timers import Timers
         from lockstep.jax.collectives.processes import Processes

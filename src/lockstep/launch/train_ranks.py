@@ -1,4 +1,4 @@
-"""The ranks of one training on this machine: what each of them runs, at first and after a failure."""
+"""Run one training on several ranks of this machine, with restarts."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.failure_report import say
+from lockstep.launch.failure_report import log
 from lockstep.launch.local import Restarts, launch
 from lockstep.record.failure import read_failure
-from lockstep.record.partial_files import remove_results, written_at
-from lockstep.record.run_dir import SUMMARY_FILE, RunDir, hold, write_config
+from lockstep.record.partial_files import modified_at, remove_results
+from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir, write_config
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
 _LATEST = Path("checkpoints", "LATEST")
-_ENDS_THAT_SAY_ALL = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
+_EXPLAINED_CODES = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
 
 
 def launch_training(
@@ -50,7 +50,7 @@ def launch_training(
     Returns:
         The exit code of `launch` and the run directory.
     """
-    from lockstep.launch.startup_line import first_line
+    from lockstep.launch.startup_line import startup_line
     from lockstep.record.console import Console
     from lockstep.world import World
 
@@ -61,37 +61,37 @@ def launch_training(
     else:
         run_dir, resume = found.run_dir, found.exact or found.run_dir
         checkpoint = {"num_shards": found.num_shards, "step": found.step}
-    Console().line(first_line(run, World(size=ranks), run_dir, **checkpoint))
+    Console().line(startup_line(run, World(size=ranks), run_dir, **checkpoint))
     flags = ["--joined", *(["--debug"] if debug else [])]
-    commands = _Commands(PROGRAM, run_dir, resume, init_from, flags, written_at(run_dir / _LATEST))
-    held = hold(run_dir)
+    commands = _Commands(PROGRAM, run_dir, resume, init_from, flags, modified_at(run_dir / _LATEST))
+    lock = lock_run_dir(run_dir)
     try:
         if found is not None:
             write_config(run_dir, run)
         code = launch(
-            commands.first(),
+            commands.first_command(),
             ranks=ranks,
             run_dir=run_dir,
             environment={"PYTHONPATH": search_path()},
-            restarts=Restarts(maximum=max_restarts, again=commands.again),
+            restarts=Restarts(maximum=max_restarts, next_command=commands.restart_command),
         )
     finally:
-        os.close(held)
-    if code not in _ENDS_THAT_SAY_ALL and written_at(run_dir / _LATEST) is not None:
-        say(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
+        os.close(lock)
+    if code not in _EXPLAINED_CODES and modified_at(run_dir / _LATEST) is not None:
+        log(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
     return code, run_dir
 
 
 def train_on_ranks(
     run: "AnyRun", ranks: int, *, run_dir: Path | str | None, init_from: Path | str | None, resume: Path | str | None
 ) -> dict[str, Any]:
-    """`lockstep.train(run, ranks=N)`: what the ranks wrote into `summary.json`, once they have ended.
+    """`lockstep.train(run, ranks=N)`: train on new processes and return their `summary.json`.
 
-    The ranks import nothing of the calling script, so that it needs no `if __name__ == "__main__":`; nor does a
-    notebook or a session. Arguments as `lockstep.train`.
+    The ranks do not import the calling script, so it needs no `if __name__ == "__main__":`, and a notebook works too.
+    Arguments as `lockstep.train`.
 
     Raises:
-        ConfigError: before anything is written, if that can be known; or a rank raised one.
+        ConfigError: the run cannot work, or a rank raised one.
         RunError: a rank failed.
     """
     from lockstep.launch.flags import policy_source
@@ -101,7 +101,7 @@ def train_on_ranks(
 
     if ranks < 1:
         raise ConfigError(f"ranks={ranks} must be at least 1")
-    run = _with_files(run)
+    run = _with_script_paths(run)
     _check(run)
     found = None if resume is None else go_on(Path(resume), run)
     check_world(run, World(size=ranks), None if found is None else found.num_shards)
@@ -109,7 +109,7 @@ def train_on_ranks(
     code, path = launch_training(
         run, ranks, run_dir=None if run_dir is None else Path(run_dir), found=found, init_from=source
     )
-    if code == 0 or code in _ENDS_THAT_SAY_ALL[2:]:
+    if code == 0 or code in _EXPLAINED_CODES[2:]:
         return json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))
     failure = read_failure(path) or {}
     message = str(failure.get("message", f"the ranks ended with code {code}")).removeprefix("lockstep: error: ")
@@ -120,7 +120,7 @@ def train_on_ranks(
 
 
 def _check(run: "AnyRun") -> None:
-    """Refuse a task that cannot be made or learned, and data that do not fit."""
+    """Refuse a task or data that the run cannot train on."""
     from lockstep.envs.make import env_spec
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_data, check_task
@@ -131,8 +131,8 @@ def _check(run: "AnyRun") -> None:
         check_task(run, env_spec(run.task, run.env))
 
 
-def _with_files(run: "AnyRun") -> "AnyRun":
-    """The same run, with the file of the calling script where it names `__main__`, which ranks do not share."""
+def _with_script_paths(run: "AnyRun") -> "AnyRun":
+    """Replace `__main__` in the settings by the file of the calling script: the ranks have another `__main__`."""
     from lockstep.config.settings import leaves
     from lockstep.run import override, to_dict
 
@@ -150,14 +150,14 @@ def _with_files(run: "AnyRun") -> "AnyRun":
 
 
 def search_path() -> str:
-    """PYTHONPATH for ranks: they import what this process could, beside a script and in the working directory."""
+    """PYTHONPATH for ranks: the working directory and the search path of this process."""
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return os.pathsep.join(dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry), *inherited]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Commands:
-    """What each rank runs."""
+    """The command that each rank runs, at the first start and after a failure."""
 
     program: Sequence[str]
     run_dir: Path
@@ -165,10 +165,10 @@ class _Commands:
     init_from: Path | None
     flags: list[str]
     latest_before: int | None
-    """When `LATEST` was written, before the first start."""
+    """Modification time of `LATEST` before the first start."""
 
-    def first(self) -> list[str]:
-        """At first."""
+    def first_command(self) -> list[str]:
+        """The command of the first start."""
         if self.resume is not None:
             return [*self.program, "--resume", str(self.resume), *self.flags]
         source = ["--init-from", str(self.init_from)] if self.init_from is not None else []
@@ -176,16 +176,16 @@ class _Commands:
             *self.program, str(self.run_dir / "run.yaml"), "--run-dir", str(self.run_dir), *self.flags, *source
         ]  # fmt: skip
 
-    def again(self) -> tuple[list[str], str]:
-        """After a failure, and from where, in words."""
+    def restart_command(self) -> tuple[list[str], str]:
+        """The command after a failure, and a description of its starting point."""
         from lockstep.session.resume import prepare
 
-        # The checkpoint that the user named need not be the newest, until this run has written one of its own.
-        untouched = written_at(self.run_dir / _LATEST) == self.latest_before
+        # A checkpoint that the user named is used until the run has written one of its own.
+        untouched = modified_at(self.run_dir / _LATEST) == self.latest_before
         path = self.resume if self.resume is not None and untouched else self.run_dir
         step = prepare(path, {}).step
         if step is not None:
             return [*self.program, "--resume", str(path), *self.flags], f"from step {step}"
         if self.resume is None:
             remove_results(self.run_dir)
-        return self.first(), "from the start"
+        return self.first_command(), "from the start"

@@ -20,9 +20,9 @@ def check_output(run: "AnyRun", world: "World") -> None:
 
 def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) -> None:
     """Refuse counts that do not divide among shards (a checkpoint's, if any), what takes too much, too many ranks."""
-    from lockstep.launch.restarts import restarts_ranks
+    from lockstep.launch.restarts import may_restart_ranks
 
-    if restarts_ranks(world):
+    if may_restart_ranks(world):
         return  # a run that goes on has the shards of its checkpoint, and a launcher says too late what it will start
     shards = run.cut(world, num_shards)
     run.minibatch_rows(shards)

@@ -18,7 +18,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.distributed.watch import Observed, Watch
 from lockstep.errors import ConfigError, RunError
 from lockstep.preflight.cost_model import Layout
-from lockstep.preflight.identity import VERSIONS, differences, identity, people, user_code
+from lockstep.preflight.identity import VERSIONS, differences, format_ranks, identity, user_code
 from lockstep.preflight.latency import Network, Summing, clock_skews, measure_network
 from lockstep.preflight.user_code_paths import with_portable_paths
 from lockstep.run import AnyRun, dump, to_dict
@@ -30,7 +30,7 @@ _SKEW_S = 1.0
 _NAMED_HOSTS = 4
 
 
-class Teller(Protocol):
+class Reporter(Protocol):
     """Who tells the user, from rank 0: `lockstep.record.journal.Journal` is one."""
 
     path: Path
@@ -77,7 +77,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instruments:
+class Framework:
     """What a framework measures with."""
 
     device: str
@@ -104,7 +104,7 @@ class Preflight:
         """The largest, with its sign."""
         return max((host.clock_skew_s for host in self.hosts), key=abs)
 
-    def tell(self, to: Teller) -> None:
+    def tell(self, to: Reporter) -> None:
         """Write `preflight.json` beside the run and tell the user what concerns several hosts; rank 0 does."""
         if self.rank:
             return
@@ -118,7 +118,7 @@ class Preflight:
         """Layout, network and prediction; empty on one host."""
         if self.network is None or len(self.hosts) == 1:
             return ""
-        listed = [f"{people([f'rank {rank}' for rank in host.ranks])} on {host.host}" for host in self.hosts]
+        listed = [f"{format_ranks([f'rank {rank}' for rank in host.ranks])} on {host.host}" for host in self.hosts]
         more = f", {len(listed) - _NAMED_HOSTS} hosts more" if len(listed) > _NAMED_HOSTS else ""
         text = (
             f"{self.world_size} ranks on {len(self.hosts)} hosts ({', '.join(listed[:_NAMED_HOSTS])}{more}); "
@@ -128,7 +128,7 @@ class Preflight:
 
     def to_dict(self) -> dict[str, Any]:
         """As `preflight.json` has it."""
-        ahead = self.forecast
+        prediction = self.forecast
         return {
             "world_size": self.world_size,
             "num_hosts": len(self.hosts),
@@ -136,10 +136,10 @@ class Preflight:
             "versions": self.versions,
             "clock_skew_s": self.clock_skew_s,
             **(self.network.to_dict() if self.network else {"small": None, "large": None}),
-            "num_parameters": ahead.num_parameters if ahead else None,
-            "messages_per_update": ahead.messages_per_update if ahead else None,
-            "predicted_steps_per_second": ahead.steps_per_second if ahead else None,
-            "predicted_one_host_steps_per_second": ahead.one_host_steps_per_second if ahead else None,
+            "num_parameters": prediction.num_parameters if prediction else None,
+            "messages_per_update": prediction.messages_per_update if prediction else None,
+            "predicted_steps_per_second": prediction.steps_per_second if prediction else None,
+            "predicted_one_host_steps_per_second": prediction.one_host_steps_per_second if prediction else None,
             "warnings": self.warnings,
         }
 
@@ -151,24 +151,24 @@ class Preflight:
             raise RunError(f"{path} could not be written ({error.strerror})") from error
 
 
-def preflight(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: bool | None = None) -> Preflight:
+def preflight(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | None = None) -> Preflight:
     """Compare all ranks, and measure what lies between their hosts; *collective*.
 
     Args:
         comm: of all ranks.
         run: what this rank was started with.
-        instruments: of the framework.
+        framework: of the framework.
         measure: whether the network is measured; default: if there are several hosts.
 
     Raises:
         ConfigError: on all ranks, naming those that differ in versions, config or code.
     """
     if comm.world.size == 1:
-        return _compared(comm, run, instruments, measure=False)
+        return _compare(comm, run, framework, measure=False)
     bound = min(run.timeout_s, run.startup_timeout_s)
     watch = Watch(comm.observe, _stalled, lambda: None, timeout_s=bound, startup_timeout_s=bound)
     try:
-        return _compared(comm, run, instruments, measure=measure)
+        return _compare(comm, run, framework, measure=measure)
     finally:
         watch.close()
 
@@ -178,19 +178,19 @@ def _stalled(_: Observed, report: str) -> None:
     print(f"lockstep: error: {report}", file=sys.stderr, flush=True)
 
 
-def _compared(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: bool | None) -> Preflight:
+def _compare(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | None) -> Preflight:
     world = comm.world
-    everywhere = with_portable_paths(run)
-    mine = identity(dump(everywhere), user_code(run.user_code), run.ml_framework) | {
+    portable = with_portable_paths(run)
+    own = identity(dump(portable), user_code(run.user_code), run.ml_framework) | {
         "node": world.rank - world.local_rank,
         "cores": usable_cores(),
-        "device": instruments.device,
+        "device": framework.device,
         "processor": processor(),
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     }
-    identities: list[dict[str, Any]] = comm.gather_object(mine, TAG)
+    identities: list[dict[str, Any]] = comm.gather_object(own, TAG)
     if any(one["config"] != identities[0]["config"] for one in identities):
-        gathered: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(everywhere)).items()}, TAG)
+        gathered: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(portable)).items()}, TAG)
         identities = [one | {"settings": settings} for one, settings in zip(identities, gathered, strict=True)]
     if error := differences(labelled(identities)):
         raise ConfigError(error if world.local_rank == 0 else error.partition("\n\n")[0])
@@ -203,7 +203,7 @@ def _compared(comm: Comm, run: AnyRun, instruments: Instruments, *, measure: boo
         versions={name: identities[0][name] for name in VERSIONS if name in identities[0]},
     )
     if several if measure is None else measure:
-        found.network = measure_network(comm, instruments.summing, len(found.hosts), TAG)
+        found.network = measure_network(comm, framework.summing, len(found.hosts), TAG)
     found.warnings = host_warnings(found, pinned=world.pinned)
     return found
 
@@ -219,13 +219,13 @@ def add_forecast(found: Preflight, forecast: Callable[[Layout, float], Forecast 
         return
     cores = min(host.cores for host in found.hosts)
     layout = Layout(ranks=found.world_size, hosts=len(found.hosts), cores=cores, bandwidth=found.network.bytes_per_s)
-    ahead = forecast(layout, found.network.small.seconds)
-    if isinstance(ahead, str):
-        found.notes.append(ahead)
+    prediction = forecast(layout, found.network.small.seconds)
+    if isinstance(prediction, str):
+        found.notes.append(prediction)
         return
-    found.forecast = ahead
-    if ahead.advice:
-        found.warnings.append(ahead.advice)
+    found.forecast = prediction
+    if prediction.advice:
+        found.warnings.append(prediction.advice)
 
 
 def labelled(identities: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

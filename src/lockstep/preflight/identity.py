@@ -15,16 +15,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-Card = Mapping[str, Any]
+Identity = Mapping[str, Any]
 
 # What must agree, and what to do about it. Other entries of a card are facts, `settings` among them: they explain.
 VERSIONS = ("python", "torch", "jax", "jaxlib", "lockstep", "numpy")
 """Entries of a card that are versions; those of the other framework are left out."""
-_AGREED = dict.fromkeys(VERSIONS, "versions") | {
+_KINDS = dict.fromkeys(VERSIONS, "versions") | {
     "config": "config",
     "code": "code",
 }
-_CURES = {
+_REMEDIES = {
     "versions": "install the same versions everywhere",
     "config": "start all with the same command",
     "code": "give every machine the same files",
@@ -71,7 +71,7 @@ def user_code(names: Iterable[str] = ()) -> str | None:
     return "; ".join(f"{name} {digest}" for name, digest in found) or None
 
 
-def differences(identities: Mapping[str, Card]) -> str | None:
+def differences(identities: Mapping[str, Identity]) -> str | None:
     """One line that names who differs in what, and the way out; below an empty line a table, where that says more.
 
     Args:
@@ -83,24 +83,26 @@ def differences(identities: Mapping[str, Card]) -> str | None:
     """
     groups: dict[str, list[str]] = {}
     for label, one in identities.items():
-        groups.setdefault(repr([one.get(name) for name in _AGREED]), []).append(label)
+        groups.setdefault(repr([one.get(name) for name in _KINDS]), []).append(label)
     if len(groups) < 2:
         return None
-    alike = sorted(groups.values(), key=len, reverse=True)  # the most come first; among equals the first shown
-    rows = _rows([identities[labels[0]] for labels in alike])
-    columns = [people(labels) for labels in alike]
-    odd, verb = " and ".join(columns[1:]), "differs" if len(identities) - len(alike[0]) == 1 else "differ"
-    gathered = [len(alike) == 2 and name != "config" and len("".join(row)) <= 2 * _CELL for name, row in rows.items()]
-    said = [
-        name + (f" ({row[1]} instead of {row[0]})" if values else "")
-        for (name, row), values in zip(rows.items(), gathered, strict=True)
+    by_size = sorted(groups.values(), key=len, reverse=True)  # the most come first; among equals the first shown
+    rows = _rows([identities[labels[0]] for labels in by_size])
+    columns = [format_ranks(labels) for labels in by_size]
+    others, verb = " and ".join(columns[1:]), "differs" if len(identities) - len(by_size[0]) == 1 else "differ"
+    with_values = [
+        len(by_size) == 2 and name != "config" and len("".join(row)) <= 2 * _CELL for name, row in rows.items()
     ]
-    if more := said[_SHOWN_FIELDS:]:
-        said[_SHOWN_FIELDS:] = [f"{len(more)} more"]
-    kinds = [kind for kind in _CURES if any(_agreed_by(name) == kind for name in rows)]
-    cure = "; ".join(_CURES[kind] for kind in kinds)
-    line = f"{odd} {verb} from {columns[0]} in {_listed(said)}; {cure}"
-    return line if len(alike) == 2 and not more else f"{line}\n\n{_table(columns, rows)}"
+    fields = [
+        name + (f" ({row[1]} instead of {row[0]})" if values else "")
+        for (name, row), values in zip(rows.items(), with_values, strict=True)
+    ]
+    if more := fields[_SHOWN_FIELDS:]:
+        fields[_SHOWN_FIELDS:] = [f"{len(more)} more"]
+    kinds = [kind for kind in _REMEDIES if any(_kind_of(name) == kind for name in rows)]
+    remedy = "; ".join(_REMEDIES[kind] for kind in kinds)
+    line = f"{others} {verb} from {columns[0]} in {_listed(fields)}; {remedy}"
+    return line if len(by_size) == 2 and not more else f"{line}\n\n{_table(columns, rows)}"
 
 
 def _version(distribution: str) -> str:
@@ -150,10 +152,10 @@ def _file_of(name: str) -> Path | None:
     return Path(origin).resolve() if origin.endswith(".py") and not _installed(Path(origin)) else None
 
 
-def _rows(shown: Sequence[Card]) -> dict[str, list[str]]:
+def _rows(shown: Sequence[Identity]) -> dict[str, list[str]]:
     """What differs, by name: the value of each of those shown. Config by setting, code by file, where that is told."""
     rows: dict[str, list[str]] = {}
-    for name in _AGREED:
+    for name in _KINDS:
         if all(one.get(name) == shown[0].get(name) for one in shown):
             continue
         parts = [_settings(one) if name == "config" else _files(one) if name == "code" else {} for one in shown]
@@ -171,33 +173,33 @@ def _by_name(every: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     return {name: row for name, row in rows.items() if len(set(row)) > 1}
 
 
-def _settings(one: Card) -> dict[str, str]:
-    gathered: Any = one.get("settings")
-    return (
-        {str(key): str(value) for key, value in cast("Card", gathered).items()} if isinstance(gathered, Mapping) else {}
-    )
+def _settings(one: Identity) -> dict[str, str]:
+    settings: Any = one.get("settings")
+    if not isinstance(settings, Mapping):
+        return {}
+    return {str(key): str(value) for key, value in cast("Identity", settings).items()}
 
 
-def _files(one: Card) -> dict[str, str]:
+def _files(one: Identity) -> dict[str, str]:
     entries = [entry.rpartition(" ") for entry in str(one.get("code") or "").split("; ")]
     return {name: digest for name, _, digest in entries if name}
 
 
-def _agreed_by(row: str) -> str:
-    return _AGREED.get(row, "code" if row.endswith(".py") else "config")
+def _kind_of(row: str) -> str:
+    return _KINDS.get(row, "code" if row.endswith(".py") else "config")
 
 
-def people(labels: Sequence[str]) -> str:
+def format_ranks(labels: Sequence[str]) -> str:
     """`rank 0 (alpha)` and `rank 1 (alpha)` as `ranks 0-1 (alpha)`."""
     found = [re.fullmatch(r"(\w+) (\d+)(?: \((.*)\))?", label) for label in labels]
     if not all(found):
         return ", ".join(labels)
-    gathered = [(match[1], int(match[2]), match[3]) for match in found if match]
-    word, hosts = gathered[0][0], {host for _, _, host in gathered}
+    parsed = [(match[1], int(match[2]), match[3]) for match in found if match]
+    word, hosts = parsed[0][0], {host for _, _, host in parsed}
     if len(hosts) > _SHOWN_HOSTS:
-        return f"{_ranges(word, [number for _, number, _ in gathered])} ({len(hosts)} hosts)"
+        return f"{_ranges(word, [number for _, number, _ in parsed])} ({len(hosts)} hosts)"
     parts: list[str] = []
-    for host, members in groupby(sorted(gathered, key=lambda one: (str(one[2]), one[1])), key=lambda one: one[2]):
+    for host, members in groupby(sorted(parsed, key=lambda one: (str(one[2]), one[1])), key=lambda one: one[2]):
         parts.append(_ranges(word, [number for _, number, _ in members]) + (f" ({host})" if host else ""))
     return _listed(parts)
 

@@ -9,9 +9,9 @@ from typing import Any
 from lockstep.distributed.comm import Comm
 from lockstep.preflight.cost_model import exchange
 
-_SMALL, _LARGE, _TRIAL = 8, 2**20, 2**14  # float32 numbers of a sum
-_SMALL_FOR_S = 0.3  # how long small sums are repeated, as far as 3 to 50 of them allow
-_SLOW_TRIAL_S = 0.1  # a network on which a large sum would take too long
+_SMALL, _LARGE, _MEDIUM = 8, 2**20, 2**14  # float32 numbers of a sum
+_SMALL_TOTAL_S = 0.3  # how long small sums are repeated, as far as 3 to 50 of them allow
+_SLOW_MEDIUM_S = 0.1  # a network on which a large sum would take too long
 _CLOCKS = 3  # readings; the best counts, since a busy rank reads late
 
 
@@ -49,13 +49,13 @@ Summing = Callable[[int], Callable[[], object]]
 
 def measure_network(comm: Comm, summing: Summing, num_hosts: int, tag: str) -> Network:
     """Time a small sum over all ranks, and one as large as the network does in about a second; *collective*."""
-    first = _seconds_of(summing(_SMALL), 3)
-    repeats = int(min(max(_SMALL_FOR_S / _slowest(comm, first, tag), 3), 50))
-    small = Timing(bytes=4 * _SMALL, seconds=_seconds_of(summing(_SMALL), repeats))
-    size, seconds = _TRIAL, _seconds_of(summing(_TRIAL), 2)
-    if _slowest(comm, seconds, tag) < _SLOW_TRIAL_S:
-        size = max(_TRIAL, _LARGE // len(comm.world.shards_of(0)))  # a sum has a row for each shard
-        seconds = _seconds_of(summing(size), 2)
+    first = _median_seconds(summing(_SMALL), 3)
+    repeats = int(min(max(_SMALL_TOTAL_S / _slowest(comm, first, tag), 3), 50))
+    small = Timing(bytes=4 * _SMALL, seconds=_median_seconds(summing(_SMALL), repeats))
+    size, seconds = _MEDIUM, _median_seconds(summing(_MEDIUM), 2)
+    if _slowest(comm, seconds, tag) < _SLOW_MEDIUM_S:
+        size = max(_MEDIUM, _LARGE // len(comm.world.shards_of(0)))  # a sum has a row for each shard
+        seconds = _median_seconds(summing(size), 2)
     large, (_, sends) = Timing(bytes=4 * size, seconds=seconds), exchange(num_hosts, 4 * size)
     return Network(
         small=small,
@@ -80,7 +80,7 @@ def _slowest(comm: Comm, seconds: float, tag: str) -> float:
     return max(*every, 1e-6)
 
 
-def _seconds_of(add: Callable[[], object], repeats: int) -> float:
+def _median_seconds(add: Callable[[], object], repeats: int) -> float:
     """Median seconds of a sum; the first is not counted, buffers are made then."""
     took = list[float]()
     for _ in range(repeats + 1):

@@ -34,7 +34,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
         raise RunError(f"{path} could not be written: {error}") from error
 
 
-def leave_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+def write_arrays_or_warn(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
     """The same for a run that fails: says so where it cannot be, and never raises, as the failure is to be told."""
     try:
         write_arrays(path, arrays, about)

@@ -13,7 +13,7 @@ from lockstep.record.checkpoint import LEARNER, State, shard_file
 from lockstep.world import World
 
 Files = Mapping[str, Mapping[str, Any]]
-_BEAT_S = 0.5
+_POLL_S = 0.5
 _GIVE_UP_S = 2.0  # for a thread that writes when its run fails: what it makes later nobody removes
 
 
@@ -50,7 +50,7 @@ class CheckpointWriter:
         self._copy: dict[str, State] = {}
         self._bytes = 0
         self._warned = False
-        self._whole_at = -1
+        self._completed_at = -1
 
     @property
     def busy(self) -> bool:
@@ -67,7 +67,7 @@ class CheckpointWriter:
 
         The first write to fresh memory takes many times longer than any later one, and training waits for copies.
         """
-        self._preparing = self._thread.submit(self._make_room, self._by_file(learner, shards))
+        self._preparing = self._thread.submit(self._allocate, self._by_file(learner, shards))
 
     def take(self, manifest: Mapping[str, Any], learner: State, shards: Mapping[int, State]) -> None:
         """Copy the state and start writing it.
@@ -80,15 +80,15 @@ class CheckpointWriter:
         assert self._writing is None
         self._manifest = dict(manifest)
         self._copy = checkpoint.snapshot(self._by_file(learner, shards), self._copy)
-        self._writing = self._thread.submit(self._write, self._place(self._manifest), self._copy)
+        self._writing = self._thread.submit(self._write, self._partial_dir(self._manifest), self._copy)
 
     def conclude(self) -> None:
         """Make the checkpoint appear, or say why it cannot; collective, once no rank is `busy`."""
         assert self._writing is not None
         job, self._writing = self._writing, None
         error = job.exception()
-        mine = {"files": job.result()} if error is None else {"error": _reason(error)}
-        every = self._gather(mine, "checkpoint")
+        local = {"files": job.result()} if error is None else {"error": _reason(error)}
+        every = self._gather(local, "checkpoint")
         failed = [(rank, entry["error"]) for rank, entry in enumerate(every) if "error" in entry]
         if failed:
             self._failed(self._manifest, f"rank {failed[0][0]}: {failed[0][1]}")
@@ -106,14 +106,14 @@ class CheckpointWriter:
         if self._writing is not None:
             self.conclude()
             self._wait(heartbeat)
-        return self._gather(self._whole_at, "checkpoint")[0]
+        return self._gather(self._completed_at, "checkpoint")[0]
 
     def close(self) -> None:
         """Give up what is not concluded."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._writing is not None:
             wait_for([self._writing], timeout=_GIVE_UP_S)
-            shutil.rmtree(self._place(self._manifest), ignore_errors=True)
+            shutil.rmtree(self._partial_dir(self._manifest), ignore_errors=True)
 
     def load(self, exact: Path | None) -> tuple[dict[str, Any], dict[str, Any], dict[int, dict[str, Any]]] | None:
         """Read the newest whole checkpoint, this rank's shards of it; collective.
@@ -131,17 +131,17 @@ class CheckpointWriter:
         names: list[str] = self._gather([path.name for path in found], "checkpoint")[0]
         problem = ""
         for name in names:
-            path, mine, problem = self._run_dir / checkpoint.FOLDER / name, None, ""
+            path, local, problem = self._run_dir / checkpoint.FOLDER / name, None, ""
             try:
-                mine = self._read(path)
+                local = self._read(path)
             except ConfigError as error:
                 problem = str(error)
             problems: list[str] = self._gather(problem, "checkpoint")
             problem = next(filter(None, problems), "")
-            if not problem and mine is not None:
+            if not problem and local is not None:
                 if self._world.rank == 0:  # what lies after it belongs to steps that will be taken anew
                     checkpoint.set_latest(self._run_dir, name)
-                return mine
+                return local
             self._warn(f"checkpoint {name} is damaged and skipped: {problem}")
         if names:
             raise ConfigError(f"no whole checkpoint to resume from in {self._run_dir / checkpoint.FOLDER}: {problem}")
@@ -162,23 +162,25 @@ class CheckpointWriter:
 
     def _write(self, directory: Path, states: Mapping[str, State]) -> dict[str, Any]:
         directory.mkdir(parents=True, exist_ok=True)
-        return {name: checkpoint.write_state(directory / name, state, self._wrote) for name, state in states.items()}
+        return {
+            name: checkpoint.write_state(directory / name, state, self._count_bytes) for name, state in states.items()
+        }
 
     def _commit(self, manifest: Mapping[str, Any]) -> None:
-        unseen = [name for name in manifest["files"] if not (self._place(manifest) / name).exists()]
-        if unseen:
+        missing = [name for name in manifest["files"] if not (self._partial_dir(manifest) / name).exists()]
+        if missing:
             self._failed(
-                manifest, f"rank 0 does not see {unseen[0]}: ranks of several hosts need a run_dir that all see"
+                manifest, f"rank 0 does not see {missing[0]}: ranks of several hosts need a run_dir that all see"
             )
             return
         try:
             checkpoint.commit(self._run_dir, manifest, self._num_kept)
-            self._whole_at, self._warned = int(manifest["step"]), False
+            self._completed_at, self._warned = int(manifest["step"]), False
         except OSError as error:
             self._failed(manifest, f"rank 0: {_reason(error)}")
 
     def _failed(self, manifest: Mapping[str, Any], reason: str) -> None:
-        shutil.rmtree(self._place(manifest), ignore_errors=True)
+        shutil.rmtree(self._partial_dir(manifest), ignore_errors=True)
         if not self._warned:
             self._warned = True
             self._warn(
@@ -195,13 +197,13 @@ class CheckpointWriter:
         states = {shard_file(shard): state for shard, state in shards.items()}
         return states | ({LEARNER: learner} if self._world.rank == 0 else {})
 
-    def _make_room(self, states: Mapping[str, State]) -> None:
+    def _allocate(self, states: Mapping[str, State]) -> None:
         self._copy = checkpoint.snapshot(states)
 
-    def _place(self, manifest: Mapping[str, Any]) -> Path:
+    def _partial_dir(self, manifest: Mapping[str, Any]) -> Path:
         return checkpoint.partial(self._run_dir, int(manifest["step"]))
 
-    def _wrote(self, size: int) -> None:
+    def _count_bytes(self, size: int) -> None:
         self._bytes += size
 
     def _wait(self, heartbeat: Callable[[], object]) -> None:
@@ -212,7 +214,7 @@ class CheckpointWriter:
         """
         while any(self._gather(self.busy, "checkpoint")):
             before = self._bytes
-            wait_for(self._jobs, timeout=_BEAT_S)
+            wait_for(self._jobs, timeout=_POLL_S)
             if self._bytes != before:
                 heartbeat()
 

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lockstep.record.rank_log import Both
+from lockstep.record.rank_log import Tee
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,8 +27,8 @@ class Console:
         fd = os.environ.get("LOCKSTEP_TERMINAL_FD", "")
         self._owned = file is None and fd.isdigit()
         shown = file or (os.fdopen(os.dup(int(fd)), "w", encoding="utf-8") if self._owned else sys.stdout)
-        self._file = shown.terminal if isinstance(shown, Both) else shown
-        self._log = shown.log if isinstance(shown, Both) else None
+        self._file = shown.terminal if isinstance(shown, Tee) else shown
+        self._log = shown.log if isinstance(shown, Tee) else None
         self._live: Any = None
         self._drawn_s = 0.0
         self._silent = False

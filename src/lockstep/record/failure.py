@@ -48,7 +48,7 @@ def read_failure(run_dir: Path) -> dict[str, Any] | None:
         return None
 
 
-def keep_failure(run_dir: Path) -> Path | None:
+def archive_failure(run_dir: Path) -> Path | None:
     """Set the failure of an earlier start aside, as `logs/failure_N.json`, so that the next one can be recorded.
 
     Never raises. Call it before the ranks of the next start live.

@@ -15,12 +15,12 @@ from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console, significant
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
-from lockstep.record.failure import keep_failure, read_failure, record_failure
-from lockstep.record.partial_files import remove_half_written
-from lockstep.record.pending_run import Opening
+from lockstep.record.failure import archive_failure, read_failure, record_failure
+from lockstep.record.partial_files import remove_partial_files
+from lockstep.record.pending_run import PendingRun
 from lockstep.record.progress import Progress
 from lockstep.record.rank_log import RankLog
-from lockstep.record.run_dir import RunDir, hold, mark_failed, write_config
+from lockstep.record.run_dir import RunDir, lock_run_dir, mark_failed, write_config
 from lockstep.record.summary import empty_summary
 from lockstep.run import AnyRun, OfflineRun
 from lockstep.world import World
@@ -47,16 +47,16 @@ class Journal:
         run_dir: RunDir,
         *,
         joined: bool,
-        held: int | None = None,
-        said: Sequence[str] = (),
+        lock: int | None = None,
+        printed: Sequence[str] = (),
     ) -> None:
         self.path, self.summary = run_dir.path, empty_summary(run)
         self.summary |= {"world_size": world.size * run.devices_per_process, "num_shards": world.num_shards}
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at, self.pending = -1, False
-        self._world, self._run_dir, self._held = world, run_dir, held
+        self._world, self._run_dir, self._lock = world, run_dir, lock
         self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
-        self._log = None if joined else RankLog(run_dir.path, world.rank, said)
+        self._log = None if joined else RankLog(run_dir.path, world.rank, printed)
         self._console = Console() if world.rank == 0 else None
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._sums = np.zeros(3)
@@ -69,7 +69,7 @@ class Journal:
         run: AnyRun,
         world: World,
         broadcast: Callable[[Any], Any],
-        opening: Opening,
+        pending: PendingRun,
         *,
         exists: bool,
     ) -> "Journal":
@@ -79,25 +79,25 @@ class Journal:
             run: the config.
             world: who takes part.
             broadcast: what rank 0 says, to all.
-            opening: knows the directory. Where this rank `joined`, our launcher made or found it, put it in order,
+            pending: knows the directory. Where this rank `joined`, our launcher made or found it, put it in order,
                 holds it, and keeps the logs of ranks.
             exists: the run has been started before.
         """
-        path = opening.path
-        if opening.joined:
+        path = pending.path
+        if pending.joined:
             assert path is not None
-            opening.done()
+            pending.end_phase()
             return cls(run, world, RunDir.join(path), joined=True)
         answer: dict[str, str] = {}
         run_dir: RunDir | None = None
-        held: int | None = None
+        lock: int | None = None
         if world.rank == 0:
             try:
-                run_dir = RunDir.join(path) if exists and path else opening.run_dir(run)
-                held = hold(run_dir.path)
+                run_dir = RunDir.join(path) if exists and path else pending.run_dir(run)
+                lock = lock_run_dir(run_dir.path)
                 if exists:
-                    keep_failure(run_dir.path)
-                    remove_half_written(run_dir.path)
+                    archive_failure(run_dir.path)
+                    remove_partial_files(run_dir.path)
                     write_config(run_dir.path, run)
                 answer = {"path": str(run_dir.path.absolute())}
             except (ConfigError, OSError) as error:
@@ -108,8 +108,8 @@ class Journal:
         if run_dir is None:
             Path(answer["path"]).mkdir(parents=True, exist_ok=True)  # a host that does not share rank 0's disk
             run_dir = RunDir.join(answer["path"])
-        opening.done()
-        return cls(run, world, run_dir, joined=False, held=held, said=opening.said)
+        pending.end_phase()
+        return cls(run, world, run_dir, joined=False, lock=lock, printed=pending.printed)
 
     @property
     def logged_at(self) -> int:
@@ -271,9 +271,9 @@ class Journal:
         if self._log is not None:
             self._log.close()
         self._run_dir.close()
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _count(self, progress: Progress, elapsed: float) -> None:
         self.summary |= {

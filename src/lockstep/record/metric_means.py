@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-class Means:
+class MetricMeans:
     """Weighted means of a fixed set of names. What is added is summed over all ranks before, so all read the same.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What a killed run leaves half-written, and how it goes. Standard library only: the guardian runs it too."""
+"""Remove the partial files of a killed run. Standard library only: the guardian runs it too."""
 
 import contextlib
 import os
@@ -6,39 +6,39 @@ import re
 import shutil
 from pathlib import Path
 
-_BESIDE = re.compile(r"\..+\.(\d+|safetensors)")  # names of files until they are whole: .NAME.PID, .policy.safetensors
+_TEMPORARY = re.compile(r"\..+\.(\d+|safetensors)")  # .NAME.PID, .policy.safetensors: renamed when complete
 _STACK = re.compile(r"rank_\d+\.stack")
-_HALF_CHECKPOINT = ".step_"
+_PARTIAL_CHECKPOINT = ".step_"
 
 
-def remove_half_written(run_dir: Path) -> None:
-    """Remove checkpoints and files of a run that nobody came to finish. Never raises; what is whole stays.
+def remove_partial_files(run_dir: Path) -> None:
+    """Remove checkpoints and files of a run that are incomplete. Never raises.
 
-    Call it only when no rank of the run lives: what a living one writes would go too.
+    Call it only when no rank of the run is alive: it also removes what a rank is writing.
 
     Args:
         run_dir: the run's directory, which need not exist.
     """
     checkpoints = run_dir / "checkpoints"
     for entry in _entries(checkpoints):
-        if entry.name.startswith(_HALF_CHECKPOINT):
+        if entry.name.startswith(_PARTIAL_CHECKPOINT):
             _remove(entry)
     for entry in (*_entries(run_dir), *_entries(checkpoints)):
-        if _BESIDE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+        if _TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
             _remove(entry)
     for entry in _entries(run_dir / "logs"):
-        if _STACK.fullmatch(entry.name) and _lines(entry) <= 1:  # its header: nobody asked for a stack
+        if _STACK.fullmatch(entry.name) and _count_lines(entry) <= 1:  # only the header: no stack was requested
             _remove(entry)
 
 
 def remove_results(run_dir: Path) -> None:
-    """Remove what a start wrote about its progress and its end, before another from the first step. Never raises."""
+    """Remove metrics and summary before a restart from the first step. Never raises."""
     for entry in _entries(run_dir):
         if entry.name in ("metrics.jsonl", "evaluations.jsonl", "tensorboard", "summary.json"):
             _remove(entry)
 
 
-def _lines(entry: os.DirEntry[str]) -> int:
+def _count_lines(entry: os.DirEntry[str]) -> int:
     try:
         with open(entry.path, "rb") as file:
             return file.read(1 << 12).count(b"\n")
@@ -62,8 +62,8 @@ def _remove(entry: os.DirEntry[str]) -> None:
             os.unlink(entry.path)
 
 
-def written_at(path: Path) -> int | None:
-    """When a file was written last, None if it does not exist; tells what an earlier start wrote from this one's."""
+def modified_at(path: Path) -> int | None:
+    """Modification time in ns, None if the file does not exist."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -10,10 +10,10 @@ from lockstep.record.run_dir import RunDir
 from lockstep.run import AnyRun
 from lockstep.system.exit_signals import cleanup_on_signal
 
-_PATIENCE_S = 2.0  # what takes longer than this is named
+_REPORT_AFTER_S = 2.0  # what takes longer than this is named
 
 
-class Opening:
+class PendingRun:
     """The time from the command to the journal of a run, on one rank.
 
     Args:
@@ -22,19 +22,19 @@ class Opening:
 
     Attributes:
         path: the run directory, as far as it is known.
-        said: what was shown before there was a log to keep it.
+        printed: what was shown before there was a log to keep it.
     """
 
     def __init__(self, path: Path | None = None, *, joined: bool = False) -> None:
         self.path, self.joined = path, joined
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self._made: RunDir | None = None
-        self._refused: ConfigError | None = None
+        self._error: ConfigError | None = None
         self._timer: threading.Timer | None = None
         self._signals = contextlib.ExitStack()
 
     @classmethod
-    def of(cls, given: "Path | Opening | None", joined: bool, earlier: Path | None) -> "Opening":
+    def resolve(cls, given: "Path | PendingRun | None", joined: bool, earlier: Path | None) -> "PendingRun":
         """What was given, or its beginning.
 
         Args:
@@ -42,11 +42,11 @@ class Opening:
             joined: of a new one.
             earlier: the directory of the run that goes on; then `given` has no say.
         """
-        opening = given if isinstance(given, Opening) else cls(given, joined=joined)
+        pending = given if isinstance(given, PendingRun) else cls(given, joined=joined)
         if earlier is not None:
-            opening.discard()
-            opening.path = earlier
-        return opening
+            pending.discard()
+            pending.path = earlier
+        return pending
 
     def make(self, run: AnyRun, *, alone: bool) -> bool:
         """Make the run directory before the ranks meet, so that the user learns its name at once.
@@ -63,7 +63,7 @@ class Opening:
         except ConfigError as error:
             if alone:
                 raise
-            self._refused = error
+            self._error = error
             return False
         self.path = self._made.path
         # A launcher sends SIGTERM to all ranks when one of them refuses to start.
@@ -75,16 +75,16 @@ class Opening:
         if self.joined:
             print(line, flush=True)
         else:
-            self._tell(line)
+            self._print(line)
 
-    def doing(self, what: str) -> None:
+    def start_phase(self, what: str) -> None:
         """From here on `what` is done; the user is told if it takes long."""
-        self.done()
-        self._timer = threading.Timer(_PATIENCE_S, self._tell, [f"{what} ..."])
+        self.end_phase()
+        self._timer = threading.Timer(_REPORT_AFTER_S, self._print, [f"{what} ..."])
         self._timer.daemon = True
         self._timer.start()
 
-    def done(self) -> None:
+    def end_phase(self) -> None:
         """Nothing more is done before the run begins."""
         if self._timer is not None:
             self._timer.cancel()
@@ -92,8 +92,8 @@ class Opening:
 
     def run_dir(self, run: AnyRun) -> RunDir:
         """The new run directory, for its writer; raises `ConfigError` where there cannot be one."""
-        if self._refused is not None:
-            raise self._refused
+        if self._error is not None:
+            raise self._error
         made, self._made = self._made, None
         return made or RunDir.create(self.path, run)
 
@@ -103,15 +103,15 @@ class Opening:
 
     def discard(self) -> None:
         """Leave nothing behind of a run that did not begin; does nothing once `run_dir` was asked for."""
-        self.done()
+        self.end_phase()
         self.release_signals()
         if self._made is not None:
             self._made.discard()
             self._made = None
 
-    def _tell(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         console = Console()
         console.line(line)
         console.close()
         if not self.joined:
-            self.said.append(line)
+            self.printed.append(line)

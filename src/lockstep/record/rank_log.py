@@ -12,16 +12,16 @@ class RankLog:
     Args:
         run_dir: the run directory.
         rank: of this process.
-        said: lines that were shown before there was a log.
+        printed: lines that were shown before there was a log.
     """
 
-    def __init__(self, run_dir: Path, rank: int, said: Iterable[str] = ()) -> None:
+    def __init__(self, run_dir: Path, rank: int, printed: Iterable[str] = ()) -> None:
         path = run_dir / "logs" / f"rank_{rank}.log"
         path.parent.mkdir(exist_ok=True)
         self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._file.writelines(f"{line}\n" for line in said)
+        self._file.writelines(f"{line}\n" for line in printed)
         self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = (cast(TextIO, Both(stream, self._file)) for stream in self._before)
+        sys.stdout, sys.stderr = (cast(TextIO, Tee(stream, self._file)) for stream in self._before)
 
     def close(self) -> None:
         """Give the streams back."""
@@ -29,7 +29,7 @@ class RankLog:
         self._file.close()
 
 
-class Both:
+class Tee:
     """A stream that writes to two; everything else is the first one's.
 
     Attributes:

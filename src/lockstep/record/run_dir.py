@@ -15,7 +15,7 @@ from lockstep.record.sinks import JsonLines, TensorBoard, finite
 from lockstep.record.summary import empty_summary
 from lockstep.run import AnyRun, to_dict
 
-_RELEASE_S = 3.0  # for processes that have been told to end
+_LOCK_TIMEOUT_S = 3.0  # for processes that have been told to end
 
 RUN_FILE = "run.yaml"
 SUMMARY_FILE = "summary.json"
@@ -54,7 +54,10 @@ class RunDir:
         text = None if config is None else settings.to_yaml(config)
         made: list[Path] = []
         try:
-            target = _new(Path(path), made) if path is not None else _new_default(name or _name(config), made)
+            if path is None:
+                target = _make_default(name or _default_name(config), made)
+            else:
+                target = _make_empty(Path(path), made)
             if text is not None:
                 write_atomically(target / RUN_FILE, text)
         except OSError as error:
@@ -114,7 +117,7 @@ class RunDir:
         self.close()
 
 
-def hold(run_dir: Path) -> int:
+def lock_run_dir(run_dir: Path) -> int:
     """Keep other processes from going on with a run while this one does.
 
     Returns:
@@ -124,7 +127,7 @@ def hold(run_dir: Path) -> int:
         ConfigError: another process holds the run.
     """
     descriptor = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC)
-    until = time.monotonic() + _RELEASE_S
+    until = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,7 +164,7 @@ def mark_failed(
     try:
         summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        summary = _what_is_known(run_dir)
+        summary = _summary_from_metrics(run_dir)
     summary |= {"status": status, "error": error}
     devices = _config(run_dir).get("devices_per_process", 1)  # each of them is a rank
     known = {"world_size": processes and processes * devices, "restarts": restarts}
@@ -187,7 +190,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
-def _what_is_known(run_dir: Path) -> dict[str, Any]:
+def _summary_from_metrics(run_dir: Path) -> dict[str, Any]:
     summary = empty_summary(_config(run_dir))
     with suppress(OSError):
         for line in reversed((run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
@@ -207,7 +210,7 @@ def _config(run_dir: Path) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 
 
-def _name(config: Mapping[str, Any] | None) -> str:
+def _default_name(config: Mapping[str, Any] | None) -> str:
     """Task, or folder of logged data, and algorithm; of one's own environment, `path/to/file.py:Class`, the class."""
     named = {**config, "task": Path(config["data"]).name} if config and "data" in config else config
     words = [str(named[key]).rpartition(":")[2] for key in ("task", "algo") if key in named] if named else []
@@ -217,7 +220,7 @@ def _name(config: Mapping[str, Any] | None) -> str:
     )
 
 
-def _new(path: Path, made: list[Path]) -> Path:
+def _make_empty(path: Path, made: list[Path]) -> Path:
     if path.is_dir():
         if any(path.iterdir()):
             raise ConfigError(f"run_dir={path} already holds files; choose another with --run-dir, or remove it")
@@ -231,7 +234,7 @@ def _new(path: Path, made: list[Path]) -> Path:
     return path
 
 
-def _new_default(name: str, made: list[Path]) -> Path:
+def _make_default(name: str, made: list[Path]) -> Path:
     parent = Path("runs")
     first = parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(1, 1000):

@@ -19,8 +19,8 @@ from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.checkpoint_writer import CheckpointWriter
-from lockstep.record.partial_files import remove_half_written
-from lockstep.record.run_dir import hold
+from lockstep.record.partial_files import remove_partial_files
+from lockstep.record.run_dir import lock_run_dir
 
 _ITEMS, _TUPLE, _TENSOR = "__items__", "__tuple__", "__tensor__"
 """Keys that mark mappings with other keys than text, tuples, and tensors of a framework."""
@@ -141,8 +141,8 @@ class CheckpointManager:
         """Create and lock the folder. Returns the problem, if any."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(self._folder)
-            remove_half_written(self._folder)
+            self._lock = lock_run_dir(self._folder)
+            remove_partial_files(self._folder)
         except ConfigError as error:
             return str(error)
         except OSError as error:

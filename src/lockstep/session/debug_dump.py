@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.errors import MismatchError
-from lockstep.record.array_file import leave_arrays
+from lockstep.record.array_file import write_arrays_or_warn
 from lockstep.session import non_finite as locate_non_finite
 from lockstep.session.non_finite import NonFiniteError
 
@@ -32,4 +32,6 @@ def save_debug_dump(error: BaseException, run_dir: Path, rank: int, arrays: Mapp
         if rank not in error.ranks and rank != agreeing:
             return
         differing = {name: arrays[name] for name in error.tensors if name in arrays}
-        leave_arrays(run_dir / FOLDER / f"rank_{rank}.safetensors", differing, {"format": 1, "error": str(error)})
+        write_arrays_or_warn(
+            run_dir / FOLDER / f"rank_{rank}.safetensors", differing, {"format": 1, "error": str(error)}
+        )

@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.distributed.comm import Comm
 from lockstep.errors import RunError
 from lockstep.experience.rollout import Rollout
-from lockstep.record.array_file import leave_arrays
+from lockstep.record.array_file import write_arrays_or_warn
 from lockstep.record.progress import Progress
 
 FOLDER = "non_finite"
@@ -206,7 +206,7 @@ def save(error: NonFiniteError, run_dir: Path) -> None:
     """Write the batches of this rank, each atomically. Never raises, so that `error` itself is reported."""
     for shard, arrays in error.batches.items():
         path = run_dir / FOLDER / f"shard_{shard}.safetensors"
-        leave_arrays(path, arrays, {"format": 1, "error": str(error)})
+        write_arrays_or_warn(path, arrays, {"format": 1, "error": str(error)})
 
 
 def _error(

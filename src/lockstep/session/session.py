@@ -27,7 +27,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Forecast, add_forecast
 from lockstep.preflight.cost_model import Layout
 from lockstep.record.journal import Journal
-from lockstep.record.pending_run import Opening
+from lockstep.record.pending_run import PendingRun
 from lockstep.record.progress import Progress
 from lockstep.record.summary import seconds_since_process_start
 from lockstep.run import Run, SomeRun
@@ -47,7 +47,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     Args:
         run: the config.
         world: the ranks; default: from the launcher's environment variables.
-        run_dir: output directory, or its `Opening`; default: a new directory below `runs/`.
+        run_dir: output directory, or its `PendingRun`; default: a new directory below `runs/`.
         init_from: a run directory or policy file with the initial parameters.
         resume: the run to resume; `run_dir` is ignored then, and `init_from` is too once there is a checkpoint.
         joined: the launcher has created the run directory.
@@ -69,13 +69,13 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         run: SomeRun,
         world: World | None = None,
         *,
-        run_dir: Path | Opening | None = None,
+        run_dir: Path | PendingRun | None = None,
         init_from: Path | None = None,
         resume: Path | Resumption | None = None,
         joined: bool = False,
     ) -> None:
         self._resumed = resumed = go_on(resume, run) if isinstance(resume, Path) else resume
-        self._opening = Opening.of(run_dir, joined, resumed.run_dir if resumed is not None else None)
+        self._pending_run = PendingRun.resolve(run_dir, joined, resumed.run_dir if resumed is not None else None)
         self._init_from = init_from if resumed is None or resumed.step is None else None
         world = world or World.from_environment()
         self.run = run
@@ -96,13 +96,13 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """Connect the ranks and open the run directory; what is open is closed if a step fails."""
         with contextlib.ExitStack() as stack:
             stack.push(self.signals)
-            self._opening.doing("meeting the other ranks" if self.world.size > 1 else "starting the device")
+            self._pending_run.start_phase("meeting the other ranks" if self.world.size > 1 else "starting the device")
             stack.enter_context(self.comm)
-            self._opening.release_signals()
+            self._pending_run.release_signals()
             self.signals.__enter__()  # until here a signal ends the process: ranks that connect cannot agree on it
             self._preflight = self.backend.preflight(self.comm, self.run)
             self.journal = Journal.open(
-                self.run, self.world, self.comm.broadcast_object, self._opening, exists=self._resumed is not None
+                self.run, self.world, self.comm.broadcast_object, self._pending_run, exists=self._resumed is not None
             )
             stack.callback(self.journal.close)
             if self.run.ml_framework == "jax" or self.run.compile:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from lockstep.preflight import compare as shared
-from lockstep.preflight.compare import Instruments, Preflight
+from lockstep.preflight.compare import Framework, Preflight
 from lockstep.run import AnyRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.hardware import kind_of
@@ -18,5 +18,5 @@ def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Prefli
         value = torch.ones(size, device=comm.device)
         return lambda: float(comm.sum(value, shared.TAG)[0])  # wait for the GPU
 
-    instruments = Instruments(device=kind_of(comm.device), summing=summing)
-    return shared.preflight(comm, run, instruments, measure=measure)
+    framework = Framework(device=kind_of(comm.device), summing=summing)
+    return shared.preflight(comm, run, framework, measure=measure)

@@ -1,8 +1,8 @@
 """`python -m lockstep.workflows.dqn -p FILE [--node_index N]`."""
 
-from lockstep.launch.child import die_with_launcher, leave
+from lockstep.launch.child import die_with_launcher, exit_process
 from lockstep.workflows.command import main
 
 if __name__ == "__main__":
     die_with_launcher()
-    leave(main("dqn"))
+    exit_process(main("dqn"))

@@ -1,4 +1,4 @@
-"""Which run a start goes on with: what the memos of nodes say, and what contradicts it."""
+"""The run that a restart continues: start records of nodes, agreement and conflicts."""
 
 import json
 import os
@@ -11,15 +11,15 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.launch import train
 from lockstep.launch.restarts import (
-    MEMO_VARIABLE,
+    START_RECORD_VARIABLE,
     StartRecord,
-    Trained,
-    again,
-    agreed,
+    TrainedRun,
+    find_restart,
     find_start_record,
+    may_restart_ranks,
     new_start_record,
-    note,
-    restarts_ranks,
+    only_run,
+    record_start,
 )
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
@@ -34,7 +34,7 @@ WORLD = World(size=2, launcher="torchrun")
 @pytest.fixture(autouse=True)
 def _private(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name in (MEMO_VARIABLE, "TORCHELASTIC_RUN_ID"):
+    for name in (START_RECORD_VARIABLE, "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -52,12 +52,12 @@ def add(run_dir, step):
     return run_dir / "checkpoints" / f"step_{step}"
 
 
-def ranks(*memos, run=RUN, world=WORLD):
-    """What `again` tells each rank; each has its own memo, or None."""
-    told: list[dict] = []
+def ranks(*records, run=RUN, world=WORLD):
+    """Call `find_restart` on every rank; each has its own start record, or None."""
+    broadcast: list[dict] = []
     found = []
-    for rank, memo in enumerate(memos):
-        others = [m.read() if m else None for m in memos]
+    for rank, record in enumerate(records):
+        others = [m.read() if m else None for m in records]
         calls = iter(range(9))
 
         def gather(value, tag, rank=rank, others=others, calls=calls):
@@ -70,13 +70,13 @@ def ranks(*memos, run=RUN, world=WORLD):
                 assert shown[rank]["trained"] == value["trained"]
                 return shown
             if call == 2:
-                told.append(value)
-                assert told[0], "rank 0 takes this for a first start"
-                return [told[0], *[{}] * (len(memos) - 1)]
-            return [value] * len(memos)
+                broadcast.append(value)
+                assert broadcast[0], "rank 0 takes this for a first start"
+                return [broadcast[0], *[{}] * (len(records) - 1)]
+            return [value] * len(records)
 
-        place = World(rank=rank, size=len(memos), launcher="torchrun") if world is WORLD else world
-        found.append(again(memo, run, place, gather))
+        place = World(rank=rank, size=len(records), launcher="torchrun") if world is WORLD else world
+        found.append(find_restart(record, run, place, gather))
     return found
 
 
@@ -85,96 +85,101 @@ def test_a_first_start_has_no_earlier_one(tmp_path):
     assert ranks(None, StartRecord(tmp_path / "b")) == [None, None]
 
 
-def test_all_ranks_go_on_with_the_run_of_any_memo(run_dir, tmp_path):
+def test_all_ranks_go_on_with_the_run_of_any_record(run_dir, tmp_path):
     add(run_dir, 512)
     old, new = StartRecord(tmp_path / "old"), StartRecord(tmp_path / "new")
-    note(old, run_dir, None, None)
+    record_start(old, run_dir, None, None)
     first, second = ranks(new, old)
     assert first == second
     assert (first.restarts, first.resumption.run_dir, first.resumption.step) == (1, run_dir, 512)
     assert (first.resumption.num_shards, first.resumption.world_size, first.resumption.exact) == (4, 3, None)
-    note(new, run_dir, first, None)
+    record_start(new, run_dir, first, None)
     assert [found.restarts for found in ranks(new, old)] == [2, 2]  # the node that knows most counts
 
 
-def test_nodes_that_trained_different_runs_are_told(tmp_path):
+def test_nodes_that_trained_different_runs_raise_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"node 0 \(a\) /runs/x, node 1 \(b\) /runs/y.*--resume"):
-        agreed({"node 0 (a)": Trained(run_dir="/runs/x", starts=1), "node 1 (b)": Trained(run_dir="/runs/y", starts=2)})
-    assert agreed({}) is None
+        only_run(
+            {
+                "node 0 (a)": TrainedRun(run_dir="/runs/x", starts=1),
+                "node 1 (b)": TrainedRun(run_dir="/runs/y", starts=2),
+            }
+        )
+    assert only_run({}) is None
 
 
 def test_a_node_that_does_not_see_the_run_is_named(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr("lockstep.launch.restarts._SEEN_S", 0.2)
-    memo = StartRecord(tmp_path / "memo")
-    note(memo, run_dir, None, None)
+    record = StartRecord(tmp_path / "memo")
+    record_start(record, run_dir, None, None)
     (run_dir / "run.yaml").unlink()
     with pytest.raises(ConfigError, match=rf"node 0 \(.*\) cannot see {run_dir}/run.yaml.*--run-dir on a disk"):
-        ranks(memo)
+        ranks(record)
 
 
 def test_another_config_is_refused_as_by_resume(run_dir, tmp_path):
     add(run_dir, 512)
-    memo = StartRecord(tmp_path / "memo")
-    note(memo, run_dir, None, None)
+    record = StartRecord(tmp_path / "memo")
+    record_start(record, run_dir, None, None)
     with pytest.raises(ConfigError, match="seed=7 differs from the 0"):
-        ranks(memo, run=override(RUN, {"seed": 7}))
-    (found,) = ranks(memo, run=override(RUN, {"log_every": 77}))
+        ranks(record, run=override(RUN, {"seed": 7}))
+    (found,) = ranks(record, run=override(RUN, {"log_every": 77}))
     assert found.resumption.run.log_every == 77
     assert found.resumption.notes[0].startswith("log_every is 77 from here on")
 
 
 def test_more_ranks_than_shards_are_refused(run_dir, tmp_path):
     add(run_dir, 512)
-    memo = StartRecord(tmp_path / "memo")
-    note(memo, run_dir, None, None)
+    record = StartRecord(tmp_path / "memo")
+    record_start(record, run_dir, None, None)
     with pytest.raises(ConfigError, match=r"num_shards=4 of the run in .* fewer than the 5 ranks.*num_shards=5"):
-        ranks(memo, world=World(size=5, launcher="torchrun"))
+        ranks(record, world=World(size=5, launcher="torchrun"))
 
 
 def test_a_checkpoint_that_the_user_named_counts_until_the_run_wrote_one(run_dir, tmp_path):
     older = add(run_dir, 512)
     add(run_dir, 1024)
-    memo = StartRecord(tmp_path / "memo")
-    note(memo, run_dir, None, older)
-    (found,) = ranks(memo)
+    record = StartRecord(tmp_path / "memo")
+    record_start(record, run_dir, None, older)
+    (found,) = ranks(record)
     assert (found.resumption.step, found.resumption.exact) == (512, older)
-    note(memo, run_dir, found, older)
-    assert ranks(memo)[0].resumption.exact == older
+    record_start(record, run_dir, found, older)
+    assert ranks(record)[0].resumption.exact == older
     checkpoint.set_latest(run_dir, "step_512")  # what a start does once it has read the checkpoint
-    (found,) = ranks(memo)
+    (found,) = ranks(record)
     assert (found.resumption.step, found.resumption.exact, found.restarts) == (512, None, 2)
 
 
 def test_a_run_without_checkpoint_begins_again(run_dir, tmp_path):
-    memo = StartRecord(tmp_path / "memo")
-    note(memo, run_dir, None, None)
-    (found,) = ranks(memo)
+    record = StartRecord(tmp_path / "memo")
+    record_start(record, run_dir, None, None)
+    (found,) = ranks(record)
     assert (found.resumption.step, found.resumption.run_dir) == (None, run_dir)
     assert "begins from its start" in found.resumption.notes[0]
 
 
 def test_each_run_of_a_process_has_its_own_place(tmp_path):
     first, second, third = (StartRecord(tmp_path / "memo", number) for number in range(3))
-    third.write(Trained(run_dir="/c", starts=1))  # of a node that came late
+    third.write(TrainedRun(run_dir="/c", starts=1))  # of a node that came late
     assert (first.read(), second.read(), third.read().run_dir) == (None, None, "/c")
-    first.write(Trained(run_dir="/a", starts=1))
-    first.write(Trained(run_dir="/a", starts=2))
+    first.write(TrainedRun(run_dir="/a", starts=1))
+    first.write(TrainedRun(run_dir="/a", starts=2))
     assert (first.read().starts, second.read(), third.read().run_dir) == (2, None, "/c")
 
 
 def test_a_disk_that_is_full_costs_a_warning(tmp_path, capsys):
-    note(StartRecord(tmp_path / "missing" / "memo"), tmp_path, None, None)
+    record_start(StartRecord(tmp_path / "missing" / "memo"), tmp_path, None, None)
     assert "warning" in capsys.readouterr().err
 
 
-def test_only_launchers_that_restart_have_memos(monkeypatch):
+def test_only_launchers_that_restart_have_records(monkeypatch):
     world = World(size=2, launcher="torchrun")
-    assert not restarts_ranks(world, {})
-    assert restarts_ranks(world, {"TORCHELASTIC_RUN_ID": "123"})
-    assert not restarts_ranks(World(size=2), {"TORCHELASTIC_RUN_ID": "123"})  # a world that the caller made
+    assert not may_restart_ranks(world, {})
+    assert may_restart_ranks(world, {"TORCHELASTIC_RUN_ID": "123"})
+    assert not may_restart_ranks(World(size=2), {"TORCHELASTIC_RUN_ID": "123"})  # a world that the caller made
     path = new_start_record()
-    assert restarts_ranks(World(launcher="lockstep"), {MEMO_VARIABLE: str(path)})
-    assert find_start_record(3, {MEMO_VARIABLE: str(path)}) == StartRecord(path, 3)
+    assert may_restart_ranks(World(launcher="lockstep"), {START_RECORD_VARIABLE: str(path)})
+    assert find_start_record(3, {START_RECORD_VARIABLE: str(path)}) == StartRecord(path, 3)
     assert new_start_record() != path  # one process may launch more than once
     with pytest.raises(ConfigError, match="cannot be found"):
         find_start_record(0, {})
@@ -184,16 +189,16 @@ def test_a_memo_belongs_to_the_process_and_to_no_name(monkeypatch):
     agents = iter([os.getpid(), os.getpid(), os.getppid()])
     monkeypatch.setattr("lockstep.launch.restarts.torchrun_agent", lambda _: next(agents))
     first = find_start_record(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "0"})
-    again = find_start_record(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "1"})
+    second = find_start_record(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "1"})
     other = find_start_record(0, {"TORCHELASTIC_RUN_ID": "123", "TORCHELASTIC_RESTART_COUNT": "0"})
-    assert first == again, "two starts by one launcher"
+    assert first == second, "two starts by one launcher"
     assert first != other, "two launchers"
 
 
 @pytest.mark.parametrize(("received", "waits"), [(None, True), ((0.0, signal.SIGTERM), False)])
 def test_a_rank_that_stops_for_others_waits_for_its_own_signal(received, waits, monkeypatch):
     monkeypatch.setattr(train, "_OWN_SIGNAL_S", 0.3)
-    launch = object.__new__(train._Launch)
+    launch = object.__new__(train._RestartableLaunch)
     began = time.monotonic()
     launch.end(SimpleNamespace(stopped_by=signal.SIGTERM, signals=SimpleNamespace(received=received)))
     assert (time.monotonic() - began >= 0.3) == waits

@@ -11,9 +11,9 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import local
-from lockstep.launch.rank_environment import free_port, variables
+from lockstep.launch.rank_environment import free_port, rank_environments
 from lockstep.launch.rank_placement import RankPlacement
-from lockstep.record.failure import keep_failure, read_failure, record_failure
+from lockstep.record.failure import archive_failure, read_failure, record_failure
 from lockstep.system.cores import threads_are_chosen
 from lockstep.world import World
 
@@ -21,7 +21,7 @@ from lockstep.world import World
 def test_ranks_find_their_world(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", "7")
-    environments = variables(3, 8)
+    environments = rank_environments(3, 8)
     worlds = [World.from_environment(environment) for environment in environments]
     assert [(w.rank, w.size, w.local_rank, w.local_size, w.node_rank) for w in worlds] == [
         (rank, 3, rank, 3, 0) for rank in range(3)
@@ -35,19 +35,19 @@ def test_ranks_find_their_world(monkeypatch):
 @pytest.mark.parametrize("ranks, cores, threads", [(2, 8, "4"), (3, 8, "2"), (4, 2, "1"), (1, 5, "5")])
 def test_ranks_share_the_cores_as_threads(ranks, cores, threads, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert variables(ranks, cores)[0]["OMP_NUM_THREADS"] == threads
+    assert rank_environments(ranks, cores)[0]["OMP_NUM_THREADS"] == threads
 
 
 def test_threads_the_user_set_stay(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert variables(2, 8)[1]["OMP_NUM_THREADS"] == "3"
-    assert variables(2, 8, {"OMP_NUM_THREADS": "5"})[1]["OMP_NUM_THREADS"] == "5"
+    assert rank_environments(2, 8)[1]["OMP_NUM_THREADS"] == "3"
+    assert rank_environments(2, 8, {"OMP_NUM_THREADS": "5"})[1]["OMP_NUM_THREADS"] == "5"
 
 
 def test_an_empty_number_of_threads_counts_as_not_set(monkeypatch):
     monkeypatch.delenv("LOCKSTEP_USER_THREADS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "")
-    environment = variables(2, 8)[0]
+    environment = rank_environments(2, 8)[0]
     assert environment["OMP_NUM_THREADS"] == "4" and "LOCKSTEP_USER_THREADS" not in environment
     assert not threads_are_chosen()
 
@@ -71,7 +71,7 @@ def test_a_free_port_leaves_the_callers_random_numbers_alone():
 
 def test_no_rank_is_refused():
     with pytest.raises(ConfigError, match="ranks=0 must be at least 1"):
-        variables(0, 2)
+        rank_environments(0, 2)
 
 
 def test_more_ranks_than_cores_is_one_warning(monkeypatch, capfd):
@@ -90,14 +90,14 @@ def test_the_first_failure_stays(tmp_path):
 
 
 def test_a_failure_that_is_kept_makes_room_for_the_next(tmp_path):
-    assert keep_failure(tmp_path) is None
+    assert archive_failure(tmp_path) is None
     for number in (1, 2):
         assert record_failure(tmp_path, rank=number, message="m", code=3)
-        kept = keep_failure(tmp_path)
+        kept = archive_failure(tmp_path)
         assert kept == tmp_path / "logs" / f"failure_{number}.json"
         assert json.loads(kept.read_text())["rank"] == number
         assert read_failure(tmp_path) is None
-        assert keep_failure(tmp_path) is None
+        assert archive_failure(tmp_path) is None
 
 
 def test_a_failure_that_cannot_be_written_is_no_second_failure(tmp_path):
@@ -124,7 +124,7 @@ def test_other_systems_are_refused_in_one_line_when_launching():
 
 def test_ranks_are_told_in_the_words_of_jax_launchers_too():
     place = RankPlacement(node_rank=1, num_nodes=2, first_rank=2, world_size=4, address="10.0.0.1", port=5555)
-    told = variables(2, 8, place=place)[1]
+    told = rank_environments(2, 8, place=place)[1]
     expected = {"JAX_RANK": "3", "JAX_LOCAL_RANK": "1", "JAX_WORLD_SIZE": "4"}
     expected |= {"JAX_COORDINATOR_ADDR": "10.0.0.1", "JAX_COORDINATOR_PORT": "5555"}
     assert {name: value for name, value in told.items() if name.startswith("JAX_") and name in expected} == expected
@@ -133,8 +133,8 @@ def test_ranks_are_told_in_the_words_of_jax_launchers_too():
 def test_ranks_of_one_machine_meet_where_the_caller_says_and_not_where_an_outer_launcher_did(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "10.9.9.9")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert variables(1, 1)[0]["MASTER_ADDR"] == "127.0.0.1"
-    assert variables(1, 1)[0]["MASTER_PORT"] != "1"
-    told = variables(1, 1, {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "5555"})[0]
+    assert rank_environments(1, 1)[0]["MASTER_ADDR"] == "127.0.0.1"
+    assert rank_environments(1, 1)[0]["MASTER_PORT"] != "1"
+    told = rank_environments(1, 1, {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "5555"})[0]
     assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("127.0.0.2", "5555")
     assert (told["JAX_COORDINATOR_ADDR"], told["JAX_COORDINATOR_PORT"]) == ("127.0.0.2", "5555")

@@ -23,8 +23,8 @@ def command(code: str) -> list[str]:
     return [sys.executable, "-S", "-c", RANK + code]
 
 
-def run(code: str, tmp_path: Path, maximum: int = 3, again=None, **options) -> int:
-    restarts = Restarts(maximum=maximum, again=again)
+def run(code: str, tmp_path: Path, maximum: int = 3, next_command=None, **options) -> int:
+    restarts = Restarts(maximum=maximum, next_command=next_command)
     return launch(command(code), ranks=2, run_dir=tmp_path, restarts=restarts, **{"bounds": QUICK, **options})
 
 
@@ -83,20 +83,20 @@ def test_the_code_of_the_last_failure_is_returned_when_restarts_are_used_up(tmp_
 def test_the_next_start_may_be_another_command(tmp_path, capfd):
     steps = iter(["from step 100", "from step 200"])
 
-    def again():
+    def next_command():
         return command("sys.exit(4) if restarts == 1 and rank == 0 else print('went on')"), next(steps)
 
-    assert run("sys.exit(3)", tmp_path, again=again) == 0
+    assert run("sys.exit(3)", tmp_path, next_command=next_command) == 0
     said = [line.rpartition("; ")[2] for line in capfd.readouterr().err.splitlines()]
     assert said == ["restart 1 of 3 from step 100", "restart 2 of 3 from step 200"]
     assert log(tmp_path, 0)[-1] == "went on"
 
 
 def test_nothing_to_go_on_from_ends_it(tmp_path, capfd):
-    def again():
+    def next_command():
         raise ConfigError("no checkpoint is whole")
 
-    assert run("sys.exit(3)", tmp_path, again=again) == 3
+    assert run("sys.exit(3)", tmp_path, next_command=next_command) == 3
     first, second = capfd.readouterr().err.splitlines()[:2]
     assert first == "lockstep: no restart 1 of 3: no checkpoint is whole"
     assert "exited with code 3" in second
@@ -157,7 +157,7 @@ def again():
     time.sleep(float(sys.argv[4]))
     return command, "from step 5"
 bounds = Bounds(stop_s=float(sys.argv[3]), interrupt_s=float(sys.argv[3]))
-sys.exit(launch(command, ranks=2, run_dir=path, restarts=Restarts(maximum=3, again=again), bounds=bounds))
+sys.exit(launch(command, ranks=2, run_dir=path, restarts=Restarts(maximum=3, next_command=again), bounds=bounds))
 """
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import gpus
-from lockstep.launch.startup_line import first_line
-from lockstep.record.pending_run import Opening
+from lockstep.launch.startup_line import startup_line
+from lockstep.record.pending_run import PendingRun
 from lockstep.record.run_dir import RunDir
 from lockstep.run import OfflineRun, Run, override
 from lockstep.world import World
@@ -30,15 +30,15 @@ def here(tmp_path, monkeypatch):
 
 
 def test_it_says_what_starts(here):
-    assert first_line(RUN, World(size=2), here / "runs" / "a") == (
+    assert startup_line(RUN, World(size=2), here / "runs" / "a") == (
         "lockstep/Corridor-v0: ppo, torch, 2 ranks on cpu; num_envs=8 num_steps=128 total_steps=256 "
         "learning_rate=0.00025 seed=0 num_shards=2; run directory runs/a"
     )
     dqn = override(RUN, {"algo": "dqn", "ml_framework": "jax", "seed": 3, "num_shards": 4, "precision": "bfloat16"})
-    line = first_line(dqn, World(), here / "b", num_shards=2, step=128)
+    line = startup_line(dqn, World(), here / "b", num_shards=2, step=128)
     assert line.startswith("lockstep/Corridor-v0: dqn, jax, 1 rank on cpu; num_envs=8 ")
     assert line.endswith("precision=bfloat16 seed=3 num_shards=4; resumed from step 128; run directory b")
-    line = first_line(OfflineRun(data="prepared"), World(), None)
+    line = startup_line(OfflineRun(data="prepared"), World(), None)
     assert line.startswith("prepared: dqn, torch, 1 rank on cpu; epochs=100 batch_size=")
 
 
@@ -47,7 +47,7 @@ def test_a_gpu_is_found_without_a_framework(monkeypatch):
     monkeypatch.setattr(gpus, "_driver_gpus", lambda: 2)
     for built, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(gpus, "_torch_has_cuda", lambda built=built: built)
-        assert f" on {device};" in first_line(RUN, World(), None)
+        assert f" on {device};" in startup_line(RUN, World(), None)
 
 
 def started(*arguments: str, ranks: int = 1, environment: dict[str, str] | None = None) -> list[tuple[float, str]]:
@@ -83,11 +83,11 @@ def test_no_framework_is_loaded_before_it(here):
     code = """
 import sys
 from lockstep.cli import main as cli
-from lockstep.record.pending_run import Opening
+from lockstep.record.pending_run import PendingRun
 def announce(self, line):
     print(sorted({"torch", "jax", "pandas", "rich", "tensorboard"} & set(sys.modules)), line)
     raise SystemExit(0)
-Opening.announce = announce
+PendingRun.announce = announce
 cli.main(["train", "cartpole"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -106,26 +106,26 @@ def test_what_cannot_run_is_refused_before_it(here, command):
 
 
 def test_what_takes_long_is_named(here, capsys, monkeypatch):
-    monkeypatch.setattr("lockstep.record.pending_run._PATIENCE_S", 0.05)
-    opening = Opening()
-    opening.doing("importing torch")
-    opening.doing("meeting the other ranks")
+    monkeypatch.setattr("lockstep.record.pending_run._REPORT_AFTER_S", 0.05)
+    pending = PendingRun()
+    pending.start_phase("importing torch")
+    pending.start_phase("meeting the other ranks")
     time.sleep(0.5)
-    opening.done()
-    opening.doing("never said")
-    opening.discard()
+    pending.end_phase()
+    pending.start_phase("never said")
+    pending.discard()
     time.sleep(0.2)
     assert capsys.readouterr().out == "meeting the other ranks ...\n"
-    assert opening.said == ["meeting the other ranks ..."]
+    assert pending.printed == ["meeting the other ranks ..."]
 
 
 def test_a_directory_is_made_at_once_and_removed_if_the_run_does_not_begin(here):
-    opening = Opening()
-    assert opening.make(RUN, alone=True)
-    assert opening.path is not None and (opening.path / "run.yaml").is_file()
-    opening.discard()
+    pending = PendingRun()
+    assert pending.make(RUN, alone=True)
+    assert pending.path is not None and (pending.path / "run.yaml").is_file()
+    pending.discard()
     assert not list(here.iterdir())
-    begun = Opening(here / "a" / "b")
+    begun = PendingRun(here / "a" / "b")
     begun.make(RUN, alone=True)
     assert begun.run_dir(RUN).path == here / "a" / "b"
     begun.discard()
@@ -140,11 +140,11 @@ def test_a_refusal_waits_for_the_other_ranks(here):
     (here / "full").mkdir()
     (here / "full" / "thing").write_text("")
     with pytest.raises(ConfigError, match="already holds files"):
-        Opening(here / "full").make(RUN, alone=True)
-    opening = Opening(here / "full")
-    assert not opening.make(RUN, alone=False)
+        PendingRun(here / "full").make(RUN, alone=True)
+    pending = PendingRun(here / "full")
+    assert not pending.make(RUN, alone=False)
     with pytest.raises(ConfigError, match="already holds files"):
-        opening.run_dir(RUN)
+        pending.run_dir(RUN)
 
 
 def test_under_torchrun_rank_0_says_it(here):

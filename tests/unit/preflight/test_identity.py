@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 
 from lockstep.preflight import identity as identities
-from lockstep.preflight.identity import differences, identity, people, user_code
+from lockstep.preflight.identity import differences, format_ranks, identity, user_code
 
 ONE = {"python": "3.11.7", "torch": "2.13.0", "lockstep": "0.1.0 (source aa)", "numpy": "2.4.6", "config": "c0"}
 ONE |= {"code": None, "host": "alpha", "clock": 1.0}
@@ -95,12 +95,12 @@ def test_a_table_tells_what_a_line_cannot():
 
 
 def test_people_are_told_in_ranges():
-    assert people(["rank 3", "rank 1", "rank 2", "rank 7"]) == "ranks 1-3, 7"
-    assert people(["node 1 (beta)"]) == "node 1 (beta)"
-    assert people([f"rank {i} ({'ab'[i // 4]})" for i in range(8)]) == "ranks 0-3 (a) and ranks 4-7 (b)"
+    assert format_ranks(["rank 3", "rank 1", "rank 2", "rank 7"]) == "ranks 1-3, 7"
+    assert format_ranks(["node 1 (beta)"]) == "node 1 (beta)"
+    assert format_ranks([f"rank {i} ({'ab'[i // 4]})" for i in range(8)]) == "ranks 0-3 (a) and ranks 4-7 (b)"
     many = [f"rank {i} (n{i // 8})" for i in range(1024)]
-    assert people(many) == "ranks 0-1023 (128 hosts)"
-    assert people(["the main node", "rank 1"]) == "the main node, rank 1"
+    assert format_ranks(many) == "ranks 0-1023 (128 hosts)"
+    assert format_ranks(["the main node", "rank 1"]) == "the main node, rank 1"
 
 
 def test_only_files_of_the_users_own_count(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import os
 
-from lockstep.record.partial_files import remove_half_written, remove_results
+from lockstep.record.partial_files import remove_partial_files, remove_results
 from lockstep.record.run_dir import write_atomically
 
 
@@ -21,7 +21,7 @@ def test_half_written_goes_and_whole_stays(tmp_path):
     (tmp_path / "logs" / "rank_1.stack").write_text("process 1, rank 1\nThread 0x1\n  File\n")
     whole.append("logs/rank_1.stack")
     (tmp_path / ".mine.7").mkdir()
-    remove_half_written(tmp_path)
+    remove_partial_files(tmp_path)
     assert files(tmp_path) == sorted([*whole, "checkpoints", "checkpoints/step_10", "logs", ".mine.7"])
 
 
@@ -33,7 +33,7 @@ def test_what_an_atomic_write_leaves_is_known_by_its_name(tmp_path, monkeypatch)
     except FileNotFoundError:
         (tmp_path / "kept").rename(tmp_path / left)
     assert files(tmp_path) == [left]
-    remove_half_written(tmp_path)
+    remove_partial_files(tmp_path)
     assert files(tmp_path) == []
 
 
@@ -42,15 +42,15 @@ def test_what_a_link_points_to_stays(tmp_path):
     (tmp_path / "elsewhere" / "file").write_text("")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".step_5").symlink_to(tmp_path / "elsewhere")
-    remove_half_written(tmp_path)
+    remove_partial_files(tmp_path)
     assert files(tmp_path) == ["checkpoints", "elsewhere", "elsewhere/file"]
 
 
 def test_nothing_there_is_no_error(tmp_path):
-    remove_half_written(tmp_path / "nowhere")
+    remove_partial_files(tmp_path / "nowhere")
     remove_results(tmp_path / "nowhere")
     (tmp_path / "checkpoints").write_text("a file")
-    remove_half_written(tmp_path)
+    remove_partial_files(tmp_path)
     assert files(tmp_path) == ["checkpoints"]
 
 

@@ -10,13 +10,13 @@ import pytest
 PROGRAM = """
 import ctypes, sys
 from pathlib import Path
-from lockstep.record.pending_run import Opening
+from lockstep.record.pending_run import PendingRun
 from lockstep.run import Run
 
-opening = Opening(Path("runs/mine"))
-opening.make(Run(task="lockstep/Cartpole-v0"), alone=False)
+pending = PendingRun(Path("runs/mine"))
+pending.make(Run(task="lockstep/Cartpole-v0"), alone=False)
 if sys.argv[1] == "released":
-    opening.release_signals()
+    pending.release_signals()
 print("ready", flush=True)
 ctypes.CDLL(None).usleep(60_000_000)
 """

@@ -211,9 +211,9 @@ assert not {{"torch", "jax", "tensorflow", "gymnasium", "rich"}} & set(sys.modul
 
 
 def test_a_run_that_another_process_trains_is_not_gone_on_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_RELEASE_S", 0.2)
-    held = module.hold(tmp_path)
+    monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.2)
+    held = module.lock_run_dir(tmp_path)
     with pytest.raises(ConfigError, match="is in use: another process trains this run"):
-        module.hold(tmp_path)
+        module.lock_run_dir(tmp_path)
     os.close(held)
-    os.close(module.hold(tmp_path))
+    os.close(module.lock_run_dir(tmp_path))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from lockstep.errors import ConfigError
-from lockstep.launch.failure_report import say
+from lockstep.launch.failure_report import log
 
 _FIRST_REPORT_S = 2.0
 _REPORT_EVERY_S = 10.0
@@ -47,4 +47,4 @@ class Waiting:
             raise ConfigError(f"--join-timeout {self._timeout_s:g} s is over while waiting for {awaited}{way_out}")
         if now > self._report_at:
             self._report_at = now + _REPORT_EVERY_S
-            say(f"lockstep: waiting for {awaited}")
+            log(f"lockstep: waiting for {awaited}")
