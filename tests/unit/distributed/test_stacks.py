@@ -62,6 +62,7 @@ def test_stacks_are_dumped_also_while_c_code_holds_the_gil(process, tmp_path, wa
     assert stacks.stack_file(tmp_path / "logs", 2).read_text().count("hread 0x") >= 4 + 1, "not all threads"
 
 
+@pytest.mark.real_start  # a forked process has the calls of the fork server too
 def test_the_innermost_calls_of_a_deep_stack_are_returned(process, tmp_path):
     child = process("outer(50, 'python')")
     calls = stacks.request(tmp_path / "logs", 2, child.pid).splitlines()
