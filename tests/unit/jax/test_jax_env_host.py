@@ -99,7 +99,7 @@ def test_shards_share_what_is_compiled_and_nothing_else():
         env.reset([seed] * 4)
         env.step(np.zeros(4))
     assert shards[0]._step_compiled._cache_size() == 1
-    assert other._advance is not shards[0]._advance
+    assert other._step_compiled is not shards[0]._step_compiled
     before = shards[1].state()["state"]
     shards[0].step(np.ones(4))
     for x, y in zip(before, shards[1].state()["state"], strict=True):

@@ -15,6 +15,8 @@ from lockstep.launch.local import launch
 from lockstep.launch.supervise import Bounds
 from lockstep.record.failure import read_failure, record_failure
 
+pytestmark = pytest.mark.real_start  # they count processes, and their ranks import nothing
+
 QUICK = Bounds(stop_s=0.5, interrupt_s=0.5)
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
 

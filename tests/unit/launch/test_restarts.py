@@ -15,6 +15,8 @@ from lockstep.launch.local import Restarts, launch
 from lockstep.launch.supervise import Bounds
 from lockstep.record.failure import read_failure
 
+pytestmark = pytest.mark.real_start  # they count processes, and their ranks import nothing
+
 QUICK = Bounds(stop_s=0.5, interrupt_s=0.5)
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); restarts = int(os.environ['LOCKSTEP_RESTARTS'])\n"
 
@@ -251,7 +253,6 @@ def test_a_summary_of_an_earlier_start_does_not_speak_for_this_one(tmp_path, sta
     assert (summary["status"], summary["env_steps"]) == ("interrupted", 5)
 
 
-@pytest.mark.real_start
 def test_the_guardian_removes_what_is_half_written_when_the_launcher_is_killed(tmp_path, start, gone):
     code = "half = sys.argv[1] + '/checkpoints/.step_7'; os.makedirs(half, exist_ok=True)\n"
     code += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen(sys.argv[1] + '/.run.yaml.5', 'w').close()\n"
