@@ -111,17 +111,24 @@ def _can_be_forked(words: list[str], environment: dict[str, str]) -> bool:
 
 
 def _ask(request: dict[str, Any], descriptors: list[int]) -> int | None:
-    """The process id of a new process that does what is asked; None if the server has ended."""
+    """The process id of a new process that does what is asked; None if the server has ended.
+
+    Returns when the process has its own command line and working directory, as after `exec`.
+    """
     body = pickle.dumps(request)
-    with _lock:
+    answer, ready = os.pipe()
+    with open(answer, "rb") as pipe:
         try:
-            server = _server()
-            socket.send_fds(server, [len(body).to_bytes(8, "little")], descriptors)
-            server.sendall(body)
-            answer = server.recv(8)
+            with _lock:
+                server = _server()
+                socket.send_fds(server, [len(body).to_bytes(8, "little")], [ready, *descriptors])
+                server.sendall(body)
         except OSError:
             return None
-    return int.from_bytes(answer, "little") if answer else None
+        finally:
+            os.close(ready)
+        pid = pipe.read(8)
+    return int.from_bytes(pid, "little") if pid else None
 
 
 def _server() -> socket.socket:
@@ -158,17 +165,19 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
         if pid == 0:
             ctypes.pythonapi.PyOS_AfterFork_Child()
             connection.close()
-            return {**pickle.loads(body), "received": descriptors}
+            ready, *received = descriptors
+            return {**pickle.loads(body), "ready": ready, "received": received}
         ctypes.pythonapi.PyOS_AfterFork_Parent()
         for descriptor in descriptors:
             os.close(descriptor)
-        connection.sendall(pid.to_bytes(8, "little"))
 
 
 def _become(request: dict[str, Any], search_path: list[str]) -> list[str]:
     """Take over the descriptors, variables and arguments of a request; returns the words behind `python`."""
     if request["new_session"]:
         os.setsid()
+    ready = fcntl.fcntl(request["ready"], fcntl.F_DUPFD_CLOEXEC, 1 + max([*request["descriptors"], 255]))
+    os.close(request["ready"])
     _take_descriptors(request["received"], request["descriptors"])
     environment = request["environment"]
     os.environ.clear()
@@ -194,6 +203,8 @@ def _become(request: dict[str, Any], search_path: list[str]) -> list[str]:
         sys.modules["torch"].set_num_threads(int(threads))
     words = request["words"]
     _set_command_line([sys.executable, *words])
+    os.write(ready, os.getpid().to_bytes(8, "little"))
+    os.close(ready)
     while words[0] == "-W":
         sys.warnoptions.append(words[1])
         warnings._processoptions([words[1]])

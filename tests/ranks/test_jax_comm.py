@@ -16,7 +16,7 @@ from lockstep.launch.rank_environment import free_port
 
 pytest.importorskip("jax")
 
-import jax_collectives as called
+import jax_comm_calls as called
 
 WAYS = ("memory", "mixed", "messages", "devices", "gloo", "gloo devices")
 
