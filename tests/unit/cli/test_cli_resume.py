@@ -124,10 +124,10 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(here, launched):
     path, run = here / "run", load(here / "run" / "run.yaml")
     (path / "metrics.jsonl").write_text("{}\n")
     (path / "tensorboard").mkdir()
-    assert call.restarts.again() == (call.command, "from the start")
+    assert call.restarts.next_command() == (call.command, "from the start")
     assert sorted(os.listdir(path)) == ["run.yaml"]  # what the first start wrote would be there twice
     a_checkpoint(path, 500, run)
-    again, where = call.restarts.again()
+    again, where = call.restarts.next_command()
     assert where == "from step 500"
     assert again[1:] == ["-m", "lockstep.train", "--resume", "run", "--joined", "--debug"]
 
@@ -136,9 +136,9 @@ def test_a_restart_before_a_new_checkpoint_goes_on_from_the_one_that_was_named(h
     path = a_run(here, 500, 900)
     cli.main(["train", "--resume", "run/checkpoints/step_500", "--max-restarts", "3"])
     (call,) = launched
-    assert call.restarts.again() == (call.command, "from step 500")
+    assert call.restarts.next_command() == (call.command, "from step 500")
     a_checkpoint(path, 700)
-    again, where = call.restarts.again()
+    again, where = call.restarts.next_command()
     assert where == "from step 700"
     assert again[3:5] == ["--resume", str(path)]
 
@@ -148,7 +148,7 @@ def test_restart_of_a_resumed_run_resumes(here, launched):
     path = a_run(here)
     (path / "metrics.jsonl").write_text("{}\n")
     cli.main(["train", "--resume", "run", "--ranks", "2", "--max-restarts", "3"])
-    again, where = launched[0].restarts.again()
+    again, where = launched[0].restarts.next_command()
     assert (again, where) == (launched[0].command, "from the start")
     assert (path / "metrics.jsonl").exists()
 

@@ -11,7 +11,7 @@ from lockstep.cli import main as cli
 from lockstep.cli.report.runs import find_runs, read_run
 from lockstep.cli.report.table import differing, print_tables
 from lockstep.errors import ConfigError
-from lockstep.record.run_dir import RunDir, hold, mark_failed
+from lockstep.record.run_dir import RunDir, lock_run_dir, mark_failed
 from lockstep.record.summary import empty_summary
 from lockstep.run import OfflineRun, Run, override
 
@@ -83,7 +83,7 @@ def test_where_there_are_no_runs(here, capsys):
 def test_locked_run_is_running_after_a_restart_too(runs):
     mark_failed(runs / "runs/two", "rank 0 was killed")
     assert read_run(runs / "runs/two").status == "failed"
-    held = hold(runs / "runs/two")
+    held = lock_run_dir(runs / "runs/two")
     found = read_run(runs / "runs/two")
     assert (found.status, found.error, found.steps) == ("running", None, 3000)
     os.close(held)
