@@ -20,6 +20,8 @@ from lockstep.errors import ConfigError
 
 ON_DEVICE = ("jax", "gymnax", "brax", "playground")
 """Prefixes of tasks `FAMILY/NAME` whose environments are written in JAX."""
+ON_TENSORS: tuple[str, ...] = ()
+"""Prefixes of tasks whose environments are on torch tensors, from adapters of `lockstep.torch.envs`."""
 
 
 def make_vector_env(
@@ -32,7 +34,7 @@ def make_vector_env(
     Args:
         task: a Gymnasium id (also `module:Id-v0`), a built-in `lockstep/...` id, or your own `module:Class` or
             `file.py:Class`: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a class that follows `VectorEnv`.
-            Tasks written in JAX are wrapped for the host.
+            Tasks written in JAX or on torch tensors are wrapped for the host.
         config: of the environments.
         num_envs: B.
         render: make environments with `render_mode="rgb_array"`.
@@ -43,10 +45,11 @@ def make_vector_env(
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if isaac.is_isaac(task):
         raise isaac.refusal(task)
-    if on_device(task):
+    if on_device(task) or on_tensors(task):
         if render:
             raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
-        return jax_module("host", task).make(task, config, num_envs)
+        module = jax_module if on_device(task) else torch_module
+        return module("host", task).make(task, config, num_envs)
     if task in BUILT_IN:
         module, name = BUILT_IN[task]
         return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)
@@ -55,6 +58,13 @@ def make_vector_env(
 
     if ":" not in task:
         return gymnasium.make(task, config, num_envs, render=render, training=training)
+    return _make_of_module(task, config, num_envs, render=render, training=training)
+
+
+def _make_of_module(task: str, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
+    """The environments of `module:Class` or `module:Id-v0`."""
+    from lockstep.envs import gymnasium
+
     location, _, name = task.rpartition(":")
     module = load_module(location, f"task={task}")
     found = getattr(module, name, None)
@@ -79,6 +89,9 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
     if on_device(task):
         _check(config, 1)
         return jax_module("subprocess_spec", task).device_env_spec(task, config)
+    if on_tensors(task):
+        _check(config, 1)
+        return torch_module("make", task).tensor_env_spec(task, config)
     env = make_vector_env(task, config, 1)
     try:
         return env.spec
@@ -88,21 +101,38 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
 
 def on_device(task: str) -> bool:
     """Whether environments of `task` are written in JAX: those of `ON_DEVICE`, and classes with `on_device = True`."""
-    if ":" not in task:
-        return task.partition("/")[0] in ON_DEVICE
-    location, _, name = task.rpartition(":")
-    return bool(getattr(getattr(load_module(location, f"task={task}"), name, None), "on_device", False))
+    return task.partition("/")[0] in ON_DEVICE if ":" not in task else _class_flag(task, "on_device")
+
+
+def on_tensors(task: str) -> bool:
+    """Whether environments of `task` are on torch tensors: `ON_TENSORS`, and classes with `on_tensors = True`."""
+    return task.startswith(ON_TENSORS) if ":" not in task else _class_flag(task, "on_tensors")
+
+
+def _class_flag(task: str, name: str) -> bool:
+    """An attribute of the class that `task=module:Class` names; false if there is none."""
+    location, _, cls = task.rpartition(":")
+    return bool(getattr(getattr(load_module(location, f"task={task}"), cls, None), name, False))
 
 
 def jax_module(name: str, task: str) -> Any:
     """Import a module of `lockstep.jax.envs`, which needs JAX."""
+    return _framework_module("jax", "JAX", name, task, ("jax", "jaxlib"))
+
+
+def torch_module(name: str, task: str) -> Any:
+    """Import a module of `lockstep.torch.envs`, which needs PyTorch."""
+    return _framework_module("torch", "PyTorch", name, task, ("torch",))
+
+
+def _framework_module(folder: str, framework: str, name: str, task: str, packages: tuple[str, ...]) -> Any:
     try:
-        return importlib.import_module(f"lockstep.jax.envs.{name}")
+        return importlib.import_module(f"lockstep.{folder}.envs.{name}")
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("jax", "jaxlib"):
+        if (error.name or "").split(".")[0] not in packages:
             raise
         raise ConfigError(
-            f"task={task} is written in JAX, which is not installed: pip install 'lockstep-rl[jax]'"
+            f"task={task} is written in {framework}, which is not installed: pip install 'lockstep-rl[{folder}]'"
         ) from error
 
 

@@ -53,6 +53,8 @@ class EnvSpec:
     """Channels, height and width of an observation that is an image of bytes; `None`: it is a flat float32 vector."""
     frames: int = 1
     """Consecutive frames in the channels of an image, newest last. Frames before an episode's first are zero."""
+    critic_size: int | None = None
+    """Numbers of the value network's own ("privileged") observation; `None`: it has the policy's."""
 
     def __post_init__(self) -> None:
         """Refuse an image that contradicts `observation_size` or `frames`."""

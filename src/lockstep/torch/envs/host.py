@@ -1,0 +1,67 @@
+"""Environments on torch tensors as a `VectorEnv` on the host: for evaluation, DQN, and checks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.config.env import EnvConfig
+from lockstep.envs.vector import Step
+from lockstep.torch.envs.interface import TensorVectorEnv, can_save
+from lockstep.torch.envs.make import make_tensor_env
+from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
+
+
+class HostEnv:
+    """A `TensorVectorEnv` with a numpy interface. The critic's own observations are dropped."""
+
+    def __init__(self, env: TensorVectorEnv) -> None:
+        self.spec, self.num_envs = env.spec, env.num_envs
+        self.savable = can_save(env)
+        self._env = env
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Start new episodes everywhere."""
+        with torch.no_grad():
+            return _array(self._env.reset(seeds).policy)
+
+    def step(self, action: np.ndarray) -> Step:
+        """Step all environments."""
+        with torch.no_grad():
+            step = self._env.step(torch.from_numpy(np.ascontiguousarray(action)).to(self._env.device))
+        observation = _array(step.observation.policy)
+        final = observation if step.final is None else _array(step.final.policy)
+        return (
+            observation,
+            _array(step.reward),
+            _array(step.terminated),
+            _array(step.truncated),
+            final if self.spec.autoreset == "same_step" else None,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The complete state."""
+        assert can_save(self._env)
+        return to_arrays(self._env.state())
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Load `state()`."""
+        assert can_save(self._env)
+        self._env.restore(to_tensors(state))
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+
+def make(task: str, config: EnvConfig, num_envs: int) -> HostEnv:
+    """The environments of a shard, on this process' GPU if it uses one, else on the CPU."""
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    return HostEnv(make_tensor_env(task, config, num_envs, device))
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """A copy on the host: `tensor` may be a live buffer."""
+    return np.array(tensor.detach().cpu().numpy())

@@ -1,0 +1,108 @@
+"""The protocol of vectorized environments on torch tensors.
+
+Shapes: B environments of a shard, O numbers of the policy's observation, C of the critic's, D action dimensions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+import torch
+from torch import Tensor
+
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.state import has_state_methods
+
+
+class Observation(NamedTuple):
+    """What the networks receive."""
+
+    policy: Tensor
+    """float32 [B, O], or bytes [B, channels, height, width] where the spec has an `image`."""
+    critic: Tensor | None = None
+    """float32 [B, C], the value network's own ("privileged") observation, if the spec has a `critic_size`."""
+
+
+class TensorStep(NamedTuple):
+    """The result of a step. All tensors are on the environment's device."""
+
+    observation: Observation
+    reward: Tensor
+    """float32 [B]."""
+    terminated: Tensor
+    """bool [B]: the task ended the episode."""
+    truncated: Tensor
+    """bool [B]: a limit outside of the task, such as time, ended the episode."""
+    final: Observation | None = None
+    """The observations before the reset of this step, valid in rows where an episode ended.
+    None if no episode ended, or with `autoreset="next_step"`, where `observation` is the true one."""
+
+
+class TensorVectorEnv(Protocol):
+    """The environments of one shard, stepped together, on torch tensors.
+
+    A user-defined class has the attribute `on_tensors = True`, is constructed as
+    `Class(num_envs=..., device=..., **kwargs)`, and is named as task `module:Class`.
+
+    Returned tensors may be live buffers: the next call may overwrite them. Callers copy what they keep.
+
+    No method needs to synchronize with the device: nothing in a rollout waits for a value of a tensor.
+
+    The methods `state` and `restore` are optional (`SavableTensorEnv`). With them a resumed run ends with the same bits
+    as an uninterrupted one; without them it starts new episodes.
+    """
+
+    spec: EnvSpec
+    """Sizes and conventions of one environment."""
+    num_envs: int
+    """B."""
+    device: torch.device
+    """Of all tensors."""
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Start new episodes everywhere.
+
+        Args:
+            seeds: one per environment; if they are not `separately_seedable`, only the first is used. All randomness
+                must come from generators seeded here: torch's global generator is shared with other shards.
+
+        Returns:
+            The first observations.
+        """
+        ...
+
+    def step(self, action: Tensor) -> TensorStep:
+        """Step every environment once; ended episodes are reset as `spec.autoreset` states.
+
+        Args:
+            action: int64 `[B]` (discrete), int64 `[B, K]` (multi_discrete) or float32 `[B, D]` (continuous, in bounds).
+        """
+        ...
+
+    def close(self) -> None:
+        """Free all resources; may be called twice."""
+        ...
+
+
+class SavableTensorEnv(TensorVectorEnv, Protocol):
+    """A `TensorVectorEnv` with the two methods that a resumed run needs to end with the same bits."""
+
+    def state(self) -> dict[str, Any]:
+        """The complete state, as of the next `step`.
+
+        Returns:
+            A tree of `dict` (text keys), `list`, `str`, `int`, `float`, `bool`, `None` and tensors. The tensors need
+            not be copies. A generator is saved as `generator.get_state()`.
+        """
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Load `state()` into an environment with the same arguments, which has been `reset` before with any seeds.
+
+        Tensors of `state` are on the CPU.
+        """
+        ...
+
+
+def can_save(env: TensorVectorEnv) -> TypeGuard[SavableTensorEnv]:
+    """Whether `env` can be saved; a class that supports it for some tasks only sets the attribute `savable: bool`."""
+    return has_state_methods(env) and bool(getattr(env, "savable", True))

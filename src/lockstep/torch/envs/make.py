@@ -1,0 +1,91 @@
+"""Environments on torch tensors, by task name."""
+
+import importlib
+import inspect
+from typing import Any, cast
+
+import torch
+
+from lockstep.config.env import EnvConfig
+from lockstep.envs.load import load_module
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_unknown_kwargs
+from lockstep.errors import ConfigError, RunError
+from lockstep.torch.envs.interface import TensorVectorEnv
+
+BUILT_IN: dict[str, tuple[str, str]] = {}
+"""Classes of the built-in tasks."""
+_ADAPTERS: dict[str, str] = {}
+"""Modules of the adapters, by prefix of their tasks (the prefixes are also in `lockstep.envs.make.ON_TENSORS`).
+
+An adapter has the function `maker(task)`, which returns a factory that is called as `Class(num_envs=..., device=...,
+**kwargs)`. It may have `env_spec(task, config)` where making an environment to read its spec is expensive.
+"""
+
+
+def make_tensor_env(task: str, config: EnvConfig, num_envs: int, device: torch.device) -> TensorVectorEnv:
+    """The environments of a shard.
+
+    Args:
+        task: a built-in task, an adapter's, or `module:Class` of a class with `on_tensors = True`.
+        config: of the environments.
+        num_envs: B.
+        device: of the tensors.
+    """
+    refuse_single_env_settings(config, f"{task} is vectorized itself")
+    kwargs = kwargs_of(config)
+    if "device" in kwargs:
+        raise ConfigError(f"env.kwargs device={kwargs['device']} is set by Lockstep; use the setting device")
+    maker = _find_maker(task)
+    refuse_unknown_kwargs(maker, kwargs, task)
+    try:
+        env = maker(num_envs=num_envs, device=device, **kwargs)
+    except (ConfigError, RunError) as error:
+        raise ConfigError(f"task={task}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+    return _check_protocol(env, task, num_envs)
+
+
+def tensor_env_spec(task: str, config: EnvConfig) -> EnvSpec:
+    """The spec of `task`; unless its adapter has a cheaper way, one environment is made on the CPU and closed."""
+    adapter = _adapter_of(task)
+    if adapter is not None and hasattr(adapter, "env_spec"):
+        return adapter.env_spec(task, config)
+    env = make_tensor_env(task, config, 1, torch.device("cpu"))
+    try:
+        return env.spec
+    finally:
+        env.close()
+
+
+def _adapter_of(task: str) -> Any:
+    """The adapter's module, or None."""
+    name = next((module for prefix, module in _ADAPTERS.items() if task.startswith(prefix)), None)
+    return None if name is None else importlib.import_module(name)
+
+
+def _find_maker(task: str) -> Any:
+    """The class or factory of `task`."""
+    if task in BUILT_IN:
+        module, name = BUILT_IN[task]
+        return getattr(importlib.import_module(module), name)
+    adapter = _adapter_of(task)
+    if adapter is not None:
+        return adapter.maker(task)
+    location, _, name = task.rpartition(":")
+    return getattr(load_module(location, f"task={task}"), name)
+
+
+def _check_protocol(env: Any, task: str, num_envs: int) -> TensorVectorEnv:
+    """The environment, if it follows the protocol."""
+    lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
+    if not isinstance(getattr(env, "spec", None), EnvSpec):
+        lacking.append("spec (an EnvSpec)")
+    if getattr(env, "num_envs", None) != num_envs:
+        lacking.append(f"num_envs == {num_envs}")
+    if not isinstance(getattr(env, "device", None), torch.device):
+        lacking.append("device (a torch.device)")
+    if lacking or inspect.isclass(env):
+        raise ConfigError(f"task={task} does not follow lockstep's TensorVectorEnv: it lacks {', '.join(lacking)}")
+    return cast(TensorVectorEnv, env)

@@ -1,0 +1,91 @@
+"""Environments on torch tensors, for tests."""
+
+import torch
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.torch.envs.interface import Observation, TensorStep
+
+
+class Walk:
+    """Random walks from seeds, in live buffers; every environment has an episode length of its own.
+
+    The policy observes the position, and the critic the position and the steps of the episode. The action is added to
+    the position. The episode terminates above 2, and is truncated after 3, 4, 5, ... steps.
+    """
+
+    on_tensors = True
+
+    def __init__(self, num_envs, *, device, autoreset="same_step", critic=True, bad_step=None):
+        self.spec = EnvSpec(
+            observation_size=1,
+            action=ActionSpec("continuous", (1,), (-1.0,), (1.0,)),
+            autoreset=autoreset,
+            separately_seedable=False,
+            critic_size=2 if critic else None,
+        )
+        self.num_envs, self.device = num_envs, device
+        self._generator = torch.Generator(device)
+        self._position, self._steps, self._reward = (torch.zeros(num_envs, device=device) for _ in range(3))
+        self._ended = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._limit = 3.0 + torch.arange(num_envs, device=device)
+        self._seen = torch.zeros(num_envs, 1, device=device)
+        self._critic = torch.zeros(num_envs, 2, device=device)
+        self._bad_step, self._count = bad_step, 0
+        self.closed = False
+
+    def reset(self, seeds):
+        self._generator.manual_seed(int(seeds[0]))
+        self._position.copy_(self._draw())
+        self._steps.zero_()
+        self._ended.zero_()
+        return self._observe()
+
+    def step(self, action):
+        self._count += 1
+        resets = self._ended.clone() if self.spec.autoreset == "next_step" else torch.zeros_like(self._ended)
+        moved = self._position + action[:, 0]
+        self._position.copy_(torch.where(resets, self._draw(), moved))
+        self._steps.copy_(torch.where(resets, 0.0, self._steps + 1))
+        self._reward.copy_(torch.where(resets, 0.0, self._position))
+        if self._bad_step == self._count:
+            self._reward[-1] = float("nan")
+        terminated = (self._position > 2) & ~resets
+        truncated = (self._steps >= self._limit) & ~resets
+        self._ended.copy_(terminated | truncated)
+        if self.spec.autoreset == "next_step":
+            return TensorStep(self._observe(), self._reward, terminated, truncated)
+        final = Observation(*(None if part is None else part.clone() for part in self._observe()))
+        self._position.copy_(torch.where(self._ended, self._draw(), self._position))
+        self._steps.copy_(torch.where(self._ended, 0.0, self._steps))
+        return TensorStep(self._observe(), self._reward, terminated, truncated, final)
+
+    def _draw(self):
+        return torch.rand(self.num_envs, generator=self._generator, device=self.device)
+
+    def _observe(self):
+        self._seen.copy_(self._position[:, None])
+        if self.spec.critic_size is None:
+            return Observation(self._seen)
+        self._critic.copy_(torch.stack([self._position, self._steps], 1))
+        return Observation(self._seen, self._critic)
+
+    def state(self):
+        kept = ("_position", "_steps", "_ended")
+        return {"generator": self._generator.get_state(), "count": self._count} | {k: getattr(self, k) for k in kept}
+
+    def restore(self, state):
+        self._generator.set_state(state["generator"])
+        self._count = state["count"]
+        for name in ("_position", "_steps", "_ended"):
+            getattr(self, name).copy_(state[name])
+
+    def close(self):
+        self.closed = True
+
+
+class WithoutDevice(Walk):
+    """Lacks the device."""
+
+    def __init__(self, num_envs, *, device):
+        super().__init__(num_envs, device=device)
+        self.device = None

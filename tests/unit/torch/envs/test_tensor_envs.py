@@ -1,0 +1,72 @@
+"""Environments on torch tensors: by task name, and wrapped for the host."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.config.env import EnvConfig
+from lockstep.envs.make import env_spec, make_vector_env, on_device, on_tensors
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.torch.envs.make import make_tensor_env
+
+WALK = f"{Path(__file__).parent / 'tensor_envs.py'}:Walk"
+CPU = torch.device("cpu")
+
+
+def test_a_class_is_found_by_its_attribute():
+    assert on_tensors(WALK) and not on_device(WALK) and not on_tensors("CartPole-v1")
+    spec = env_spec(WALK, EnvConfig())
+    assert (spec.observation_size, spec.critic_size) == (1, 2)
+    assert EnvSpec.from_dict(spec.to_dict()) == spec
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "message"),
+    [
+        (WALK, EnvConfig(kwargs={"autorest": "next_step"}), "did you mean autoreset"),
+        (WALK, EnvConfig(kwargs={"device": "cpu"}), "use the setting device"),
+        (WALK, EnvConfig(vectorization="async"), "is vectorized itself"),
+        (WALK.replace("Walk", "WithoutDevice"), EnvConfig(), "lacks device"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(task, config, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_tensor_env(task, config, 2, CPU)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_the_host_receives_copies_equal_to_the_tensors(autoreset):
+    config = EnvConfig(kwargs={"autoreset": autoreset})
+    tensors, host = make_tensor_env(WALK, config, 4, CPU), make_vector_env(WALK, config, 4)
+    kept = [host.reset([3])]
+    seen = [tensors.reset([3]).policy.numpy().copy()]
+    for _ in range(8):
+        action = np.full((4, 1), 0.2, np.float32)
+        observation, reward, terminated, truncated, final = host.step(action)
+        step = tensors.step(torch.from_numpy(action))
+        kept.append(observation)
+        seen.append(step.observation.policy.numpy().copy())
+        np.testing.assert_array_equal(reward, step.reward.numpy())
+        np.testing.assert_array_equal(terminated, step.terminated.numpy())
+        np.testing.assert_array_equal(truncated, step.truncated.numpy())
+        assert (final is None) == (autoreset == "next_step")
+        if final is not None:
+            np.testing.assert_array_equal(final, step.final.policy.numpy())
+    np.testing.assert_array_equal(kept, seen)
+
+
+def test_the_host_saves_and_restores():
+    host, again = (make_vector_env(WALK, EnvConfig(), 4) for _ in range(2))
+    host.reset([1])
+    host.step(np.ones((4, 1), np.float32))
+    saved = host.state()
+    assert all(isinstance(leaf, (np.ndarray, int)) for leaf in saved.values())
+    action = np.full((4, 1), 0.3, np.float32)
+    expected = [host.step(action)[0] for _ in range(5)]
+    again.reset([9])
+    again.restore(saved)
+    np.testing.assert_array_equal([again.step(action)[0] for _ in range(5)], expected)
