@@ -161,9 +161,10 @@ def test_a_stalled_peer_is_given_up_after_the_timeout_and_the_watchs_margin(way,
 def test_a_stuck_rank_is_named_by_the_watch(tmp_path, way):
     with pytest.raises(RunError, match=r"rank \d .*code 1"):
         spawn(called.gets_stuck, 2, (free_port(), str(tmp_path), way), timeout_s=60)
-    for line in Path(tmp_path, "told").read_text().splitlines():
+    first, *later = Path(tmp_path, "told").read_text().splitlines()
+    assert "rank 0 waits in learn, update 2" in first
+    for line in [first, *later]:  # rank 1 may report after rank 0 has ended
         assert line.startswith("1: rank 1 has been in env.step, update 2 for"), line
-        assert "rank 0 waits in learn, update 2" in line
 
 
 def test_jax_that_runs_already_cannot_reach_other_processes():
