@@ -38,7 +38,15 @@ _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 # Variables that a library or the interpreter reads when it is imported, which is before the fork.
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "MKL_", "KMP_", "GOMP_", "TORCH_CPP_", "JAX_")
 _APPLIED_AFTER_THE_FORK = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
-_READ_BY_LOCKSTEP = ("JAX_RANK", "JAX_LOCAL_RANK", "JAX_WORLD_SIZE", "JAX_COORDINATOR_ADDR", "JAX_COORDINATOR_PORT")
+_READ_BY_LOCKSTEP = (
+    "JAX_RANK",
+    "JAX_WORLD_SIZE",
+    "JAX_LOCAL_RANK",
+    "JAX_LOCAL_WORLD_SIZE",
+    "JAX_NODE_RANK",
+    "JAX_COORDINATOR_ADDR",
+    "JAX_COORDINATOR_PORT",
+)
 
 _RealPopen = subprocess.Popen
 _lock = threading.Lock()
@@ -209,7 +217,7 @@ def _become(request: dict[str, Any], search_path: list[str]) -> list[str]:
         sys.warnoptions.append(words[1])
         warnings._processoptions([words[1]])
         words = words[2:]
-    if "RANK" not in environment:  # it may start ranks, or be a launcher
+    if "RANK" not in environment and "JAX_RANK" not in environment:  # it may start ranks, or be a launcher
         _start_server_of_this_process()
     return words
 

@@ -73,7 +73,7 @@ class World:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
         """The world that a launcher describes in environment variables; a world of one without a launcher.
 
-        Reads the variables of torchrun (ours are the same), Open MPI, MPICH and SLURM.
+        Reads the variables of torchrun (ours are the same), launchers of JAX scripts, Open MPI, MPICH and SLURM.
         """
         fields = rank_fields(environment)
         return cls() if fields is None else cls(**fields)

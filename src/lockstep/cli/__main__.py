@@ -6,7 +6,7 @@ import sys
 from lockstep.launch.child import die_with_launcher, exit_process
 
 if __name__ == "__main__":
-    is_rank = "RANK" in os.environ
+    is_rank = "RANK" in os.environ or "JAX_RANK" in os.environ
     die_with_launcher()
     from lockstep.cli.main import main
 

@@ -34,11 +34,12 @@ def launch_command(args: argparse.Namespace) -> int:
 
 def check_no_rank(starter: str) -> None:
     """Refuse to start ranks within a rank."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        raise ConfigError(
-            f"{starter} starts ranks, but this process is rank {os.environ['RANK']} of one already; start the "
-            "script itself, or unset RANK and WORLD_SIZE"
-        )
+    for rank, size in (("RANK", "WORLD_SIZE"), ("JAX_RANK", "JAX_WORLD_SIZE")):
+        if rank in os.environ and size in os.environ:
+            raise ConfigError(
+                f"{starter} starts ranks, but this process is rank {os.environ[rank]} of one already; start the "
+                f"script itself, or unset {rank} and {size}"
+            )
 
 
 def program(args: argparse.Namespace, python: Sequence[str] = (sys.executable,)) -> list[str]:
@@ -63,7 +64,11 @@ def program(args: argparse.Namespace, python: Sequence[str] = (sys.executable,))
 
 
 def run_program(
-    command: list[str], nodes: Nodes, args: argparse.Namespace, environment: Mapping[str, str] | None = None
+    command: list[str],
+    nodes: Nodes,
+    args: argparse.Namespace,
+    environment: Mapping[str, str] | None = None,
+    ml_framework: str = "torch",
 ) -> int:
     """Start `command` with the script's own arguments once per rank on every node; returns the exit code.
 
@@ -72,12 +77,21 @@ def run_program(
         nodes: the machines, checked.
         args: the arguments.
         environment: variables that go before this process's own.
+        ml_framework: `jax` gives the script the `JAX_*` variables, everything else those of torchrun.
     """
     script = str(args.script)
     code = user_code([f"{script}:" if args.module else script])
     shown = identity(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
     log_dir = Path(args.log_dir) if args.log_dir is not None else None
-    return _start([*command, *args.script_args], nodes, shown, args, log_dir=log_dir, given=environment)
+    return _start(
+        [*command, *args.script_args],
+        nodes,
+        shown,
+        args,
+        log_dir=log_dir,
+        given=environment,
+        ml_framework=ml_framework,
+    )
 
 
 def train_on_nodes(
@@ -113,16 +127,24 @@ def _start(
     *,
     log_dir: Path | None = None,
     given: Mapping[str, str] | None = None,
+    ml_framework: str = "torch",
 ) -> int:
     restarts, record = max_restarts_of(args, nodes), new_start_record()
     environment = {"PYTHONPATH": search_path(), "LOCKSTEP_MEMO": str(record), **(given or {})}
     try:
         if nodes.maximum == 1:
             again = Restarts(maximum=restarts)
-            return launch(command, ranks=nodes.nproc, run_dir=log_dir, environment=environment, restarts=again)
+            return launch(
+                command,
+                ranks=nodes.nproc,
+                run_dir=log_dir,
+                environment=environment,
+                restarts=again,
+                ml_framework=ml_framework,
+            )
         from lockstep.launch.rounds import launch_on_nodes
 
-        options: dict[str, Any] = {"environment": environment, "max_restarts": restarts}
+        options: dict[str, Any] = {"environment": environment, "max_restarts": restarts, "ml_framework": ml_framework}
         return launch_on_nodes(command, nodes, identity=shown, log_dir=log_dir, **options)
     finally:
         record.unlink(missing_ok=True)

@@ -107,10 +107,12 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         raise ConfigError(f"--standalone is this machine alone, but --nnodes={args.nnodes}; leave one of them out")
     if args.rdzv_backend not in (None, "c10d", "static"):
         raise ConfigError(f"--rdzv-backend {args.rdzv_backend} is not supported; use c10d, or leave it out")
-    if maximum > 1 and "RANK" in environment and "WORLD_SIZE" in environment:
+    rank = environment.get("RANK", environment.get("JAX_RANK"))
+    size = environment.get("WORLD_SIZE", environment.get("JAX_WORLD_SIZE"))
+    if maximum > 1 and rank is not None and size is not None:
         raise ConfigError(
-            f"--nnodes {args.nnodes} starts ranks, but this process is rank {environment['RANK']} of "
-            f"{environment['WORLD_SIZE']} already; leave --nnodes out, or start it without that launcher"
+            f"--nnodes {args.nnodes} starts ranks, but this process is rank {rank} of {size} already; leave --nnodes "
+            "out, or start it without that launcher"
         )
     host, port = _endpoint(args)
     if maximum > 1 and not host and args.init_file is None:

@@ -3,10 +3,11 @@
     python -m lockstep.launch.jax --nproc_per_node=2 script.py --its own flags
     python -m lockstep.launch.jax --nnodes=2 --node_rank=0 --nproc_per_node=2 --coordinator_address=HOST:5555 script.py
 
-Any script or module: each rank finds in JAX_RANK, JAX_LOCAL_RANK, JAX_WORLD_SIZE, JAX_COORDINATOR_ADDR and
-JAX_COORDINATOR_PORT who it is and where `jax.distributed` meets, and the same in RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT. Supervision is that of `lockstep launch`: the first failure ends all ranks on all nodes,
-and its code is returned. Neither JAX nor torch is imported here.
+Any script or module: each rank finds its rank, the world size and the address for `jax.distributed` in JAX_RANK,
+JAX_WORLD_SIZE, JAX_LOCAL_RANK, JAX_LOCAL_WORLD_SIZE, JAX_NODE_RANK, JAX_COORDINATOR_ADDR and JAX_COORDINATOR_PORT.
+The variables of torchrun (RANK, WORLD_SIZE, ...) are not set: libraries that support both frameworks open a process
+group of torch when they find them. Supervision is that of `lockstep launch`: the first failure ends all ranks on all
+nodes, and its code is returned. Neither JAX nor torch is imported here.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def _launch(words: list[str]) -> int:
     environment = {"JAX_ENABLE_PREEMPTION_SERVICE": os.environ.get("JAX_ENABLE_PREEMPTION_SERVICE", "0")}
     if nodes.maximum == 1 and nodes.host:
         environment |= {"MASTER_ADDR": _here(nodes), "MASTER_PORT": str(nodes.port)}
-    return run_program(program(args, _RUNNER), nodes, args, environment)
+    return run_program(program(args, _RUNNER), nodes, args, environment, ml_framework="jax")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -38,7 +38,7 @@ class Restarts:
 _NO_RESTARTS = Restarts()
 
 
-def launch(
+def launch(  # noqa: PLR0913  # all but the command by keyword
     command: list[str],
     *,
     ranks: int,
@@ -47,6 +47,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
     bounds: Bounds = _BOUNDS,
     restarts: Restarts = _NO_RESTARTS,
+    ml_framework: str = "torch",
 ) -> int:
     """Run `command` once per rank until all succeeded or one failed.
 
@@ -55,7 +56,7 @@ def launch(
     2). SIGINT, SIGTERM, SIGUSR1 and SIGHUP are forwarded once and end the run; a second SIGINT kills.
 
     Args:
-        command: program and arguments, the same for all ranks; they differ by the variables that torchrun sets too.
+        command: program and arguments, the same for all ranks; they differ by their environment variables.
         ranks: how many.
         run_dir: holds `logs/rank_R.log`; partial files of killed ranks are removed from it. None: ranks print where
             this process prints.
@@ -63,12 +64,18 @@ def launch(
         environment: variables that override this process's own.
         bounds: how long ranks may take to end.
         restarts: restarts after a failure.
+        ml_framework: `jax` sets the `JAX_*` variables in each rank, everything else those of torchrun.
 
     Returns:
         The exit code: 0, the first failing rank's (128 + n if signal n killed it), or 128 + n if signal n came.
     """
     start = Start(
-        command=command, ranks=ranks, cores=_cores(ranks), run_dir=run_dir, environment=dict(environment or {})
+        command=command,
+        ranks=ranks,
+        cores=_cores(ranks),
+        run_dir=run_dir,
+        environment=dict(environment or {}),
+        ml_framework=ml_framework,
     )
     started_at = time.monotonic()
     summary_modified_at = None if run_dir is None else modified_at(run_dir / "summary.json")

@@ -1,4 +1,8 @@
-"""The environment variables of ranks: torchrun's, so that a script runs under either, and those of JAX scripts."""
+"""The environment variables of ranks: either torchrun's or those that JAX scripts read, never both.
+
+A library that supports both frameworks may open a process group of torch as soon as it finds `WORLD_SIZE`, so a JAX
+script must not get the variables of torchrun.
+"""
 
 import contextlib
 import os
@@ -11,6 +15,25 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.launch.rank_placement import RankPlacement
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_TORCH_NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+_JAX_NAMES = (
+    "JAX_RANK",
+    "JAX_WORLD_SIZE",
+    "JAX_LOCAL_RANK",
+    "JAX_LOCAL_WORLD_SIZE",
+    "JAX_NODE_RANK",
+    "JAX_COORDINATOR_ADDR",
+    "JAX_COORDINATOR_PORT",
+)
 
 
 def rank_environments(
@@ -20,6 +43,7 @@ def rank_environments(
     *,
     restarts: int = 0,
     place: RankPlacement | None = None,
+    ml_framework: str = "torch",
 ) -> list[dict[str, str]]:
     """The complete environment of each of `ranks` ranks on this machine.
 
@@ -30,12 +54,14 @@ def rank_environments(
             ranks of one machine; default: a free port of the loopback interface.
         restarts: number of earlier attempts.
         place: of these ranks in a world of several nodes; None: there is one node.
+        ml_framework: `jax` sets the `JAX_*` variables only, everything else those of torchrun only.
     """
     if ranks < 1:
         raise ConfigError(f"ranks={ranks} must be at least 1")
     inherited = {**os.environ, **(environment or {})}
     # An outer torchrun would make our ranks use its store. Our own variables are not inherited by nested ranks.
     ours = {"LOCKSTEP_TERMINAL_FD", "LOCKSTEP_MEMO"} - set(environment or {})
+    ours |= {*_TORCH_NAMES, *_JAX_NAMES}  # an outer launcher's
     inherited = {k: v for k, v in inherited.items() if not k.startswith("TORCHELASTIC_") and k not in ours}
     if not inherited.get("OMP_NUM_THREADS"):  # an empty value counts as not set
         inherited.pop("OMP_NUM_THREADS", None)
@@ -49,13 +75,13 @@ def rank_environments(
         "PYTHONUNBUFFERED": "1",  # this and the next: the log of a killed rank is complete
         "PYTHONFAULTHANDLER": "1",
         **inherited,
-        **place.variables(),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        **({"LOCKSTEP_TOKEN": place.token} if place.token else {}),
         "LOCKSTEP_LAUNCHER": "lockstep",
         "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),
         "LOCKSTEP_RESTARTS": str(restarts),
     }
-    return [{**common, **_own_variables(place, local)} for local in range(ranks)]
+    rank_variables = _jax_variables if ml_framework == "jax" else _torchrun_variables
+    return [{**common, **rank_variables(place, local, ranks)} for local in range(ranks)]
 
 
 def _single_node(ranks: int, given: Mapping[str, str]) -> RankPlacement:
@@ -64,12 +90,31 @@ def _single_node(ranks: int, given: Mapping[str, str]) -> RankPlacement:
     return RankPlacement(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address=address, port=port)
 
 
-def _own_variables(place: RankPlacement, local: int) -> dict[str, str]:
-    """The variables that differ between ranks, in the names of torchrun and of JAX launchers."""
-    rank, size = str(place.first_rank + local), str(place.world_size)
-    jax = {"JAX_RANK": rank, "JAX_LOCAL_RANK": str(local), "JAX_WORLD_SIZE": size}
-    where = {"JAX_COORDINATOR_ADDR": place.address, "JAX_COORDINATOR_PORT": str(place.port)}
-    return {"RANK": rank, "LOCAL_RANK": str(local), **jax, **where}
+def _torchrun_variables(place: RankPlacement, local: int, ranks: int) -> dict[str, str]:
+    """The variables that torchrun sets in one rank."""
+    return {
+        "RANK": str(place.first_rank + local),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": str(place.node_rank),
+        "GROUP_WORLD_SIZE": str(place.num_nodes),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+    }
+
+
+def _jax_variables(place: RankPlacement, local: int, ranks: int) -> dict[str, str]:
+    """The variables that JAX scripts read in one rank; the local world size and the node rank are ours."""
+    return {
+        "JAX_RANK": str(place.first_rank + local),
+        "JAX_WORLD_SIZE": str(place.world_size),
+        "JAX_LOCAL_RANK": str(local),
+        "JAX_LOCAL_WORLD_SIZE": str(ranks),
+        "JAX_NODE_RANK": str(place.node_rank),
+        "JAX_COORDINATOR_ADDR": place.address,
+        "JAX_COORDINATOR_PORT": str(place.port),
+    }
 
 
 def free_port() -> int:

@@ -19,14 +19,3 @@ class RankPlacement:
     """This node's network interface towards the others, if known."""
     token: str = ""
     """Secret of the run, for ranks to know each other by."""
-
-    def variables(self) -> dict[str, str]:
-        """What all ranks of this node are told about it."""
-        variables = {
-            "WORLD_SIZE": str(self.world_size),
-            "GROUP_RANK": str(self.node_rank),
-            "GROUP_WORLD_SIZE": str(self.num_nodes),
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(self.port),
-        }
-        return {**variables, "LOCKSTEP_TOKEN": self.token} if self.token else variables

@@ -27,7 +27,7 @@ _LAST_S = 300.0  # between the first node whose ranks have succeeded and the las
 _BOUNDS = Bounds()
 
 
-def launch_on_nodes(
+def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
     command: list[str],
     nodes: Nodes,
     *,
@@ -36,6 +36,7 @@ def launch_on_nodes(
     environment: Mapping[str, str] | None = None,
     max_restarts: int = 0,
     bounds: Bounds = _BOUNDS,
+    ml_framework: str = "torch",
 ) -> int:
     """Run `command` once per rank on every node until all ranks succeeded or one failed, whichever node it is on.
 
@@ -47,6 +48,7 @@ def launch_on_nodes(
         environment: variables that go before this process's own.
         max_restarts: how often all ranks may start anew after one failed. Nodes that come and go cost none.
         bounds: how long ranks may take to end.
+        ml_framework: `jax` sets the `JAX_*` variables in each rank, everything else those of torchrun.
 
     Returns:
         The exit code, the same on every node: 0, the first failing rank's, or 128 + n after signal n.
@@ -61,7 +63,7 @@ def launch_on_nodes(
                 rendezvous(nodes, identity, cancelled=lambda: bool(caught)) as info,
                 _membership(nodes, info) as membership,
             ):
-                node = _Node(nodes, membership, caught, max_restarts)
+                node = _Node(nodes, membership, caught, max_restarts, ml_framework)
                 while True:
                     code = node.play(command, log_dir, dict(environment or {}), bounds)
                     if code is not None:
@@ -104,8 +106,11 @@ def _quiet_torch() -> Generator[None]:
 class _Node:
     """This node through all rounds of a run."""
 
-    def __init__(self, nodes: Nodes, membership: Membership, caught: list[int], max_restarts: int) -> None:
+    def __init__(
+        self, nodes: Nodes, membership: Membership, caught: list[int], max_restarts: int, ml_framework: str
+    ) -> None:
         self._nodes, self._membership, self._caught = nodes, membership, caught
+        self._ml_framework = ml_framework
         self._max_restarts, self._failures = max_restarts, 0
 
     def play(self, command: list[str], log_dir: Path | None, environment: dict[str, str], bounds: Bounds) -> int | None:
@@ -127,6 +132,7 @@ class _Node:
             environment=environment,
             restarts=this.starts,
             place=place,
+            ml_framework=self._ml_framework,
         )
         with _Others(this, self) as others:
             failure, late = start.run(self._caught, bounds, others=others)

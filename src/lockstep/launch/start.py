@@ -58,6 +58,8 @@ class Start:
     """For logs that hold earlier starts too."""
     place: RankPlacement | None = None
     """Of these ranks among those of several machines; None: there are no others."""
+    ml_framework: str = "torch"
+    """Selects the variables of the ranks: `jax` for `JAX_*`, else those of torchrun."""
 
     def run(
         self,
@@ -81,7 +83,12 @@ class Start:
             Why it failed, None if all ranks succeeded; and the ranks that had to be killed after an interruption.
         """
         environments = rank_environments(
-            self.ranks, self.cores, self.environment, restarts=self.restarts, place=self.place
+            self.ranks,
+            self.cores,
+            self.environment,
+            restarts=self.restarts,
+            place=self.place,
+            ml_framework=self.ml_framework,
         )
         if self.run_dir is not None:
             (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
@@ -89,8 +96,8 @@ class Start:
         try:
             first = 0 if self.place is None else self.place.first_rank
             with RankGroup(bounds, self.run_dir, first_rank=first) as group:
-                for environment in environments:
-                    self._start_rank(group, environment)
+                for rank, environment in enumerate(environments, first):
+                    self._start_rank(group, rank, environment)
                 failure = group.wait(timeout_s=timeout_s, since=since, caught=caught, elsewhere=others.look)
                 if failure is None:
                     return None, []
@@ -105,11 +112,10 @@ class Start:
             if self.run_dir is not None:
                 remove_partial_files(self.run_dir)
 
-    def _start_rank(self, group: RankGroup, environment: dict[str, str]) -> None:
+    def _start_rank(self, group: RankGroup, rank: int, environment: dict[str, str]) -> None:
         if self.run_dir is None:
             group.start(self.command, environment, output=None)
             return
-        rank = int(environment["RANK"])
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(open(log_path(self.run_dir, rank), "ab"))
             if log.tell():

@@ -65,20 +65,20 @@ def _torchrun(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _jax(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Variables of launchers of JAX scripts; the number of processes per host is optional."""
+    """Variables of our launcher of JAX scripts and of others, which set no number of processes per host."""
     if "JAX_RANK" not in environment or "JAX_WORLD_SIZE" not in environment:
         return None
     rank, size = _integer(environment, "JAX_RANK"), _integer(environment, "JAX_WORLD_SIZE")
-    local_size = _integer(environment, "LOCAL_WORLD_SIZE", size)
+    local_size = _integer(environment, "JAX_LOCAL_WORLD_SIZE", _integer(environment, "LOCAL_WORLD_SIZE", size))
     return {
         "rank": rank,
         "size": size,
         "local_rank": _integer(environment, "JAX_LOCAL_RANK", rank % max(local_size, 1)),
         "local_size": local_size,
-        "node_rank": rank // max(local_size, 1),
+        "node_rank": _integer(environment, "JAX_NODE_RANK", rank // max(local_size, 1)),
         "address": environment.get("JAX_COORDINATOR_ADDR") or "127.0.0.1",
         "port": _integer(environment, "JAX_COORDINATOR_PORT", 0),
-        "launcher": "a JAX launcher",
+        "launcher": environment.get("LOCKSTEP_LAUNCHER", "a JAX launcher"),
     }
 
 

@@ -32,7 +32,8 @@ else:
             break
         except ConnectionRefusedError:
             time.sleep(0.1)
-print(json.dumps([rank, size, where[0], where[1], os.environ["JAX_LOCAL_RANK"], os.environ["GROUP_RANK"]]), flush=True)
+local, node = os.environ["JAX_LOCAL_RANK"], os.environ["JAX_NODE_RANK"]
+print(json.dumps([rank, size, where[0], where[1], local, node]), flush=True)
 """
 # A sum over processes with JAX alone, from the variables alone.
 SUM = """

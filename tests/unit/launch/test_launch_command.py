@@ -328,9 +328,13 @@ def test_a_rank_whose_launcher_is_already_dead_ends():
     assert (done.returncode, done.stdout) == (-9, b"")
 
 
-@pytest.mark.parametrize("how", [["lockstep.cli", "launch"], ["lockstep.launch.jax"]], ids=["any", "jax"])
-def test_ranks_count_as_processes_per_node(tmp_path, how):
-    (tmp_path / "script.py").write_text("import os\nos.write(1, f\"{os.environ['WORLD_SIZE']}\\n\".encode())\n")
+@pytest.mark.parametrize(
+    ("how", "world_size"),
+    [(["lockstep.cli", "launch"], "WORLD_SIZE"), (["lockstep.launch.jax"], "JAX_WORLD_SIZE")],
+    ids=["any", "jax"],
+)
+def test_ranks_count_as_processes_per_node(tmp_path, how, world_size):
+    (tmp_path / "script.py").write_text(f"import os\nos.write(1, (os.environ['{world_size}'] + '\\n').encode())\n")
 
     def typed(*words):
         clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}

@@ -122,12 +122,26 @@ def test_other_systems_are_refused_in_one_line_when_launching():
     assert done.stdout.startswith("lockstep starts ranks on Linux only, and this is 'darwin'; use ")
 
 
-def test_ranks_are_told_in_the_words_of_jax_launchers_too():
+def test_ranks_of_jax_scripts_get_jax_variables_only(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    monkeypatch.setenv("JAX_RANK", "6")
     place = RankPlacement(node_rank=1, num_nodes=2, first_rank=2, world_size=4, address="10.0.0.1", port=5555)
-    told = rank_environments(2, 8, place=place)[1]
-    expected = {"JAX_RANK": "3", "JAX_LOCAL_RANK": "1", "JAX_WORLD_SIZE": "4"}
-    expected |= {"JAX_COORDINATOR_ADDR": "10.0.0.1", "JAX_COORDINATOR_PORT": "5555"}
-    assert {name: value for name, value in told.items() if name.startswith("JAX_") and name in expected} == expected
+    environment = rank_environments(2, 8, place=place, ml_framework="jax")[1]
+    expected = {"JAX_RANK": "3", "JAX_LOCAL_RANK": "1", "JAX_WORLD_SIZE": "4", "JAX_LOCAL_WORLD_SIZE": "2"}
+    expected |= {"JAX_NODE_RANK": "1", "JAX_COORDINATOR_ADDR": "10.0.0.1", "JAX_COORDINATOR_PORT": "5555"}
+    assert {name: environment.get(name) for name in expected} == expected
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} & set(environment)
+    world = World.from_environment(environment)
+    assert (world.rank, world.size, world.local_rank, world.local_size, world.node_rank) == (3, 4, 1, 2, 1)
+    assert (world.address, world.port, world.launcher) == ("10.0.0.1", 5555, "lockstep")
+
+
+def test_other_ranks_get_torchrun_variables_only(monkeypatch):
+    monkeypatch.setenv("JAX_RANK", "6")
+    monkeypatch.setenv("JAX_WORLD_SIZE", "7")
+    environment = rank_environments(2, 8)[1]
+    assert (environment["RANK"], environment["WORLD_SIZE"]) == ("1", "2")
+    assert not {"JAX_RANK", "JAX_WORLD_SIZE", "JAX_COORDINATOR_ADDR"} & set(environment)
 
 
 def test_ranks_of_one_machine_meet_where_the_caller_says_and_not_where_an_outer_launcher_did(monkeypatch):
@@ -137,4 +151,6 @@ def test_ranks_of_one_machine_meet_where_the_caller_says_and_not_where_an_outer_
     assert rank_environments(1, 1)[0]["MASTER_PORT"] != "1"
     told = rank_environments(1, 1, {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "5555"})[0]
     assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("127.0.0.2", "5555")
-    assert (told["JAX_COORDINATOR_ADDR"], told["JAX_COORDINATOR_PORT"]) == ("127.0.0.2", "5555")
+    given = {"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "5555"}
+    jax = rank_environments(1, 1, given, ml_framework="jax")[0]
+    assert (jax["JAX_COORDINATOR_ADDR"], jax["JAX_COORDINATOR_PORT"]) == ("127.0.0.2", "5555")
