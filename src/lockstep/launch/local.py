@@ -58,16 +58,14 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
     Args:
         command: program and arguments, the same for all ranks; they differ by their environment variables.
         ranks: how many.
-        run_dir: holds `logs/rank_R.log`; partial files of killed ranks are removed from it. None: ranks print where
-            this process prints.
+        run_dir: holds `logs/rank_R.log`; partial files of killed ranks are removed. None: ranks print to our output.
         timeout_s: bound on the whole run, if any, restarts included.
         environment: variables that override this process's own.
         bounds: how long ranks may take to end.
         restarts: restarts after a failure.
         ml_framework: `jax` sets the `JAX_*` variables in each rank, everything else those of torchrun.
 
-    Returns:
-        The exit code: 0, the first failing rank's (128 + n if signal n killed it), or 128 + n if signal n came.
+    Returns the exit code: 0, the first failing rank's (128 + n if signal n killed it), or 128 + n if signal n came.
     """
     start = Start(
         command=command,
