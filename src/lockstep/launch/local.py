@@ -51,9 +51,8 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
 ) -> int:
     """Run `command` once per rank until all succeeded or one failed.
 
-    The first failure ends all ranks and is printed on stderr with the last lines of that rank's log. With `restarts`
-    all ranks are then restarted with `LOCKSTEP_RESTARTS` one higher; not after a user error (code 2). SIGINT, SIGTERM,
-    SIGUSR1 and SIGHUP are forwarded once and end the run; a second SIGINT kills.
+    The first failure ends all ranks and is printed with the end of that rank's log. `restarts` then restart all ranks,
+    except after a user error. SIGINT, SIGTERM, SIGUSR1, SIGHUP are forwarded once and end the run; a 2nd SIGINT kills.
 
     Args:
         command: program and arguments, the same for all ranks; they differ by their environment variables.
@@ -62,6 +61,7 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
         timeout_s: bound on the whole run, if any, restarts included.
         environment: variables that override this process's own.
         bounds: how long ranks may take to end.
+        restarts: restarts after a failure.
         ml_framework: `jax` sets the `JAX_*` variables in each rank, everything else those of torchrun.
 
     Returns the exit code: 0, the first failing rank's (128 + n if signal n killed it), or 128 + n if signal n came.
