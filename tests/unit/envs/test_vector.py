@@ -41,7 +41,7 @@ HERE = Path(__file__).parent
         ("own_envs:Vector", {"max_episode_steps": 3}, "max_episode_steps=3 is unknown"),
         ("phys2d/CartPole-v1", {}, "pip install jax"),
         ("Isaac-Cartpole-v0", {}, r"pip install .*pypi.nvidia.com.*--task=lockstep/Cartpole-v0"),
-        ("Isaac-Ant-v0", {}, r"missing: isaaclab, isaaclab_tasks, isaacsim"),
+        ("Isaac-Ant-v0", {}, r"missing: isaaclab, isaaclab_tasks"),
     ],
 )
 def test_bad_input_is_one_clear_line(task, config, message):

@@ -1,0 +1,108 @@
+"""Start Isaac Lab's simulator in this process and make the environments of one of its tasks.
+
+The part that its adapter and the workflows of other libraries share. `lockstep.envs.isaac` has what needs no simulator:
+which ids exist, and what an older id is called now.
+
+Isaac Lab has one simulator per process, and seeds and draws from torch's global generator. It cannot be seeded by
+environment index: ranks differ, and a rerun repeats, by one seed for each rank (`rank_seed`).
+"""
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.envs import isaac
+from lockstep.errors import ConfigError
+
+_MAX_SEED = 2**31 - 1  # numpy's legacy seeding takes 32 bits; libraries add the rank to a seed
+_is_open = False
+
+
+@dataclass(slots=True)
+class IsaacTask:
+    """A task of Isaac Lab whose simulator runs."""
+
+    task: str
+    """Its id in the installed version."""
+    env_cfg: Any
+    """Isaac Lab's own config of the environments; may be changed until `make`."""
+    agent_cfg: Any
+    """The config that the task publishes for a trainer: a dict from YAML, or a config object (rsl_rl); or None."""
+
+    def make(self, *, num_envs: int | None, seed: int, final_obs: bool = False) -> Any:
+        """The environments, a Gymnasium wrapper around Isaac Lab's.
+
+        Args:
+            num_envs: number of environments of this process; None: as the task's config says.
+            seed: of this process.
+            final_obs: whether `extras["final_obs"]` has the observations before a reset. Isaac Lab sets the key in
+                steps with a reset only, and leaves the old one there in later steps.
+        """
+        import gymnasium
+
+        if num_envs is not None:
+            self.env_cfg.scene.num_envs = num_envs
+        self.env_cfg.seed = seed
+        if hasattr(self.env_cfg, "compute_final_obs"):
+            self.env_cfg.compute_final_obs = final_obs
+        return gymnasium.make(self.task, cfg=self.env_cfg)
+
+
+@contextlib.contextmanager
+def open_task(
+    task: str, device: str, agent_entry_point: str | None = None, overrides: Sequence[str] = ()
+) -> Generator[IsaacTask]:
+    """Start the simulator for `task` in this process; it runs inside the context. Environments are closed before.
+
+    Args:
+        task: an id of the installed version, see `isaac.current_id`.
+        device: `cpu` or `cuda:N`, of simulation and tensors.
+        agent_entry_point: which of the configs that the task publishes for trainers to read, for example
+            `rl_games_cfg_entry_point`; None: none.
+        overrides: settings and presets as Isaac Lab's own command line takes them (`env.decimation=4`,
+            `physics=newton_mjwarp`).
+    """
+    global _is_open
+    if _is_open:
+        raise ConfigError(f"task={task}: a process has one simulator of Isaac Lab, and it is open already")
+    if isaac.major_version() == 2:
+        raise ConfigError(
+            f"task={task}: Isaac Lab 2 is installed, and this needs version 3, which also runs without Isaac Sim; "
+            "pip install isaaclab==3.0.0"
+        )
+    _is_open = True
+    try:
+        with _open_task(task, device, agent_entry_point, overrides) as opened:
+            yield opened
+    finally:
+        _is_open = False
+
+
+@contextlib.contextmanager
+def _open_task(task: str, device: str, agent_entry_point: str | None, overrides: Sequence[str]) -> Generator[IsaacTask]:
+    # The order matters: the launcher is imported before the tasks, and the config is complete before the launch.
+    app: Any = importlib.import_module("isaaclab.app")
+    importlib.import_module("isaaclab_tasks")  # registers the tasks
+    tasks: Any = importlib.import_module("isaaclab_tasks.utils")
+    parser = argparse.ArgumentParser()
+    app.add_launcher_args(parser)
+    launcher_args = parser.parse_args(["--device", device])
+    env_cfg, agent_cfg = tasks.resolve_task_config(task, agent_entry_point, overrides=list(overrides))
+    env_cfg.sim.device = device
+    with app.launch_simulation(env_cfg, launcher_args):
+        yield IsaacTask(task, env_cfg, agent_cfg)
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """The seed of a rank: `seed` itself on rank 0, so that one rank repeats the library's own run.
+
+    Other ranks get a hash. `seed + rank` would repeat streams wherever environment i of a rank is seeded `seed + i`.
+    """
+    if rank == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % _MAX_SEED
