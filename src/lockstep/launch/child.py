@@ -1,4 +1,4 @@
-"""What a rank does about its launcher. Costs nothing to import: a rank does it before anything else."""
+"""A rank's side of its launcher: end with it, and exit at once. Quick to import: ranks do so first."""
 
 import atexit
 import ctypes
@@ -29,9 +29,9 @@ def die_with_launcher() -> None:
 
 @functools.cache
 def _die_with_torchrun() -> None:
-    """When torchrun's agent is killed its ranks live on, and no guardian ends them as it does for our launcher.
+    """Have the kernel, or a thread, kill this process when torchrun's agent is killed, which has no guardian.
 
-    The kernel's signal follows the thread that forked: the agent's main one, but of a wrapper only the wrapper's.
+    The kernel's signal follows the thread that forked this process: if a wrapper did, a thread watches the agent.
     """
     from lockstep.system.processes import torchrun_agent
 
@@ -47,7 +47,7 @@ def _die_with_torchrun() -> None:
         descriptor = os.pidfd_open(agent)
     except ProcessLookupError:
         _kill_self()
-    except OSError:  # some sandboxes do not have it: then a wrapped rank learns from its peers, or stays
+    except OSError:  # some sandboxes do not have it: then a wrapped rank ends with its peers, or stays
         return
     else:
         threading.Thread(target=_watch, args=(descriptor,), name="lockstep-launcher", daemon=True).start()
@@ -81,8 +81,13 @@ def _is_running(pid: int) -> bool:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process at once: threads of a group that lost a rank may neither keep it from ending nor abort it."""
+    """Run the exit handlers and `exit_now`: threads of a group that lost a rank may block or abort a normal exit."""
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    exit_now(code)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process without exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -43,12 +43,7 @@ def check_no_rank(starter: str) -> None:
 
 
 def program(args: argparse.Namespace, python: Sequence[str] = (sys.executable,)) -> list[str]:
-    """What `script`, `module` and `no_python` of the arguments say that each rank runs.
-
-    Args:
-        args: the arguments.
-        python: what runs a script, or a module behind `-m`.
-    """
+    """The command of each rank, from `script`, `module` and `no_python`; `python` is the interpreter with its flags."""
     script = str(args.script)
     if args.module and args.no_python:
         raise ConfigError("--module runs a Python module, and --no-python a program; give one of them")
@@ -72,12 +67,7 @@ def run_program(
 ) -> int:
     """Start `command` with the script's own arguments once per rank on every node; returns the exit code.
 
-    Args:
-        command: what each rank runs.
-        nodes: the machines, checked.
-        args: the arguments.
-        environment: variables that go before this process's own.
-        ml_framework: `jax` gives the script the `JAX_*` variables, everything else those of torchrun.
+    `environment` overrides this process's variables; `ml_framework` as in `launch`.
     """
     script = str(args.script)
     code = user_code([f"{script}:" if args.module else script])
@@ -97,15 +87,7 @@ def run_program(
 def train_on_nodes(
     args: argparse.Namespace, run: "AnyRun", nodes: Nodes, words: list[str], start: Sequence[str] = PROGRAM
 ) -> int:
-    """`lockstep train --nnodes`: the same command as typed once per rank, without what only a launcher needs.
-
-    Args:
-        args: the arguments.
-        run: what they ask for, checked.
-        nodes: the machines, checked.
-        words: the arguments after `train`, as typed.
-        start: what takes them.
-    """
+    """`lockstep train --nnodes`: run the typed arguments once per rank, without the flags of the launcher."""
     from lockstep.config.settings import leaves
     from lockstep.run import dump, to_dict
 
@@ -115,7 +97,7 @@ def train_on_nodes(
 
 
 def doctor_on_nodes(args: argparse.Namespace) -> int:
-    """`lockstep doctor --nnodes`: what ranks on these machines find out before they train, and nothing else."""
+    """`lockstep doctor --nnodes`: print what ranks on these machines find, and train nothing."""
     return _start(list(PROBE), nodes_of(args), identity("doctor"), args)
 
 
@@ -144,7 +126,14 @@ def _start(
             )
         from lockstep.launch.rounds import launch_on_nodes
 
-        options: dict[str, Any] = {"environment": environment, "max_restarts": restarts, "ml_framework": ml_framework}
-        return launch_on_nodes(command, nodes, identity=shown, log_dir=log_dir, **options)
+        return launch_on_nodes(
+            command,
+            nodes,
+            identity=shown,
+            log_dir=log_dir,
+            environment=environment,
+            max_restarts=restarts,
+            ml_framework=ml_framework,
+        )
     finally:
         record.unlink(missing_ok=True)

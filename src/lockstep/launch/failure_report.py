@@ -26,10 +26,7 @@ def log_path(run_dir: Path, rank: int) -> Path:
 def merge_failures(observed: Failure, ended: list[Rank], run_dir: Path) -> Failure:
     """Combine the failure that the launcher observed with the one that the ranks recorded; record it if they did not.
 
-    Args:
-        observed: the first failure that the launcher observed.
-        ended: the ranks that ended by themselves.
-        run_dir: the run's directory.
+    `ended`: the ranks that ended by themselves.
     """
     if observed.interrupted is not None:
         return observed
@@ -61,12 +58,7 @@ def merge_failures(observed: Failure, ended: list[Rank], run_dir: Path) -> Failu
 def report_failure(failure: Failure, ranks: int, late: list[int], run_dir: Path | None, *, restarts: int = 0) -> None:
     """Print the failure on stderr: one line, then the last lines of the log of the rank at fault.
 
-    Args:
-        failure: the failure.
-        ranks: number of ranks.
-        late: the ranks that had to be killed.
-        run_dir: where the logs are, if ranks have any.
-        restarts: number of earlier attempts.
+    `late`: the ranks that had to be killed; `restarts`: number of earlier attempts.
     """
     if run_dir is not None and failure.code == ConfigError.exit_code:
         log(failure.message)
@@ -95,15 +87,7 @@ def report_failure(failure: Failure, ranks: int, late: list[int], run_dir: Path 
 def update_summary(
     failure: Failure, ranks: int, run_dir: Path, summary_modified_at: int | None, *, restarts: int
 ) -> None:
-    """Record the failure in `summary.json`, unless rank 0 has done so.
-
-    Args:
-        failure: the failure.
-        ranks: number of ranks.
-        run_dir: the run's directory.
-        summary_modified_at: `modified_at` of `summary.json` before the ranks were started.
-        restarts: number of earlier attempts.
-    """
+    """Record the failure in `summary.json`, unless rank 0 has done so (`summary_modified_at` is outdated)."""
     if not (run_dir / "run.yaml").exists():
         return  # not a training run, or one that did not start
     status = None

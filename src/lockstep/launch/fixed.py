@@ -1,14 +1,14 @@
-"""A fixed number of nodes: a round begins when all are ready. Needs no framework.
+"""Membership of a fixed number of nodes: an attempt begins when all are ready. Needs no framework.
 
-The rendezvous connects all nodes to the main node's store. Each node that is ready for another start of all ranks sets
-a key there; the main node begins the round once all keys of connected nodes are set, and sets who takes part.
+The rendezvous connects all nodes to the main node's store. Each node that is ready for another attempt sets a key
+there; once the keys of all connected nodes are set, the main node begins the attempt and stores its members.
 """
 
 import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Self
 
 from lockstep.distributed.network.store import PrefixStore
@@ -16,14 +16,14 @@ from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import free_port
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous
-from lockstep.launch.round import Member, Round, asking, members, place_of
+from lockstep.launch.round import Member, Round, address_of, asking, place_of
 from lockstep.system.bounded import bounded
 
 _POLL_S = 0.02
 
 
 class FixedMembership:
-    """This node among a fixed number of others, as a context manager."""
+    """The membership of a fixed number of nodes, seen from this one, as a context manager."""
 
     def __init__(self, nodes: Nodes, info: NodeRendezvous) -> None:
         self._nodes = nodes
@@ -35,38 +35,28 @@ class FixedMembership:
 
     def __exit__(self, *_: object) -> None: ...
 
-    @property
-    def main(self) -> bool:
-        """Whether this node serves the store."""
-        return self._info.main
-
     def changed(self) -> bool:
-        """False: no node is admitted during a round."""
+        """False: no node is admitted during an attempt."""
         return False
 
     def join(self, failures: int, cancelled: Callable[[], bool]) -> Round:
-        """Wait until all nodes are ready for another start of all ranks.
+        """Wait until all nodes are ready for another attempt, after `failures` failed ones.
 
-        Args:
-            failures: how many starts this node has seen fail.
-            cancelled: polled; raises `Cancelled` once it is true.
+        Polls `cancelled`; raises `Cancelled` once it is true.
         """
         nodes, info = self._nodes, self._info
-        mine = Member.of(nodes, info.address, info.main_address, main=info.main, failures=failures)
-        if info.main:
-            mine = replace(mine, port=nodes.rank_port or free_port())
+        port = (nodes.rank_port or free_port()) if info.main else 0
+        mine = Member.of(nodes, info, failures, port)
         with asking():
             number, begun = self._wait_for_round(json.dumps(asdict(mine)), cancelled)
-        every = members(begun.values())
-        (main,) = (one for one in every if one.main)
-        # How the others reach the main node, which has rank 0.
-        address = next((one.main_address for one in every if not one.main), main.address)
+        every = [Member(**one) for one in begun.values()]
+        main = next(i for i, one in enumerate(every) if one.main)  # it has rank 0
         index = list(begun).index(info.process)
-        place = place_of(every, index, address=address, port=main.port, token=info.key.hex())
+        place = place_of(every, index, address=address_of(every, main), port=every[main].port, token=info.key.hex())
         return Round(PrefixStore(f"{number}", self._store), place, max(one.failures for one in every), number)
 
     def _wait_for_round(self, mine: str, cancelled: Callable[[], bool]) -> tuple[int, dict[str, Any]]:
-        """Its number, and the members by process."""
+        """Wait for the next attempt; returns its number, and the members by process."""
         deadline = time.monotonic() + self._nodes.join_timeout_s
         over = threading.Event()
 
@@ -95,7 +85,7 @@ class FixedMembership:
             over.set()
 
     def _begin(self, number: int) -> None:
-        """Begin a round, on the main node, if all nodes are ready and still connected."""
+        """On the main node, begin an attempt if all nodes are ready and still connected."""
         keys = {process: f"{number}/ready/{process}" for process in self._info.connected()}
         ready = {process: key for process, key in keys.items() if self._store.check([key])}
         if len(ready) >= self._nodes.minimum:

@@ -1,20 +1,14 @@
-"""The flags that say which machines take part: torchrun's names, and ours."""
+"""The flags that choose the nodes and ranks of a launch: torchrun's names, and ours."""
 
 import argparse
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
 from lockstep.system.cores import usable_cores
-
-if TYPE_CHECKING:
-    from lockstep.launch.nodes import Nodes
-if TYPE_CHECKING:
-    from lockstep.launch.nodes import Nodes
 
 _PORT = 29400  # torchrun's, where an endpoint names none
 _MASTER_PORT = 29500  # torchrun's, for --master-addr
@@ -65,7 +59,7 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def take_ranks(args: argparse.Namespace) -> None:
-    """Let `--ranks N` say what `--nproc-per-node N` says. Raises `ConfigError` where it cannot."""
+    """Treat `--ranks N` as `--nproc-per-node N`. Raises `ConfigError` if other flags contradict it."""
     if args.ranks is None:
         return
     if args.nproc_per_node is not None:
@@ -191,7 +185,7 @@ def _node_rank(args: argparse.Namespace, environment: Mapping[str, str], *, elas
 
 
 def _framework(args: argparse.Namespace) -> str:
-    """What ranks will compute with, so far as flags say; else whatever is installed, torch first."""
+    """The framework that the flags name; else the installed one, torch first."""
     return getattr(args, "ml_framework", None) or ("torch" if find_spec("torch") is not None else "jax")
 
 
@@ -210,7 +204,7 @@ def nproc_of(text: str | None, framework: str = "torch") -> int:
 
 
 def token_of(path: str | None, environment: Mapping[str, str]) -> str:
-    """The secret in the file of `--token-file`; without, what LOCKSTEP_TOKEN says."""
+    """The secret in the file of `--token-file`; default: LOCKSTEP_TOKEN."""
     if path is None:
         return environment.get("LOCKSTEP_TOKEN", "")
     try:
@@ -224,7 +218,7 @@ def token_of(path: str | None, environment: Mapping[str, str]) -> str:
 
 
 def seconds_of(text: str | None) -> float:
-    """What `--join-timeout` says."""
+    """The value of `--join-timeout`."""
     try:
         seconds = float(text or "300")
     except ValueError:
@@ -243,14 +237,14 @@ def port_of(text: str, what: str) -> int:
 
 
 def number(text: str, flag: str, expected: str = "a number", least: int = 1) -> int:
-    """The number behind a flag; `ConfigError` for what is none."""
+    """The number behind a flag. Raises `ConfigError` for anything else."""
     if not text.isdecimal() or int(text) < least:
         raise ConfigError(f"{flag} {text} must be {expected}, at least {least}")
     return int(text)
 
 
 def policy_source(given: str | None) -> Path | None:
-    """Where `--init-from` points; `ConfigError` if nothing is there."""
+    """The path of `--init-from`. Raises `ConfigError` if it does not exist."""
     if given is None:
         return None
     if not Path(given).exists():

@@ -56,7 +56,7 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
 
     Args:
         command: program and arguments, the same for all ranks; they differ by their environment variables.
-        ranks: how many.
+        ranks: number of ranks.
         run_dir: holds `logs/rank_R.log`; partial files of killed ranks are removed. None: ranks print to our output.
         timeout_s: bound on the whole run, if any, restarts included.
         environment: variables that override this process's own.

@@ -1,8 +1,8 @@
-"""Which nodes take part where they may come and go: torch's rendezvous, driven from here.
+"""Membership of nodes that may join and leave: torch's rendezvous, driven from here.
 
 The only file of the launcher that imports torch; itself imported only for `--nnodes MIN:MAX`. torch pickles the state
-of its rendezvous: every state is signed with a key that the main node gives to the nodes it admits, so that nobody else
-can have a node unpickle anything.
+of its rendezvous: every state is signed with a key that the main node sends to the nodes it admits, so that no other
+process can make a node unpickle its data.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import hmac
 import json
 import logging
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Self
@@ -37,7 +37,7 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import free_port
 from lockstep.launch.rendezvous import STORE_TIMEOUT_S, Cancelled, NodeRendezvous
-from lockstep.launch.round import Member, Round, address_of, members, order_of, place_of
+from lockstep.launch.round import Member, Round, address_of, asking, order_of, place_of
 from lockstep.system.bounded import bounded
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them
@@ -46,23 +46,22 @@ _SIGNATURE = 32  # bytes
 
 
 class ElasticMembership:
-    """This node among the others, as a context manager."""
+    """The membership of nodes that may join and leave, seen from this one, as a context manager."""
 
     def __init__(self, nodes: Nodes, info: NodeRendezvous) -> None:
         self._nodes, self._info = nodes, info
 
     def __enter__(self) -> Self:
         """Connect to the main node's store; the main node opens it."""
-        # Ranks that meet at a store which outlives them find what an earlier start left there: with gloo, 6 of 7
-        # restarts then fail.
+        # A store that outlives the ranks has the keys of earlier attempts: with gloo, 6 of 7 restarts then fail.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         for noisy in ("torch.distributed.elastic", "torch.distributed.elastic.rendezvous.dynamic_rendezvous"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)  # what matters of it we say ourselves
+            logging.getLogger(noisy).setLevel(logging.ERROR)  # the launcher reports the same
         nodes, info = self._nodes, self._info
         listening: dict[str, Any] = {}
         if info.torch_listener is not None:
             listening["master_listen_fd"] = info.torch_listener.detach()
-        with _asking():
+        with asking(RendezvousError):
             self._store: TCPStore = TCPStore(
                 info.main_address,
                 info.torch_port,
@@ -85,24 +84,22 @@ class ElasticMembership:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Not shutdown(): that would end the rendezvous for the nodes that go on. Where the link is cut, the thread that
-        # is to stop waits for an answer; it dies with this process.
+        # Not shutdown(): that would end the rendezvous for the other nodes. If the link is cut, the heartbeat thread
+        # waits for a reply; it ends with this process.
         with contextlib.suppress(RendezvousError, TimeoutError):
             bounded(self._handler._stop_heartbeats, _STOP_S)  # pyright: ignore[reportPrivateUsage]
 
     def join(self, failures: int, cancelled: Callable[[], bool]) -> Round:
-        """Wait until enough nodes are there for another start of all ranks.
+        """Wait until enough nodes are there for another attempt, after `failures` failed ones.
 
-        Args:
-            failures: how many starts this node has seen fail.
-            cancelled: polled; raises `Cancelled` once it is true.
+        Polls `cancelled`; raises `Cancelled` once it is true.
         """
         found = self._next_rendezvous(cancelled)
         store, info = found.store, self._info
-        mine = Member.of(self._nodes, info.address, info.main_address, main=info.main, failures=failures)
-        with _asking():
+        mine = Member.of(self._nodes, info, failures)
+        with asking(RendezvousError):
             store.set(f"node/{found.rank}", json.dumps(asdict(mine)))
-            every = members([json.loads(store.get(f"node/{i}")) for i in range(found.world_size)])
+            every = [Member(**json.loads(store.get(f"node/{i}"))) for i in range(found.world_size)]
             if order_of(every)[0] == found.rank:
                 first = {"address": address_of(every, found.rank), "port": free_port()}
                 store.set("first", json.dumps({**first, "starts": self._store.add("lockstep/starts", 1) - 1}))
@@ -112,33 +109,19 @@ class ElasticMembership:
         return Round(store, place, max(one.failures for one in every), int(first["starts"]))
 
     def _next_rendezvous(self, cancelled: Callable[[], bool]) -> RendezvousInfo:
-        def look() -> None:
+        def check() -> None:
             if cancelled():
                 raise Cancelled
 
         try:
-            return bounded(self._handler.next_rendezvous, meanwhile=look)
+            return bounded(self._handler.next_rendezvous, meanwhile=check)
         except (RuntimeError, RendezvousError) as error:
             raise _explained(error) from error
 
-    @property
-    def main(self) -> bool:
-        """Whether this node hosts what the others ask."""
-        return self._info.main
-
     def changed(self) -> bool:
-        """Whether a node waits to be let in."""
-        with _asking():
+        """Whether a node waits to be admitted."""
+        with asking(RendezvousError):
             return self._handler.num_nodes_waiting() > 0
-
-
-@contextlib.contextmanager
-def _asking() -> Generator[None]:
-    """What is asked of the main node's store inside fails as one error."""
-    try:
-        yield
-    except (RuntimeError, RendezvousError) as error:
-        raise RunError(f"the main node does not answer any more: {str(error).splitlines()[0]}") from error
 
 
 def _explained(error: BaseException) -> Exception:

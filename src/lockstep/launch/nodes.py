@@ -1,4 +1,4 @@
-"""What the flags say about the machines of a run."""
+"""The nodes of a run, as the flags describe them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,44 +11,40 @@ class Nodes:
     """The machines that start ranks together, seen from one of them."""
 
     minimum: int = 1
-    """How many are needed to begin, and to go on."""
+    """Number of nodes that are needed to start and to continue."""
     maximum: int = 1
-    """How many may take part."""
     node_rank: int | None = None
-    """Which one this is; None: the rendezvous assigns it."""
+    """Of this node; None: the rendezvous assigns it."""
     nproc: int = 1
     """Ranks on this machine."""
     host: str = ""
-    """Where the main node is met, as typed; empty with an `init_file`."""
+    """Of the main node, as typed; empty with an `init_file`."""
     port: int = 0
     setting: str = "--rdzv-endpoint"
-    """What the user gave host and port with, for messages."""
+    """The flag that sets host and port, for messages."""
     rank_port: int = 0
-    """Where rank 0 listens. 0: where it may. The same as `port`: there, once all nodes have met."""
+    """Port of rank 0; 0: any free one. The same as `port`: that port, after the rendezvous of the nodes."""
     init_file: Path | None = None
-    """A shared file in which the main node writes where it is met."""
+    """A shared file through which the main node publishes its address."""
     run_id: str = ""
     """Name of the run; nodes of another run are sent away."""
     token: str = ""
     """Secret of the run; nodes without it are sent away."""
     local_address: str = ""
-    """This machine's own address, where the user knows better."""
+    """This machine's own address, if the user gives one."""
     join_timeout_s: float = 300.0
     """Bound on waiting for the other nodes."""
 
     @property
     def elastic(self) -> bool:
-        """Whether nodes may come and go."""
+        """Whether nodes may join and leave."""
         return self.minimum != self.maximum
 
 
 def check_shards(flag: str, most: int, num_shards: int | None) -> None:
-    """Refuse a run that may grow to more ranks than it has shards.
+    """Refuse a run that may grow to more ranks (`most`, by the typed `flag`) than it has shards.
 
-    Args:
-        flag: what the user typed, `--nnodes 1:4`.
-        most: ranks of the largest world.
-        num_shards: of the config or the checkpoint; None: as many as there are ranks at first.
+    `num_shards` is that of the config or the checkpoint; None: as many as there are ranks at first.
     """
     if num_shards is None or num_shards < most:
         now = "without num_shards the first start decides" if num_shards is None else f"num_shards={num_shards}"

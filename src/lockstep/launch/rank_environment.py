@@ -9,31 +9,34 @@ import os
 import random
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.rank_placement import RankPlacement
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_TORCH_NAMES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
-_JAX_NAMES = (
-    "JAX_RANK",
-    "JAX_WORLD_SIZE",
-    "JAX_LOCAL_RANK",
-    "JAX_LOCAL_WORLD_SIZE",
-    "JAX_NODE_RANK",
-    "JAX_COORDINATOR_ADDR",
-    "JAX_COORDINATOR_PORT",
-)
+_TORCH_NAMES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
+_JAX_NAMES = [f"JAX_{name}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")]
+_JAX_NAMES += ["JAX_COORDINATOR_ADDR", "JAX_COORDINATOR_PORT"]
+_NUM_NODES = "GROUP_WORLD_SIZE"  # has no JAX name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlacement:
+    """The ranks of one node in the world."""
+
+    node_rank: int
+    num_nodes: int
+    first_rank: int
+    """Global rank of this node's local rank 0."""
+    world_size: int
+    address: str
+    """Where rank 0 can be reached."""
+    port: int
+    interface: str | None = None
+    """This node's network interface towards the others, if known."""
+    token: str = ""
+    """Secret of the run, with which ranks authenticate each other."""
 
 
 def rank_environments(
@@ -61,7 +64,7 @@ def rank_environments(
     inherited = {**os.environ, **(environment or {})}
     # An outer torchrun would make our ranks use its store. Our own variables are not inherited by nested ranks.
     ours = {"LOCKSTEP_TERMINAL_FD", "LOCKSTEP_MEMO"} - set(environment or {})
-    ours |= {*_TORCH_NAMES, *_JAX_NAMES}  # an outer launcher's
+    ours |= {*_TORCH_NAMES, _NUM_NODES, *_JAX_NAMES}  # an outer launcher's
     inherited = {k: v for k, v in inherited.items() if not k.startswith("TORCHELASTIC_") and k not in ours}
     if not inherited.get("OMP_NUM_THREADS"):  # an empty value counts as not set
         inherited.pop("OMP_NUM_THREADS", None)
@@ -80,8 +83,7 @@ def rank_environments(
         "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),
         "LOCKSTEP_RESTARTS": str(restarts),
     }
-    rank_variables = _jax_variables if ml_framework == "jax" else _torchrun_variables
-    return [{**common, **rank_variables(place, local, ranks)} for local in range(ranks)]
+    return [{**common, **_rank_variables(place, local, ranks, ml_framework)} for local in range(ranks)]
 
 
 def _single_node(ranks: int, given: Mapping[str, str]) -> RankPlacement:
@@ -90,31 +92,13 @@ def _single_node(ranks: int, given: Mapping[str, str]) -> RankPlacement:
     return RankPlacement(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address=address, port=port)
 
 
-def _torchrun_variables(place: RankPlacement, local: int, ranks: int) -> dict[str, str]:
-    """The variables that torchrun sets in one rank."""
-    return {
-        "RANK": str(place.first_rank + local),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": str(place.node_rank),
-        "GROUP_WORLD_SIZE": str(place.num_nodes),
-        "MASTER_ADDR": place.address,
-        "MASTER_PORT": str(place.port),
-    }
-
-
-def _jax_variables(place: RankPlacement, local: int, ranks: int) -> dict[str, str]:
-    """The variables that JAX scripts read in one rank; the local world size and the node rank are ours."""
-    return {
-        "JAX_RANK": str(place.first_rank + local),
-        "JAX_WORLD_SIZE": str(place.world_size),
-        "JAX_LOCAL_RANK": str(local),
-        "JAX_LOCAL_WORLD_SIZE": str(ranks),
-        "JAX_NODE_RANK": str(place.node_rank),
-        "JAX_COORDINATOR_ADDR": place.address,
-        "JAX_COORDINATOR_PORT": str(place.port),
-    }
+def _rank_variables(place: RankPlacement, local: int, ranks: int, ml_framework: str) -> dict[str, str]:
+    """The variables of one rank: those of torchrun, or those that JAX scripts read."""
+    rank = place.first_rank + local
+    values = (rank, place.world_size, local, ranks, place.node_rank, place.address, place.port)
+    if ml_framework == "jax":
+        return dict(zip(_JAX_NAMES, map(str, values), strict=True))
+    return dict(zip(_TORCH_NAMES, map(str, values), strict=True)) | {_NUM_NODES: str(place.num_nodes)}
 
 
 def free_port() -> int:

@@ -93,11 +93,7 @@ def may_restart_ranks(world: World, environment: Mapping[str, str] = os.environ)
 
 
 def find_start_record(number: int, environment: Mapping[str, str] = os.environ) -> StartRecord:
-    """The start record of the launcher that started this rank.
-
-    Args:
-        number: number of runs that this process trained before.
-        environment: the variables of this process.
+    """The start record of the launcher that started this rank; `number` of runs that this process trained before.
 
     Raises:
         ConfigError: the launcher cannot be identified, or there is no private folder for a record.
@@ -121,11 +117,7 @@ def new_start_record() -> Path:
 def find_restart(record: StartRecord | None, run: AnyRun, world: World, gather: Gather) -> Restart | None:
     """The run to continue, the same on all ranks; None if this is the first start. Collective.
 
-    Args:
-        record: of this node's launcher, if it has one.
-        run: the config of this start.
-        world: the ranks.
-        gather: gathers from all ranks.
+    `record` is that of this node's launcher, if it has one; `gather` gathers from all ranks.
 
     Raises:
         ConfigError: nodes trained different runs before, a node does not see the run, or the config contradicts it.
@@ -167,11 +159,7 @@ def only_run(known: Mapping[str, TrainedRun]) -> TrainedRun | None:
 def record_start(record: StartRecord, run_dir: Path, earlier: Restart | None, resume: Path | None) -> None:
     """Record on this node that training starts. A full disk is only a warning.
 
-    Args:
-        record: of this node's launcher.
-        run_dir: of the run.
-        earlier: the earlier starts, if this is not the first.
-        resume: the user's `--resume`.
+    `earlier` describes the earlier starts, if this is not the first; `resume` is the user's `--resume`.
     """
     chosen = earlier.resumption.exact if earlier is not None else resume
     exact = str(chosen.absolute()) if chosen is not None and chosen.name.startswith("step_") else None

@@ -1,157 +1,133 @@
-"""One start of all ranks of all nodes: where each stands, and how all nodes hear of its end."""
+"""One attempt to run all ranks of all nodes: the placement of each node's ranks, and how the attempt ended."""
 
 import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, Self
 
 from lockstep.distributed.network.interfaces import interface_of
 from lockstep.distributed.network.store import Store
 from lockstep.errors import RunError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rank_placement import RankPlacement
+from lockstep.launch.rank_environment import RankPlacement
+from lockstep.launch.rendezvous import NodeRendezvous
 from lockstep.system.bounded import bounded
 
-_TELL_S = 5.0  # bound on telling how a round ended: where the link is cut, each node ends alone
+_REPORT_S = 5.0  # bound on reporting how an attempt ended: if the link is cut, each node ends alone
 _END = "end"
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a round ended, as the first node that knew told all others."""
+    """How an attempt ended, as the first node that noticed reported it."""
 
     kind: str
-    """`failed`, `interrupted`, or `changed`: nodes came or went."""
+    """`failed`, `interrupted`, or `changed`: nodes joined or left."""
     message: str
     code: int
     rank: int | None
     again: bool
-    """Whether all nodes start their ranks once more."""
+    """Whether all nodes restart their ranks."""
     node_rank: int = -1
-    """Of the node that told it."""
+    """Of the node that reported it."""
     node: str = ""
-    """Its name."""
+    """Its host name."""
 
 
 class Round:
-    """One start of all ranks of all nodes.
+    """One attempt to run all ranks of all nodes.
 
     Attributes:
-        place: of this node's ranks.
-        failures: how many starts have failed before.
-        starts: how many starts there were before.
+        place: the placement of this node's ranks.
+        failures: number of earlier attempts that failed.
+        starts: number of earlier attempts.
     """
 
     def __init__(self, store: Store, place: RankPlacement, failures: int, starts: int) -> None:
-        self.place, self.failures, self.starts = place, failures, starts
-        self._store, self._lost = store, False
+        self.place = place
+        self.failures = failures
+        self.starts = starts
+        self._store = store
+        self._lost = False
 
     def reported_end(self) -> End | None:
-        """What another node has told about this round's end."""
+        """How this attempt ended, if a node has reported it."""
         with asking():
             return End(**json.loads(self._store.get(_END))) if self._store.check([_END]) else None
 
-    def tell(self, end: End) -> End:
-        """Tell all nodes how the round ended; returns what holds: the first to tell is right.
+    def report_end(self, end: End) -> End:
+        """Report to all nodes how the attempt ended; returns the first report, which is valid for all.
 
-        Where the main node does not answer, each node is alone with what it knows, and nothing starts again.
+        If the main node does not reply, this node keeps its own report, and nothing is restarted.
         """
         mine = replace(end, node_rank=self.place.node_rank, node=os.uname().nodename)
         try:
-            held = bounded(lambda: self._store.compare_set(_END, "", json.dumps(asdict(mine))), _TELL_S)
+            first = bounded(lambda: self._store.compare_set(_END, "", json.dumps(asdict(mine))), _REPORT_S)
         except (RuntimeError, TimeoutError):
             self._lost = True
             return replace(mine, again=False)
-        return End(**json.loads(held))
+        return End(**json.loads(first))
 
     def succeeded(self) -> None:
-        """This node's ranks have all succeeded."""
+        """Count this node among those whose ranks have all succeeded."""
         with asking():
             self._store.add("succeeded", 1)
 
     def all_succeeded(self) -> bool:
-        """Whether those of all nodes have."""
+        """Whether the ranks of all nodes have succeeded."""
         with asking():
             return self._store.add("succeeded", 0) == self.place.num_nodes
 
-    def seen(self) -> None:
-        """This node knows how the round ended and asks nothing more."""
+    def leave(self) -> None:
+        """Count this node among those that send no more requests for this attempt."""
         self._count("seen", 1)
 
-    def all_seen(self) -> bool:
-        """Whether no node will ask anything more, as far as can be known: the main node may go."""
+    def all_left(self) -> bool:
+        """Whether no node will send another request, as far as can be known: the main node may exit."""
         return self._count("seen", 0) >= self.place.num_nodes
 
-    def _count(self, name: str, more: int) -> float:
-        """Of a number that all nodes add to; infinite where the main node does not answer."""
+    def _count(self, name: str, amount: int) -> float:
+        """Add to a counter of all nodes; infinite if the main node does not reply."""
         if not self._lost:
             with contextlib.suppress(RuntimeError, TimeoutError):
-                return bounded(lambda: self._store.add(name, more), _TELL_S)
+                return bounded(lambda: self._store.add(name, amount), _REPORT_S)
             self._lost = True
         return math.inf
 
 
-class Membership(Protocol):
-    """This node among the others, as a context manager."""
-
-    def __enter__(self) -> Self:
-        """Connect to the main node, which hosts what the others ask."""
-        ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def join(self, failures: int, cancelled: Callable[[], bool]) -> Round:
-        """Wait until enough nodes are there for another start of all ranks.
-
-        Args:
-            failures: how many starts this node has seen fail.
-            cancelled: polled; raises `Cancelled` once it is true.
-        """
-        ...
-
-    @property
-    def main(self) -> bool:
-        """Whether this node hosts what the others ask."""
-        ...
-
-    def changed(self) -> bool:
-        """Whether a node waits to be let in."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """What a node tells the others of itself when a round begins."""
+    """What a node sends the others about itself when an attempt begins."""
 
     node_rank: int | None
     nproc: int
     failures: int
-    """How many starts it has seen fail."""
+    """Number of attempts that it has seen fail."""
     main: bool
     address: str
     main_address: str
     """Where it reaches the main node."""
     port: int = 0
-    """Where its first rank could be met."""
+    """A free port for rank 0, if that runs on this node."""
 
     @classmethod
-    def of(cls, nodes: Nodes, address: str, main_address: str, *, main: bool, failures: int) -> "Member":
+    def of(cls, nodes: Nodes, info: NodeRendezvous, failures: int, port: int = 0) -> "Member":
         """This node."""
         return cls(
             node_rank=nodes.node_rank,
             nproc=nodes.nproc,
             failures=failures,
-            main=main,
-            address=address,
-            main_address=main_address,
+            main=info.main,
+            address=info.address,
+            main_address=info.main_address,
+            port=port,
         )
 
 
 def order_of(every: Sequence[Member]) -> list[int]:
-    """The nodes in the order of their ranks: by the user's numbers; without, the main node first."""
+    """The indices of the nodes in the order of their ranks: the user's; without them, the main node first."""
 
     def position(index: int) -> tuple[int, bool, int]:
         node = every[index]
@@ -161,15 +137,7 @@ def order_of(every: Sequence[Member]) -> list[int]:
 
 
 def place_of(every: Sequence[Member], index: int, *, address: str, port: int, token: str) -> RankPlacement:
-    """Where the ranks of one node stand.
-
-    Args:
-        every: all nodes of the round.
-        index: which of them.
-        address: where rank 0 can be reached.
-        port: its port.
-        token: secret of the run.
-    """
+    """The placement of the ranks of one node of `every`; rank 0 is at `address` and `port`."""
     order = order_of(every)
     sizes, number = [every[i].nproc for i in order], order.index(index)
     return RankPlacement(
@@ -185,21 +153,16 @@ def place_of(every: Sequence[Member], index: int, *, address: str, port: int, to
 
 
 def address_of(every: Sequence[Member], index: int) -> str:
-    """How others reach a node. The main node learns from them how they reached it."""
+    """The address at which others reach a node; of the main node, the one at which they have reached it."""
     if not every[index].main:
         return every[index].address
     return next((other.main_address for other in every if not other.main), every[index].address)
 
 
 @contextlib.contextmanager
-def asking() -> Generator[None]:
-    """What is asked of the main node's store inside fails as one error."""
+def asking(*errors: type[Exception]) -> Generator[None]:
+    """Raise one error for all ways in which a request to the main node's store fails: RuntimeError and `errors`."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, *errors) as error:
         raise RunError(f"the main node does not answer any more: {str(error).splitlines()[0]}") from error
-
-
-def members(every: Iterable[Mapping[str, Any]]) -> list[Member]:
-    """From what `asdict` made of them."""
-    return [Member(**one) for one in every]

@@ -1,4 +1,4 @@
-"""Ranks on several machines: this node starts its own, and all nodes end, or start again, together."""
+"""Launch ranks on several nodes: each node starts its own ranks, and all nodes end or restart together."""
 
 import contextlib
 import os
@@ -8,21 +8,24 @@ import time
 from collections.abc import Generator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log, report_failure
 from lockstep.launch.fixed import FixedMembership
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
-from lockstep.launch.round import End, Membership, Round
+from lockstep.launch.round import End, Round
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, Failure, interruption
 from lockstep.system.cores import usable_cores
 
-_LOOK_S = 0.5  # how often the main node is asked how it goes elsewhere
-_LEAVE_S = 5.0  # how long the main node waits for the others to hear how it ended
+if TYPE_CHECKING:
+    from lockstep.launch.membership import ElasticMembership
+
+_POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
+_LEAVE_S = 5.0  # how long the main node waits for the others to read how the attempt ended
 _LAST_S = 300.0  # between the first node whose ranks have succeeded and the last
 _BOUNDS = Bounds()
 
@@ -44,9 +47,9 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
         command: program and arguments, the same for all ranks.
         nodes: the machines.
         identity: what must agree between them.
-        log_dir: where `logs/rank_R.log` of this node's ranks go; None: ranks print where this process prints.
-        environment: variables that go before this process's own.
-        max_restarts: how often all ranks may start anew after one failed. Nodes that come and go cost none.
+        log_dir: holds `logs/rank_R.log` of this node's ranks; None: ranks print where this process prints.
+        environment: variables that override this process's own.
+        max_restarts: limit on restarts after a failure; restarts because nodes join or leave are not counted.
         bounds: how long ranks may take to end.
         ml_framework: `jax` sets the `JAX_*` variables in each rank, everything else those of torchrun.
 
@@ -54,8 +57,8 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
         The exit code, the same on every node: 0, the first failing rank's, or 128 + n after signal n.
 
     Raises:
-        ConfigError: the nodes do not fit together, or did not all come.
-        RunError: the main node is gone.
+        ConfigError: the nodes contradict each other, or some are missing.
+        RunError: the main node has ended.
     """
     with caught_signals() as caught:
         try:
@@ -63,9 +66,9 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
                 rendezvous(nodes, identity, cancelled=lambda: bool(caught)) as info,
                 _membership(nodes, info) as membership,
             ):
-                node = _Node(nodes, membership, caught, max_restarts, ml_framework)
+                node = _Node(nodes, membership, caught, max_restarts, main=info.main, ml_framework=ml_framework)
                 while True:
-                    code = node.play(command, log_dir, dict(environment or {}), bounds)
+                    code = node.run_attempt(command, log_dir, dict(environment or {}), bounds)
                     if code is not None:
                         return code
         except Cancelled:
@@ -73,8 +76,7 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
             return 128 + caught[0]
 
 
-def _membership(nodes: Nodes, info: NodeRendezvous) -> Membership:
-    """Torch's rendezvous where nodes come and go; else all that is needed is here."""
+def _membership(nodes: Nodes, info: NodeRendezvous) -> "FixedMembership | ElasticMembership":
     if not nodes.elastic:
         return FixedMembership(nodes, info)
     if find_spec("torch") is None:
@@ -89,9 +91,9 @@ def _membership(nodes: Nodes, info: NodeRendezvous) -> Membership:
 
 @contextlib.contextmanager
 def _quiet_torch() -> Generator[None]:
-    """Torch, imported inside, tells no warnings from C++: when the main node goes, 25 lines of addresses in memory.
+    """Import torch inside with its C++ warnings off: it prints 25 lines of addresses when the main node exits.
 
-    For this process only: the ranks inherit what the user has set.
+    The variable is restored: ranks inherit what the user has set.
     """
     name = "TORCH_CPP_LOG_LEVEL"
     before = os.environ.get(name)
@@ -104,17 +106,30 @@ def _quiet_torch() -> Generator[None]:
 
 
 class _Node:
-    """This node through all rounds of a run."""
+    """This node in all attempts of a run."""
 
     def __init__(
-        self, nodes: Nodes, membership: Membership, caught: list[int], max_restarts: int, ml_framework: str
+        self,
+        nodes: Nodes,
+        membership: "FixedMembership | ElasticMembership",
+        caught: list[int],
+        max_restarts: int,
+        *,
+        main: bool,
+        ml_framework: str,
     ) -> None:
-        self._nodes, self._membership, self._caught = nodes, membership, caught
+        self._nodes = nodes
+        self._membership = membership
+        self._caught = caught
+        self._max_restarts = max_restarts
+        self._main = main
         self._ml_framework = ml_framework
-        self._max_restarts, self._failures = max_restarts, 0
+        self._failures = 0
 
-    def play(self, command: list[str], log_dir: Path | None, environment: dict[str, str], bounds: Bounds) -> int | None:
-        """One start of all ranks. Returns the exit code, None if they are to be started again."""
+    def run_attempt(
+        self, command: list[str], log_dir: Path | None, environment: dict[str, str], bounds: Bounds
+    ) -> int | None:
+        """Run all ranks once. Returns the exit code, None if they are to be restarted."""
         this = self._membership.join(self._failures, lambda: bool(self._caught))
         self._failures = this.failures
         place, ranks = this.place, self._nodes.nproc
@@ -139,14 +154,16 @@ class _Node:
             if failure is None:
                 failure = self._wait_for_others(this, others)
         if failure is None or not others.again:
-            this.seen()
-            if self._membership.main:
-                self._stay_until_seen(this)
+            this.leave()
+            deadline = time.monotonic() + _LEAVE_S
+            while self._main and not this.all_left() and time.monotonic() < deadline:
+                time.sleep(0.1)  # its store serves the others until they have read how the attempt ended
         if failure is None:
             return 0
         if others.again and not self._caught:
             self._failures += others.failed
-            log(f"lockstep: {others.headline(failure)}; {self._next(others)}")
+            restart = f"restart {self._failures} of {self._max_restarts}" if others.failed else "all ranks start again"
+            log(f"lockstep: {others.headline(failure)}; {restart}")
             return None
         if others.here:
             report_failure(failure, place.world_size, late, log_dir, restarts=this.starts)
@@ -155,60 +172,51 @@ class _Node:
         return failure.code
 
     @property
-    def asked_to_leave(self) -> bool:
-        """Whether a signal came to this node."""
+    def interrupted(self) -> bool:
+        """Whether this node's launcher has received a signal."""
         return bool(self._caught)
 
     def end(self, failure: Failure, this: Round) -> End:
-        """What all nodes are to do about a failure that was seen here first."""
+        """The report to all nodes of a failure on this one."""
         if failure.interrupted is None:
             again = failure.restartable and this.failures < self._max_restarts
             return End("failed", failure.message, failure.code, failure.rank, again)
-        if self._nodes.elastic:  # a node that leaves, or whose ranks stop for one that does, is no end for the others
+        if self._nodes.elastic:  # the other nodes continue without one that leaves
             return End("changed", "a node leaves" if self._caught else "nodes change", failure.code, None, True)
         return End("interrupted", failure.message, failure.code, None, False)
 
     def joined_by_another(self) -> bool:
-        """Whether another node waits to take part."""
+        """Whether another node waits to be admitted."""
         return self._membership.changed()
 
     def _wait_for_others(self, this: Round, others: "_Others") -> Failure | None:
-        """After this node's ranks succeeded: until those of all nodes have."""
+        """Wait, after this node's ranks succeeded, until those of all nodes have."""
         this.succeeded()
         deadline = time.monotonic() + _LAST_S
         while not this.all_succeeded():
-            if (failure := others.look()) is not None:
+            if (failure := others.poll()) is not None:
                 return failure
             if self._caught:
-                return others.judge(interruption(self._caught[0]))
+                return others.report(interruption(self._caught[0]))
             if time.monotonic() > deadline:
-                return others.judge(Failure(f"ranks of other nodes still run {_LAST_S:g} s after this node's", 1))
+                return others.report(Failure(f"ranks of other nodes still run {_LAST_S:g} s after this node's", 1))
             time.sleep(0.1)
         return None
 
-    def _stay_until_seen(self, this: Round) -> None:
-        """On the main node: its store answers until the others have heard how it ended."""
-        deadline = time.monotonic() + _LEAVE_S
-        while not this.all_seen() and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-    def _next(self, others: "_Others") -> str:
-        return f"restart {self._failures} of {self._max_restarts}" if others.failed else "all ranks start again"
-
 
 class _Others:
-    """The other nodes of a round; see `lockstep.launch.start.Others`. A context manager.
+    """The other nodes of an attempt; see `lockstep.launch.start.Others`. A context manager.
 
-    A thread asks the main node: an answer that takes its time, over a link that is cut, shall not keep this node from
-    noticing its own ranks.
+    A thread sends the requests to the main node: a slow reply must not keep this node from watching its own ranks.
     """
 
     def __init__(self, this: Round, node: _Node) -> None:
-        self._this, self._node = this, node
+        self._this = this
+        self._node = node
         self._end: End | None = None
         self._found: End | Exception | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._ask, daemon=True, name="other-nodes")
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="other-nodes")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -219,20 +227,20 @@ class _Others:
 
     @property
     def again(self) -> bool:
-        """Whether all ranks start again."""
+        """Whether all ranks are restarted."""
         return self._end is not None and self._end.again
 
     @property
     def failed(self) -> bool:
-        """Whether a rank failed, as opposed to nodes coming and going."""
+        """Whether a rank failed, as opposed to nodes joining or leaving."""
         return self._end is not None and self._end.kind == "failed"
 
     @property
     def here(self) -> bool:
-        """Whether it ended on this node first."""
+        """Whether the attempt ended on this node first."""
         return self._end is not None and self._end.node_rank == self._this.place.node_rank
 
-    def look(self) -> Failure | None:
+    def poll(self) -> Failure | None:
         if isinstance(self._found, Exception):
             raise self._found
         if self._found is None:
@@ -240,22 +248,23 @@ class _Others:
         self._end = self._found
         return self._failure(self._found)
 
-    def judge(self, failure: Failure) -> Failure:
-        if self._end is not None:  # it came from there
+    def report(self, failure: Failure) -> Failure:
+        if self._end is not None:  # another node has reported it
             return failure
-        self._end = self._this.tell(self._node.end(failure, self._this))
-        return failure if self.here or self._node.asked_to_leave else self._failure(self._end)
+        self._end = self._this.report_end(self._node.end(failure, self._this))
+        return failure if self.here or self._node.interrupted else self._failure(self._end)
 
     def headline(self, failure: Failure) -> str:
-        """Why the ranks start again."""
+        """Why the ranks are restarted."""
         return self._end.message if self._end is not None and self._end.kind == "changed" else failure.headline
 
-    def _ask(self) -> None:
+    def _watch(self) -> None:
         try:
-            while self._found is None and not self._over.wait(_LOOK_S):
+            while self._found is None and not self._over.wait(_POLL_S):
                 self._found = self._this.reported_end()
                 if self._found is None and self._node.joined_by_another():
-                    self._found = self._this.tell(End("changed", "a node joins", 128 + signal.SIGTERM, None, True))
+                    end = End("changed", "a node joins", 128 + signal.SIGTERM, None, True)
+                    self._found = self._this.report_end(end)
         except RunError as error:
             self._found = error
 

@@ -1,10 +1,10 @@
-"""One rank that runs somebody's script, module or program: what its launcher starts instead of it.
+"""Run a user's script or module as a rank: the launcher starts this module in place of it.
 
     python -m lockstep.launch.script FILE ARGUMENTS...
     python -m lockstep.launch.script -m MODULE ARGUMENTS...
 
-A script that fails ends at once, with its own code. Alone, Python would first run what was registered for the end of
-the process; `jax.distributed` waits there for all other ranks, up to five minutes, and they for this one.
+A script that fails exits at once, with its own code. Python itself would first run the exit handlers; that of
+`jax.distributed` waits for all other ranks, up to five minutes, and they wait for this one.
 """
 
 import io
@@ -16,13 +16,13 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep.launch.child import die_with_launcher, exit_process
+from lockstep.launch.child import die_with_launcher, exit_now, exit_process
 
-_EXIT_HANDLERS_S = 2.0  # for what was registered for the end, after a failure
+_EXIT_HANDLERS_S = 2.0  # bound on the exit handlers after a failure
 
 
 def main(words: list[str]) -> None:
-    """Run what the words name as the main program; returns if it does."""
+    """Run FILE, or -m MODULE, as the main program with the other arguments."""
     die_with_launcher()
     _write_whole_lines()
     module = words[0] == "-m"
@@ -45,14 +45,14 @@ def main(words: list[str]) -> None:
 
 
 def _write_whole_lines() -> None:
-    """Ranks share a terminal, and PYTHONUNBUFFERED would write a line and its end apart: another's comes between."""
+    """Write each line at once: ranks share a terminal, and PYTHONUNBUFFERED writes a line and its end separately."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _exit_code(end: SystemExit) -> int:
-    """The exit code as Python has it: what is no number is told, and is a failure."""
+    """The exit code as Python defines it: anything but a number is printed, and the code is 1."""
     if end.code is None or isinstance(end.code, int):
         return (end.code or 0) & 0xFF
     print(end.code, file=sys.stderr)
@@ -60,7 +60,7 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _print_traceback(error: BaseException) -> None:
-    """The traceback, without what ran the script."""
+    """Print the traceback without the frames of this module and of `runpy`."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
@@ -68,17 +68,11 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _exit_with_deadline(code: int) -> NoReturn:
-    """End with `code`: what is registered for the end has a moment, and then the process is gone all the same."""
-    timer = threading.Timer(_EXIT_HANDLERS_S, _exit, (code,))
+    """Exit with `code`, after the exit handlers or `_EXIT_HANDLERS_S`."""
+    timer = threading.Timer(_EXIT_HANDLERS_S, exit_now, (code,))
     timer.daemon = True
     timer.start()
     exit_process(code)
-
-
-def _exit(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

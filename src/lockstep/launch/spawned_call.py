@@ -1,6 +1,5 @@
 """The function that `spawn` calls, packed by the caller and unpacked in a rank."""
 
-import atexit
 import os
 import pickle
 import sys
@@ -11,9 +10,9 @@ from multiprocessing.spawn import prepare
 from typing import Any, NoReturn
 
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
-from lockstep.launch.child import die_with_launcher
+from lockstep.launch.child import die_with_launcher, exit_now, exit_process
 
-_importing_main = False  # while a rank imports the caller's script; `spawn` then would start ranks without end
+_importing_main = False  # while a rank imports the caller's script: `spawn` would then start ranks recursively
 
 
 class RemoteTraceback(Exception):  # noqa: N818 -- not an error but where one was raised, shown as its cause
@@ -61,8 +60,8 @@ def run(call: int, result: int) -> None:
     """Make one rank's call, inside the rank.
 
     Args:
-        call: descriptor of the file with what `pack` made; shared by all ranks.
-        result: descriptor of this rank's own file for what `unpack` reads.
+        call: descriptor of the file with the output of `pack`; shared by all ranks.
+        result: descriptor of this rank's own file for the input of `unpack`.
     """
     global _importing_main
     die_with_launcher()
@@ -78,10 +77,7 @@ def run(call: int, result: int) -> None:
         _write(result, (True, value))
     except Exception as error:
         _exit_with_error(result, error)
-    # What `fn` registered runs; then the process ends here: threads of a group that lost a rank abort a normal exit,
-    # even when `fn` caught the error and went on.
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    _exit(0)
+    exit_process(0)
 
 
 def unpack(rank: int, data: bytes) -> Any:
@@ -116,10 +112,4 @@ def _exit_with_error(result: int, error: Exception) -> NoReturn:
     _write(result, (False, {"message": message, "traceback": text, "config": config}))
     if isinstance(error, PeerError):
         time.sleep(PEER_DELAY_S)
-    _exit(ConfigError.exit_code if config else RunError.exit_code)
-
-
-def _exit(code: int) -> NoReturn:
-    for file in (sys.stdout, sys.stderr):
-        file.flush()
-    os._exit(code)
+    exit_now(ConfigError.exit_code if config else RunError.exit_code)

@@ -1,4 +1,4 @@
-"""One start of all ranks of a command: from fresh variables to the last process gone."""
+"""One attempt to run all ranks of a command on this node: start, wait, stop."""
 
 import contextlib
 import os
@@ -9,41 +9,27 @@ from pathlib import Path
 from typing import Protocol
 
 from lockstep.launch.failure_report import ATTEMPT_PREFIX, log_path, merge_failures
-from lockstep.launch.rank_environment import rank_environments
-from lockstep.launch.rank_placement import RankPlacement
+from lockstep.launch.rank_environment import RankPlacement, rank_environments
 from lockstep.launch.supervise import Bounds, Failure, RankGroup
 from lockstep.record.failure import archive_failure
 from lockstep.record.partial_files import remove_partial_files
 
 
 class Others(Protocol):
-    """The other machines of a run, as the start on this one asks them."""
+    """The other nodes of a run."""
 
-    def look(self) -> Failure | None:
-        """What ends this start although the ranks of this machine go on; asked all the time."""
+    def poll(self) -> Failure | None:
+        """A failure on another node, which ends the ranks of this one; polled while they run."""
         ...
 
-    def judge(self, failure: Failure) -> Failure:
-        """Tell the others of the first failure here; returns what holds for all. The ranks are stopped afterwards."""
+    def report(self, failure: Failure) -> Failure:
+        """Report this node's first failure; returns the failure of all nodes. The ranks are stopped afterwards."""
         ...
-
-
-class _Alone:
-    """No other machines."""
-
-    def look(self) -> None:
-        return None
-
-    def judge(self, failure: Failure) -> Failure:
-        return failure
-
-
-ALONE = _Alone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What to start, and which start it is."""
+    """One attempt to run the ranks of this node."""
 
     command: list[str]
     ranks: int
@@ -51,13 +37,13 @@ class Start:
     """Usable ones, shared among the ranks."""
     run_dir: Path | None
     environment: dict[str, str]
-    """Variables that go before this process's own."""
+    """Variables that override this process's own."""
     restarts: int = 0
-    """How many starts came before."""
+    """Number of earlier attempts."""
     title: str = "new start"
-    """For logs that hold earlier starts too."""
+    """Separates this attempt from earlier ones in a log."""
     place: RankPlacement | None = None
-    """Of these ranks among those of several machines; None: there are no others."""
+    """Of these ranks in a world of several nodes; None: there is one node."""
     ml_framework: str = "torch"
     """Selects the variables of the ranks: `jax` for `JAX_*`, else those of torchrun."""
 
@@ -68,16 +54,9 @@ class Start:
         *,
         timeout_s: float | None = None,
         since: float | None = None,
-        others: Others = ALONE,
+        others: Others | None = None,
     ) -> tuple[Failure | None, list[int]]:
-        """Start all ranks and wait until none is left.
-
-        Args:
-            caught: signals that this process received, filled by `caught_signals` meanwhile.
-            bounds: how long ranks may take to end.
-            timeout_s: bound on the whole run, if any.
-            since: when the run began (monotonic seconds); default: now.
-            others: the other machines of the run.
+        """Start all ranks and wait until none is left; arguments as `RankGroup.wait`.
 
         Returns:
             Why it failed, None if all ranks succeeded; and the ranks that had to be killed after an interruption.
@@ -98,15 +77,17 @@ class Start:
             with RankGroup(bounds, self.run_dir, first_rank=first) as group:
                 for rank, environment in enumerate(environments, first):
                     self._start_rank(group, rank, environment)
-                failure = group.wait(timeout_s=timeout_s, since=since, caught=caught, elsewhere=others.look)
+                elsewhere = others.poll if others is not None else lambda: None
+                failure = group.wait(timeout_s=timeout_s, since=since, caught=caught, elsewhere=elsewhere)
                 if failure is None:
                     return None, []
                 if self.run_dir is not None:
                     failure = merge_failures(failure, group.ended, self.run_dir)
-                failure = others.judge(failure)
+                if others is not None:
+                    failure = others.report(failure)
                 if failure.interrupted is None:
                     group.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
-                    return failure, []  # being killed is no news after a failure
+                    return failure, []
                 return failure, group.stop(failure.interrupted, bounds.interrupt_s, lambda: signal.SIGINT in caught[1:])
         finally:
             if self.run_dir is not None:

@@ -22,12 +22,7 @@ def startup_line(
 ) -> str:
     """One line: task, algorithm, framework, ranks, device, settings, run directory.
 
-    Args:
-        run: the config.
-        world: the ranks.
-        run_dir: the run directory; None: not known yet.
-        num_shards: of the checkpoint to resume from, if any.
-        step: of the checkpoint.
+    `run_dir` is None while it is not known; `num_shards` and `step` are those of the checkpoint to resume, if any.
     """
     ranks = world.size * run.devices_per_process
     subject = run.data if isinstance(run, OfflineRun) else portable(run.task)

@@ -1,4 +1,4 @@
-"""Processes that live and die together: the core of `launch` and `spawn`."""
+"""A group of rank processes of which the first failure ends all: the core of `launch` and `spawn`."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ from lockstep.launch.signals import signal_name
 
 _TICK_S = 0.05  # the longest sleep: bounds how late a signal or a deadline is noticed
 _SETTLE_S = 0.25  # after a failure, time for its cause to be seen if its consequence was seen first
-_WORKERS_S = 1.0  # between SIGTERM and SIGKILL for what a rank that is gone left in its process group
+_WORKERS_S = 1.0  # between SIGTERM and SIGKILL for child processes that a rank left in its process group
 _INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
 
@@ -41,11 +41,11 @@ class Failure:
     message: str
     """Names the rank in its first line."""
     code: int
-    """What a launcher exits with."""
+    """Exit code of the launcher."""
     rank: int | None = None
     """The rank at fault; None when all are."""
     interrupted: int | None = None
-    """The signal, when the end was asked for."""
+    """The signal, if one requested the end."""
 
     @property
     def headline(self) -> str:
@@ -54,19 +54,21 @@ class Failure:
 
     @property
     def restartable(self) -> bool:
-        """Whether another start may end otherwise: not after a mistake or a signal of the user, or the run's bound."""
+        """Whether a restart may succeed: not after a user error, a signal or the timeout."""
         return self.rank is not None and self.interrupted is None and self.code != ConfigError.exit_code
 
 
 class RankGroup:
     """Ranks of which the first failure ends all. A context manager: no process outlives it.
 
-    If this process itself is killed, a guardian process ends the ranks and their children, and removes what they left
-    half-written in `run_dir`.
+    If this process itself is killed, a guardian process ends the ranks and their children, and removes their partial
+    files from `run_dir`.
     """
 
     def __init__(self, bounds: Bounds, run_dir: Path | None = None, *, first_rank: int = 0) -> None:
-        self.bounds, self.run_dir, self._first_rank = bounds, run_dir, first_rank
+        self.bounds = bounds
+        self.run_dir = run_dir
+        self._first_rank = first_rank
         self.ranks: list[Rank] = []
         self.ended: list[Rank] = []  # in the order in which they were seen to end
 
@@ -137,7 +139,7 @@ class RankGroup:
             since: when the run began (monotonic seconds); default: now.
             caught: signals that this process received, filled by `caught_signals` meanwhile.
             may_leave: whether a rank that left with code 0 is known to have done its work; others must follow soon.
-            elsewhere: what ends these ranks although they go on.
+            elsewhere: polled; a failure of another node, which ends these ranks too.
         """
         deadline = (time.monotonic() if since is None else since) + (math.inf if timeout_s is None else timeout_s)
         left_at = math.inf  # when the first rank left with code 0
@@ -172,7 +174,7 @@ class RankGroup:
         try:
             for rank in self._running():
                 rank.process.send_signal(number)
-                rank.signal_group(signal.SIGCONT)  # a stopped process hears of it only when it goes on
+                rank.signal_group(signal.SIGCONT)  # a stopped process handles a signal only once it is continued
             self._sleep_until(time.monotonic() + grace_s, hurry)
         finally:
             late = [rank.index for rank in self._running()]
@@ -230,7 +232,7 @@ class RankGroup:
             time.sleep(0.02)
 
     def _dismiss_guardian(self) -> None:
-        # It ends what is left, if a second Ctrl-C kept us from doing so.
+        # It ends the processes that are left if a second Ctrl-C interrupted `stop`.
         for rank in self.ranks:
             if rank.group_gone:
                 self._tell_guardian(-rank.process.pid)
@@ -241,13 +243,13 @@ class RankGroup:
             self._guardian.communicate()
 
     def _tell_guardian(self, group: int) -> None:
-        with contextlib.suppress(OSError):  # somebody killed it; the run can do without
+        with contextlib.suppress(OSError):  # it was killed; the run continues without it
             assert self._guardian.stdin is not None
             self._guardian.stdin.write(f"{group}\n".encode())
 
 
 def interruption(number: int, when: str = "") -> Failure:
-    """The end that signal `number` asked for."""
+    """The failure that stands for signal `number`."""
     return Failure(f"interrupted by {signal_name(number)}{when}", 128 + number, interrupted=number)
 
 

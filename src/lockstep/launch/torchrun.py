@@ -1,4 +1,4 @@
-"""What a rank that torchrun started looks at before anything else."""
+"""Checks of a rank that torchrun started, before its rendezvous."""
 
 import contextlib
 import json
@@ -21,10 +21,10 @@ _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 def check_torchrun(world: World) -> None:
-    """Refuse to start where torchrun gave ranks of several hosts `localhost` to meet at, and print the cure.
+    """Refuse `localhost` as the rendezvous address that torchrun gave ranks of several hosts; print the right command.
 
-    Only a node that came to the main node from another host can know at once that there are several; its note lets the
-    main node's ranks, who wait for it, tell their user as well.
+    Only a node that has connected to the main node from another host knows at once that there are several; it leaves a
+    note for the main node's ranks, which then report the same error.
     """
     if not several_hosts(world) or "TORCHELASTIC_RUN_ID" not in os.environ or not means_this_host(world.address):
         return
@@ -41,20 +41,15 @@ def check_torchrun(world: World) -> None:
 
 
 def check_growth(world: World, num_shards: int | None) -> None:
-    """Refuse a torchrun to and from which nodes may come and go, where that could not work.
-
-    Args:
-        world: who takes part.
-        num_shards: what the config says; None: as many as there are ranks at first.
-    """
+    """Refuse a torchrun with a variable number of nodes if nodes could not join with this config's `num_shards`."""
     command = torchrun_command() if "TORCHELASTIC_RUN_ID" in os.environ else None
     nodes = command.flags.get("--nnodes", "") if command is not None else ""
     least, _, most = nodes.partition(":")
     if command is None or not most.isdecimal() or least == most:
         return
     if os.environ.get(_OWN_STORE) != "1":
-        # Agents keep where they met first: a node that comes later is not told, and where rank 0's node goes the others
-        # look for it for ever.
+        # Agents keep the first address: a node that joins later does not get the new one, and when rank 0's node
+        # leaves, the others look for it without end.
         raise ConfigError(
             f"torchrun --nnodes={nodes} does not tell nodes that come later where to meet, unless {_OWN_STORE}=1 is "
             f"set; start it so on every node: {_OWN_STORE}=1 {shlex.join(command.words)}"

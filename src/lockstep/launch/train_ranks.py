@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,14 +37,9 @@ def launch_training(
 ) -> tuple[int, Path]:
     """Start one process per rank, each of which reads the same `run.yaml`, and wait for all of them.
 
-    Args:
-        run: the config.
-        ranks: number of ranks.
-        run_dir: the directory of a new run; default: a new one below `runs/`.
-        found: where to resume; None: a new run.
-        init_from: the policy that a new run starts from.
-        debug: whether ranks show tracebacks.
-        max_restarts: limit on restarts of all ranks, each from the newest checkpoint.
+    A new run is made in `run_dir` (default: a new directory below `runs/`) and starts from the policy `init_from`, if
+    any; with `found` that run is resumed instead. After a failure all ranks are restarted from the newest checkpoint,
+    at most `max_restarts` times.
 
     Returns:
         The exit code of `launch` and the run directory.
@@ -63,7 +57,7 @@ def launch_training(
         checkpoint = {"num_shards": found.num_shards, "step": found.step}
     Console().line(startup_line(run, World(size=ranks), run_dir, **checkpoint))
     flags = ["--joined", *(["--debug"] if debug else [])]
-    commands = _Commands(PROGRAM, run_dir, resume, init_from, flags, modified_at(run_dir / _LATEST))
+    commands = _Commands(run_dir, resume, init_from, flags, modified_at(run_dir / _LATEST))
     lock = lock_run_dir(run_dir)
     try:
         if found is not None:
@@ -159,7 +153,6 @@ def search_path() -> str:
 class _Commands:
     """The command that each rank runs, at the first start and after a failure."""
 
-    program: Sequence[str]
     run_dir: Path
     resume: Path | None
     init_from: Path | None
@@ -170,11 +163,9 @@ class _Commands:
     def first_command(self) -> list[str]:
         """The command of the first start."""
         if self.resume is not None:
-            return [*self.program, "--resume", str(self.resume), *self.flags]
+            return [*PROGRAM, "--resume", str(self.resume), *self.flags]
         source = ["--init-from", str(self.init_from)] if self.init_from is not None else []
-        return [
-            *self.program, str(self.run_dir / "run.yaml"), "--run-dir", str(self.run_dir), *self.flags, *source
-        ]  # fmt: skip
+        return [*PROGRAM, str(self.run_dir / "run.yaml"), "--run-dir", str(self.run_dir), *self.flags, *source]
 
     def restart_command(self) -> tuple[list[str], str]:
         """The command after a failure, and a description of its starting point."""
@@ -185,7 +176,7 @@ class _Commands:
         path = self.resume if self.resume is not None and untouched else self.run_dir
         step = prepare(path, {}).step
         if step is not None:
-            return [*self.program, "--resume", str(path), *self.flags], f"from step {step}"
+            return [*PROGRAM, "--resume", str(path), *self.flags], f"from step {step}"
         if self.resume is None:
             remove_results(self.run_dir)
         return self.first_command(), "from the start"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def check_output(run: "AnyRun", world: "World") -> None:
-    """Refuse a place for the finished policy that its writer, rank 0, cannot write to."""
+    """On rank 0, refuse a path for the finished policy that cannot be written."""
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_model_path
 
@@ -19,11 +19,11 @@ def check_output(run: "AnyRun", world: "World") -> None:
 
 
 def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) -> None:
-    """Refuse counts that do not divide among shards (a checkpoint's, if any), what takes too much, too many ranks."""
+    """Refuse counts that do not divide among the (checkpoint's) shards, too much memory, and more ranks than GPUs."""
     from lockstep.launch.restarts import may_restart_ranks
 
     if may_restart_ranks(world):
-        return  # a run that goes on has the shards of its checkpoint, and a launcher says too late what it will start
+        return  # a restarted run has the shards of its checkpoint, and this start may be a restart
     shards = run.cut(world, num_shards)
     run.minibatch_rows(shards)
     from lockstep.run import Run
@@ -36,10 +36,10 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
 
         check_host(run, env_spec(run.task, run.env), shards)
     if run.device == "cpu" or world.launcher != "none" or run.ml_framework == "jax":
-        return  # under a launcher, and in JAX, every rank asks for its own device
+        return  # under a launcher, and in JAX, every rank checks its own device
     from lockstep.launch.gpus import installed_gpus
 
-    gpus = installed_gpus()  # torch itself is asked by the ranks: loading it here would keep the user waiting
+    gpus = installed_gpus()  # without torch, whose import takes seconds; the ranks ask torch itself
     if run.device == "cuda" or run.backend == "nccl":
         wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
         if gpus == 0:

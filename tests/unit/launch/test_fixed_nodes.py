@@ -68,15 +68,15 @@ def test_the_first_reported_end_holds_for_all_and_for_its_round_only(join_nodes)
         first, second = (thread.joined() for thread in threads)
         assert first.starts == second.starts == starts
         assert first.reported_end() is None
-        held = second.tell(End("failed", "rank 1 exited with code 7", 7, 1, True))
+        held = second.report_end(End("failed", "rank 1 exited with code 7", 7, 1, True))
         assert (held.code, held.node_rank) == (7, 1)
-        assert first.tell(End("interrupted", "stopped", 143, None, False)).code == 7
+        assert first.report_end(End("interrupted", "stopped", 143, None, False)).code == 7
         assert first.reported_end() == held
         for part in (first, second):
-            assert not part.all_succeeded() and not part.all_seen()
+            assert not part.all_succeeded() and not part.all_left()
             part.succeeded()
-            part.seen()
-        assert first.all_succeeded() and second.all_seen()
+            part.leave()
+        assert first.all_succeeded() and second.all_left()
 
 
 def test_a_node_that_leaves_while_it_waits_is_not_counted(join_nodes, start, at):
@@ -109,8 +109,8 @@ def test_without_the_main_node_each_node_ends_alone(join_nodes):
     threads = [Joining(one), Joining(two)]
     _, second = (thread.joined() for thread in threads)
     nodes[0].leave()
-    mine = second.tell(End("failed", "rank 1 exited with code 7", 7, 1, again=True))
+    mine = second.report_end(End("failed", "rank 1 exited with code 7", 7, 1, again=True))
     assert (mine.code, mine.again) == (7, False), "nothing starts again without the main node"
-    assert second.all_seen(), "no node is waited for"
+    assert second.all_left(), "no node is waited for"
     with pytest.raises(RunError, match="the main node does not answer any more"):
         second.reported_end()

@@ -11,8 +11,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import local
-from lockstep.launch.rank_environment import free_port, rank_environments
-from lockstep.launch.rank_placement import RankPlacement
+from lockstep.launch.rank_environment import RankPlacement, free_port, rank_environments
 from lockstep.record.failure import archive_failure, read_failure, record_failure
 from lockstep.system.cores import threads_are_chosen
 from lockstep.world import World
