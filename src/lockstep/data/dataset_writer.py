@@ -30,6 +30,7 @@ from lockstep.data.features import Features
 from lockstep.data.info import DatasetInfo
 from lockstep.errors import ConfigError
 from lockstep.system.cores import usable_cores
+from lockstep.system.files import sync_directory, write_atomically
 
 _HEADER = 128
 """Bytes of the header of an array file; numpy reserves room in it for any number of rows."""
@@ -157,10 +158,7 @@ class DatasetWriter:
             "files": dict(sorted(self._files.items())),
             "about": dict(about or {}),
         }
-        with (self._folder / DESCRIPTION).open("w", encoding="utf-8") as file:
-            json.dump(description, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
+        write_atomically(self._folder / DESCRIPTION, json.dumps(description, indent=2))
         self._publish()
 
     def _begin_part(self) -> None:
@@ -188,11 +186,7 @@ class DatasetWriter:
             old = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".replaced", dir=self.path.parent))
             os.rename(self.path, old / "data")
         os.rename(self._folder, self.path)  # `path` is an empty directory or does not exist
-        descriptor = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(self.path.parent)
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
 

@@ -3,9 +3,7 @@
 Every error names the file, the feature and the key.
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any, cast
 
 from lockstep.data.features import Feature, Features, needed_keys
 from lockstep.errors import ConfigError, RunError
+from lockstep.system.files import write_atomically
 
 _FORMAT = 1
 _KEYS = tuple(item.name for item in fields(Feature))
@@ -58,17 +57,10 @@ def save_features(features: Features, path: Path) -> None:
         for key, item in features_to_dict(features)["features"].items()
     ]
     inner = "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
-    temporary = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(f'{{\n  "format": {_FORMAT},\n  "features": {inner}\n}}\n')
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_atomically(path, f'{{\n  "format": {_FORMAT},\n  "features": {inner}\n}}\n')
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise RunError(f"{path} could not be written: {error}") from error
 
 

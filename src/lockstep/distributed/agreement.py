@@ -1,20 +1,14 @@
 """Checks that ranks have the same tensors and collected different data."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lockstep.errors import MismatchError, RunError
 
 _CAUSE = "something changed it outside the collectives, or a rank skipped one"
-
-
-class ObjectGatherer(Protocol):
-    """The part of a `Comm` that is needed here."""
-
-    def gather_object(self, value: Any, tag: str = ...) -> list[Any]:
-        """Gather the values of all processes, in their order; *collective*."""
-        ...
+Gather = Callable[[Any, str], list[Any]]
+"""`Comm.gather_object`: the values of all processes, in their order; *collective*."""
 
 
 def mismatch_error(every: Sequence[Mapping[str, Sequence[str]]]) -> MismatchError:
@@ -39,15 +33,12 @@ def mismatch_error(every: Sequence[Mapping[str, Sequence[str]]]) -> MismatchErro
     return MismatchError(f"{text}; {_CAUSE}", odd, differing)
 
 
-def check_different(comm: ObjectGatherer, fingerprint: str | Sequence[str], tag: str) -> None:
+def check_different(gather: Gather, fingerprint: str | Sequence[str], tag: str) -> None:
     """Raise `RunError` on all ranks if two of them have the same fingerprint; *collective*.
 
-    Args:
-        comm: of all processes.
-        fingerprint: of the data of this process' rank, or one for each of its ranks.
-        tag: of the collective.
+    `fingerprint` is that of the data of this process' rank, or one for each of its ranks.
     """
-    gathered: list[Any] = comm.gather_object([fingerprint] if isinstance(fingerprint, str) else list(fingerprint), tag)
+    gathered: list[Any] = gather([fingerprint] if isinstance(fingerprint, str) else list(fingerprint), tag)
     every = [one for mine in gathered for one in mine]
     equal = [rank for rank, one in enumerate(every) if every.count(one) > 1]
     if equal:

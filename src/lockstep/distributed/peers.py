@@ -11,14 +11,7 @@ _DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which proces
 
 
 def observe(segment: Segment | None, rank: int, row: memoryview, tag: str) -> list[Observed]:
-    """The current state of this host's ranks.
-
-    Args:
-        segment: their shared memory; None: only this rank's own state is known.
-        rank: this one.
-        row: the record of its timers.
-        tag: of the collective that it entered last.
-    """
+    """The current state of this host's ranks; only of this one, from the `row` of its timers, without shared memory."""
     if segment is None:
         return [observed(rank, row, alive=True, tag=tag)]
     s, first = segment, rank - segment.index
@@ -26,15 +19,7 @@ def observe(segment: Segment | None, rank: int, row: memoryview, tag: str) -> li
 
 
 def lost(segment: Segment | None, rank: int, tag: str, timeout_s: float, error: Exception) -> RunError:
-    """The error that names the rank that ended or is late, for a library's `error` that does not.
-
-    Args:
-        segment: the shared memory of this host; None: no other rank is known.
-        rank: this one.
-        tag: of the collective that it is in.
-        timeout_s: bound on a collective, for messages.
-        error: the library's.
-    """
+    """The error that names the rank that ended or is late in collective `tag`, for a library's error that does not."""
     text = str(error)
     if "imed out" in text or "imeout" in text:
         late = _latest(segment) if segment is not None else None
@@ -53,15 +38,7 @@ def lost(segment: Segment | None, rank: int, tag: str, timeout_s: float, error: 
 
 
 def absent(segment: Segment, rank: int, index: int, tag: str, timeout_s: float) -> RunError:
-    """The error for a rank of this host that did not come to a collective.
-
-    Args:
-        segment: the shared memory of this host.
-        rank: the one that waited.
-        index: of the missing one, in `segment`.
-        tag: of the collective.
-        timeout_s: bound on the wait, for messages.
-    """
+    """The error for rank `index` of `segment`, which did not come to collective `tag` while `rank` waited."""
     other, theirs = rank - segment.index + index, segment.tag(index)
     if segment.entered(index) == segment.entered(segment.index) and theirs != segment.tag(segment.index):
         return RunError(different_collectives(rank, tag, 0, [(other, theirs, 0)]))
@@ -72,11 +49,7 @@ def absent(segment: Segment, rank: int, index: int, tag: str, timeout_s: float) 
 def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple[int, str, int]]) -> str:
     """The message for ranks in different collectives, or in one with different sizes.
 
-    Args:
-        rank: this one.
-        tag: of its collective.
-        size: of its message, in bytes.
-        others: rank, tag and bytes of those that differ.
+    `others`: rank, tag and bytes of those that differ from `rank`, `tag` and `size`.
     """
     elsewhere = [(other, theirs) for other, theirs, _ in others if theirs != tag]
     if elsewhere:

@@ -14,7 +14,7 @@ def ranges(ranks: Iterable[int]) -> str:
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-def named_ranges(ranks: Iterable[int]) -> str:
+def named_ranges(ranks: Iterable[int], word: str = "rank") -> str:
     """Ranks as `ranks 2-3, 7` or `rank 4`."""
     text = ranges(ranks)
-    return f"rank{'' if text.isdigit() else 's'} {text}"
+    return f"{word}{'' if text.isdigit() else 's'} {text}"

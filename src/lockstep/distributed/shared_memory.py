@@ -223,19 +223,13 @@ class Segment:
 
     def ranks_elsewhere(self) -> list[tuple[int, str, int]]:
         """Ranks that arrived with another tag or size than ours: `(index, tag, bytes)`."""
-        words, turn, count = self._words, self._sequence & 1, self.count
+        words, turn = self._words, self._sequence & 1
         place = _TAGS + 2 * turn
-        mine = self._own + place
-        tag, size = words[mine], words[mine + 1]
-        for index in range(count):
-            if words[index * _LINE + place] != tag or words[index * _LINE + place + 1] != size:
-                break
-        else:
-            return []
+        tag, size = words[self._own + place], words[self._own + place + 1]
         return [
             (index, self.tag(index, turn), words[index * _LINE + place + 1])
-            for index in range(count)
-            if (words[index * _LINE + place], words[index * _LINE + place + 1]) != (tag, size)
+            for index in range(self.count)
+            if words[index * _LINE + place] != tag or words[index * _LINE + place + 1] != size
         ]
 
     def tag(self, index: int, turn: int | None = None) -> str:

@@ -288,7 +288,7 @@ class Comm:
 
     def check_different(self, fingerprint: str | Sequence[str], tag: str = "check_different") -> None:
         """Raise `RunError` if two ranks have the same fingerprint of data that must differ; *collective*."""
-        agreement.check_different(self, fingerprint, tag)
+        agreement.check_different(self.gather_object, fingerprint, tag)
 
     def observe(self) -> list[Observed]:
         """The current phase and collective of each process of this host; not collective."""

@@ -20,9 +20,10 @@ from typing import Any, cast
 
 from lockstep.errors import ConfigError
 from lockstep.record.partial_files import modified_at
-from lockstep.record.run_dir import RUN_FILE, write_atomically
+from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import AnyRun
 from lockstep.session.resume import Resumption, go_on
+from lockstep.system.files import write_atomically
 from lockstep.system.processes import TORCHRUN, identity, private_folder, torchrun_agent
 from lockstep.world import World
 

@@ -1,8 +1,7 @@
-"""Before the first step: do all ranks run the same thing, and what lies between their hosts?
+"""Compare versions, config and code of all ranks before the first step, and measure the network between hosts.
 
-Whoever differs is named on every rank before anything is written, and so is a rank of this host that does not answer. A
-world on one host pays one small message for it; between hosts, clocks and the network are measured too, for about a
-second.
+Every rank names those that differ before anything is written, and a rank of this host that does not answer. On one host
+this takes one small message; between hosts, clocks and the network are measured too, for about a second.
 """
 
 import json
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep.config.settings import leaves
 from lockstep.distributed.comm import Comm
@@ -21,6 +20,7 @@ from lockstep.preflight.cost_model import Layout
 from lockstep.preflight.identity import VERSIONS, differences, format_ranks, identity, user_code
 from lockstep.preflight.latency import Network, Summing, clock_skews, measure_network
 from lockstep.preflight.user_code_paths import with_portable_paths
+from lockstep.record.journal import Journal
 from lockstep.run import AnyRun, dump, to_dict
 from lockstep.system.cores import processor, usable_cores
 
@@ -28,24 +28,6 @@ FILE = "preflight.json"
 TAG = "preflight"
 _SKEW_S = 1.0
 _NAMED_HOSTS = 4
-
-
-class Reporter(Protocol):
-    """Who tells the user, from rank 0: `lockstep.record.journal.Journal` is one."""
-
-    path: Path
-
-    def say(self, text: str) -> None:
-        """Tell."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Tell of something that is not as it should be."""
-        ...
-
-    def attempt(self, write: Callable[[], None]) -> None:
-        """Write what the run can do without."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +40,14 @@ class Host:
     device: str
     processor: str
     interface: str | None
-    """Through which gloo talks to other hosts, where that is set."""
+    """The interface of gloo's messages to other hosts, if set."""
     clock_skew_s: float = 0.0
-    """How far its clock is ahead of that of rank 0's host."""
+    """Its clock minus that of rank 0's host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What a world of several hosts will do, predicted before its first step: in numbers and words."""
+    """The predicted speed of a world of several hosts, as numbers and text."""
 
     num_parameters: int
     messages_per_update: float
@@ -73,22 +55,22 @@ class Forecast:
     one_host_steps_per_second: float
     line: str
     advice: str | None
-    """What to do if one host alone would be faster."""
+    """The remedy if one host alone would be faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """What a framework measures with."""
+    """The framework's part of the measurements."""
 
     device: str
-    """What two ranks have in common whose numbers may be compared: `cpu`, or the name of the GPU."""
+    """`cpu`, or the name of the GPU."""
     summing: Summing
-    """Sums over all ranks, where this rank's arrays live."""
+    """Sums over all ranks, on this rank's device."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Preflight:
-    """What was found. Every rank has it, but for the forecast, which rank 0 alone has."""
+    """The results, equal on all ranks except for the forecast, which only rank 0 has."""
 
     rank: int
     world_size: int
@@ -104,15 +86,15 @@ class Preflight:
         """The largest, with its sign."""
         return max((host.clock_skew_s for host in self.hosts), key=abs)
 
-    def tell(self, to: Reporter) -> None:
-        """Write `preflight.json` beside the run and tell the user what concerns several hosts; rank 0 does."""
+    def report(self, journal: Journal) -> None:
+        """On rank 0, write `preflight.json` to the run directory and print the line, notes and warnings."""
         if self.rank:
             return
-        to.attempt(lambda: self.write(to.path / FILE))
+        journal.attempt(lambda: self.write(journal.path / FILE))
         for line in filter(None, (self.line(), *self.notes)):
-            to.say(line)
+            journal.say(line)
         for warning in self.warnings:
-            to.warn(warning)
+            journal.warn(warning)
 
     def line(self) -> str:
         """Layout, network and prediction; empty on one host."""
@@ -127,7 +109,7 @@ class Preflight:
         return f"{text}; {self.forecast.line}" if self.forecast else text
 
     def to_dict(self) -> dict[str, Any]:
-        """As `preflight.json` has it."""
+        """The content of `preflight.json`."""
         prediction = self.forecast
         return {
             "world_size": self.world_size,
@@ -144,7 +126,7 @@ class Preflight:
         }
 
     def write(self, path: Path) -> None:
-        """As JSON. A `RunError` says why it could not be written."""
+        """Write the results as JSON. Raises `RunError` if the file cannot be written."""
         try:
             path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
@@ -152,13 +134,9 @@ class Preflight:
 
 
 def preflight(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | None = None) -> Preflight:
-    """Compare all ranks, and measure what lies between their hosts; *collective*.
+    """Compare all ranks, and measure the network between their hosts; *collective*.
 
-    Args:
-        comm: of all ranks.
-        run: what this rank was started with.
-        framework: of the framework.
-        measure: whether the network is measured; default: if there are several hosts.
+    `measure`: whether to measure it; default: if there are several hosts.
 
     Raises:
         ConfigError: on all ranks, naming those that differ in versions, config or code.
@@ -174,7 +152,6 @@ def preflight(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | 
 
 
 def _stalled(_: Observed, report: str) -> None:
-    """There is no run directory yet to write to."""
     print(f"lockstep: error: {report}", file=sys.stderr, flush=True)
 
 
@@ -209,11 +186,10 @@ def _compare(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | N
 
 
 def add_forecast(found: Preflight, forecast: Callable[[Layout, float], Forecast | str]) -> None:
-    """Predict what several hosts will do; on rank 0 alone, while the others wait for it in the next collective.
+    """Predict the speed of several hosts, on rank 0; the other ranks wait in the next collective.
 
-    Args:
-        found: what the preflight found; gets the forecast, or the reason why there is none.
-        forecast: a forecast for ranks, hosts, cores and bandwidth and the seconds of a small sum over all ranks.
+    `forecast` gets the layout and the seconds of a small sum over all ranks; it may return the reason why there is
+    none.
     """
     if found.rank or found.network is None or len(found.hosts) == 1:
         return
@@ -229,7 +205,7 @@ def add_forecast(found: Preflight, forecast: Callable[[Layout, float], Forecast 
 
 
 def labelled(identities: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Each rank's card by who showed it; with its host where there are several."""
+    """The identities by rank; with the host if there are several."""
     nodes = {one["node"]: one["host"] for one in identities}
     if len(nodes) == 1:
         return {f"rank {rank}": one for rank, one in enumerate(identities)}
@@ -238,7 +214,7 @@ def labelled(identities: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, 
 
 
 def host_warnings(found: Preflight, *, pinned: bool) -> list[str]:
-    """What a user should know of these hosts, one line each."""
+    """Warnings about these hosts, one line each."""
     warnings: list[str] = []
     for host in found.hosts:
         if abs(host.clock_skew_s) > _SKEW_S:

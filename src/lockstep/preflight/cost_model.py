@@ -1,17 +1,18 @@
-"""How fast a run would be on another number of ranks and hosts: a cost model of one update.
+"""A cost model of one update, which predicts the speed of a run on another number of ranks and hosts.
 
-An update is a rollout, gradient steps and messages. What a rank computes costs a fixed price per call and a price per
-row; ranks that share a core take turns. A message costs something by itself and for every other rank of the host and
-every other host, the way through the network (half a round trip) as often as `lockstep.distributed.network.links` makes
-it go, and the time that its bytes need on a host's link. Nothing overlaps: ranks compute, then wait for each other.
+An update is a rollout, gradient steps and messages. Computation has a fixed cost per call and a cost per row; ranks
+that share a core take turns. A message has a fixed cost, a cost for every other rank of the host and for every other
+host, the latency of the network (half a round trip) for each pass through `lockstep.distributed.network.links`, and the
+transfer time of its bytes. Nothing overlaps: ranks compute, then wait for each other.
 
-What the model leaves out: evaluations and checkpoints, environments of unequal speed, stragglers (of a thousand ranks
-the slowest decides), and the memory and the network that several hosts or ranks share beyond this.
+The model ignores evaluations and checkpoints, environments of unequal speed, stragglers (of a thousand ranks the
+slowest decides), and other resources that hosts or ranks share.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, linear_regression
 
 from lockstep.distributed.network.links import in_slices
 from lockstep.errors import ConfigError
@@ -23,7 +24,7 @@ _SLOWER = 0.98  # one host must be better by more than what a prediction can tel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one update computes, all ranks together."""
+    """The computation of one update, over all ranks."""
 
     num_envs: int
     num_steps: int
@@ -41,13 +42,7 @@ class Work:
 
     @classmethod
     def of(cls, run: Run, num_bytes: int, num_shards: int | None = None) -> "Work":
-        """What the config asks for.
-
-        Args:
-            run: the config.
-            num_bytes: of one message of gradients: four per parameter.
-            num_shards: of a run that was resumed, where the config does not say it.
-        """
+        """The work of a config; `num_bytes` of a message of gradients (four per parameter), `num_shards` if resumed."""
         c, gradient_steps = run.algorithm, run.algorithm.gradient_steps(run.num_envs)
         return cls(
             num_envs=run.num_envs,
@@ -71,13 +66,13 @@ class Work:
 
     @property
     def messages(self) -> float:
-        """Messages of one update: one for each gradient step, and one for what all must agree on before."""
+        """Messages of one update: one for each gradient step, and one for the statistics before."""
         return self.gradient_steps + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Who computes it, and what lies between them."""
+    """The ranks and hosts that compute it, and the network between them."""
 
     ranks: int
     hosts: int = 1
@@ -103,13 +98,13 @@ class Layout:
         return max(1.0, self.ranks_per_host / self.cores) if self.cores else 1.0
 
     def on_one_host(self) -> "Layout":
-        """What one of the hosts would be alone."""
+        """One of the hosts alone."""
         return replace(self, ranks=self.ranks_per_host, hosts=1, round_trip_s=0.0, bandwidth=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds, each the price of one thing; not negative."""
+    """Costs in seconds; not negative."""
 
     step_call: float = 0.0
     """Of stepping and acting once in one shard, whatever the number of environments."""
@@ -120,17 +115,17 @@ class Costs:
     gradient_row: float = 0.0
     """Of one transition in it."""
     update: float = 0.0
-    """Of what is done once per update: values, advantages, logs."""
+    """Of the rest of an update: values, advantages, logs."""
     local_message: float = 0.0
     """Of one message within a host."""
     local_rank: float = 0.0
     """Of each other rank of the host in it, whose numbers are read and added."""
     host_message: float = 0.0
-    """Of one message between hosts, each time that it goes, beside the way."""
+    """Of each pass of a message between hosts, without the latency."""
     host_peer: float = 0.0
     """Of each other host in it."""
     round_trips: float = 0.5
-    """Round trips that one way takes."""
+    """Round trips of one pass."""
 
 
 ROLLOUT, LEARNING, MESSAGES = "rollout", "learning", "messages"
@@ -139,12 +134,12 @@ PARTS: dict[str, tuple[str, ...]] = {
     LEARNING: ("gradient_call", "gradient_row", "update"),
     MESSAGES: ("local_message", "local_rank", "host_message", "host_peer", "round_trips"),
 }
-"""The parts of an update, and the prices that each is made of."""
+"""The parts of an update, and the costs of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Seconds of one update, by what takes them."""
+    """Seconds of one update, by part."""
 
     steps: int
     rollout: float
@@ -165,7 +160,7 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """What takes most of the time, in words."""
+        """The part that takes most of the time."""
         parts = {
             "environments": self.rollout,
             "learning": self.learning,
@@ -177,7 +172,7 @@ class Prediction:
 
 
 def exchange(hosts: int, num_bytes: int) -> tuple[int, float]:
-    """How often a message of `num_bytes` goes through the network, and how often a host sends its size in all."""
+    """The passes of a message of `num_bytes` through the network, and how often a host sends its size in all."""
     if in_slices(hosts, num_bytes):
         return 2, 2 * (hosts - 1) / hosts
     return int(hosts > 1), hosts - 1
@@ -198,7 +193,7 @@ def predict(costs: Costs, work: Work, layout: Layout) -> Prediction:
 
 
 def amounts_of(work: Work, layout: Layout) -> dict[str, float]:
-    """How often each price is paid in one update, by the rank that has most to do."""
+    """The multiplicity of each cost in one update, for the rank with most work."""
     num_shards = work.num_shards or layout.ranks
     if num_shards < layout.ranks:
         raise ConfigError(f"num_shards={num_shards} is fewer than ranks={layout.ranks}")
@@ -221,7 +216,7 @@ def amounts_of(work: Work, layout: Layout) -> dict[str, float]:
 
 
 def transfer_s(work: Work, layout: Layout) -> float:
-    """Seconds of an update for which a host's link is busy; 0 where its bandwidth is not known."""
+    """Seconds of an update for which a host's link is busy; 0 if its bandwidth is unknown."""
     _, sent = exchange(layout.hosts, work.num_bytes)
     return work.messages * sent * work.num_bytes / layout.bandwidth if layout.bandwidth else 0.0
 
@@ -233,7 +228,7 @@ class Comparison:
     here: Prediction
     one_host: Prediction
     advice: str | None
-    """What to tell the user if one host alone would be faster."""
+    """The advice if one host alone would be faster."""
 
 
 def compare(costs: Costs, work: Work, layout: Layout) -> Comparison:
@@ -258,15 +253,10 @@ def compare(costs: Costs, work: Work, layout: Layout) -> Comparison:
 
 
 def prices(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The price of a call and of a row, from two measured calls or more.
-
-    Args:
-        samples: `(rows, seconds)` of one call each, of different sizes.
-    """
-    count = len(samples)
-    mean_rows, mean_s = sum(rows for rows, _ in samples) / count, sum(seconds for _, seconds in samples) / count
-    spread = sum((rows - mean_rows) ** 2 for rows, _ in samples)
-    slope = sum((rows - mean_rows) * (seconds - mean_s) for rows, seconds in samples) / spread if spread else 0.0
+    """The costs of a call and of a row, from `(rows, seconds)` of two measured calls or more, of different sizes."""
+    rows, seconds = zip(*samples, strict=True)
+    mean_rows, mean_s = fmean(rows), fmean(seconds)
+    slope = linear_regression(rows, seconds).slope if len(set(rows)) > 1 else 0.0
     slope = min(max(slope, 0.0), mean_s / mean_rows)
     return mean_s - slope * mean_rows, slope
 
@@ -279,11 +269,8 @@ def measured(
 ) -> tuple[Costs, Layout]:
     """Costs and layout from a few quick measurements, such as a preflight takes.
 
-    Args:
-        layout: ranks, hosts and cores; the bandwidth, if it was measured.
-        steps: `(environments, seconds)` of stepping one shard's environments once, acting included.
-        gradients: `(transitions, seconds)` of a gradient step, without its message.
-        message_s: seconds of a small sum over all ranks.
+    `steps` are `(environments, seconds)` of one step of a shard, acting included; `gradients` are `(transitions,
+    seconds)` of a gradient step without its message; `message_s` is the time of a small sum over all ranks.
     """
     step_call, step_row = prices(steps)
     gradient_call, gradient_row = prices(gradients)

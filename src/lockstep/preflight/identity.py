@@ -1,4 +1,4 @@
-"""What a node or a rank shows the others before they work together: versions, config and code, and who differs."""
+"""The identity of a node or rank: versions, config and code, which must agree; and the message if they differ."""
 
 import functools
 import hashlib
@@ -15,11 +15,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
+from lockstep.distributed.ranges import named_ranges
+
 Identity = Mapping[str, Any]
 
-# What must agree, and what to do about it. Other entries of a card are facts, `settings` among them: they explain.
+# The entries that must agree, and the remedies. Other entries, such as `settings`, only explain a difference.
 VERSIONS = ("python", "torch", "jax", "jaxlib", "lockstep", "numpy")
-"""Entries of a card that are versions; those of the other framework are left out."""
+"""Entries of an identity that are versions; those of the other framework are left out."""
 _KINDS = dict.fromkeys(VERSIONS, "versions") | {
     "config": "config",
     "code": "code",
@@ -36,12 +38,10 @@ _CELL = 40
 
 
 def identity(config: str, code: str | None = None, framework: str = "torch") -> dict[str, Any]:
-    """What all who take part must agree in, and facts about this one.
+    """The entries that must agree on all ranks, and facts about this one.
 
-    Args:
-        config: what was asked for, as text: the dumped run, or a command.
-        code: what `user_code` says of the files of the user's own.
-        framework: `torch` or `jax`; the versions of the other need not agree.
+    `config` is the dumped run or the command, `code` the result of `user_code`; the versions of the other framework
+    need not agree.
     """
     return {
         "python": platform.python_version(),
@@ -56,10 +56,9 @@ def identity(config: str, code: str | None = None, framework: str = "torch") -> 
 
 
 def user_code(names: Iterable[str] = ()) -> str | None:
-    """Name and digest of each file of the user's own: of those named, of those loaded, and of the script; no import.
+    """Name and digest of the user's own files: those of `names` and of loaded modules, and the script; imports nothing.
 
-    Args:
-        names: as settings name code, `module:Class` or `path/to/file.py:Name`; what names no file counts nothing.
+    `names` are those of settings, `module:Class` or `path/to/file.py:Name`; names without a file are ignored.
     """
     files = {path for name in names if (path := _file_of(name)) is not None}
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith("lockstep_file_")]
@@ -72,14 +71,10 @@ def user_code(names: Iterable[str] = ()) -> str | None:
 
 
 def differences(identities: Mapping[str, Identity]) -> str | None:
-    """One line that names who differs in what, and the way out; below an empty line a table, where that says more.
+    """One line with the ranks that differ, the entries and the remedy, or None; below it a table, if that has more.
 
-    Args:
-        identities: by who shows it, `rank 3` or `rank 3 (beta)`. Where all hold `settings` (name to value), those that
-            differ are named.
-
-    Returns:
-        None if all agree.
+    `identities` are by label, `rank 3` or `rank 3 (beta)`. If all have `settings` (name to value), those that differ
+    are named.
     """
     groups: dict[str, list[str]] = {}
     for label, one in identities.items():
@@ -126,7 +121,7 @@ def _digest(data: bytes) -> str:
 
 
 def _installed(path: Path) -> bool:
-    """Whether a file is of a library, whose version is compared anyway."""
+    """Whether a file belongs to a library, whose version is compared."""
     inside = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
     return any(path.is_relative_to(folder) for folder in inside) or not {"site-packages", "dist-packages"}.isdisjoint(
         path.parts
@@ -134,7 +129,7 @@ def _installed(path: Path) -> bool:
 
 
 def _file_of(name: str) -> Path | None:
-    """The source of what a setting names, if it is the user's own."""
+    """The source file of a name in a setting, if it is the user's own."""
     location, colon, _ = name.rpartition(":")
     location = location if colon else name
     if location.endswith(".py"):
@@ -153,13 +148,13 @@ def _file_of(name: str) -> Path | None:
 
 
 def _rows(shown: Sequence[Identity]) -> dict[str, list[str]]:
-    """What differs, by name: the value of each of those shown. Config by setting, code by file, where that is told."""
+    """The entries that differ: the value of each identity by name; config by setting and code by file, if known."""
     rows: dict[str, list[str]] = {}
     for name in _KINDS:
         if all(one.get(name) == shown[0].get(name) for one in shown):
             continue
         parts = [_settings(one) if name == "config" else _files(one) if name == "code" else {} for one in shown]
-        # Of settings that only some tell nothing can be said; without files of the user's own there is none to tell.
+        # Settings can only be compared if all have them; an identity without user files has no code.
         rows |= (_by_name(parts) if all(parts) or name == "code" else {}) or {
             name: [str(one.get(name, "unknown")) for one in shown]
         }
@@ -167,7 +162,7 @@ def _rows(shown: Sequence[Identity]) -> dict[str, list[str]]:
 
 
 def _by_name(every: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """The entries in which they are not all alike."""
+    """The entries that are not equal everywhere."""
     names = dict.fromkeys(name for one in every for name in one)
     rows = {name: [one.get(name, "none") for one in every] for name in names}
     return {name: row for name, row in rows.items() if len(set(row)) > 1}
@@ -197,22 +192,11 @@ def format_ranks(labels: Sequence[str]) -> str:
     parsed = [(match[1], int(match[2]), match[3]) for match in found if match]
     word, hosts = parsed[0][0], {host for _, _, host in parsed}
     if len(hosts) > _SHOWN_HOSTS:
-        return f"{_ranges(word, [number for _, number, _ in parsed])} ({len(hosts)} hosts)"
+        return f"{named_ranges([number for _, number, _ in parsed], word)} ({len(hosts)} hosts)"
     parts: list[str] = []
     for host, members in groupby(sorted(parsed, key=lambda one: (str(one[2]), one[1])), key=lambda one: one[2]):
-        parts.append(_ranges(word, [number for _, number, _ in members]) + (f" ({host})" if host else ""))
+        parts.append(named_ranges([number for _, number, _ in members], word) + (f" ({host})" if host else ""))
     return _listed(parts)
-
-
-def _ranges(word: str, numbers: Iterable[int]) -> str:
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    several = len(runs) > 1 or runs[0][0] != runs[0][1]
-    return f"{word}{'s' * several} " + ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -220,7 +204,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    """A line for each thing that differs, a column for those who agree."""
+    """A line for each entry that differs, a column for each group of equal ranks."""
     lines = [["", *columns], *([name, *row] for name, row in rows.items())]
     cut = [[cell if len(cell) <= _CELL else cell[: _CELL - 3] + "..." for cell in line] for line in lines]
     widths = [max(len(line[i]) for line in cut) for i in range(len(columns) + 1)]

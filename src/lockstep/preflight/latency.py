@@ -1,4 +1,4 @@
-"""What lies between ranks: how long a sum over all of them takes, how much a host sends, how far clocks differ."""
+"""Measure the network: seconds of a sum over all ranks, bandwidth of a host, differences of clocks."""
 
 import statistics
 import time
@@ -10,9 +10,9 @@ from lockstep.distributed.comm import Comm
 from lockstep.preflight.cost_model import exchange
 
 _SMALL, _LARGE, _MEDIUM = 8, 2**20, 2**14  # float32 numbers of a sum
-_SMALL_TOTAL_S = 0.3  # how long small sums are repeated, as far as 3 to 50 of them allow
-_SLOW_MEDIUM_S = 0.1  # a network on which a large sum would take too long
-_CLOCKS = 3  # readings; the best counts, since a busy rank reads late
+_SMALL_TOTAL_S = 0.3  # of repeated small sums, at least 3 and at most 50
+_SLOW_MEDIUM_S = 0.1  # on a slower network a large sum is skipped
+_CLOCKS = 3  # readings; the smallest difference counts, since a busy rank reads late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What was measured between all ranks."""
+    """The measurements between all ranks."""
 
     small: Timing
     large: Timing
@@ -39,12 +39,12 @@ class Network:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As `preflight.json` has it."""
+        """The entries of `preflight.json`."""
         return {"small": asdict(self.small), "large": asdict(self.large) | {"bytes_per_s": self.bytes_per_s}}
 
 
 Summing = Callable[[int], Callable[[], object]]
-"""Given how many float32 numbers: what adds that many over all ranks and waits for the sum; collective."""
+"""From a number of float32 values, a function that sums so many over all ranks and waits for the sum; collective."""
 
 
 def measure_network(comm: Comm, summing: Summing, num_hosts: int, tag: str) -> Network:
@@ -65,7 +65,7 @@ def measure_network(comm: Comm, summing: Summing, num_hosts: int, tag: str) -> N
 
 
 def clock_skews(comm: Comm, tag: str) -> list[float]:
-    """How far each rank's clock is ahead of rank 0's, read when a message of all has just arrived; *collective*."""
+    """Each rank's clock minus rank 0's, read right after a barrier; *collective*."""
     comm.barrier(tag)
     best = [float("inf")] * comm.world.size
     for _ in range(_CLOCKS):
@@ -75,13 +75,13 @@ def clock_skews(comm: Comm, tag: str) -> list[float]:
 
 
 def _slowest(comm: Comm, seconds: float, tag: str) -> float:
-    """What the slowest rank measured: all ranks must choose alike what they measure next."""
+    """The longest time of all ranks, so that all make the same choice."""
     every: list[float] = comm.gather_object(seconds, tag)
     return max(*every, 1e-6)
 
 
 def _median_seconds(add: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a sum; the first is not counted, buffers are made then."""
+    """Median seconds of a sum; the first, which allocates buffers, is not counted."""
     took = list[float]()
     for _ in range(repeats + 1):
         start = time.perf_counter()

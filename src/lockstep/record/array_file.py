@@ -1,4 +1,4 @@
-"""Named arrays as a safetensors file, there whole or not at all. Reading one runs no code from it."""
+"""Write named arrays as a safetensors file, atomically. Reading one runs no code from it."""
 
 import contextlib
 import json
@@ -15,12 +15,9 @@ from lockstep.errors import RunError
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-    """Write a file beside, then rename it. Raises `RunError` where that cannot be.
+    """Write the arrays, by name, to a safetensors file, with `about` (JSON-able) as its metadata.
 
-    Args:
-        path: the file; its directory is made if need be.
-        arrays: by name.
-        about: what they mean, JSON-able; kept in the file's metadata.
+    The file is written under another name, then renamed. Raises `RunError` if it cannot be written.
     """
     beside = path.with_name(f".{path.name}")
     held = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -35,7 +32,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
 
 
 def write_arrays_or_warn(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-    """The same for a run that fails: says so where it cannot be, and never raises, as the failure is to be told."""
+    """`write_arrays` for a run that fails: prints the error instead of raising it, so that the failure is reported."""
     try:
         write_arrays(path, arrays, about)
     except RunError as problem:

@@ -1,8 +1,8 @@
-"""Checkpoints on disk: all that a run needs to go on, in one directory that is there whole or not at all.
+"""Checkpoints on disk: the complete state of a run in one directory, which appears atomically.
 
-`checkpoints/step_N/` holds `learner.safetensors` (what all ranks share), `shard_K.safetensors` for each shard, and
-`manifest.json` with the SHA-256 of each. It is written as `.step_N` and renamed when everything is on the disk;
-`LATEST` follows last. Reading runs no code from the files: they are JSON and safetensors.
+`checkpoints/step_N/` holds `learner.safetensors` (the state that all ranks share), `shard_K.safetensors` for each
+shard, and `manifest.json` with the SHA-256 of each. It is written as `.step_N` and renamed when everything is on the
+disk; `LATEST` is updated last. Reading runs no code from the files: they are JSON and safetensors.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import ConfigError
-from lockstep.record.run_dir import write_atomically
+from lockstep.system.files import sync_directory, write_atomically
 
 FORMAT = 2
 FOLDER = "checkpoints"
@@ -35,11 +35,11 @@ _KINDS = {
     **{"u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64"},
 }
 _ARRAY = "__array__"
-_CHUNK = 1 << 24  # hashing and writing so much at once leaves the interpreter to the training thread meanwhile
+_CHUNK = 1 << 24  # hashing and writing chunks of this size release the interpreter lock for the training thread
 
 
 class DamagedError(ConfigError):
-    """A checkpoint, or a file of it, is not what its writer wrote."""
+    """A checkpoint, or a file of it, is damaged."""
 
 
 def shard_file(shard: int) -> str:
@@ -48,12 +48,10 @@ def shard_file(shard: int) -> str:
 
 
 def snapshot(state: Any, previous: Any = None) -> Any:
-    """The same tree with copies of its arrays, as training goes on and changes them.
+    """A copy of the tree with copies of its arrays, which training overwrites.
 
-    Args:
-        state: the tree.
-        previous: an earlier snapshot that is needed no longer; its memory is used again, since fresh memory takes
-            several times longer to write to.
+    `previous` is an earlier snapshot whose memory is reused: the first write to fresh memory takes several times longer
+    than later ones.
     """
     if isinstance(state, Mapping):
         old = cast(Mapping[str, Any], previous if isinstance(previous, Mapping) else {})
@@ -72,20 +70,14 @@ def snapshot(state: Any, previous: Any = None) -> Any:
 
 
 def check_state(state: State) -> None:
-    """Raise `TypeError` or `ValueError` for a tree that no checkpoint can hold."""
+    """Raise `TypeError` or `ValueError` for a tree that cannot be stored in a checkpoint."""
     json.dumps(_without_arrays(snapshot(state), "", {}))
 
 
 def write_state(path: Path, state: State, wrote: Callable[[int], object] = lambda _: None) -> dict[str, Any]:
-    """Write a tree as a safetensors file, its plain values as metadata, and force it to the disk.
+    """Write a tree as a safetensors file, its plain values as metadata, and sync it to the disk.
 
-    Args:
-        path: the file.
-        state: the tree.
-        wrote: told the number of bytes now and then.
-
-    Returns:
-        `size` and `sha256` of the file, for the manifest.
+    `wrote` is called with the number of bytes of each part. Returns `size` and `sha256` of the file, for the manifest.
     """
     arrays: dict[str, NDArray[Any]] = {}
     text = json.dumps(_without_arrays(state, "", arrays))
@@ -102,7 +94,7 @@ def write_state(path: Path, state: State, wrote: Callable[[int], object] = lambd
         for part in _parts(struct.pack("<Q", len(head)) + head, arrays):
             hashed.update(part)
             written = 0
-            while written < len(part):  # a disk that is nearly full takes a part of a part
+            while written < len(part):  # on a disk that is nearly full, a write may be partial
                 written += file.write(part[written:])
             size += len(part)
             wrote(len(part))
@@ -111,7 +103,7 @@ def write_state(path: Path, state: State, wrote: Callable[[int], object] = lambd
 
 
 def read_state(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree in a file. Raises `DamagedError` unless size and SHA-256 are as the manifest `expected`."""
+    """Read the tree in a file. Raises `DamagedError` unless size and SHA-256 are those of the manifest."""
     try:
         size, sha256 = _size_and_sha256(path)
         if size != expected["size"]:
@@ -128,7 +120,7 @@ def read_state(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself. Raises `DamagedError`, or `ConfigError` for another format."""
+    """The manifest of a checkpoint. Raises `DamagedError`, or `ConfigError` for another format."""
     path = checkpoint / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
@@ -159,33 +151,30 @@ def find(run_dir: Path) -> list[Path]:
 
 
 def partial(run_dir: Path, step: int) -> Path:
-    """Where a checkpoint is written before it is whole."""
+    """The directory of a checkpoint while it is written."""
     return run_dir / FOLDER / f".step_{step}"
 
 
 def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
-    """Make a checkpoint whose files are written appear; then drop old ones.
-
-    Keeps the newest `num_kept` and the one with the best evaluation.
-    """
+    """Publish a checkpoint whose files are written; then remove all but the newest `num_kept` and the best one."""
     step = int(manifest["step"])
     beside, path = partial(run_dir, step), run_dir / FOLDER / f"step_{step}"
     write_atomically(beside / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-    _sync_directory(beside)
-    if path.exists():  # a damaged one, or that of a run which was set back
+    sync_directory(beside)
+    if path.exists():  # a damaged one, or one of a run that was rewound
         shutil.rmtree(path)
     beside.rename(path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     set_latest(run_dir, path.name)
     for old in superseded(run_dir, num_kept):
-        old.rename(old.with_name(f".{old.name}"))  # at once no checkpoint any more, however long removing it takes
+        old.rename(old.with_name(f".{old.name}"))  # no longer a checkpoint, however long removing it takes
         shutil.rmtree(old.with_name(f".{old.name}"))
 
 
 def set_latest(run_dir: Path, name: str) -> None:
-    """Say which checkpoint a resumed run continues."""
+    """Set the checkpoint that a resumed run continues."""
     write_atomically(run_dir / FOLDER / _LATEST, name + "\n")
-    _sync_directory(run_dir / FOLDER)
+    sync_directory(run_dir / FOLDER)
 
 
 def superseded(run_dir: Path, num_kept: int) -> Iterator[Path]:
@@ -197,7 +186,7 @@ def superseded(run_dir: Path, num_kept: int) -> Iterator[Path]:
             score = read_manifest(path).get("eval_return_mean")
             if score is not None:
                 scores[path] = float(score)
-    # `found` is from new to old, and of equals the first: an evaluation belongs to the oldest that has it.
+    # `found` is from new to old; of equal scores the oldest counts, for which the evaluation was made.
     best = max(reversed(scores), key=lambda path: scores[path], default=None)
     yield from (path for path in found[num_kept:] if path != best)
 
@@ -247,11 +236,3 @@ def _parts(head: bytes, arrays: Mapping[str, NDArray[Any]]) -> Iterator[memoryvi
         raw = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         for start in range(0, len(raw), _CHUNK):
             yield raw[start : start + _CHUNK]
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

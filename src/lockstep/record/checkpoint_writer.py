@@ -1,4 +1,4 @@
-"""Taking checkpoints while training goes on, and finding the one to continue from."""
+"""Write checkpoints in a thread while training continues, and load the one to continue from."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,22 +14,21 @@ from lockstep.world import World
 
 Files = Mapping[str, Mapping[str, Any]]
 _POLL_S = 0.5
-_GIVE_UP_S = 2.0  # for a thread that writes when its run fails: what it makes later nobody removes
+_GIVE_UP_S = 2.0  # for a thread that still writes when its run fails; later files would not be removed
 
 
 class CheckpointWriter:
     """One rank's part in the checkpoints of a run.
 
-    `take` copies the state and returns; a thread writes the copy. When all ranks know that all have written, they
-    `conclude` together, and rank 0 makes the checkpoint appear. A disk that is full costs one warning; the checkpoint
-    before stays whole.
+    `take` copies the state and returns; a thread writes the copy. Once all ranks have written, they call `conclude`,
+    and rank 0 publishes the checkpoint. On a full disk the user is warned once, and the previous checkpoint is kept.
 
     Args:
         run_dir: the run's directory, seen by all ranks.
-        world: who takes part.
-        gather: JSON-able values of all ranks, in rank order; collective.
-        warn: tells the user.
-        num_kept: how many of the newest checkpoints stay.
+        world: the ranks.
+        gather: gathers JSON-able values of all ranks, in rank order; collective.
+        warn: prints a warning for the user.
+        num_kept: number of newest checkpoints to keep.
     """
 
     def __init__(
@@ -40,7 +39,10 @@ class CheckpointWriter:
         warn: Callable[[str], None],
         num_kept: int,
     ) -> None:
-        self._run_dir, self._world, self._gather, self._warn = run_dir, world, gather, warn
+        self._run_dir = run_dir
+        self._world = world
+        self._gather = gather
+        self._warn = warn
         self._num_kept = num_kept
         self._thread = ThreadPoolExecutor(1, "lockstep-checkpoint")
         self._preparing: Future[None] | None = None
@@ -54,27 +56,24 @@ class CheckpointWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether this rank's thread still works."""
+        """Whether this rank's thread is still writing."""
         return any(not job.done() for job in self._jobs)
 
     @property
     def open(self) -> bool:
-        """Whether a checkpoint was taken that the ranks have not concluded. The same on all ranks."""
+        """Whether a checkpoint was taken and not concluded. The same on all ranks."""
         return self._writing is not None
 
     def prepare(self, learner: State, shards: Mapping[int, State]) -> None:
-        """Let the thread make room for a copy of such a state.
-
-        The first write to fresh memory takes many times longer than any later one, and training waits for copies.
-        """
+        """Have the thread allocate a copy of such a state: the first write to fresh memory is many times slower."""
         self._preparing = self._thread.submit(self._allocate, self._by_file(learner, shards))
 
     def take(self, manifest: Mapping[str, Any], learner: State, shards: Mapping[int, State]) -> None:
         """Copy the state and start writing it.
 
         Args:
-            manifest: what the checkpoint says of itself, files aside; `step` among it. The same on all ranks.
-            learner: what all ranks hold alike; written by rank 0.
+            manifest: of the checkpoint, without files; has `step`. The same on all ranks.
+            learner: the state that all ranks share; written by rank 0.
             shards: the state of each shard of this rank.
         """
         assert self._writing is None
@@ -83,7 +82,7 @@ class CheckpointWriter:
         self._writing = self._thread.submit(self._write, self._partial_dir(self._manifest), self._copy)
 
     def conclude(self) -> None:
-        """Make the checkpoint appear, or say why it cannot; collective, once no rank is `busy`."""
+        """Publish the checkpoint, or warn why it cannot be; collective, once no rank is `busy`."""
         assert self._writing is not None
         job, self._writing = self._writing, None
         error = job.exception()
@@ -97,10 +96,9 @@ class CheckpointWriter:
             self._committing = self._thread.submit(self._commit, self._manifest | {"files": files})
 
     def finish(self, heartbeat: Callable[[], object]) -> int:
-        """Wait until nothing is left to do; collective. `heartbeat` is called while bytes reach the disk.
+        """Wait until no checkpoint is being written; collective. `heartbeat` is called while bytes reach the disk.
 
-        Returns:
-            The step of the newest checkpoint that this start of the run completed; -1 without one.
+        Returns the step of the newest checkpoint that this start of the run completed; -1 without one.
         """
         self._wait(heartbeat)
         if self._writing is not None:
@@ -109,23 +107,17 @@ class CheckpointWriter:
         return self._gather(self._completed_at, "checkpoint")[0]
 
     def close(self) -> None:
-        """Give up what is not concluded."""
+        """Discard a checkpoint that is not concluded."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._writing is not None:
             wait_for([self._writing], timeout=_GIVE_UP_S)
             shutil.rmtree(self._partial_dir(self._manifest), ignore_errors=True)
 
     def load(self, exact: Path | None) -> tuple[dict[str, Any], dict[str, Any], dict[int, dict[str, Any]]] | None:
-        """Read the newest whole checkpoint, this rank's shards of it; collective.
+        """Read the newest intact checkpoint: manifest, learner and this rank's shards; collective.
 
-        Args:
-            exact: this one and no other.
-
-        Returns:
-            Manifest, learner and shards; None if the run has no checkpoint yet.
-
-        Raises:
-            ConfigError: there are checkpoints, and none is whole.
+        With `exact`, only that one. Returns None if the run has no checkpoint yet. Raises `ConfigError` if none is
+        intact, naming the last problem.
         """
         found = [exact] if exact is not None else checkpoint.find(self._run_dir)
         names: list[str] = self._gather([path.name for path in found], "checkpoint")[0]
@@ -139,7 +131,7 @@ class CheckpointWriter:
             problems: list[str] = self._gather(problem, "checkpoint")
             problem = next(filter(None, problems), "")
             if not problem and local is not None:
-                if self._world.rank == 0:  # what lies after it belongs to steps that will be taken anew
+                if self._world.rank == 0:  # the steps of later checkpoints will be repeated
                     checkpoint.set_latest(self._run_dir, name)
                 return local
             self._warn(f"checkpoint {name} is damaged and skipped: {problem}")
@@ -193,7 +185,7 @@ class CheckpointWriter:
         return [job for job in (self._preparing, self._writing, self._committing) if job is not None]
 
     def _by_file(self, learner: State, shards: Mapping[int, State]) -> dict[str, State]:
-        """What this rank writes, by the name of the file."""
+        """The states that this rank writes, by file name."""
         states = {shard_file(shard): state for shard, state in shards.items()}
         return states | ({LEARNER: learner} if self._world.rank == 0 else {})
 
@@ -207,10 +199,10 @@ class CheckpointWriter:
         self._bytes += size
 
     def _wait(self, heartbeat: Callable[[], object]) -> None:
-        """Until no rank's thread has anything to do; collective.
+        """Wait until no rank's thread is busy; collective.
 
-        Ranks ask each other again and again, since one may write for longer than a message may take. A disk that takes
-        nothing any more does not beat: the watch reports it.
+        Ranks exchange short messages repeatedly, since one may write for longer than the timeout of a message. Without
+        progress on the disk there is no heartbeat, and the watch reports a stall.
         """
         while any(self._gather(self.busy, "checkpoint")):
             before = self._bytes

@@ -1,4 +1,4 @@
-"""What rank 0 shows while a run goes on: one live line on a terminal, plain lines elsewhere and in its log."""
+"""Rank 0's output during a run: one live line on a terminal, plain lines elsewhere and in its log."""
 
 import math
 import os
@@ -16,7 +16,7 @@ _REDRAW_S = 0.1
 
 
 class Console:
-    """Where rank 0 talks to the user. A reader that went away (`| head`) silences it, and never ends the run.
+    """Rank 0's output for the user. A closed pipe (`| head`) silences it, and never ends the run.
 
     Args:
         file: where to write. Default: the launcher's terminal (`LOCKSTEP_TERMINAL_FD`) if this rank's own output goes
@@ -44,7 +44,7 @@ class Console:
     def progress(
         self, *, steps: int, total_steps: int, steps_per_second: float, return_mean: float | None, unit: str = "steps"
     ) -> None:
-        """Show how far the run is: redraws the live line, or prints one; call it once per log interval."""
+        """Show the progress of the run: redraw the live line, or print one; call it once per log interval."""
         text = describe(steps, total_steps, steps_per_second, return_mean, unit)
         self.show(text, last=steps >= total_steps)
         self._keep(text)
@@ -61,7 +61,7 @@ class Console:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether what is shown is drawn anew in one place."""
+        """Whether the output is a terminal, where the live line is redrawn."""
         return self._file.isatty()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Console:
 
         if self._live is None:
             console = RichConsole(file=self._file, soft_wrap=True)
-            # No thread of its own: it would take the interpreter from the training loop.
+            # No refresh thread: it would compete with the training loop for the interpreter lock.
             self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
             self._live.start()
         line = Text(shown, no_wrap=True, overflow="ellipsis") if isinstance(shown, str) else shown
@@ -95,9 +95,9 @@ class Console:
             self._silent = True
 
     def _keep(self, text: str) -> None:
-        """The same in this rank's log; a disk that is full costs no more than that."""
+        """Write the text to this rank's log; a full disk is ignored."""
         with suppress(OSError, ValueError):
-            if self._owned:  # past Python's buffer, which would try again at the end what the disk did not take
+            if self._owned:  # not through Python's buffer, which would retry failed writes at exit
                 sys.stdout.flush()
                 os.write(sys.stdout.fileno(), f"{text}\n".encode())
             elif self._log is not None:
@@ -118,7 +118,7 @@ def describe(
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A return with as many digits as tell two apart: `0.8512`, `48.40`, `1234.5`."""
+    """A return with `digits` significant digits: `0.8512`, `48.40`, `1234.5`."""
     if not value or not math.isfinite(value):
         return f"{value:.1f}"
     before = math.floor(math.log10(abs(value)))

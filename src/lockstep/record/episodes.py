@@ -1,4 +1,4 @@
-"""The last hundred training episodes of a run, in an order that no number of ranks changes."""
+"""The last hundred training episodes of a run, in an order that does not depend on the number of ranks."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ class RecentEpisodes:
         self._new: deque[tuple[int, float]] = deque(maxlen=KEPT)
 
     def add(self, update: int, returns: np.ndarray) -> None:
-        """Episodes that ended in a rollout."""
+        """Add the episodes that ended in a rollout."""
         self.count += len(returns)
         self._new.extend((update, float(r)) for r in returns)
 
     def row(self) -> np.ndarray:
-        """[WIDTH] count, then update and return of each; starts afresh."""
+        """[WIDTH] count, then update and return of each new episode, which are then cleared."""
         row = np.zeros(WIDTH)
         row[0] = len(self._new)
         if self._new:
@@ -36,11 +36,11 @@ class RecentEpisodes:
         return row
 
     def state(self) -> dict[str, Any]:
-        """What has not been told yet, and how many there were."""
+        """The new episodes and the count."""
         return {"count": self.count, "new": [list(episode) for episode in self._new]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` told."""
+        """Continue from the result of `state`."""
         self.count = state["count"]
         self._new.extend((update, value) for update, value in state["new"])
 

@@ -1,4 +1,4 @@
-"""Who failed first: one small file that ranks and launcher agree on without talking to each other."""
+"""The first failure of a start: one small file, which ranks and launcher create exclusively."""
 
 import itertools
 import json
@@ -10,19 +10,10 @@ _NAME = Path("logs", "failure.json")
 
 
 def record_failure(run_dir: Path, *, rank: int, message: str, code: int, phase: str | None = None) -> bool:
-    """Write down the first failure of a start; later ones are usually its consequences and change nothing.
+    """Record the first failure of a start; returns whether this was the first. Never raises.
 
-    Never raises: whoever fails has an error of its own to report.
-
-    Args:
-        run_dir: the run's directory.
-        rank: the rank at fault, which need not be the one that writes.
-        message: one line for the user.
-        code: the exit code that follows from it.
-        phase: what the rank was doing, if it is known.
-
-    Returns:
-        Whether this was the first.
+    Later failures are usually consequences of the first and change nothing. `rank` is at fault, which need not be the
+    writing one; `phase` is what it was doing, if that is known.
     """
     path = run_dir / _NAME
     text = json.dumps({"rank": rank, "code": code, "message": message, "phase": phase}) + "\n"
@@ -49,15 +40,9 @@ def read_failure(run_dir: Path) -> dict[str, Any] | None:
 
 
 def archive_failure(run_dir: Path) -> Path | None:
-    """Set the failure of an earlier start aside, as `logs/failure_N.json`, so that the next one can be recorded.
+    """Rename the failure of an earlier start to `logs/failure_N.json`, N from 1; returns the new path, if any.
 
     Never raises. Call it before the ranks of the next start live.
-
-    Args:
-        run_dir: the run's directory.
-
-    Returns:
-        Where it went; N counts from 1. None if there was none.
     """
     path = run_dir / _NAME
     kept = next(there for n in itertools.count(1) if not (there := path.with_name(f"{path.stem}_{n}.json")).exists())

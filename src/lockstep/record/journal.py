@@ -1,4 +1,4 @@
-"""What a run writes down: one writer for what is shared, and a truthful end whatever happens."""
+"""The records of a run: metrics, evaluations, console and summary, which is written whatever ends the run."""
 
 import os
 import shlex
@@ -34,10 +34,10 @@ class Journal:
 
     Attributes:
         path: the run directory.
-        summary: what `summary.json` will hold.
+        summary: the content of `summary.json`.
         episodes: recent episodes of each local shard.
         evaluated_at: step of the last evaluation, -1 before the first.
-        pending: an evaluation was due and has not taken place, since the run was asked to stop.
+        pending: an evaluation was due and was skipped because of a signal.
     """
 
     def __init__(
@@ -53,8 +53,11 @@ class Journal:
         self.path, self.summary = run_dir.path, empty_summary(run)
         self.summary |= {"world_size": world.size * run.devices_per_process, "num_shards": world.num_shards}
         self.episodes = [RecentEpisodes() for _ in world.shards]
-        self.evaluated_at, self.pending = -1, False
-        self._world, self._run_dir, self._lock = world, run_dir, lock
+        self.evaluated_at = -1
+        self.pending = False
+        self._world = world
+        self._run_dir = run_dir
+        self._lock = lock
         self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
         self._log = None if joined else RankLog(run_dir.path, world.rank, printed)
         self._console = Console() if world.rank == 0 else None
@@ -73,15 +76,10 @@ class Journal:
         *,
         exists: bool,
     ) -> "Journal":
-        """Make the run directory on rank 0, or refuse on every rank; collective.
+        """Make the run directory on rank 0, or raise on every rank; collective.
 
-        Args:
-            run: the config.
-            world: who takes part.
-            broadcast: what rank 0 says, to all.
-            pending: knows the directory. Where this rank `joined`, our launcher made or found it, put it in order,
-                holds it, and keeps the logs of ranks.
-            exists: the run has been started before.
+        `broadcast` broadcasts rank 0's value; `exists`: the run has been started before. If this rank `joined`, our
+        launcher has made and locked the directory, and keeps the logs of ranks.
         """
         path = pending.path
         if pending.joined:
@@ -117,11 +115,11 @@ class Journal:
         return self._logged[0]
 
     def add_episodes(self, sums: np.ndarray) -> None:
-        """Global number, returns and lengths of episodes that ended in a rollout."""
+        """Add the global number, returns and lengths of episodes that ended in a rollout."""
         self._sums += sums
 
     def rows(self, phases: dict[str, float], elapsed: float) -> np.ndarray:
-        """`[K, ...]` what each local shard tells all others for a log line; this rank's clocks ride on the first."""
+        """`[K, ...]` the rows of the local shards for a log line; the first also has this rank's clocks."""
         rows = np.zeros((len(self.episodes), WIDTH + 2 + len(PHASES)))
         for row, episodes in zip(rows, self.episodes, strict=True):
             row[:WIDTH] = episodes.row()
@@ -129,7 +127,7 @@ class Journal:
         return rows
 
     def log(self, progress: Progress, metrics: dict[str, float], rows: np.ndarray) -> None:
-        """Take in the rows of all shards; rank 0 writes a line of metrics and shows progress."""
+        """Add the rows of all shards; rank 0 writes a line of metrics and shows progress."""
         self._recent.extend(merge(rows[:, :WIDTH]))
         clocks = rows[rows[:, WIDTH] > 0, WIDTH + 1 :]
         elapsed, phases = float(clocks[:, 0].max()), clocks[:, 1:]
@@ -187,7 +185,7 @@ class Journal:
         return best
 
     def finish(self, progress: Progress, status: str, signal: int, elapsed: float, ranks: list[dict[str, Any]]) -> None:
-        """The end of a run that was not cut short by an error; `ranks` tell what each rank did."""
+        """Record the end of a run without an error; `ranks` has the results of each rank."""
         phases = [rank.pop("phases_s") for rank in ranks]
         for rank, spent in zip(ranks, phases, strict=True):
             rank["wait_s"] = spent["wait"]
@@ -205,7 +203,7 @@ class Journal:
             self._check_in_sync(ranks)
 
     def state(self) -> dict[str, Any]:
-        """What all ranks hold alike and the next line needs."""
+        """The state that all ranks share and the next log line needs."""
         return {
             "recent": list(self._recent),
             "sums": self._sums,
@@ -217,7 +215,7 @@ class Journal:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` told; what was written after it is dropped."""
+        """Continue from the result of `state`."""
         self._recent.extend(state["recent"])
         self._sums[:] = state["sums"]
         self._logged = (int(state["logged"][0]), float(state["logged"][1]))
@@ -226,28 +224,28 @@ class Journal:
         self.summary |= state["summary"]
 
     def rewind(self) -> None:
-        """Drop what an earlier start of the run wrote after the point from which this one continues."""
+        """Remove the entries that an earlier start of the run wrote after the point where this one continues."""
         if self._world.rank == 0:
             self._run_dir.rewind(self.logged_at, self.evaluated_at)
 
     def say(self, text: str) -> None:
-        """Tell the user, from rank 0."""
+        """Print a line, on rank 0."""
         if self._console is not None:
             self._console.line(text)
 
     def warn(self, text: str) -> None:
-        """Tell the user of something that is not as it should be, from rank 0."""
+        """Print a warning, on rank 0."""
         self.say(f"warning: {text}")
 
     def attempt(self, write: Callable[[], None]) -> None:
-        """Write what the run can do without: a disk that is full costs a warning."""
+        """Write something optional: a full disk only causes a warning."""
         try:
             write()
         except RunError as full:
             self.warn(str(full))
 
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
-        """The end of a run by an error; the first failure of any rank is the one that is told."""
+        """Record the end of a run by an error: the first failure of any rank."""
         record_failure(self.path, rank=rank, message=message, code=1)
         first = read_failure(self.path) or {"message": message}
         self.summary |= {"status": "failed", "error": first["message"]}
@@ -255,11 +253,11 @@ class Journal:
         if self._world.rank == 0:
             try:
                 self._run_dir.write_summary(self.summary)
-            except OSError as full:  # the error itself is to be told
+            except OSError as full:  # the error itself must still be reported
                 print(f"lockstep: summary.json could not be written ({full.strerror})", file=sys.stderr, flush=True)
 
     def stalled(self, culprit: Observed, report: str) -> None:
-        """The end of a run by a rank that does not come back; called beside a main thread that may be that rank's."""
+        """Record the end of a run by a stalled rank; called in the thread of the watch."""
         if record_failure(self.path, rank=culprit.rank, message=report, code=1, phase=str(culprit)):
             print(f"lockstep: {report}", file=sys.stderr, flush=True)
             mark_failed(self.path, report.partition("\n")[0], processes=self._world.size)

@@ -1,4 +1,4 @@
-"""Means of what an algorithm tells between two log lines, on the host."""
+"""Means of an algorithm's metrics between two log lines, on the host."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class MetricMeans:
-    """Weighted means of a fixed set of names. What is added is summed over all ranks before, so all read the same.
+    """Weighted means of a fixed set of names. Added values are sums over all ranks, so the means are equal on all.
 
     Attributes:
         table: [2, names] float64, sums and weights since the last read.
@@ -23,7 +23,7 @@ class MetricMeans:
         self.table[1, columns] += weight
 
     def read(self) -> dict[str, float]:
-        """Means of what was added since the last read; a name of weight 0 is absent. Starts afresh."""
+        """Means since the last read; a name of weight 0 is absent. Resets the sums."""
         table = self.table.tolist()
         self.table[:] = 0.0
         return {name: s / w for name, s, w in zip(self._column, *table, strict=True) if w > 0}

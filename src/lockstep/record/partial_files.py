@@ -12,12 +12,9 @@ _PARTIAL_CHECKPOINT = ".step_"
 
 
 def remove_partial_files(run_dir: Path) -> None:
-    """Remove checkpoints and files of a run that are incomplete. Never raises.
+    """Remove incomplete checkpoints and files of a run, whose directory need not exist. Never raises.
 
-    Call it only when no rank of the run is alive: it also removes what a rank is writing.
-
-    Args:
-        run_dir: the run's directory, which need not exist.
+    Call it only when no rank of the run is alive: it also removes files that are being written.
     """
     checkpoints = run_dir / "checkpoints"
     for entry in _entries(checkpoints):

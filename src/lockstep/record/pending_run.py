@@ -1,4 +1,4 @@
-"""What rank 0 does before the ranks have met: it makes the run directory and tells the user what starts."""
+"""A run before the rendezvous of its ranks: rank 0 makes the run directory and shows the first line."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ from lockstep.record.run_dir import RunDir
 from lockstep.run import AnyRun
 from lockstep.system.exit_signals import cleanup_on_signal
 
-_REPORT_AFTER_S = 2.0  # what takes longer than this is named
+_REPORT_AFTER_S = 2.0  # a phase that takes longer is shown
 
 
 class PendingRun:
@@ -18,11 +18,11 @@ class PendingRun:
 
     Args:
         path: the run directory; None: a new one below `runs/`.
-        joined: our launcher made the directory and told the user; what this process prints goes to its log.
+        joined: our launcher made the directory and showed the first line; the output of this process goes to its log.
 
     Attributes:
         path: the run directory, as far as it is known.
-        printed: what was shown before there was a log to keep it.
+        printed: lines that were shown before there was a log.
     """
 
     def __init__(self, path: Path | None = None, *, joined: bool = False) -> None:
@@ -35,13 +35,7 @@ class PendingRun:
 
     @classmethod
     def resolve(cls, given: "Path | PendingRun | None", joined: bool, earlier: Path | None) -> "PendingRun":
-        """What was given, or its beginning.
-
-        Args:
-            given: where to write, or what was made of it already.
-            joined: of a new one.
-            earlier: the directory of the run that goes on; then `given` has no say.
-        """
+        """`given`, or a new one; `earlier` is the directory of a resumed run, which replaces the given one."""
         pending = given if isinstance(given, PendingRun) else cls(given, joined=joined)
         if earlier is not None:
             pending.discard()
@@ -49,14 +43,9 @@ class PendingRun:
         return pending
 
     def make(self, run: AnyRun, *, alone: bool) -> bool:
-        """Make the run directory before the ranks meet, so that the user learns its name at once.
+        """Make the run directory before the rendezvous, so that the user sees its name at once; returns whether it was.
 
-        Args:
-            run: the config.
-            alone: there are no other ranks. Otherwise they have to learn of a refusal, too: `run_dir` raises it later.
-
-        Returns:
-            Whether it was made.
+        Unless this rank is `alone`, an error is kept for `run_dir`, which raises it on all ranks.
         """
         try:
             self._made = RunDir.create(self.path, run)
@@ -71,38 +60,38 @@ class PendingRun:
         return True
 
     def announce(self, line: str) -> None:
-        """Show the first line, or write it to the log where our launcher has shown it."""
+        """Show the first line, or write it to the log if our launcher has shown it."""
         if self.joined:
             print(line, flush=True)
         else:
             self._print(line)
 
     def start_phase(self, what: str) -> None:
-        """From here on `what` is done; the user is told if it takes long."""
+        """Start a phase of the start-up; it is shown if it takes long."""
         self.end_phase()
         self._timer = threading.Timer(_REPORT_AFTER_S, self._print, [f"{what} ..."])
         self._timer.daemon = True
         self._timer.start()
 
     def end_phase(self) -> None:
-        """Nothing more is done before the run begins."""
+        """End the current phase, if any."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def run_dir(self, run: AnyRun) -> RunDir:
-        """The new run directory, for its writer; raises `ConfigError` where there cannot be one."""
+        """The new run directory, for its writer; raises `ConfigError` if it cannot be made."""
         if self._error is not None:
             raise self._error
         made, self._made = self._made, None
         return made or RunDir.create(self.path, run)
 
     def release_signals(self) -> None:
-        """Give signals back: from here on one that ends this process leaves the directory."""
+        """Restore the signal handlers: from here on a signal leaves the directory."""
         self._signals.close()
 
     def discard(self) -> None:
-        """Leave nothing behind of a run that did not begin; does nothing once `run_dir` was asked for."""
+        """Remove the directory of a run that did not begin; does nothing after `run_dir`."""
         self.end_phase()
         self.release_signals()
         if self._made is not None:

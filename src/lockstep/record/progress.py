@@ -1,11 +1,11 @@
-"""Global counters of a run: what all ranks together have done."""
+"""Global counters of a run, over all ranks."""
 
 from dataclasses import asdict, dataclass
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is. Every rank holds the same numbers, because each is advanced by global counts."""
+    """The progress of a run, equal on all ranks: each is advanced by global counts."""
 
     total_steps: int
     """Environment steps of the whole run, all ranks."""
@@ -23,7 +23,7 @@ class Progress:
 
     @property
     def fraction(self) -> float:
-        """Part of the run that is behind, in [0, 1]."""
+        """Fraction of the run that is done, in [0, 1]."""
         return min(self.env_steps / self.total_steps, 1.0)
 
     def due(self, every: int | None, advanced: int) -> bool:

@@ -1,4 +1,4 @@
-"""One log per rank, also where no launcher of ours sends each rank's output to a file."""
+"""A log file per rank, for launchers that do not redirect each rank's output to a file."""
 
 import sys
 from collections.abc import Iterable
@@ -7,13 +7,7 @@ from typing import Any, TextIO, cast
 
 
 class RankLog:
-    """Until closed, what this process prints goes to its log as well as to where it went before.
-
-    Args:
-        run_dir: the run directory.
-        rank: of this process.
-        printed: lines that were shown before there was a log.
-    """
+    """Copy what this process prints to its log until closed; `printed` are lines from before there was a log."""
 
     def __init__(self, run_dir: Path, rank: int, printed: Iterable[str] = ()) -> None:
         path = run_dir / "logs" / f"rank_{rank}.log"
@@ -30,12 +24,7 @@ class RankLog:
 
 
 class Tee:
-    """A stream that writes to two; everything else is the first one's.
-
-    Attributes:
-        terminal: where the user looks.
-        log: the copy.
-    """
+    """A stream that writes to `terminal` and `log`; all other attributes are those of `terminal`."""
 
     def __init__(self, terminal: TextIO, log: TextIO) -> None:
         self.terminal, self.log = terminal, log

@@ -1,4 +1,4 @@
-"""The directory of one run. What is shared has one writer: rank 0."""
+"""The directory of one run. Rank 0 writes the shared files."""
 
 import fcntl
 import json
@@ -14,8 +14,9 @@ from lockstep.errors import ConfigError
 from lockstep.record.sinks import JsonLines, TensorBoard, finite
 from lockstep.record.summary import empty_summary
 from lockstep.run import AnyRun, to_dict
+from lockstep.system.files import write_atomically
 
-_LOCK_TIMEOUT_S = 3.0  # for processes that have been told to end
+_LOCK_TIMEOUT_S = 3.0  # for processes that are ending
 
 RUN_FILE = "run.yaml"
 SUMMARY_FILE = "summary.json"
@@ -24,8 +25,8 @@ SUMMARY_FILE = "summary.json"
 class RunDir:
     """A run directory, open for writing.
 
-    Rank 0 makes it with `create`; others may `join` it to know where it is. Files appear when something is first
-    written. Works without Lockstep's training loop: `RunDir.create(None, {"lr": 1e-3}, name="mine")` in your own loop.
+    Rank 0 makes it with `create`; others `join` it. A file appears with its first entry. Works without Lockstep's
+    training loop: `RunDir.create(None, {"lr": 1e-3}, name="mine")` in your own loop.
     """
 
     def __init__(self, path: Path, made: Sequence[Path] = ()) -> None:
@@ -91,14 +92,14 @@ class RunDir:
         _write_json(self.path / SUMMARY_FILE, summary)
 
     def rewind(self, step: int, evaluated_at: int) -> None:
-        """Set the directory back: no metrics after `step`, no evaluations after `evaluated_at`, no result."""
+        """Remove metrics after `step`, evaluations after `evaluated_at`, and the result."""
         self._metrics.rewind(step)
         self._evaluations.rewind(evaluated_at)
         self._tensorboard.rewind(step)
         (self.path / SUMMARY_FILE).unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove again what `create` made: the run did not begin. A directory that holds anything else stays."""
+        """Remove what `create` made, if the run did not begin. A directory with other files is kept."""
         with suppress(OSError):
             (self.path / RUN_FILE).unlink(missing_ok=True)
             for directory in reversed(self._made):
@@ -118,13 +119,10 @@ class RunDir:
 
 
 def lock_run_dir(run_dir: Path) -> int:
-    """Keep other processes from going on with a run while this one does.
-
-    Returns:
-        A descriptor: the hold ends when it is closed, or with this process.
+    """Lock the run, so that no other process continues it; returns a descriptor that holds the lock until it is closed.
 
     Raises:
-        ConfigError: another process holds the run.
+        ConfigError: another process holds the lock.
     """
     descriptor = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC)
     until = time.monotonic() + _LOCK_TIMEOUT_S
@@ -145,7 +143,7 @@ def lock_run_dir(run_dir: Path) -> int:
 
 
 def write_config(run_dir: Path, run: AnyRun) -> None:
-    """Make `run.yaml` say what a resumed run goes on with."""
+    """Update `run.yaml` to the config of a resumed run."""
     text = settings.to_yaml(to_dict(run))
     try:
         if (run_dir / RUN_FILE).read_text(encoding="utf-8") != text:
@@ -157,9 +155,9 @@ def write_config(run_dir: Path, run: AnyRun) -> None:
 def mark_failed(
     run_dir: Path, error: str, status: str = "failed", processes: int | None = None, restarts: int | None = None
 ) -> None:
-    """Make `summary.json` say how a run ended, when its ranks could not.
+    """Write to `summary.json` how a run ended, if its ranks could not.
 
-    Keeps what the ranks wrote. If they wrote nothing, the counters are those of the last line of `metrics.jsonl`.
+    Other entries are kept. Without a summary, the counters are those of the last line of `metrics.jsonl`.
     """
     try:
         summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
@@ -170,20 +168,6 @@ def mark_failed(
     known = {"world_size": processes and processes * devices, "restarts": restarts}
     summary |= {name: value for name, value in known.items() if value is not None}
     _write_json(run_dir / SUMMARY_FILE, summary)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside, force to the disk, rename."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -203,7 +187,7 @@ def _summary_from_metrics(run_dir: Path) -> dict[str, Any]:
 
 
 def _config(run_dir: Path) -> Mapping[str, Any]:
-    """What `run.yaml` says, as far as it can be read."""
+    """The content of `run.yaml`, as far as it can be read."""
     found: object = None
     with suppress(OSError, ConfigError):
         found = settings.parse((run_dir / RUN_FILE).read_text(encoding="utf-8"), RUN_FILE)

@@ -1,4 +1,4 @@
-"""Where numbers go: `metrics.jsonl`, which is the truth, and TensorBoard event files beside it."""
+"""Write metrics to `metrics.jsonl`, which is authoritative, and to TensorBoard event files."""
 
 import json
 import math
@@ -14,10 +14,7 @@ from typing import Any, BinaryIO, cast
 
 
 class JsonLines:
-    """One JSON object per line; a line is on its way to the disk when `write` returns.
-
-    On a disk that is full, lines wait in memory for the next `write` or `close`, so that none is missing or cut.
-    """
+    """One JSON object per line, unbuffered; on a full disk, lines are kept until the next `write` or `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,7 +23,7 @@ class JsonLines:
         self._warned = False
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Append one object. Numbers that are not finite become `null`, as JSON has no word for them."""
+        """Append one object; numbers that are not finite become `null`."""
         self._waiting += json.dumps(finite(entry), allow_nan=False).encode() + b"\n"
         self._append()
 
@@ -52,7 +49,7 @@ class JsonLines:
                 )
 
     def rewind(self, step: int) -> None:
-        """Drop what was written after `step`, and a last line that its writer did not finish."""
+        """Remove lines after `step`, and an incomplete last line."""
         self.close()
         if not self._path.exists():
             return
@@ -80,8 +77,8 @@ class JsonLines:
 class TensorBoard:
     """Scalars as TensorBoard event files, through the `tensorboard` package alone.
 
-    Scalars wait up to `flush_every_s`, and the package (0.2 s) is imported when the first leave: a short run pays for
-    it at its end, not between two rollouts. Its absence costs one line on stderr.
+    Scalars are buffered for `flush_every_s`, and the package (0.2 s) is imported at the first flush: in a short run at
+    its end, not between two rollouts. Without the package, one line is printed on stderr.
     """
 
     def __init__(self, directory: Path, flush_every_s: float = 5.0) -> None:
@@ -92,7 +89,7 @@ class TensorBoard:
         self._purge_after: int | None = None
 
     def rewind(self, step: int) -> None:
-        """Tell TensorBoard to forget what earlier event files hold after `step`."""
+        """Have TensorBoard ignore entries of earlier event files after `step`."""
         self._purge_after = step
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -104,7 +101,7 @@ class TensorBoard:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what waits to the disk."""
+        """Write buffered scalars to the disk."""
         self._flushed_s = time.monotonic()
         waiting, self._waiting = self._waiting, []
         if not waiting or not self._open():
@@ -164,5 +161,5 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in cast(list[Any], value)]
     if hasattr(value, "item"):
-        value = value.item()  # a number in the clothes of numpy or torch
+        value = value.item()  # a scalar of numpy or torch
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,10 +17,7 @@ _OF_FRAMEWORK = {"torch": ("torch",), "jax": ("jax", "jaxlib")}
 
 
 def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Every key, in order, with what is known before the first step.
-
-    `status` starts as `failed`, so that a summary nobody completed does not claim success.
-    """
+    """All keys, in order, with the values before the first step; `status` is `failed` until the run completes it."""
     known = dict(run or {}) if run is None or isinstance(run, Mapping) else to_dict(run)
     return {
         "schema": SCHEMA,
@@ -56,11 +53,7 @@ def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, An
 
 
 def versions(framework: str | None = None) -> dict[str, str]:
-    """Version of Python and of each package that decides numbers; a package that is not installed is left out.
-
-    Args:
-        framework: what computes, `torch` or `jax`; the packages of the other decide nothing.
-    """
+    """Versions of Python and of the packages that affect numbers, those of `framework` among them, if installed."""
     found = {"python": platform.python_version()}
     packages = _REPORTED | {name: name for name in _OF_FRAMEWORK.get(framework or "", ())}
     for name, distribution in packages.items():
@@ -72,7 +65,7 @@ def versions(framework: str | None = None) -> dict[str, str]:
 
 
 def seconds_since_process_start() -> float:
-    """How long this process exists, interpreter start and imports included."""
+    """The age of this process, with interpreter start and imports."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Episodes as moving pictures: GIF, which every browser shows without a codec, and which keeps a game's few colours."""
+"""Videos of episodes as GIF, which every browser shows without a codec."""
 
 import os
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _MAX_WIDTH = 320
 def write_gif(path: Path, frames: Iterable[np.ndarray], frames_per_second: float) -> None:
     """Write `frames`, uint8 [H, W, 3], at most `MAX_FRAMES` of them and shrunk to 320 pixels of width.
 
-    The file appears whole or not at all; `RunError` where it cannot be written.
+    The file appears atomically. Raises `RunError` if it cannot be written.
     """
     pictures = (_picture(frame) for _, frame in zip(range(MAX_FRAMES), frames, strict=False))
     first = next(pictures)

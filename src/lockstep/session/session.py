@@ -178,7 +178,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._learner = self.backend.restorable(learner, self.comm)
         if isinstance(run := self.run, Run):
             add_forecast(self._preflight, self._forecast(run, learner))
-        self._preflight.tell(self.journal)
+        self._preflight.report(self.journal)
         if self._init_from is not None:
             self.backend.start_from(self._init_from, self.comm, policy, observations, learner)
         if self._spec is not None:
@@ -240,7 +240,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             self.summary["startup_s"] = seconds_since_process_start()
             assert self._state is not None
             ranks = len(self.backend.devices(self.comm))
-            check_different(self.comm, self._state.fingerprints(ranks), "first_rollout")
+            check_different(self.comm.gather_object, self._state.fingerprints(ranks), "first_rollout")
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write one line of metrics; one message."""

@@ -266,7 +266,7 @@ class Comm:
 
     def check_different(self, fingerprint: str, tag: str = "check_different") -> None:
         """Raise `RunError` if two ranks have the same fingerprint, as of their data; *collective*."""
-        check_different(self, fingerprint, tag)
+        check_different(self.gather_object, fingerprint, tag)
 
     def observe(self) -> list[Observed]:
         """The current status of the ranks of this host; not collective."""

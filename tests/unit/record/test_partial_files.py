@@ -3,7 +3,7 @@
 import os
 
 from lockstep.record.partial_files import remove_partial_files, remove_results
-from lockstep.record.run_dir import write_atomically
+from lockstep.system.files import write_atomically
 
 
 def files(path):

@@ -97,7 +97,7 @@ def test_different_processors_matter_to_pinned_runs_and_different_gpus_to_all():
 
 def test_one_host_prints_nothing_and_writes_its_file(tmp_path):
     to = Told(tmp_path)
-    found(ALPHA).tell(to)
+    found(ALPHA).report(to)
     assert (to.said, to.warned) == ([], [])
     written = json.loads((tmp_path / FILE).read_text())
     assert (written["num_hosts"], written["hosts"][0]["cores"], written["small"]) == (1, 4, None)
@@ -113,7 +113,7 @@ def test_several_hosts_print_their_network_and_the_prediction(tmp_path):
         advice=None,
     )
     to = Told(tmp_path)
-    found(ALPHA, BETA, network=NETWORK, forecast=ahead, warnings=["W"], notes=["N"]).tell(to)
+    found(ALPHA, BETA, network=NETWORK, forecast=ahead, warnings=["W"], notes=["N"]).report(to)
     line, note = to.said
     assert line.startswith(
         "4 ranks on 2 hosts (ranks 0-1 on alpha, ranks 2-3 on beta); a small sum over all takes 0.5 ms"
@@ -137,7 +137,7 @@ def test_several_hosts_print_their_network_and_the_prediction(tmp_path):
 
 def test_only_rank_0_prints(tmp_path):
     to = Told(tmp_path)
-    found(ALPHA, BETA, rank=1, network=NETWORK, warnings=["W"]).tell(to)
+    found(ALPHA, BETA, rank=1, network=NETWORK, warnings=["W"]).report(to)
     assert (to.said, to.warned, list(tmp_path.iterdir())) == ([], [], [])
 
 

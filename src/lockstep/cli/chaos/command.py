@@ -18,8 +18,9 @@ from lockstep.cli.chaos.faults import KINDS, InjectedFault
 from lockstep.cli.chaos.trial import HEAD, Interrupted, Trial, Trials
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import caught_signals
-from lockstep.record.run_dir import RunDir, write_atomically
+from lockstep.record.run_dir import RunDir
 from lockstep.run import Run, override
+from lockstep.system.files import write_atomically
 
 UPDATES = 24
 """Number of updates of each run, unless the user sets the length of the training."""

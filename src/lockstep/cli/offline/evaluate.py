@@ -24,8 +24,8 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from lockstep.cli.request import requested_ranks
     from lockstep.estimators.result import ESTIMATES_FILE
     from lockstep.launch.local import spawn
-    from lockstep.record.run_dir import write_atomically
     from lockstep.run import OfflineRun, load
+    from lockstep.system.files import write_atomically
     from lockstep.torch.offline.evaluate import evaluate_run, evaluate_run_as_rank
     from lockstep.world import World
 

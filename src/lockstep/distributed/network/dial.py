@@ -39,15 +39,9 @@ def connect_hosts(
     timeout_s: float,
     margin_s: float,
 ) -> Links:
-    """Connect this host to all others. Raises `PeerError`, naming the one that cannot be reached.
+    """Connect this host, number `mine`, to all others before `deadline` (`time.monotonic()`).
 
-    Args:
-        listener: the listening socket of this host.
-        endpoints: of all hosts, equal on all.
-        mine: index of this host.
-        deadline: `time.monotonic()` at which to give up.
-        timeout_s: bound on a message; named in errors.
-        margin_s: how much later than `timeout_s` a message is given up.
+    A message is given up `margin_s` after `timeout_s`. Raises `PeerError`, naming the host that cannot be reached.
     """
     links: dict[int, Link] = {}
     me, other = endpoints[mine], endpoints[0]

@@ -41,9 +41,9 @@ def open_hosts(
     """Open this host's shared memory, if it has any, and the collectives of hosts, if they apply; *collective*.
 
     Args:
-        world: who takes part.
-        gather: the values of all ranks, over the backend.
-        timers: record while this rank waits; published to the other ranks of the host.
+        world: the ranks.
+        gather: gathers values of all ranks over the backend.
+        timers: published to the other ranks of the host.
         num_messages: by tag; the hosts add theirs.
         memory: whether numbers may go through shared memory.
         timeout_s: bound on a collective.
@@ -80,10 +80,9 @@ def open_hosts(
 
 
 def hosts_of(gathered: Sequence[Sequence[Any]]) -> list[Host]:
-    """Group ranks by host; if launcher variables and machines contradict each other, each rank counts as a host.
+    """Group ranks by host from `[identity with the name first, local rank, local size]` of each.
 
-    Args:
-        gathered: by rank: the machine's identity, name first; local rank; local size.
+    If launcher variables and machines contradict each other, each rank counts as a host.
     """
     hosts: list[Host] = []
     rank = 0
@@ -133,7 +132,10 @@ def _links(
     timeout_s: float,
 ) -> Links | None:
     """Connect the first ranks of the hosts; if any fails, all ranks raise the same `PeerError`."""
-    leads = [Endpoint(str(h), h.ranks[0], *_address_and_key(endpoints[h.ranks[0]])) for h in hosts]
+    leads: list[Endpoint] = []
+    for host in hosts:
+        _, address, port, key = endpoints[host.ranks[0]]
+        leads.append(Endpoint(str(host), host.ranks[0], str(address), int(port), cast("np.ndarray", key).tobytes()))
     mine = next((number for number, host in enumerate(hosts) if host.ranks[0] == rank), None)
     links, failure = None, ""
     if mine is not None and listener is not None:
@@ -147,8 +149,3 @@ def _links(
             links.close()
         raise PeerError(failures[0])
     return links
-
-
-def _address_and_key(endpoint: Sequence[Any]) -> tuple[str, int, bytes]:
-    _, address, port, key = endpoint
-    return str(address), int(port), cast("np.ndarray", key).tobytes()

@@ -47,13 +47,8 @@ class Host:
 class Hosts:
     """The exact collectives of arrays: sums in tree order, gather and broadcast.
 
-    Args:
-        world: who takes part.
-        hosts: all of them, in rank order.
-        slots: the memory of this host; None where it has one rank.
-        links: to the other hosts, on the first rank of a host, if there are others.
-        timers: record while this rank waits.
-        num_messages: by tag; each collective counts as one.
+    `slots` is the memory of this host, None where it has one rank; `links` lead from the first rank of a host to the
+    other hosts, if there are any.
     """
 
     def __init__(

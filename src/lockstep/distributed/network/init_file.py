@@ -18,6 +18,7 @@ from typing import Any
 
 from lockstep.distributed.network.interfaces import endpoint
 from lockstep.errors import ConfigError
+from lockstep.system.files import sync_directory
 
 _FORMAT = 1
 _BEGINNING = '{"lockstep_init_file": '  # a torn file of ours begins so; a file named by mistake does not
@@ -49,14 +50,9 @@ class PublishedEndpoint:
 def publish(
     path: Path, addresses: Sequence[str], port: int, nonce: str, *, alive: Callable[[PublishedEndpoint], bool]
 ) -> PublishedEndpoint:
-    """Write the address of this run's server, which must be listening already.
+    """Write the address of this run's server, which must be listening already; the file may be missing, empty or stale.
 
-    Args:
-        path: the file; it may be missing, empty or stale.
-        addresses: numeric ones, at which others reach this machine.
-        port: the port there.
-        nonce: identifies this start.
-        alive: whether the server of an endpoint answers. If that of the file does, a `ConfigError` is raised.
+    Raises `ConfigError` if the server that the file names is `alive`.
     """
     published = PublishedEndpoint(tuple(addresses), port, nonce, socket.gethostname(), os.getpid(), time.time())
     keep(path, published, alive=alive)
@@ -127,7 +123,7 @@ def find(
         refused: nonces of other runs.
         alive: whether the server of an endpoint answers; if not, the file is polled further.
         waiting: called ten times a second with what is awaited; may raise.
-        writer: who writes the file; for messages.
+        writer: process that writes the file; for messages.
     """
     began = time.monotonic()
     while True:
@@ -166,11 +162,7 @@ def _write(path: Path, published: PublishedEndpoint) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        folder = os.open(path.absolute().parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(path.absolute().parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()

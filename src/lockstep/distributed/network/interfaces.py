@@ -89,12 +89,10 @@ def interface_of(address: str) -> str | None:
 
 
 def listening_socket(address: str, port: int, setting: str = "--rdzv-endpoint") -> socket.socket:
-    """A socket that listens at one address of this machine, or at all of them.
+    """A socket that listens at one numeric address of this machine.
 
-    Args:
-        address: numeric; "" is all IPv4 addresses, "::" is those and all IPv6 ones.
-        port: to listen at; 0 is any free port.
-        setting: the setting that chooses the port; for messages.
+    The address "" is all IPv4 addresses, "::" those and all IPv6 ones; port 0 is any free port. `setting`, which
+    chooses the port, is named in errors.
     """
     family = family_of(address) if address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

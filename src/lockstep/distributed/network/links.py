@@ -99,11 +99,7 @@ class Link:
 class Links:
     """The connections of one host to all others, opened by `lockstep.distributed.network.dial`.
 
-    Args:
-        rank: this host's first rank, which uses them.
-        links: by host.
-        timeout_s: bound on a message; named in errors.
-        margin_s: how much later than that a message is given up.
+    `rank`, this host's first, uses them. A message is given up `margin_s` after `timeout_s`.
     """
 
     def __init__(self, rank: int, links: Mapping[int, Link], timeout_s: float, margin_s: float) -> None:
@@ -122,12 +118,8 @@ class Links:
     ) -> None:
         """Send bytes to every other host and receive from each, at the same time; hosts that are left out get none.
 
-        Args:
-            outgoing: by host.
-            incoming: by host; written in place.
-            tag: the collective; the other hosts must be in the same, with the same `size`.
-            size: bytes of one row.
-            on_wait: called ten times a second while waiting; may raise.
+        `incoming` is written in place. The other hosts must be in the same collective `tag`, with the same `size` in
+        bytes of one row. `on_wait` is called ten times a second while waiting, and may raise.
         """
         header, nothing = _packed(_DATA, size, tag), memoryview(b"")
         poller = select.poll()

@@ -36,16 +36,16 @@ def check_membership(
     """Wait until all ranks of a world are at `store`, and no others; *collective*.
 
     Args:
-        store: with no keys of an earlier rendezvous.
+        store: without keys of an earlier rendezvous.
         world: the expected ranks.
         deadline: `time.monotonic()` at which to give up.
-        timeout_s: the same bound as the user set it; for messages.
+        timeout_s: the user's setting of the same bound, for messages.
         meanwhile: called while waiting; a `ConfigError` that it raises ends the waiting of all ranks.
         serves_store: whether the store ends with this process.
 
     Raises:
         ConfigError: two ranks contradict each other; raised on all of them.
-        PeerError: not all came in time, or rank 0 has ended.
+        PeerError: some rank is late, or rank 0 has ended.
         CompleteError: the store is that of an earlier start.
     """
     try:

@@ -8,12 +8,9 @@ from lockstep.errors import PeerError
 
 
 def broadcast_from_rank_0(text: str | None, timeout_s: float, environment: Mapping[str, str] = os.environ) -> str:
-    """Broadcast a text from rank 0 to all ranks; *collective*, once per process.
+    """Broadcast a text without spaces, at most some hundred characters, from rank 0; *collective*, once per process.
 
-    Args:
-        text: on rank 0; None on the others. No spaces, at most some hundred characters.
-        timeout_s: bound on waiting for the other ranks.
-        environment: has the file descriptor of the connection to mpiexec.
+    `text` is None on the other ranks. PMI_FD in `environment` is the descriptor of the connection to mpiexec.
     """
     with socket.socket(fileno=os.dup(int(environment["PMI_FD"]))) as connection:
         connection.settimeout(timeout_s)

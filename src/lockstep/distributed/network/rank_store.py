@@ -112,18 +112,11 @@ def serve(backend: StoreBackend, listener: socket.socket, address: str, token: s
 
 
 def connect(backend: StoreBackend, world: World, address: str, port: int, nonce: str | None = None) -> RankStore:
-    """Connect to the store of rank 0.
-
-    Args:
-        backend: of the store.
-        world: ours.
-        address: numeric.
-        port: the port there.
-        nonce: of the start that is expected there; None: any.
+    """Connect to the store of rank 0 at a numeric address; `nonce` is that of the expected start, None: any.
 
     Raises:
-        ConfigError: it is another run's.
-        OSError, TimeoutError, RuntimeError: there is no store of ours, or not that of the start `nonce`.
+        ConfigError: it belongs to another run.
+        OSError, TimeoutError, RuntimeError: there is no store of this run, or not that of the expected start.
     """
     store = backend.connect(address, port)
     greeting = _greeting(store, address, port)

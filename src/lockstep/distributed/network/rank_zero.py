@@ -41,9 +41,6 @@ def uses_agent_store(world: World) -> bool:
     return world.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-# -- rank 0 ------------------------------------------------------------------------------------------------------------
-
-
 def host(backend: StoreBackend, world: World) -> tuple[RankStore, Callable[[], None]]:
     """Serve the store of this world and publish where; also returns what to call now and then while waiting."""
     bind, port, addresses = _where_to_listen(world)
@@ -199,18 +196,10 @@ def _is_alive_with(backend: StoreBackend) -> Callable[[PublishedEndpoint], bool]
     return alive
 
 
-# -- the other ranks ---------------------------------------------------------------------------------------------------
-
-
 def find(backend: StoreBackend, world: World, began: float, timeout_s: float, refused: set[str]) -> RankStore:
-    """Connect to the store of rank 0, as soon as it is there.
+    """Connect to the store of rank 0 as soon as it exists, within `timeout_s` of `began` (`time.monotonic()`).
 
-    Args:
-        backend: of the store.
-        world: ours.
-        began: `time.monotonic()` when the search began.
-        timeout_s: bound on it.
-        refused: nonces of earlier starts.
+    `refused`: nonces of earlier starts.
     """
     if world.init_file:
         return _find_by_file(backend, world, began + timeout_s, refused)

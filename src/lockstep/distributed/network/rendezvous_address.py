@@ -92,15 +92,11 @@ def _by_open_mpi(world: World, environment: Mapping[str, str]) -> World:
         return replace(world, init_file=str(private_folder() / f"{identity(mpirun)}.ranks"))
     # The address of mpirun itself: rank 0 is usually on its host, and checks that it is.
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
-    found = [address for listed in re.findall(r"tcp6?://([^:/]+|\[[^/]*\]):\d+", uri) for address in _listed(listed)]
+    listed = re.findall(r"tcp6?://([^:/]+|\[[^/]*\]):\d+", uri)  # 10.0.0.1,10.1.0.1 or [fd00::1,fd00::2]
+    found = [address for several in listed for address in several.strip("[]").split(",")]
     if not found:
         raise ConfigError(f"mpirun does not say at which address rank 0 is; {_BY_HAND}")
     return replace(world, address=",".join(found), port=port_of(uri))
-
-
-def _listed(text: str) -> list[str]:
-    """Addresses from `10.0.0.1,10.1.0.1` or `[fd00::1,fd00::2]`."""
-    return text.strip("[]").split(",")
 
 
 def _by_pmi(world: World, timeout_s: float, environment: Mapping[str, str]) -> World:

@@ -116,7 +116,7 @@ class MessageServer(Generic[ConnectionT]):
             self._selector.unregister(connection.socket)
             connection.socket.close()
 
-    # What a subclass defines. All of it runs in the server's thread.
+    # Subclasses override these methods; they run in the server's thread.
 
     def on_accept(self, connection: ConnectionT) -> None:
         """Called before a new connection is added."""
@@ -130,8 +130,6 @@ class MessageServer(Generic[ConnectionT]):
 
     def on_close(self) -> None:
         """Called before the connections are closed."""
-
-    # --------------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:

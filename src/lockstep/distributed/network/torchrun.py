@@ -114,9 +114,7 @@ def address_of_this_node(command: Torchrun) -> str:
 def loopback_error(world: World, other: tuple[str, str] | None = None) -> ConfigError:
     """The error for ranks on several hosts that each look for rank 0 on their own host.
 
-    Args:
-        world: one whose address is loopback.
-        other: node rank and address of another node that reported them.
+    `other`: node rank and address of another node that reported them.
     """
     what = (
         f"MASTER_ADDR={world.address} is loopback: on each host it means that host, and only {world.local_size} of the "

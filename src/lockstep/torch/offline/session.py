@@ -14,10 +14,10 @@ from lockstep.distributed.timers import CHECKPOINT, EVALUATE
 from lockstep.errors import ConfigError
 from lockstep.estimators.result import ESTIMATES_FILE, Estimates
 from lockstep.record.progress import Progress
-from lockstep.record.run_dir import write_atomically
 from lockstep.run import OfflineRun
 from lockstep.session.checks import check_data
 from lockstep.session.session import BaseSession
+from lockstep.system.files import write_atomically
 from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.offline_export import export_policy
 from lockstep.torch.networks import AnyPolicy
