@@ -29,7 +29,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
         completer = _completer(action)
         if completer is not None:
             cast(Any, action).completer = completer
-    argcomplete.autocomplete(parser, always_complete_options=False, validator=_starts)
+    argcomplete.autocomplete(parser, always_complete_options=False, validator=str.startswith)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -62,10 +62,6 @@ def _one_of(words: list[str]) -> Callable[..., list[str]]:
         return words
 
     return completer
-
-
-def _starts(word: str, prefix: str) -> bool:
-    return word.startswith(prefix)
 
 
 def _recipes() -> list[str]:
@@ -103,11 +99,8 @@ def _values(hint: Any) -> list[str]:
         return ["true", "false"]
     if get_origin(hint) is Literal:
         return [str(value) for value in get_args(hint)]
-    return ["null", *(value for part in get_args(hint) for value in _values(part))] if _may_be_none(hint) else []
-
-
-def _may_be_none(hint: Any) -> bool:
-    return type(None) in get_args(hint)
+    parts = get_args(hint)
+    return ["null", *(value for part in parts for value in _values(part))] if type(None) in parts else []
 
 
 def _run(args: argparse.Namespace) -> Any:

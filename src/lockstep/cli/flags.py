@@ -41,6 +41,16 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_policy_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that select a policy of a run."""
+    add = parser.add_argument
+    add("run", metavar="RUN|CHECKPOINT|FILE", help="run directory, its checkpoints/step_N, or a policy file")
+    add("--best", action="store_true", help="the policy of the best evaluation")
+    last = "the final policy, or the newest checkpoint of a run that goes on (default)"
+    add("--last", action="store_true", help=last)
+    add("--checkpoint", metavar="STEP", help="the policy of the checkpoint of this step")
+
+
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all arguments of `lockstep train`."""
     add_run_arguments(parser)

@@ -4,12 +4,23 @@ import argparse
 import difflib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 
 from lockstep.cli.parser import did_you_mean, hyphenated, parser
 from lockstep.cli.request import checked, online_run, requested_ranks, requested_run, sets_total_steps
 from lockstep.errors import ConfigError, exit_code_of
 from lockstep.launch.flags import number
+
+_ELSEWHERE = {
+    "launch": "lockstep.launch.commands:launch_command",
+    "check": "lockstep.cli.check:check_command",
+    "report": "lockstep.cli.report:report_command",
+    "submit": "lockstep.cli.submit:submit_command",
+    "completion": "lockstep.cli.completion:completion_command",
+}
+"""Commands that other modules define."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,19 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    commands = {
-        "train": train_command,
-        "launch": launch_command,
-        "evaluate": evaluate_command,
-        "check": check_command,
-        "recipe": recipe_command,
-        "chaos": chaos_command,
-        "doctor": doctor_command,
-        "report": report_command,
-        "submit": submit_command,
-        "completion": completion_command,
-    }
-    top = parser(commands)
+    commands = (train, evaluate, recipe, chaos, doctor)
+    top = parser({command.__name__: command for command in commands} | {name: _imported(name) for name in _ELSEWHERE})
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed
         from lockstep.cli.completion import complete
 
@@ -56,7 +56,12 @@ def _run(given: list[str]) -> int:
     return args.call(args)
 
 
-def train_command(args: argparse.Namespace) -> int:
+def _imported(name: str) -> Callable[[argparse.Namespace], int]:
+    """A command that imports its module when it is called."""
+    return lambda args: resolve_name(_ELSEWHERE[name])(args)
+
+
+def train(args: argparse.Namespace) -> int:
     """`lockstep train`: check the run, then start it; nothing is written before the check."""
     from lockstep.cli.start import resume, start
 
@@ -65,14 +70,7 @@ def train_command(args: argparse.Namespace) -> int:
     return start(args, checked(args, requested_run(args)))
 
 
-def launch_command(args: argparse.Namespace) -> int:
-    """`lockstep launch`: run any script once per rank, on one or more nodes."""
-    from lockstep.launch import commands
-
-    return commands.launch_command(args)
-
-
-def evaluate_command(args: argparse.Namespace) -> int:
+def evaluate(args: argparse.Namespace) -> int:
     """`lockstep evaluate`: play new episodes with a trained policy."""
     if args.episodes < 1:
         raise ConfigError(f"--episodes {args.episodes} must be at least 1")
@@ -105,14 +103,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_command(args: argparse.Namespace) -> int:
-    """`lockstep check`: test whether a task's environments meet the requirements of training."""
-    from lockstep.cli import check
-
-    return check.check_command(args)
-
-
-def recipe_command(args: argparse.Namespace) -> int:
+def recipe(args: argparse.Namespace) -> int:
     """`lockstep recipe`: list the recipes, or print one as a Python file."""
     from lockstep import recipes
 
@@ -128,9 +119,9 @@ def recipe_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def chaos_command(args: argparse.Namespace) -> int:
+def chaos(args: argparse.Namespace) -> int:
     """`lockstep chaos`: inject faults into a run, and report which ones it survives."""
-    from lockstep.cli.chaos.command import chaos, chosen_faults
+    from lockstep.cli.chaos.command import chosen_faults, run_chaos
     from lockstep.launch.world_checks import check_world
     from lockstep.world import World
 
@@ -142,37 +133,16 @@ def chaos_command(args: argparse.Namespace) -> int:
     ranks = requested_ranks(args.ranks, 2)
     check_world(run, World(size=ranks))
     run_dir = Path(args.run_dir) if args.run_dir else None
-    return chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=sets_total_steps(args))
+    return run_chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=sets_total_steps(args))
 
 
-def doctor_command(args: argparse.Namespace) -> int:
+def doctor(args: argparse.Namespace) -> int:
     """`lockstep doctor`: report the devices, packages and network of this machine or of several nodes."""
-    from lockstep.cli import doctor
+    from lockstep.cli.doctor import examine
     from lockstep.launch.flags import asks_for_nodes
 
     if asks_for_nodes(args):
         from lockstep.launch.commands import doctor_on_nodes
 
         return doctor_on_nodes(args)
-    return doctor.examine(number(args.ranks, "--ranks"))
-
-
-def report_command(args: argparse.Namespace) -> int:
-    """`lockstep report`: compare runs, or predict the speed of larger worlds."""
-    from lockstep.cli import report
-
-    return report.report_command(args)
-
-
-def submit_command(args: argparse.Namespace) -> int:
-    """`lockstep submit`: write or submit a cluster job."""
-    from lockstep.cli import submit
-
-    return submit.submit_command(args)
-
-
-def completion_command(args: argparse.Namespace) -> int:
-    """`lockstep completion`: print the shell code for tab completion."""
-    from lockstep.cli import completion
-
-    return completion.completion_command(args)
+    return examine(number(args.ranks, "--ranks"))

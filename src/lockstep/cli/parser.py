@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
-from lockstep.cli.flags import add_run_arguments, add_set_argument, add_train_arguments
-from lockstep.cli.policy_flags import add_choice
+from lockstep.cli.flags import add_policy_choice, add_run_arguments, add_set_argument, add_train_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import add_node_arguments, add_ranks
 
@@ -45,6 +44,8 @@ _OTHER_COMMANDS = {
 
 def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.ArgumentParser:
     """The parser of `lockstep`; `args.call(args)` runs the parsed command."""
+    from lockstep.cli.offline import add_arguments as add_offline_arguments
+    from lockstep.cli.offline.export import add_arguments as add_export_arguments
     from lockstep.cli.report import add_arguments as add_report_arguments
     from lockstep.cli.submit.arguments import add_arguments as add_submit_arguments
 
@@ -57,14 +58,18 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     )
     top.add_argument("--version", action="store_true", help="print the version")
     chosen = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    _add_train(chosen).set_defaults(call=commands["train"])
-    launch = chosen.add_parser(
-        "launch", help="start any script once per rank, on one or many machines", allow_abbrev=False
-    )
+
+    def add_command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
+        command = chosen.add_parser(name, help=text, allow_abbrev=False, **more)
+        command.set_defaults(call=commands.get(name))
+        return command
+
+    epilog = {"epilog": _CHANGED_MOST, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    add_train_arguments(add_command("train", "train a task, a recipe or a config", **epilog))
+    launch = add_command("launch", "start any script once per rank, on one or many machines")
     _add_launch_arguments(launch)
-    launch.set_defaults(call=commands["launch"])
-    evaluate = chosen.add_parser("evaluate", help="evaluate the policy of a run", allow_abbrev=False)
-    add_choice(evaluate)
+    evaluate = add_command("evaluate", "evaluate the policy of a run")
+    add_policy_choice(evaluate)
     evaluate.add_argument("--episodes", type=int, default=100, help="number of episodes (default: 100)")
     evaluate.add_argument("--seed", metavar="S", help="of the episodes (default: that of the run, plus 1)")
     evaluate.add_argument("--ranks", metavar="N|auto", help="processes that share the episodes (default: 1)")
@@ -73,72 +78,31 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     evaluate.add_argument(
         "--ml-framework", choices=("torch", "jax"), help="backend that acts (default: that of the run)"
     )
-    evaluate.set_defaults(call=commands["evaluate"])
-    check = _add_check(chosen, commands["check"])
-    chaos = chosen.add_parser("chaos", help="inject faults into a run, and see what survives", allow_abbrev=False)
+    check = add_command("check", "look for faults in an environment, before training")
+    check.add_argument("target", metavar="TASK|RECIPE|CONFIG.yaml", help="what to check, such as my_env.py:MyEnv")
+    add_set_argument(check)
+    no_flags = dict.fromkeys(("task", "algo", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
+    check.set_defaults(video=False, **no_flags)
+    chaos = add_command("chaos", "inject faults into a run, and see what survives")
     add_run_arguments(chaos)
     chaos.add_argument(
         "--faults", metavar="KIND,KIND...", help="kinds of faults, such as kill,stall,raise (default: all)"
     )
-    chaos.set_defaults(call=commands["chaos"])
-    report = chosen.add_parser(
-        "report", help="runs beside each other; how fast more ranks would be", allow_abbrev=False
-    )
-    add_report_arguments(report)
-    report.set_defaults(call=commands["report"])
-    submit = chosen.add_parser("submit", help="write or submit the job that trains on a cluster", allow_abbrev=False)
-    add_submit_arguments(submit)
-    submit.set_defaults(call=commands["submit"])
-    recipe = chosen.add_parser("recipe", help="list the recipes, or print one to edit", allow_abbrev=False)
+    add_report_arguments(add_command("report", "runs beside each other; how fast more ranks would be"))
+    add_submit_arguments(add_command("submit", "write or submit the job that trains on a cluster"))
+    recipe = add_command("recipe", "list the recipes, or print one to edit")
     recipe.add_argument("name", metavar="NAME", nargs="?", help="recipe to print; without one, all are listed")
-    recipe.set_defaults(call=commands["recipe"])
-    _add_logged_data(chosen)
-    doctor = chosen.add_parser("doctor", help="what this machine can do, and what is missing", allow_abbrev=False)
+    add_offline_arguments(add_command("offline", "logged data: prepare it, learn from it, judge policies by it"))
+    export = add_command("export", "a policy as a file that runs without Lockstep")
+    add_export_arguments(export)
+    doctor = add_command("doctor", "what this machine can do, and what is missing")
     doctor.add_argument("--ranks", default="2", help="ranks of the measured all-reduce (default: 2)")
     add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
-    doctor.set_defaults(call=commands["doctor"])
-    completion = chosen.add_parser("completion", help="tab completion for your shell", allow_abbrev=False)
+    completion = add_command("completion", "tab completion for your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="prints what switches it on there")
-    completion.set_defaults(call=commands["completion"])
-    for command in (launch, evaluate, check, recipe, doctor):
+    for command in (launch, evaluate, check, recipe, export, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top
-
-
-def _add_train(chosen: Any) -> argparse.ArgumentParser:
-    train = chosen.add_parser(
-        "train",
-        help="train a task, a recipe or a config",
-        epilog=_CHANGED_MOST,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add_train_arguments(train)
-    return train
-
-
-def _add_check(chosen: Any, call: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-    check = chosen.add_parser("check", help="look for faults in an environment, before training", allow_abbrev=False)
-    check.add_argument("target", metavar="TASK|RECIPE|CONFIG.yaml", help="what to check, such as my_env.py:MyEnv")
-    add_set_argument(check)
-    no_flags = dict.fromkeys(("task", "algo", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
-    check.set_defaults(call=call, video=False, **no_flags)
-    return check
-
-
-def _add_logged_data(chosen: Any) -> None:
-    from lockstep.cli.offline import add_arguments
-    from lockstep.cli.offline.export import add_arguments as add_export_arguments
-    from lockstep.cli.offline.export import export_command
-
-    offline = chosen.add_parser(
-        "offline", help="logged data: prepare it, learn from it, judge policies by it", allow_abbrev=False
-    )
-    add_arguments(offline)
-    export = chosen.add_parser("export", help="a policy as a file that runs without Lockstep", allow_abbrev=False)
-    add_export_arguments(export)
-    export.set_defaults(call=export_command)
-    export.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def hyphenated(word: str) -> str:

@@ -30,13 +30,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = None) -> int:
-    """Train on the ranks that the arguments ask for; returns the exit code.
-
-    Args:
-        args: of `lockstep train` or `lockstep offline train`.
-        run: the config.
-        found: where to resume; None: a new run.
-    """
+    """Train on the ranks that the arguments ask for, from `found` if a run is resumed; returns the exit code."""
     from lockstep.run import Run
     from lockstep.session.env_checks.before_run import check_before_run
 

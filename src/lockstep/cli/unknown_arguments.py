@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentParser) -> str:
-    """The error message for `word`.
-
-    Args:
-        word: the first argument that the parser did not take.
-        given: all arguments of the parser.
-        top: the parser of `lockstep`.
-    """
+    """The error message for `word`, the first of the `given` arguments that the parser of `lockstep` did not take."""
     args, _ = top.parse_known_args(given)
     command = " ".join(name for name in (args.command, getattr(args, "part", None)) if name)
     see = f"see lockstep {command} --help"

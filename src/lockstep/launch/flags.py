@@ -96,7 +96,7 @@ def asks_for_nodes(args: argparse.Namespace) -> bool:
 
 def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Nodes:
     """The machines that the flags describe. Raises `ConfigError` for flags that contradict each other."""
-    minimum, maximum = _count(args)
+    minimum, maximum = node_counts(args.nnodes)
     if maximum > 1 and args.standalone:
         raise ConfigError(f"--standalone is this machine alone, but --nnodes={args.nnodes}; leave one of them out")
     if args.rdzv_backend not in (None, "c10d", "static"):
@@ -138,14 +138,15 @@ def max_restarts_of(args: argparse.Namespace, nodes: Nodes) -> int:
     return number(args.max_restarts, "--max-restarts", least=0)
 
 
-def _count(args: argparse.Namespace) -> tuple[int, int]:
-    if args.nnodes is None:
+def node_counts(text: str | None) -> tuple[int, int]:
+    """The minimum and maximum of `--nnodes`; default: one node."""
+    if text is None:
         return 1, 1
-    low, colon, high = args.nnodes.partition(":")
+    low, colon, high = text.partition(":")
     minimum = number(low, "--nnodes", "N or MIN:MAX")
     maximum = number(high, "--nnodes", "N or MIN:MAX") if colon else minimum
     if minimum > maximum:
-        raise ConfigError(f"--nnodes {args.nnodes}: MIN:MAX wants the smaller number first")
+        raise ConfigError(f"--nnodes {text}: the maximum is less than the minimum; use {maximum}:{minimum}")
     return minimum, maximum
 
 

@@ -199,14 +199,14 @@ def test_torchrun_restarts_its_own_ranks(here, trained, monkeypatch, capsys):
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Calls of `lockstep.cli.chaos.command.chaos`, which does nothing."""
+    """Calls of `lockstep.cli.chaos.command.run_chaos`, which does nothing."""
     calls = []
 
     def chaos(run, ranks, faults, **kwargs):
         calls.append(types.SimpleNamespace(run=run, ranks=ranks, faults=faults, **kwargs))
         return 7
 
-    monkeypatch.setattr("lockstep.cli.chaos.command.chaos", chaos)
+    monkeypatch.setattr("lockstep.cli.chaos.command.run_chaos", chaos)
     return calls
 
 

@@ -73,16 +73,11 @@ def schedule(faults: Sequence[str], run: Run, ranks: int, seed: int) -> list[Inj
     return drawn
 
 
-def chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir: Path | None, whole: bool) -> int:
+def run_chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir: Path | None, whole: bool) -> int:
     """Run every fault, print a line for each, and write `chaos.json`; returns 0 if the run survived all of them.
 
-    Args:
-        run: the user's run.
-        ranks: number of ranks.
-        faults: names of `lockstep.cli.chaos.faults.KINDS`.
-        seed: of the drawn ranks and updates.
-        run_dir: parent directory of the runs; default: a new one below `runs/`.
-        whole: keep `total_steps` instead of running `UPDATES` updates.
+    `seed` draws ranks and updates. The runs are in `run_dir` (default: a new one below `runs/`). `whole` keeps
+    `total_steps` instead of running `UPDATES` updates.
     """
     run = prepared(run, ranks, whole=whole)
     folder = RunDir.create(run_dir, run, name="chaos").path

@@ -110,13 +110,7 @@ class _Trigger:
 
 
 def inject(fault: InjectedFault, run_dir: Path | None = None, framework: str = "torch") -> None:
-    """Prepare a fault in this process, before it trains.
-
-    Args:
-        fault: the fault.
-        run_dir: the run directory, for `NOTE`; None: no note.
-        framework: the backend of the run, `torch` or `jax`.
-    """
+    """Prepare a fault in this process, before it trains; `NOTE` is written to `run_dir`, if given."""
     from lockstep.distributed.timers import Timers
 
     trigger, original = _Trigger(fault, run_dir, framework), Timers.updated

@@ -75,14 +75,7 @@ class Trial:
 
 
 class Trials:
-    """The runs of one `lockstep chaos`.
-
-    Args:
-        run: the run, `prepared`.
-        ranks: number of ranks.
-        folder: the parent directory of the runs; has `run.yaml`.
-        caught: signals that this process received.
-    """
+    """The runs of one `lockstep chaos`, below `folder`, which has `run.yaml`; `caught`: signals of this process."""
 
     def __init__(self, run: Run, ranks: int, folder: Path, caught: Sequence[int]) -> None:
         self._run, self._ranks, self._folder, self._caught = run, ranks, folder, caught

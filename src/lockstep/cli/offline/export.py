@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.policy_flags import add_choice
+from lockstep.cli.flags import add_policy_choice
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ _SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lockstep export`."""
-    add_choice(parser)
+    add_policy_choice(parser)
+    parser.set_defaults(call=export_command)
     add = parser.add_argument
     add("--format", choices=("onnx", "torch"), default="onnx", help="ONNX, or torch.export's .pt2 (default: onnx)")
     add("--out", metavar="FILE", help="where to (default: policy.onnx, policy_best.onnx or policy_step_N.onnx in RUN)")

@@ -59,11 +59,7 @@ def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, 
     """Seconds per update, in total and by part, and the number of updates measured.
 
     Measured from the first line of `metrics.jsonl` to the last, without evaluations and checkpoints. The time before
-    the first line, with compilation and warm-up, does not count.
-
-    Args:
-        run_dir: the run directory.
-        learning_starts: environment steps before the first gradient step; they do not count.
+    the first line, with compilation and warm-up, does not count, nor do steps before `learning_starts`.
     """
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if line["step"] >= learning_starts]

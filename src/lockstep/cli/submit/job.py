@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.request import checked, requested_run, resumption
 from lockstep.cli.submit.arguments import ONLY_FOR
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import number, policy_source
+from lockstep.launch.flags import node_counts, number, policy_source
 from lockstep.launch.nodes import check_shards
 
 if TYPE_CHECKING:
@@ -103,11 +103,7 @@ def requested_job(args: argparse.Namespace) -> Job:
 def submit_text(text: str, command: list[str], args: argparse.Namespace, where: str) -> int:
     """Print `text` with `--dry-run`, else pass it to the standard input of `command`; returns the exit code.
 
-    Args:
-        text: a batch script or manifest.
-        command: the cluster's command.
-        args: of `lockstep submit`.
-        where: where the command exists, and what `--dry-run` shows, for the error if it does not exist here.
+    `where` names where the command exists, for the error if it does not exist here.
     """
     if args.dry_run:
         print(text, end="")
@@ -139,12 +135,7 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
 
         count = len(hosts(args))
         return count, count
-    low, colon, high = (args.nnodes or "1").partition(":")
-    minimum = number(low, "--nnodes", "a number, or MIN:MAX")
-    maximum = number(high, "--nnodes", "a number, or MIN:MAX") if colon else minimum
-    if maximum < minimum:
-        raise ConfigError(f"--nnodes {args.nnodes}: the maximum is less than the minimum; use {maximum}:{minimum}")
-    return minimum, maximum
+    return node_counts(args.nnodes)
 
 
 def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None]:

@@ -81,12 +81,10 @@ class _Host:
 
 
 def run(commands: Sequence[HostCommand], *, grace_s: float, elastic: bool) -> int:
-    """Start all commands and wait for all of them.
+    """Start all commands, that of the main node first, and wait for all of them.
 
-    Args:
-        commands: one per host, that of the main node first.
-        grace_s: maximum time for launchers to exit after a signal.
-        elastic: whether the others continue when a host other than the main node fails.
+    Launchers have `grace_s` to exit after a signal. If `elastic`, the others continue when a host other than the main
+    node fails.
 
     Returns:
         0, the first failing launcher's exit code, or 128 + n after signal n.

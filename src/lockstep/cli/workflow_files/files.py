@@ -1,16 +1,18 @@
 """Read classic workflow files (JSON or YAML): the run, its data and its nodes."""
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import yaml
+
 from lockstep.cli.workflow_files.fields import CLASSIC_NAMES, classic_words, known_fields, settings_of
 from lockstep.cli.workflow_files.learner import differing_defaults, learner_settings
-from lockstep.cli.workflow_files.parsing import parsed
-from lockstep.config.settings import updated
+from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, from_dict
 
@@ -86,27 +88,63 @@ def is_workflow(path: Path | str) -> bool:
     path = Path(path)
     if path.suffix not in _SUFFIXES or not path.is_file():
         return False
-    data = parsed(path)
+    data = _parsed(path)
     return isinstance(data, Mapping) and "training_data_path" in data
 
 
 def read(path: Path | str) -> Workflow:
-    """Read a classic workflow file, but no data.
+    """Read a classic workflow file (JSON or YAML), but no data.
 
-    Args:
-        path: JSON or YAML. Paths in it are relative to the working directory; `~` is a home directory.
+    Paths in it are relative to the working directory; `~` is a home directory.
 
     Raises:
         ConfigError: it cannot be read, or a field is invalid or unsupported; names the file and the field.
     """
     path = Path(path)
-    data = parsed(path)
+    data = _parsed(path)
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} must be a mapping of fields, such as training_data_path")
     try:
         return _workflow(path, cast(Mapping[str, Any], data))
     except ConfigError as error:
         raise ConfigError(f"{path}: {classic_words(error)}") from None
+
+
+def _parsed(path: Path) -> Any:
+    """The content of a file. Raises `ConfigError` if it cannot be read or a mapping has a duplicate key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if path.suffix == ".json":
+        try:
+            return json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}, line {error.lineno} is not JSON: {error.msg}") from None
+    data = settings.parse(text, str(path))
+    _check_once(path, yaml.compose(text, Loader=yaml.SafeLoader))
+    return data
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            hint = "; is one of them eval_data_path?" if name == "training_data_path" else ""
+            raise ConfigError(f"{path}: {name} is there twice, {found[name]!r} and {value!r}; leave one out{hint}")
+        found[name] = value
+    return found
+
+
+def _check_once(path: Path, node: Any) -> None:
+    """Check the nodes of a YAML document for duplicate keys."""
+    if isinstance(node, yaml.MappingNode):
+        _once(path, [(str(key.value), getattr(value, "value", None)) for key, value in node.value])
+        for _, value in node.value:
+            _check_once(path, value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_once(path, item)
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
@@ -251,7 +289,7 @@ def _run(
         paths["model_path"] = str(folder)
     use_gpu = top.get("use_gpu", top.get("use_all_avail_gpus"))
     device = "cpu" if use_gpu is False else "auto"
-    return cast(OfflineRun, updated(run, {**leaves, **paths, "device": device}))
+    return cast(OfflineRun, settings.updated(run, {**leaves, **paths, "device": device}))
 
 
 def _nodes(top: Mapping[str, Any]) -> dict[str, Any]:

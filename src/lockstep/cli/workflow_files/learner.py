@@ -26,13 +26,7 @@ _BCQ_THRESHOLD = 0.1  # the classic default of bcq_drop_threshold
 
 
 def learner_settings(found: Mapping[str, Mapping[str, Any]], algo: str, num_actions: int) -> dict[str, Any]:
-    """Our settings for fields that do not map to a single one.
-
-    Args:
-        found: fields by section.
-        algo: `dqn` or `parametric_dqn`.
-        num_actions: number of named actions.
-    """
+    """Our settings for fields that do not map to a single one."""
     training, rl, rainbow = found["training"], found["rl"], found["rainbow"]
     leaves = _network(training, algo, num_actions) | _schedule(training) | _bcq(rainbow)
     every = rl.get("tensorboard_logging_freq")

@@ -12,14 +12,7 @@ from lockstep.world import World
 def node_arguments(
     args: argparse.Namespace, workflow: Workflow, world: World | None = None, say: Callable[[str], None] = print
 ) -> None:
-    """Set the flags of nodes and ranks that the command line leaves out.
-
-    Args:
-        args: of `lockstep offline train`; changed in place.
-        workflow: the file.
-        world: the world of this process; under a launcher nothing is changed.
-        say: prints messages.
-    """
+    """Set the flags of nodes and ranks that the command line leaves out; under a launcher nothing is changed."""
     world = world or World.from_environment()
     if world.launcher != "none":
         return

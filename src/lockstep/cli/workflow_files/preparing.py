@@ -53,16 +53,9 @@ def prepare(
     gather: Gather = lambda value, _: [value],
     console: Console | None = None,
 ) -> OfflineRun:
-    """Prepare the training and evaluation data unless they are up to date; *collective*.
+    """Prepare the training and evaluation data unless they are up to date; *collective*. Returns the run to train.
 
-    Args:
-        workflow: the file.
-        world: the ranks; default: this process alone.
-        gather: gathers values of all ranks.
-        console: for messages and progress of rank 0.
-
-    Returns:
-        The run to train.
+    The world is by default this process alone; `console` shows messages and progress of rank 0.
 
     Raises:
         ConfigError: on all ranks, naming the node where there are several.
