@@ -26,13 +26,7 @@ _OF_ALGORITHMS = {item.name for cls in (PPOConfig, DQNConfig, OfflineDQNConfig, 
 
 
 def check_names(run: object, given: Mapping[str, Any], how: How) -> None:
-    """Raise `ConfigError` for names of other libraries, with the line to write instead.
-
-    Args:
-        run: the settings without the new values.
-        given: new values, by name or dotted name.
-        how: where they were written.
-    """
+    """Raise `ConfigError` for names of other libraries among the `given` values, with the line to write instead."""
     known = known_settings(run)
     for name, value in given.items():
         last = name.rpartition(".")[2]
@@ -61,12 +55,7 @@ def renaming_error(
 ) -> str | None:
     """The error message for a name of another library; None for a setting of ours and for an unknown name.
 
-    Args:
-        name: as it was written.
-        value: as it was written.
-        known: the settings of the run.
-        how: where it was written.
-        flags: the flags of the command; default: all of `lockstep train`.
+    `known` are the settings of the run; `flags` those of the command, default: all of `lockstep train`.
     """
     word = name.lstrip("-").rpartition(".")[2].lower().replace("-", "_")
     text = _text(value)

@@ -58,11 +58,7 @@ class RunBase:
     """Bound on everything before the first update."""
 
     def cut(self, world: World, num_shards: int | None = None) -> World:
-        """The same world with this run's shards: `num_shards`, pinned or of a checkpoint, else one per rank.
-
-        Args:
-            world: the ranks.
-            num_shards: of the checkpoint that is resumed, if any.
+        """The world with this run's shards: pinned, else `num_shards` of a checkpoint, else one per rank.
 
         Raises:
             ConfigError: there are fewer shards than ranks.

@@ -52,13 +52,9 @@ def value_of(data: object, key: str) -> Any:
 
 
 def flatten(data: object, node: object, prefix: str = "", root: object = None) -> dict[str, Any]:
-    """The leaves of a mapping by dotted name; raises `ConfigError` for names that are no field of `node`.
+    """The leaves of nested mappings by dotted name; raises `ConfigError` for names that are no field of `node`.
 
-    Args:
-        data: nested mappings.
-        node: the dataclass that they describe.
-        prefix: dotted name of `node` in the tree, with a final dot.
-        root: the whole tree, for suggestions in errors; default: `node`.
+    `prefix` is the dotted name of `node` in the tree `root`, with a final dot.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{prefix.rstrip('.') or 'a run'}={_shown(data)} must be a mapping of settings")

@@ -47,10 +47,6 @@ def _is_on(text: str) -> bool:
     return text.lower() in ("true", "1", "yes")
 
 
-def _boolean(yes: str, no: str) -> Callable[[str, Known], str]:
-    return lambda text, known: yes if _is_on(text) else no
-
-
 def _not_convertible(text: str, known: Known) -> str:
     raise ValueError(text)
 
@@ -83,6 +79,10 @@ def _clipped_value(text: str, known: Known) -> str:
     return str(known["clip_range"]) if _is_on(text) else "null"
 
 
+def _switch(names: str, setting: str, yes: str = "true", no: str = "false", note: str = "") -> Synonym:
+    return Synonym(names, setting, note, lambda text, known: yes if _is_on(text) else no, switch=True)
+
+
 _PERIOD = "in environment steps of all ranks"
 _MINIBATCH = "a minibatch is num_envs * num_steps / num_minibatches transitions"
 
@@ -94,7 +94,7 @@ SYNONYMS = (
         "learning_rate_schedule",
         "constant, linear, or in PPO adaptive",
     ),
-    Synonym("anneal_lr lr_decay linear_lr", "learning_rate_schedule", "", _boolean("linear", "constant"), switch=True),
+    _switch("anneal_lr lr_decay linear_lr", "learning_rate_schedule", "linear", "constant"),
     Synonym(
         "total_timesteps timesteps n_timesteps num_timesteps max_timesteps max_steps num_env_steps max_env_steps "
         "train_steps timesteps_total steps",
@@ -166,26 +166,15 @@ SYNONYMS = (
         "target_kl",
         "ends the epochs of an update beyond this KL; an adaptive learning rate has desired_kl",
     ),
-    Synonym(
-        "norm_adv advantage_norm normalize_advantages",
-        "normalize_advantage",
-        "",
-        _boolean("true", "false"),
-        switch=True,
-    ),
-    Synonym(
+    _switch("norm_adv advantage_norm normalize_advantages", "normalize_advantage"),
+    _switch(
         "norm_obs obs_norm normalize_obs normalize_input normalize_observations empirical_normalization",
         "normalize_observation",
-        "",
-        _boolean("true", "false"),
-        switch=True,
     ),
-    Synonym(
+    _switch(
         "norm_reward rew_norm reward_norm normalize_reward normalize_rewards return_scaling",
         "normalize_return",
-        "rewards are divided by the deviation of the return",
-        _boolean("true", "false"),
-        switch=True,
+        note="rewards are divided by the deviation of the return",
     ),
     Synonym("adam_epsilon optimizer_eps optim_eps opt_eps", "adam_eps"),
     Synonym("weight_decay l2_reg l2", "l2_decay"),
@@ -217,15 +206,15 @@ SYNONYMS = (
     ),
     Synonym("start_e eps_start initial_epsilon exploration_initial_eps eps_train", "epsilon_start"),
     Synonym("end_e eps_end final_epsilon min_epsilon eps_min exploration_final_eps", "epsilon_end"),
-    Synonym("double_q double_dqn is_double use_double", "double", "", _boolean("true", "false"), switch=True),
-    Synonym("dueling_dqn use_dueling is_dueling", "dueling", "", _boolean("true", "false"), switch=True),
-    Synonym("noisy_net noisy_nets use_noisy is_noisy noisy_dqn", "noisy", "", _boolean("true", "false"), switch=True),
+    _switch("double_q double_dqn is_double use_double", "double"),
+    _switch("dueling_dqn use_dueling is_dueling", "dueling"),
+    _switch("noisy_net noisy_nets use_noisy is_noisy noisy_dqn", "noisy"),
     Synonym("sigma0 sigma_zero noisy_sigma noise_std sigma_init", "noisy_std"),
     Synonym("n_atoms atoms atom_size", "num_atoms"),
     Synonym("n_quantiles quantiles", "num_quantiles"),
     Synonym("vmin", "v_min"),
     Synonym("vmax", "v_max"),
-    Synonym("per use_per prioritized_replay", "prioritized", "", _boolean("true", "false"), switch=True),
+    _switch("per use_per prioritized_replay", "prioritized"),
     Synonym("prioritized_replay_alpha per_alpha priority_alpha", "priority_exponent"),
     Synonym("prioritized_replay_beta per_beta priority_beta", "importance_exponent"),
     Synonym("prioritized_replay_eps per_eps prioritized_replay_epsilon", "priority_eps"),
@@ -249,9 +238,9 @@ SYNONYMS = (
     Synonym("algorithm algorithm_name agent alg algo_name", "algo"),
     Synonym("framework dl_framework", "--ml-framework"),
     Synonym("random_seed manual_seed torch_seed", "seed"),
-    Synonym("cuda use_cuda use_gpu gpu", "device", "", _boolean("cuda", "cpu"), switch=True),
-    Synonym("mixed_precision amp use_amp bf16", "precision", "", _boolean("bfloat16", "float32"), switch=True),
-    Synonym("torch_compile use_compile", "compile", "", _boolean("true", "false"), switch=True),
+    _switch("cuda use_cuda use_gpu gpu", "device", "cuda", "cpu"),
+    _switch("mixed_precision amp use_amp bf16", "precision", "bfloat16", "float32"),
+    _switch("torch_compile use_compile", "compile"),
     Synonym("world_size num_ranks nproc num_processes n_proc num_gpus gpus num_learners", "--ranks"),
     Synonym(
         "num_workers n_workers num_env_runners num_rollout_workers ranks",

@@ -16,13 +16,9 @@ _ALIGNMENT = 64
 
 
 def columns(kind: str, sizes: tuple[int, int, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of a row of every column, by name.
+    """Type and shape of a row of every column, by name; `sizes` as `DatasetInfo.sizes`.
 
     The rows of parametric `possible_actions` are candidates; a separate column holds their offsets.
-
-    Args:
-        kind: `discrete` or `parametric`.
-        sizes: numbers of a state (S), actions (A) or numbers of an action (K), metrics (M).
     """
     state, action, metrics = sizes
     found: dict[str, tuple[str, tuple[int, ...]]] = {"state": ("<f4", (state,)), "next_state": ("<f4", (state,))}

@@ -65,11 +65,7 @@ class Dataset:
 
     @classmethod
     def open(cls, path: Path | str, *, verify: bool = False) -> "Dataset":
-        """Open prepared data.
-
-        Args:
-            path: its directory.
-            verify: read everything once and compare checksums.
+        """Open prepared data; `verify` reads everything once and compares checksums.
 
         Raises:
             ConfigError: it is not prepared data, of another format version, damaged, or its normalization was edited.

@@ -39,12 +39,8 @@ _HEADER = 128
 class DatasetWriter:
     """Context manager that writes the columns of prepared data. Without `finish`, nothing is left behind.
 
-    Args:
-        path: the directory to create. An existing one must be empty, unless it is replaced.
-        kind: `discrete` or `parametric`.
-        sizes: as `DatasetInfo.sizes`.
-        replace: replace existing prepared data when `finish` is called.
-        part_rows: rows of a part.
+    `path` must be empty or missing, unless it is replaced by `finish`; `sizes` as `DatasetInfo.sizes`; `part_rows` are
+    the rows of a part.
 
     Raises:
         ConfigError: `path` holds files that would be lost.
@@ -84,10 +80,7 @@ class DatasetWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def append(self, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Write the next rows [n] of all columns.
-
-        Args:
-            rows: by name, as `columns` describes; a ragged column has its lists and their offsets `[n + 1]` from 0.
+        """Write the next rows [n] of all columns, as `columns` describes; a ragged column has offsets `[n + 1]` from 0.
 
         Raises:
             ValueError: a column is missing, unknown, or of another type or shape.
@@ -127,12 +120,8 @@ class DatasetWriter:
     ) -> None:
         """Write the description, and rename the directory to `path`.
 
-        Args:
-            info: of the appended rows.
-            state_features: the normalization of states.
-            action_features: the normalization of actions, parametric only.
-            check: raw values of some rows; see `Dataset.check_rows`.
-            about: sources, options and versions as plain values.
+        `check` are raw values of some rows (see `Dataset.check_rows`); `about` has sources, options and versions as
+        plain values.
         """
         if not self._parts:
             self._begin_part()

@@ -50,13 +50,8 @@ def determine_layout(dataset: Dataset, gather: Gather, world: World, wanted: str
     """Determine the layout of the data on all nodes; *collective*.
 
     Nodes hold copies if their digests are equal: the digest of keys and contents does not depend on the order of rows.
-    They hold parts if they have no key in common.
-
-    Args:
-        dataset: the data that this rank sees.
-        gather: collects a value of every rank on every rank.
-        world: of this rank. The first rank of each node represents it.
-        wanted: `auto`, or the layout that the user expects: `same`, `shuffled_copies`, `split`.
+    They hold parts if they have no key in common. The first rank of each node represents it. `wanted` is `auto`, or the
+    layout that the user expects: `same`, `shuffled_copies`, `split`.
 
     Raises:
         ConfigError: on all ranks: nodes hold overlapping parts, data of different schemas, or not the wanted layout.
@@ -127,6 +122,7 @@ _REMEDIES = {
     "preparing wrote on the first node",
     "max_episode_steps": "prepare all of them with the same --max-episode-steps",
 }
+_REMEDY = "prepare every part from logs of the same schema, with the same --like DIR"
 
 
 def _check_schema(nodes: list[int], summaries: list[dict[str, Any]]) -> None:
@@ -135,12 +131,9 @@ def _check_schema(nodes: list[int], summaries: list[dict[str, Any]]) -> None:
         for node, summary in zip(nodes, summaries, strict=True):
             if summary[name] != summaries[0][name]:
                 values = "" if name == "normalization" else f": {summaries[0][name]} and {summary[name]}"
-                remedy = _REMEDIES.get(
-                    name, "prepare every part from logs of the same schema, with the same --like DIR"
-                )
                 raise ConfigError(
                     f"nodes {nodes[0]} and {node} hold data with different {name} under {summary['path']}{values}; "
-                    f"{remedy}"
+                    f"{_REMEDIES.get(name, _REMEDY)}"
                 )
 
 

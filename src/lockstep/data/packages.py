@@ -7,12 +7,7 @@ from lockstep.errors import ConfigError
 
 
 def import_optional(package: str, extra: str) -> Any:
-    """Import an optional package. Raises `ConfigError` with the command that installs it.
-
-    Args:
-        package: import name.
-        extra: the extra of lockstep-rl that installs it.
-    """
+    """Import a package of an extra of lockstep-rl. Raises `ConfigError` with the command that installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

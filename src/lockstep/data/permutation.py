@@ -59,9 +59,8 @@ class Permutation:
             np.right_shift(hashed, np.uint64(31), out=mixed)
             hashed ^= mixed
             hashed *= second
-            hashed >>= np.uint64(
-                32
-            )  # the high bits of a product are mixed best; their product with the side fits into 64 bits
+            # The high bits of a product are mixed best; their product with the side fits into 64 bits.
+            hashed >>= np.uint64(32)
             hashed *= side
             hashed >>= np.uint64(32)
             moved += hashed

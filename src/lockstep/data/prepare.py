@@ -86,7 +86,7 @@ def prepare_dataset(
     show: Show = print,
     progress: Report | None = None,
 ) -> Path:
-    """Prepare logs, unless `out` already holds the result. Processes of one machine may call this concurrently.
+    """Prepare logs, unless `out` already holds the result; returns `out`. May be called concurrently on one machine.
 
     Args:
         paths: files, folders and Minari datasets.
@@ -96,9 +96,6 @@ def prepare_dataset(
         replace: replace other prepared data in `out`.
         show: displays a line to the user.
         progress: called several times a second.
-
-    Returns:
-        `out`.
 
     Raises:
         ConfigError: the log is invalid, or `out` holds other files.

@@ -21,17 +21,13 @@ def draws(groups: int, number: int, seed: int) -> Floats:
 
 
 def interval(resampled: Floats, groups: int, confidence: float) -> tuple[float, float]:
-    """The expanded percentile interval (Hesterberg, 2015, arXiv:1411.5279, section 4.1.2).
+    """The expanded percentile interval (Hesterberg, 2015, arXiv:1411.5279, section 4.1.2) of resampled estimates [B].
 
-    It consists of percentiles of the resampled estimates that lie farther out than `confidence` alone implies: the
-    bootstrap's standard deviation is too small by sqrt((n - 1) / n) for n groups, and the quantiles are those of
-    Student's t since the variance is estimated. With weights of finite variance it covers at least as often as the
-    percentile, BCa, Student's t and Hall's intervals (`benchmarks/offline_estimators.py`).
-
-    Args:
-        resampled: estimates of the bootstrap samples [B]; NaN is ignored.
-        groups: the number of groups G. With fewer than two the interval is infinite.
-        confidence: the confidence level, such as 0.95.
+    It consists of percentiles that lie farther out than `confidence` alone implies: the bootstrap's standard deviation
+    is too small by sqrt((n - 1) / n) for n groups, and the quantiles are those of Student's t since the variance is
+    estimated. With weights of finite variance it covers at least as often as the percentile, BCa, Student's t and
+    Hall's intervals (`benchmarks/offline_estimators.py`). NaN is ignored; with fewer than two groups the interval is
+    infinite.
     """
     valid = resampled[~np.isnan(resampled)]
     if groups < 2 or len(valid) < 2:

@@ -58,13 +58,7 @@ def largest_weights(trajectories: int, rows: int) -> tuple[float, float]:
 
 
 def estimates(sums: Sums, columns: Sequence[str], statistics: LogStatistics, *, seed: int = 0) -> dict[str, Any]:
-    """What the policy would earn, by every estimator that the log supports, as plain values.
-
-    Args:
-        sums: over groups of trajectories.
-        columns: names of the C columns, `reward` first.
-        statistics: of the log.
-        seed: of the bootstrap.
+    """The return of the policy by every estimator that the log supports, as plain values; `columns` are `reward` first.
 
     Returns:
         `estimates`: by column and estimator `value`, `low`, `high` (95%; None: without end), `std_error`, and the first

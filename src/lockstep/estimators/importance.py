@@ -95,12 +95,7 @@ def j_step_returns(sums: Sums, draws: Floats, steps: Sequence[int]) -> tuple[Flo
     g(j) = sum_(t<=j) (A_t - B_t + C_t) + C_(j+1), where B_t is A_t with Q(s_t, a_t) in place of r_t, and
     C_t = E[gamma^t w_(t-1) V(s_t)] / E[w_(t-1)]: logged rewards for j + 1 steps, then the model's value.
     g(-1) is the model alone. The last g is weighted_sequential_dr (Thomas and Brunskill, 2016, arXiv:1604.00923, eq. 10
-    and 11). Steps without any remaining weight add 0.
-
-    Args:
-        sums: of the groups.
-        draws: how often each group was drawn [B, G].
-        steps: values of j in ascending order, the first one -1.
+    and 11). Steps without any remaining weight add 0. `steps` has the values of j, ascending from -1.
     """
     columns, number = sums.reward.shape[1], len(draws)
     longest = int(sums.steps.max())

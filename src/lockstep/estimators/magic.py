@@ -26,12 +26,8 @@ def steps_to_blend(longest: int) -> list[int]:
 def blend(returns: Floats, resampled: Floats) -> NDArray[np.float64]:
     """Nonnegative weights x [J] that sum to 1 and minimize x' (Omega + b b') x.
 
-    Omega is the covariance of the returns over bootstrap samples. b is the distance of each return from the bootstrap
-    interval of the last one, which is a consistent estimate.
-
-    Args:
-        returns: [J]; the last one uses all logged steps.
-        resampled: the returns of the bootstrap samples [B, J].
+    Omega is the covariance of the returns over bootstrap samples [B, J]. b is the distance of each return [J] from the
+    bootstrap interval of the last one, which uses all logged steps and is a consistent estimate.
     """
     scipy_optimize = import_optional("scipy.optimize", "offline")
     tail = (1 - _CONFIDENCE) / 2

@@ -23,12 +23,7 @@ _MAX_PAIRS = 4
 
 
 def recommendation(found: Mapping[str, Any], sums: Sums, statistics: LogStatistics) -> dict[str, Any]:
-    """The recommended estimate of each level, as plain values.
-
-    Args:
-        found: the results of `estimates` so far.
-        sums: the sums of those results.
-        statistics: of the log.
+    """The recommended estimate of each level, as plain values, from the results of `estimates` so far.
 
     Returns:
         `trajectory` and `decision`: the recommended estimator of each, or None; `words`: a list of sentences.

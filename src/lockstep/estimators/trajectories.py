@@ -122,10 +122,7 @@ class Sums:
 def discounts(offsets: Ints, gamma: float, elapsed: Floats | None = None) -> Floats:
     """The discount of each row relative to its trajectory's first: gamma to the number of rows, or the time, between.
 
-    Args:
-        offsets: bounds of the trajectories [K + 1].
-        gamma: per row, or per unit of time.
-        elapsed: [n], units of time from each row to the next of its trajectory.
+    `elapsed` [n] are the units of time from each row to the next of its trajectory.
     """
     steps = np.ones(int(offsets[-1])) if elapsed is None else np.asarray(elapsed, np.float64)
     before = np.cumsum(steps) - steps
@@ -133,12 +130,9 @@ def discounts(offsets: Ints, gamma: float, elapsed: Floats | None = None) -> Flo
 
 
 def summed(rows: Decisions, groups: Sequence[int], clip: tuple[float, float]) -> Sums:
-    """Sum over consecutive groups of trajectories.
+    """Sum over consecutive groups of trajectories, given the number of trajectories of each.
 
-    Args:
-        rows: all trajectories of these groups.
-        groups: the number of trajectories in each group.
-        clip: the clipping thresholds of the ratio of a row and of the weight of a trajectory.
+    `clip`: the clipping thresholds of the ratio of a row and of the weight of a trajectory.
     """
     offsets, ends = rows.offsets, np.cumsum(np.asarray(groups, np.int64))
     assert ends[-1] == len(offsets) - 1, f"the groups have {ends[-1]} trajectories, not {len(offsets) - 1}"

@@ -11,12 +11,9 @@ _POLL_S = 0.05
 
 
 def bounded(call: Callable[[], T], seconds: float = math.inf, meanwhile: Callable[[], None] = lambda: None) -> T:
-    """The result of a call that may never return. After a `TimeoutError` the call continues in its daemon thread.
+    """The result of a call that may never return, made in a daemon thread, which continues after a `TimeoutError`.
 
-    Args:
-        call: called once, in a thread.
-        seconds: timeout.
-        meanwhile: called repeatedly while waiting; an exception of it ends the wait.
+    `meanwhile` is called repeatedly while waiting; an exception of it ends the wait.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -63,11 +63,8 @@ def suggest_columns(
 ) -> str:
     """A `--columns` file as YAML, with a comment on each line.
 
-    Args:
-        known: the user's names so far, by schema name.
-        missing: required columns of the schema that the log lacks.
-        unused: columns of the log that are not yet assigned.
-        kinds: `number` or `map`, by column where known.
+    `known` are the user's names so far, by schema name; `missing` the required columns that the log lacks; `unused` its
+    columns that are not assigned; `kinds` their kind, `number` or `map`, where known.
     """
     found, free = dict[str, ColumnNames | list[str]](known), list(unused)
     for name in (*missing, *(name for name in MEANINGS if name not in missing and name not in known)):

@@ -68,12 +68,10 @@ class Schema:
         configured = self.overrides.get(name)
         if isinstance(configured, dict):
             return configured
+        if configured:
+            return {}
         prefix = MAPS.get(name, name) + ":"
-        return (
-            {}
-            if configured
-            else {column.removeprefix(prefix): column for column in available if column.startswith(prefix)}
-        )
+        return {column.removeprefix(prefix): column for column in available if column.startswith(prefix)}
 
     def used_columns(self, available: Sequence[str]) -> set[str]:
         """Columns that belong to the schema."""
@@ -112,11 +110,8 @@ class Schema:
     ) -> None:
         """Raise `ConfigError` if a required column, or one that the user named, is missing.
 
-        Args:
-            available: the columns of a file.
-            path: the file, for messages.
-            kinds: returns the known kinds of its columns, `number` or `map`; called only if a column is missing.
-            by_prefix: whether maps may have a column for each id, such as `state:ID`.
+        `kinds` returns the known kinds of columns, `number` or `map`, and is called only if one is missing.
+        `by_prefix`: maps may have a column for each id, such as `state:ID`.
         """
         for name, configured in self.overrides.items():
             for column in [configured] if isinstance(configured, str) else configured.values():
@@ -174,6 +169,5 @@ def _own(name: str, value: Any) -> ColumnNames:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (
-        f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    )
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -182,9 +182,8 @@ def _own_lists(
 ) -> tuple[Lists, Index, int, Index]:
     """The possible actions of every row; an action taken that is not among them is appended.
 
-    Returns:
-        Lists of indices into the table of all actions; the index of the action taken in its list [n]; the number of
-        rows with a list that lacked it; and the logged list of each row [n], -1 where the action was appended.
+    Returns lists of indices into the table of all actions; the index of the action taken in its list [n]; the number of
+    rows whose list lacked it; and the logged list of each row [n], -1 where the action was appended.
     """
     lengths = lists.lengths
     known = np.flatnonzero(lengths > 0)

@@ -21,10 +21,8 @@ Sums = tuple[int, int, int, int]
 class Digest:
     """The sum over all added rows.
 
-    Args:
-        columns: of the log, in any of its rows.
-        names: discrete: the code of each action name while reading.
-        hashes: lanes [2, m] of the items of lists.
+    `columns` occur in any row of the log; `names` are the codes of discrete actions; `hashes` gives lanes [2, m] of the
+    items of lists.
     """
 
     def __init__(

@@ -74,12 +74,7 @@ class NormParams:
 
 
 def identify(ids: Sequence[str], sample: Values, params: NormParams | None = None) -> Features:
-    """The features of a sample.
-
-    Args:
-        ids: of the columns [F].
-        sample: raw values [n, F], NaN where absent.
-        params: thresholds.
+    """The features of a sample [n, F] of raw values, NaN where absent; `ids` are those of its columns.
 
     Raises:
         ConfigError: an override does not suit the values, or names an unknown feature.

@@ -97,13 +97,9 @@ def order(block: Block) -> Index:
 
 
 def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], Words]) -> NextRows:
-    """Find the successor of each row.
+    """Find the successor of each row of whole trajectories, in order; the block has an entry for each of `LISTS`.
 
-    Args:
-        block: whole trajectories, in order, with an entry for each of `LISTS`.
-        rules: of the log.
-        where: file and line of a row, for messages.
-        hashes: lanes [2, m] of the items of lists.
+    `where` names file and line of a row; `hashes` gives lanes [2, m] of the items of lists.
 
     Raises:
         ConfigError: rows contradict each other.
@@ -163,13 +159,9 @@ def _last(block: Block, where: Where) -> Bools:
 
 
 def _terminal(block: Block, rules: Rules, ends: Bools, known: tuple[Bools, Bools, Bools]) -> Bools:
-    """Decisions at the end of a trajectory that are marked as terminal.
+    """Decisions at the end of a trajectory (`ends` [n]) that are marked as terminal.
 
-    Args:
-        block: rows [n].
-        rules: of the log.
-        ends: [n], decisions that end a trajectory.
-        known: [n] each, whether a row follows, has possible actions, has possible next actions.
+    `known`, [n] each: whether a row follows, has possible actions, has possible next actions.
     """
     columns, rows = block.columns, len(block)
     follows, own, ahead = known

@@ -102,12 +102,8 @@ class _Group:
 class Preparation:
     """The second pass.
 
-    Args:
-        scan: of the log.
-        log: provides the names of its files.
-        max_episode_steps: step limit of the log's episodes; None without a limit.
-        actions: discrete: the order of actions; None: by name.
-        features: of states, and of parametric actions.
+    `actions` is the order of discrete actions, None: by name; `features` are those of states, and of parametric
+    actions.
     """
 
     def __init__(

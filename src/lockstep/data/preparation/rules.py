@@ -79,15 +79,7 @@ class Counts:
 
 
 def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, example: str = "") -> list[str]:
-    """Lines for the user.
-
-    Args:
-        counts: of the preparation.
-        rules: of the preparation.
-        kind: of actions.
-        has_lists: whether the log names possible actions.
-        example: file and row of a skipped decision, for the message.
-    """
+    """Lines for the user; `has_lists`: the log names possible actions; `example`: place of a skipped decision."""
     c, limit = counts, rules.max_episode_steps
     found = [
         f"{c.kept} decisions in {c.trajectories} trajectories of {c.shortest} to {c.longest}, {kind} actions",

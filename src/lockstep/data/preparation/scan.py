@@ -24,11 +24,9 @@ def keys(block: Block) -> Words:
 
 
 class Sample:
-    """The rows with the smallest keys, independent of the order of the log and of its parts.
+    """The `size` rows with the smallest keys, independent of the order of the log and of its parts.
 
-    Args:
-        size: rows to keep.
-        prefixes: of the columns to keep.
+    `prefixes` are those of the columns to keep.
     """
 
     def __init__(self, size: int, prefixes: Sequence[str]) -> None:

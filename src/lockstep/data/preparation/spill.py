@@ -64,12 +64,7 @@ class _Run:
 
 
 class Spill:
-    """Rows on the disk.
-
-    Args:
-        directory: an existing one; removed by the caller.
-        pending: bytes of rows to buffer before a run is written.
-    """
+    """Rows in an existing directory, which the caller removes; `pending` bytes are buffered before a run is written."""
 
     def __init__(self, directory: Path, pending: int) -> None:
         self._directory, self._limit = directory, pending
