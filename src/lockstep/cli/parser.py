@@ -69,20 +69,9 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     launch = add_command("launch", "start any script once per rank, on one or many machines")
     _add_launch_arguments(launch)
     evaluate = add_command("evaluate", "evaluate the policy of a run")
-    add_policy_choice(evaluate)
-    evaluate.add_argument("--episodes", type=int, default=100, help="number of episodes (default: 100)")
-    evaluate.add_argument("--seed", metavar="S", help="of the episodes (default: that of the run, plus 1)")
-    evaluate.add_argument("--ranks", metavar="N|auto", help="processes that share the episodes (default: 1)")
-    evaluate.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
-    evaluate.add_argument("--video", action="store_true", help="draw one more episode: RUN/videos/evaluate.gif")
-    evaluate.add_argument(
-        "--ml-framework", choices=("torch", "jax"), help="backend that acts (default: that of the run)"
-    )
+    _add_evaluate_arguments(evaluate)
     check = add_command("check", "look for faults in an environment, before training")
-    check.add_argument("target", metavar="TASK|RECIPE|CONFIG.yaml", help="what to check, such as my_env.py:MyEnv")
-    add_set_argument(check)
-    no_flags = dict.fromkeys(("task", "algo", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
-    check.set_defaults(video=False, **no_flags)
+    _add_check_arguments(check)
     chaos = add_command("chaos", "inject faults into a run, and see what survives")
     add_run_arguments(chaos)
     chaos.add_argument(
@@ -143,6 +132,23 @@ def _trained(word: str) -> list[str]:
 
     is_task = word in names() or re.search(r"-v\d+$|\.yaml$|\.py$|\.py:\w+$", word)
     return [f"train {word}"] if is_task else []
+
+
+def _add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    add_policy_choice(parser)
+    parser.add_argument("--episodes", type=int, default=100, help="number of episodes (default: 100)")
+    parser.add_argument("--seed", metavar="S", help="of the episodes (default: that of the run, plus 1)")
+    parser.add_argument("--ranks", metavar="N|auto", help="processes that share the episodes (default: 1)")
+    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
+    parser.add_argument("--video", action="store_true", help="draw one more episode: RUN/videos/evaluate.gif")
+    parser.add_argument("--ml-framework", choices=("torch", "jax"), help="backend that acts (default: that of the run)")
+
+
+def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TASK|RECIPE|CONFIG.yaml", help="what to check, such as my_env.py:MyEnv")
+    add_set_argument(parser)
+    no_flags = dict.fromkeys(("task", "algo", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
+    parser.set_defaults(video=False, **no_flags)
 
 
 def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
