@@ -3,6 +3,8 @@
 import argparse
 import difflib
 import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,6 +129,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     if isinstance(run, OfflineRun):
         check_data(run)
         return run
+    run = _with_current_task(run)
     try:
         spec = env_spec(run.task, run.env)
     except ConfigError as error:
@@ -136,6 +139,19 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
         raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
     check_task(run, spec)
     return with_absolute_paths(run)
+
+
+def _with_current_task(run: "Run") -> "Run":
+    """The run with the present id of a task that Isaac Lab has renamed; rank 0 prints the new id."""
+    from lockstep.envs import isaac
+    from lockstep.world import World
+
+    if not isaac.is_isaac(run.task):
+        return run
+    task, note = isaac.current_id(run.task)
+    if note and World.from_environment().rank == 0:
+        print(f"lockstep: note: {note}", file=sys.stderr)
+    return replace(run, task=task)
 
 
 def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":

@@ -12,7 +12,8 @@ from pathlib import Path
 from lockstep.envs.load import near
 from lockstep.errors import ConfigError
 
-_PREFIXES = ("Isaac-", "IsaacContrib-")
+PREFIXES = ("Isaac-", "IsaacContrib-")
+"""Of the ids of Isaac Lab's tasks."""
 _EQUALS = {"Isaac-Cartpole": "lockstep/Cartpole-v0"}
 """Built-in tasks with the same MDP, which run without a simulator."""
 _REGISTERED = re.compile(r"""\bid\s*=\s*["'](Isaac[\w.-]*)["']""")
@@ -41,7 +42,7 @@ _ASSETS = "(robots come from a server, or from the folder ISAACSIM_ASSET_ROOT)"
 
 def is_isaac(task: str) -> bool:
     """Whether `task` is one of Isaac Lab's ids."""
-    return task.startswith(_PREFIXES)
+    return task.startswith(PREFIXES)
 
 
 def is_installed() -> bool:
@@ -97,14 +98,10 @@ def current_id(task: str) -> tuple[str, str]:
 
 def refusal(task: str) -> ConfigError:
     """The error that explains why `task` cannot run here and what to do."""
-    missing = _missing()
-    if missing:
-        reason = (
-            f"task={task} is Isaac Lab's, and it is not installed (missing: {', '.join(missing)}); install it "
-            f"{_INSTALL_CPU}; or {_INSTALL_GPU} {_ASSETS}"
-        )
-    else:
-        reason = f"task={task} is Isaac Lab's; it is installed here, but this version of Lockstep cannot start it yet"
+    reason = (
+        f"task={task} is Isaac Lab's, and it is not installed (missing: {', '.join(_missing())}); install it "
+        f"{_INSTALL_CPU}; or {_INSTALL_GPU} {_ASSETS}"
+    )
     equal = next((_EQUALS[one] for one in [task, *_candidates(task)] if one in _EQUALS), None)
     return ConfigError(f"{reason}. The same MDP runs here as --task={equal}" if equal else reason)
 

@@ -20,7 +20,7 @@ from lockstep.errors import ConfigError
 
 ON_DEVICE = ("jax", "gymnax", "brax", "playground")
 """Prefixes of tasks `FAMILY/NAME` whose environments are written in JAX."""
-ON_TENSORS: tuple[str, ...] = ()
+ON_TENSORS = isaac.PREFIXES
 """Prefixes of tasks whose environments are on torch tensors, from adapters of `lockstep.torch.envs`."""
 
 
@@ -43,8 +43,6 @@ def make_vector_env(
     _check(config, num_envs)
     if render:  # without this SDL, which Gymnasium's tasks render with, searches for a display and prints errors
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    if isaac.is_isaac(task):
-        raise isaac.refusal(task)
     if on_device(task) or on_tensors(task):
         if render:
             raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
@@ -106,6 +104,8 @@ def on_device(task: str) -> bool:
 
 def on_tensors(task: str) -> bool:
     """Whether environments of `task` are on torch tensors: `ON_TENSORS`, and classes with `on_tensors = True`."""
+    if isaac.is_isaac(task) and not isaac.is_installed():
+        raise isaac.refusal(task)
     return task.startswith(ON_TENSORS) if ":" not in task else _class_flag(task, "on_tensors")
 
 

@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
         ("own_envs:Counter", {"kwargs": {"lenght": 1}}, "did you mean length"),
         ("own_envs:Vector", {"max_episode_steps": 3}, "max_episode_steps=3 is unknown"),
         ("phys2d/CartPole-v1", {}, "pip install jax"),
-        ("Isaac-Cartpole-v0", {}, r"pip install .*pypi.nvidia.com.*--task=lockstep/Cartpole-v0"),
+        ("Isaac-Cartpole-v0", {}, r"pip install .*isaaclab==3.0.0.*--task=lockstep/Cartpole-v0"),
         ("Isaac-Ant-v0", {}, r"missing: isaaclab, isaaclab_tasks"),
     ],
 )

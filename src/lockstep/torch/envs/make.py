@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 
 from lockstep.config.env import EnvConfig
+from lockstep.envs import isaac
 from lockstep.envs.load import load_module
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_unknown_kwargs
@@ -15,7 +16,7 @@ from lockstep.torch.envs.interface import TensorVectorEnv
 
 BUILT_IN: dict[str, tuple[str, str]] = {}
 """Classes of the built-in tasks."""
-_ADAPTERS: dict[str, str] = {}
+_ADAPTERS = {prefix: "lockstep.torch.envs.isaac_lab" for prefix in isaac.PREFIXES}
 """Modules of the adapters, by prefix of their tasks (the prefixes are also in `lockstep.envs.make.ON_TENSORS`).
 
 An adapter has the function `maker(task)`, which returns a factory that is called as `Class(num_envs=..., device=...,

@@ -1,0 +1,240 @@
+"""Isaac Lab's tasks as environments on torch tensors.
+
+Facts of Isaac Lab 3 that this file deals with: a process holds one simulator; reward and flags are live buffers; the
+observation before a reset is `extras["final_obs"]`, only with `compute_final_obs` and only after a step in which an
+episode ended; and the environment draws from the global generators of torch, numpy and Python.
+"""
+
+import functools
+import hashlib
+import io
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import settings
+from lockstep.config.env import EnvConfig
+from lockstep.envs import isaac
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
+from lockstep.torch.envs.isaac_launch import open_task
+from lockstep.torch.envs.isaac_spaces import Space, action_spec, flat_size, flatten, groups_of, image_shape
+from lockstep.torch.envs.worker import WorkerEnv
+
+_PRESETS = ("presets", "physics", "renderer")
+_open: list["IsaacLabEnv"] = []
+"""The environments of this process: at most one."""
+
+
+def maker(task: str) -> Callable[..., TensorVectorEnv]:
+    """What makes the environments of `task`: in this process, or in a worker if this process has a simulator."""
+    task, _ = isaac.current_id(task)
+    return functools.partial(_make, task)
+
+
+def _make(task: str, *, num_envs: int, device: torch.device, **kwargs: Any) -> TensorVectorEnv:
+    if _open:
+        return WorkerEnv(task, EnvConfig(kwargs=kwargs), num_envs, device)
+    return IsaacLabEnv(task, num_envs=num_envs, device=device, **kwargs)
+
+
+class IsaacLabEnv:
+    """The environments of one simulator, in this process.
+
+    Args:
+        task: an id of Isaac Lab.
+        num_envs: B.
+        device: of the simulation and of all tensors.
+        policy_keys: groups of observations that the policy receives, in this order.
+        critic_keys: groups that the value network receives; empty: `critic` if the task has such a group, else as the
+            policy.
+        overrides: settings of the task's own configuration as nested mappings, as on Isaac Lab's command line without
+            the leading `env.`; `presets`, `physics` and `renderer` choose its presets.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        num_envs: int,
+        device: torch.device,
+        policy_keys: Sequence[str] = ("policy",),
+        critic_keys: Sequence[str] = (),
+        max_episode_steps: int | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.num_envs, self.device = num_envs, device
+        self._random = GlobalRandomState()
+        self._stack = ExitStack()
+        _open.append(self)
+        try:
+            with self._random.swapped_in(), quiet():
+                opened = self._stack.enter_context(open_task(task, str(device), None, _overrides(overrides)))
+                self._env = opened.make(num_envs=num_envs, seed=0, final_obs=True).unwrapped
+            self._stack.callback(self._env.close)
+            if max_episode_steps is not None:
+                self._env.cfg.episode_length_s = max_episode_steps * self._env.step_dt
+            self._choose_groups(policy_keys, critic_keys)
+            self.spec = self._make_spec()
+        except BaseException:
+            self.close()
+            raise
+
+    def _choose_groups(self, policy_keys: Sequence[str], critic_keys: Sequence[str]) -> None:
+        spaces = groups_of(self._env.single_observation_space)
+        if not critic_keys and "critic" in spaces:
+            critic_keys = ("critic",)
+        for setting, keys in (("policy_keys", policy_keys), ("critic_keys", critic_keys)):
+            for key in keys:
+                if key not in spaces:
+                    raise ConfigError(
+                        f"env.kwargs {setting}={list(keys)}: there is no group {key}; the task has {', '.join(spaces)}"
+                    )
+        self._policy = {key: spaces[key] for key in policy_keys}
+        self._critic = {key: spaces[key] for key in critic_keys} if tuple(critic_keys) != tuple(policy_keys) else {}
+        first = next(iter(self._policy.values()))
+        self._image = image_shape(first) if len(self._policy) == 1 else None
+
+    def _make_spec(self) -> EnvSpec:
+        return EnvSpec(
+            observation_size=sum(map(flat_size, self._policy.values())),
+            action=action_spec(self._env.single_action_space),
+            autoreset="same_step",
+            separately_seedable=False,
+            max_episode_steps=int(self._env.max_episode_length),
+            image=self._image,
+            critic_size=sum(map(flat_size, self._critic.values())) or None,
+        )
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Start new episodes everywhere, all from the first seed."""
+        with self._random.swapped_in():
+            groups, _ = self._env.reset(seed=seeds[0] % 2**31)
+        return self._observation(groups)
+
+    def step(self, action: Tensor) -> TensorStep:
+        """Step all environments."""
+        if self.spec.action.kind == "discrete":
+            action = action.unsqueeze(1)
+        with self._random.swapped_in():
+            groups, reward, terminated, truncated, extras = self._env.step(action)
+        # The key stays in the dictionary on later steps, with old rows.
+        final = extras.pop("final_obs", None)
+        if self._finite_horizon:  # the time left is part of the task: its end is not to be bootstrapped
+            terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
+        return TensorStep(
+            self._observation(groups),
+            reward,
+            terminated,
+            truncated,
+            None if final is None else self._observation(final),
+        )
+
+    @property
+    def _finite_horizon(self) -> bool:
+        return bool(getattr(self._env.cfg, "is_finite_horizon", False))
+
+    def _observation(self, groups: Mapping[str, Any]) -> Observation:
+        policy = _joined(self._policy, groups) if self._image is None else groups[next(iter(self._policy))]
+        return Observation(policy, _joined(self._critic, groups) if self._critic else None)
+
+    def close(self) -> None:
+        """Stop the simulator."""
+        if self in _open:
+            _open.remove(self)
+            self._stack.close()
+
+
+def _joined(spaces: Mapping[str, Space], groups: Mapping[str, Any]) -> Tensor:
+    parts = [flatten(space, groups[name]) for name, space in spaces.items()]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def env_spec(task: str, config: EnvConfig) -> EnvSpec:
+    """The spec of `task`: from this process' simulator, from the cache of specs, or from a worker that makes one."""
+    settings_text = json.dumps({"task": task, "kwargs": dict(config.kwargs), "limit": config.max_episode_steps})
+    name = hashlib.sha256(f"{version('isaaclab')} {settings_text}".encode()).hexdigest()[:24]
+    path = _cache_folder() / f"{name}.json"
+    try:
+        return EnvSpec.from_dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    env = WorkerEnv(task, config, 1, torch.device("cpu"))
+    env.close()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(env.spec.to_dict()))
+    temporary.replace(path)
+    return env.spec
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "isaac_lab"
+
+
+def _overrides(overrides: Mapping[str, Any]) -> list[str]:
+    """Overrides as on Isaac Lab's command line."""
+    return [
+        f"{name if name in _PRESETS else 'env.' + name}={settings.to_yaml(value).strip() if value is None else value}"
+        for name, value in settings.leaves(overrides).items()
+    ]
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep the tables that Isaac Lab prints while it starts; print them only if it fails."""
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    except BaseException:
+        sys.stderr.write(printed.getvalue())
+        raise
+
+
+class GlobalRandomState:
+    """A state of the global generators of torch, numpy and Python that belongs to one simulator.
+
+    Isaac Lab draws from them. Without a state of its own, its numbers would depend on everything else in the process
+    that draws.
+    """
+
+    def __init__(self) -> None:
+        self._own: Any = None
+
+    @contextmanager
+    def swapped_in(self) -> Generator[None]:
+        """Exchange the states of the global generators, and keep those of the simulator afterwards."""
+        others = _random_states()
+        if self._own is not None:
+            _set_random_states(self._own)
+        try:
+            yield
+        finally:
+            self._own = _random_states()
+            _set_random_states(others)
+
+
+def _random_states() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    cpu, cuda, numpy, python = states
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)
+    np.random.set_state(numpy)
+    random.setstate(python)

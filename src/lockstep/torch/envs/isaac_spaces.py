@@ -1,0 +1,81 @@
+"""Isaac Lab's observation and action spaces as flat tensors, without importing Isaac Lab."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from lockstep.envs.spec import ActionSpec
+from lockstep.errors import ConfigError
+
+Space = gymnasium.Space[Any]
+
+
+def flat_size(space: Space) -> int:
+    """Numbers of a flattened observation: choices are one-hot, parts follow each other in the space's order."""
+    match space:
+        case gymnasium.spaces.Box():
+            return math.prod(space.shape)
+        case gymnasium.spaces.Discrete():
+            return int(space.n)
+        case gymnasium.spaces.MultiDiscrete():
+            return int(space.nvec.sum())
+        case gymnasium.spaces.Dict() | gymnasium.spaces.Tuple():
+            return sum(flat_size(part) for _, part in _parts(space))
+        case _:
+            raise ConfigError(f"an observation is a {type(space).__name__}, which cannot be flattened")
+
+
+def flatten(space: Space, value: Any) -> Tensor:
+    """A batch of observations [B, ...] as float32 [B, O]."""
+    match space:
+        case gymnasium.spaces.Box():
+            return cast(Tensor, value).flatten(1).float()
+        case gymnasium.spaces.Discrete():
+            return one_hot(cast(Tensor, value).flatten().long(), int(space.n)).float()
+        case gymnasium.spaces.MultiDiscrete():
+            columns = cast(Tensor, value).flatten(1).long().unbind(1)
+            return torch.cat([one_hot(x, int(n)).float() for x, n in zip(columns, space.nvec, strict=True)], 1)
+        case _:
+            return torch.cat([flatten(part, value[name]) for name, part in _parts(space)], 1)
+
+
+def _parts(space: Any) -> list[tuple[Any, Space]]:
+    """The parts of a Dict or a Tuple, by name or index."""
+    spaces: Any = space.spaces
+    pairs: Any = spaces.items() if hasattr(spaces, "items") else enumerate(spaces)
+    return list(pairs)
+
+
+def image_shape(space: Space) -> tuple[int, int, int] | None:
+    """Channels, height and width of an observation that is an image of bytes; None for all others."""
+    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
+        channels, height, width = space.shape
+        return channels, height, width
+    return None
+
+
+def action_spec(space: Space) -> ActionSpec:
+    """The action of a space."""
+    match space:
+        case gymnasium.spaces.Box():
+            low, high = (np.broadcast_to(x, space.shape).ravel() for x in (space.low, space.high))
+            return ActionSpec("continuous", (math.prod(space.shape),), tuple(map(float, low)), tuple(map(float, high)))
+        case gymnasium.spaces.Discrete():
+            return ActionSpec("discrete", (int(space.n),))
+        case gymnasium.spaces.MultiDiscrete():
+            return ActionSpec("multi_discrete", tuple(int(n) for n in space.nvec))
+        case _:
+            raise ConfigError(f"an action is a {type(space).__name__}; known are Box, Discrete and MultiDiscrete")
+
+
+def groups_of(space: Space) -> Mapping[str, Space]:
+    """The groups of an observation, by name."""
+    if not isinstance(space, gymnasium.spaces.Dict):
+        raise ConfigError(f"an observation is a {type(space).__name__}, not a Dict of groups")
+    return dict(_parts(space))

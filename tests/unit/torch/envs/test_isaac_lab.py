@@ -1,0 +1,205 @@
+"""The adapter of Isaac Lab, with a simulator that has its traps: live buffers, a stale key, global generators."""
+
+import contextlib
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.config.env import EnvConfig
+from lockstep.errors import ConfigError
+from lockstep.torch.envs import isaac_lab
+from lockstep.torch.envs.isaac_lab import IsaacLabEnv
+
+CPU = torch.device("cpu")
+
+
+class Simulator:
+    """Positions that are drawn from the global generators; environment 0 ends every third step, by time."""
+
+    step_dt = 0.5
+    max_episode_length = 3
+    single_action_space = spaces.Box(-1, 1, (1,))
+    single_observation_space = spaces.Dict(
+        {"policy": spaces.Box(-1, 1, (1,)), "critic": spaces.Box(-1, 1, (2,)), "extra": spaces.Box(-1, 1, (1,))}
+    )
+
+    def __init__(self, num_envs, **config):
+        self.cfg = SimpleNamespace(**config)
+        self.num_envs = num_envs
+        self._reward = torch.zeros(num_envs)
+        self._truncated = torch.zeros(num_envs, dtype=torch.bool)
+        self.extras = {}
+        self.closed = False
+        self.actions = []
+
+    def reset(self, *, seed):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        self._position = torch.rand(self.num_envs) + float(np.random.rand()) + random.random()
+        self._count = 0
+        return self._groups(), {}
+
+    def step(self, action):
+        self.actions.append(action)
+        self._count += 1
+        self._position = self._position + action[:, 0] + torch.rand(self.num_envs)
+        self._reward.copy_(self._position)
+        self._truncated[0] = self._count % 3 == 0
+        if self._truncated.any():
+            self.extras["final_obs"] = self._groups()
+            self._position = torch.where(self._truncated, torch.zeros(()), self._position)
+        return self._groups(), self._reward, torch.zeros_like(self._truncated), self._truncated, self.extras
+
+    def _groups(self):
+        position = self._position[:, None]
+        return {"policy": position.clone(), "critic": torch.cat([position, -position], 1), "extra": 2 * position}
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Calls of `open_task`, and the simulators that they made."""
+    calls = []
+
+    @contextlib.contextmanager
+    def open_task(task, device, agent, overrides):
+        def make(*, num_envs, seed, final_obs):
+            assert final_obs
+            simulator = Simulator(num_envs, **getattr(open_task, "config", {}))
+            calls.append((task, device, overrides, simulator))
+            print("a table")
+            return SimpleNamespace(unwrapped=simulator)
+
+        yield SimpleNamespace(make=make)
+
+    open_task.calls = calls
+    monkeypatch.setattr(isaac_lab, "open_task", open_task)
+    return open_task
+
+
+def make(**settings):
+    return IsaacLabEnv("Isaac-Mine", num_envs=3, device=CPU, **settings)
+
+
+def test_groups_go_to_the_policy_and_to_the_critic(opened, capsys):
+    env = make()
+    assert (env.spec.observation_size, env.spec.critic_size, env.spec.max_episode_steps) == (1, 2, 3)
+    observation = env.reset([4, 5, 6])
+    assert torch.equal(observation.critic[:, :1], observation.policy)
+    env.close()
+    assert opened.calls[0][3].closed
+    assert capsys.readouterr().out == ""
+
+
+def test_groups_are_chosen_and_joined_in_the_order_of_the_setting(opened):
+    env = make(policy_keys=("extra", "policy"), critic_keys=("extra", "policy"))
+    assert (env.spec.observation_size, env.spec.critic_size) == (2, None)
+    observation = env.reset([4])
+    assert torch.equal(observation.policy[:, 0], 2 * observation.policy[:, 1])
+    assert observation.critic is None
+    env.close()
+
+
+def test_an_unknown_group_is_refused_with_those_that_exist(opened):
+    with pytest.raises(ConfigError, match=r"critic_keys=\['state'\].*policy, critic, extra|critic_keys.*critic, extra"):
+        make(critic_keys=("state",))
+    assert not isaac_lab._open
+    assert opened.calls[0][3].closed
+
+
+def test_final_observations_come_with_the_step_that_ended_an_episode_only(opened):
+    env = make()
+    env.reset([4])
+    found = [env.step(torch.zeros(3, 1)) for _ in range(7)]
+    assert [step.final is not None for step in found] == [False, False, True, False, False, True, False]
+    last = found[2].final.policy
+    assert last[0] != found[2].observation.policy[0]
+    assert torch.equal(last[1:], found[2].observation.policy[1:])
+    env.close()
+
+
+def test_the_simulator_has_random_numbers_of_its_own(opened):
+    """Neither what others draw changes them, nor do they change what others draw."""
+
+    def run(disturb):
+        env = make()
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        seen = [env.reset([4]).policy]
+        for _ in range(5):
+            if disturb:
+                torch.rand(3), np.random.rand(), random.random()
+            seen.append(env.step(torch.zeros(3, 1)).observation.policy)
+        env.close()
+        return torch.stack(seen), torch.rand(1), np.random.rand(), random.random()
+
+    quiet, *numbers = run(disturb=False)
+    disturbed, *_ = run(disturb=True)
+    assert torch.equal(quiet, disturbed)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    assert numbers == [torch.rand(1), np.random.rand(), random.random()]
+
+
+def test_the_end_of_a_finite_horizon_is_not_bootstrapped(opened):
+    opened.config = {"is_finite_horizon": True}
+    env = make()
+    env.reset([4])
+    step = [env.step(torch.zeros(3, 1)) for _ in range(3)][-1]
+    assert step.terminated[0]
+    assert not step.truncated.any()
+    env.close()
+
+
+def test_a_second_simulator_of_a_process_is_a_worker(opened, monkeypatch):
+    made = []
+    monkeypatch.setattr(isaac_lab, "WorkerEnv", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(isaac_lab.isaac, "current_id", lambda task: (task, ""))
+    first = isaac_lab.maker("Isaac-Mine")(num_envs=3, device=CPU)
+    isaac_lab.maker("Isaac-Mine")(num_envs=2, device=CPU, sim={"dt": 0.1})
+    assert made == [("Isaac-Mine", EnvConfig(kwargs={"sim": {"dt": 0.1}}), 2, CPU)]
+    first.close()
+    isaac_lab.maker("Isaac-Mine")(num_envs=2, device=CPU).close()
+    assert len(made) == 1
+
+
+def test_settings_of_the_task_become_overrides(opened):
+    env = make(sim={"dt": 0.1}, physics="newton_mjwarp", max_episode_steps=8)
+    _, device, overrides, simulator = opened.calls[0]
+    assert device == "cpu"
+    assert overrides == ["env.sim.dt=0.1", "physics=newton_mjwarp"]
+    assert simulator.cfg.episode_length_s == 4.0
+    env.close()
+
+
+def test_the_spec_is_read_once(monkeypatch, tmp_path):
+    env = SimpleNamespace(close=lambda: None)
+    made = []
+
+    def worker(task, config, num_envs, device):
+        made.append(task)
+        env.spec = isaac_lab.EnvSpec(4, isaac_lab.action_spec(spaces.Discrete(2)), "same_step", False)
+        return env
+
+    monkeypatch.setattr(isaac_lab, "WorkerEnv", worker)
+    monkeypatch.setattr(isaac_lab, "version", lambda package: "3.0.0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    specs = [isaac_lab.env_spec("Isaac-Mine", EnvConfig()) for _ in range(2)]
+    assert specs == [env.spec, env.spec]
+    assert made == ["Isaac-Mine"]
+    isaac_lab.env_spec("Isaac-Mine", EnvConfig(kwargs={"sim": {"dt": 0.1}}))
+    assert len(made) == 2
+    for file in tmp_path.rglob("*.json"):
+        file.write_text(json.dumps({"damaged": 1}))
+    isaac_lab.env_spec("Isaac-Mine", EnvConfig())
+    assert len(made) == 3

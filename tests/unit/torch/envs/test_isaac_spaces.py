@@ -1,0 +1,62 @@
+"""Observation and action spaces of Isaac Lab as flat tensors."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.envs.spec import ActionSpec
+from lockstep.errors import ConfigError
+from lockstep.torch.envs.isaac_spaces import action_spec, flat_size, flatten, groups_of, image_shape
+
+BOX = spaces.Box(-1, 1, (2,))
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [
+        (BOX, [[1.0, 2.0]], [[1, 2]]),
+        (spaces.Box(-1, 1, (2, 2)), [[[1.0, 2.0], [3.0, 4.0]]], [[1, 2, 3, 4]]),
+        (spaces.Discrete(3), [[2]], [[0, 0, 1]]),
+        (spaces.Discrete(3), [1], [[0, 1, 0]]),
+        (spaces.MultiDiscrete([2, 3]), [[1, 0]], [[0, 1, 1, 0, 0]]),
+    ],
+)
+def test_a_space_is_flattened(space, value, expected):
+    flat = flatten(space, torch.tensor(value))
+    assert flat.dtype == torch.float32
+    assert flat.tolist() == expected
+    assert flat_size(space) == len(expected[0])
+
+
+def test_parts_follow_each_other_in_the_order_of_the_space():
+    one, two = torch.tensor([[1.0, 2.0]]), torch.tensor([[0]])
+    pair = spaces.Tuple([BOX, spaces.Discrete(2)])
+    assert flatten(pair, (one, two)).tolist() == [[1, 2, 1, 0]]
+    named = spaces.Dict({"b": BOX, "a": spaces.Discrete(2)})
+    order = [key for key in named.spaces]
+    expected = {"b": [1, 2], "a": [1, 0]}
+    assert flatten(named, {"b": one, "a": two}).tolist() == [expected[order[0]] + expected[order[1]]]
+    assert flat_size(pair) == flat_size(named) == 4
+
+
+def test_actions_of_each_kind():
+    box = spaces.Box(np.float32(-2), np.float32(2), (3,))
+    assert action_spec(box) == ActionSpec("continuous", (3,), (-2.0,) * 3, (2.0,) * 3)
+    assert action_spec(spaces.Discrete(3)) == ActionSpec("discrete", (3,))
+    assert action_spec(spaces.MultiDiscrete([3, 2])) == ActionSpec("multi_discrete", (3, 2))
+    with pytest.raises(ConfigError, match="an action is a Dict"):
+        action_spec(spaces.Dict({"a": BOX}))
+
+
+def test_bytes_of_three_dimensions_are_an_image():
+    assert image_shape(spaces.Box(0, 255, (3, 8, 9), np.uint8)) == (3, 8, 9)
+    assert image_shape(spaces.Box(0, 1, (3, 8, 9))) is None
+    assert image_shape(BOX) is None
+
+
+def test_other_spaces_are_refused():
+    with pytest.raises(ConfigError, match="Text"):
+        flat_size(spaces.Text(3))
+    with pytest.raises(ConfigError, match="Dict of groups"):
+        groups_of(BOX)
