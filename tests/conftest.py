@@ -1,5 +1,6 @@
 """For all tests: GPU tests skip without a GPU, and no process outlives the tests that started it."""
 
+import gc
 import os
 import signal
 import time
@@ -32,6 +33,11 @@ _XLA_FLAGS = (
 _ALLOWED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _STARTED_AS_USERS_DO = ("real_start", "slow", "learning", "planted", "chaos", "hosts", "gpu")
 _reported: list[str] = []
+# What JAX compiles once is read again by the tests that follow in the same process.
+_COMPILATION_CACHE = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 
 
 def pytest_configure() -> None:
@@ -43,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the imported libraries and the collected tests from garbage collections: they stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures
@@ -95,7 +107,7 @@ def _left_behind() -> Iterator[tuple[int, str]]:
 
 
 @pytest.fixture(autouse=True, scope="module")  # before what a module makes once
-def _strict_jax(request: pytest.FixtureRequest) -> Iterator[None]:
+def _strict_jax(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests of JAX: four devices, one thread, and no array is stretched to another's rank in silence."""
     if not request.path.name.startswith(_USING_JAX) or find_spec("jax") is None:
         yield
@@ -108,5 +120,8 @@ def _strict_jax(request: pytest.FixtureRequest) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XLA_FLAGS", _XLA_FLAGS)
             jax.devices()
+        for name, value in _COMPILATION_CACHE.items():
+            jax.config.update(name, value)
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     with jax.numpy_rank_promotion("raise"):
         yield
