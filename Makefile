@@ -7,10 +7,10 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
-# Each file of tests runs on one of JOBS processes, or one more where most tests wait: those that start and stop processes
-# and watch clocks come together, after those that compute. What measures processor time runs with nothing beside it.
+# Each file of tests runs on one of JOBS processes, or of twice as many where most tests wait: those that start and stop
+# processes and watch clocks run together, after those that compute. What measures processor time runs alone.
 COMPUTING := -n $(JOBS) --dist loadfile --no-loadscope-reorder
-WAITING := -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder
+WAITING := -n $$(($(JOBS) * 2)) --dist loadfile --no-loadscope-reorder
 ALONE := $(wildcard tests/house/test_startup.py)
 CLOCKED := $(wildcard $(addprefix tests/ranks/test_,faults.py rendezvous.py resume.py collectives.py host_blocks.py \
 	preflight_of_ranks.py elastic_restart.py joined.py memory_growth.py jax_comm.py jax_train.py) \
@@ -42,7 +42,7 @@ test: setup  ## Prove each promise of the README once, on torch and JAX: five mi
 	exit $$code
 
 test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an environment without torch.
-	.venv-jax/bin/python -m pytest $(WAITING) $(JAX)
+	.venv-jax/bin/python -m pytest $(COMPUTING) $(JAX)
 
 test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
 	$(BIN)/python -m pytest tests/planted -m planted -n $(JOBS)
@@ -56,7 +56,7 @@ test-hosts: setup  ## Several hosts, made of network namespaces: everything abou
 test-learning: setup  ## Train until solved, many seeds.
 	$(BIN)/python -m pytest -m learning
 
-test-slow: setup  ## The tests that take minutes.
+test-slow: setup  ## Repeats of what `make test` proves once: by rank count, layout, launcher, variant; and long runs.
 	$(BIN)/python -m pytest -m slow
 
 test-gpu: setup  ## The tests that need a GPU; they skip without one.

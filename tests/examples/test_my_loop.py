@@ -73,7 +73,7 @@ def test_ranks_2(alone, examples, python):
     assert_same(result(2), alone)
 
 
-@pytest.mark.real_start
+@pytest.mark.slow
 def test_torchrun(alone, examples, python):
     torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     python(*torchrun, examples / "my_loop.py", "--updates", UPDATES)

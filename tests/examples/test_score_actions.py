@@ -42,6 +42,12 @@ def exported(path, kind):
     return policy, export(policy, data, path / "policy.onnx", "onnx").path
 
 
+@pytest.fixture(scope="module")
+def discrete(tmp_path_factory):
+    """A policy with named actions, and its file."""
+    return exported(tmp_path_factory.mktemp("discrete"), "discrete")
+
+
 def called(examples, path, *states):
     """What the example says to states, in a process without Lockstep."""
     command = [sys.executable, "-c", WITHOUT, examples / "score_actions.py", path, *states]
@@ -49,8 +55,8 @@ def called(examples, path, *states):
 
 
 @pytest.mark.parametrize("kind", ["discrete", "parametric"])
-def test_it_scores_without_lockstep(examples, tmp_path, kind):
-    policy, path = exported(tmp_path, kind)
+def test_it_scores_without_lockstep(examples, tmp_path, discrete, kind):
+    policy, path = discrete if kind == "discrete" else exported(tmp_path, kind)
     done = called(examples, path, '{"0": 0.02, "3": -1.5}', '{"1": 0.3}')
     assert done.returncode == 0, done.stderr
     state = torch.tensor([[0.02, 0, 0, -1.5], [0, 0.3, 0, 0]])
@@ -69,8 +75,8 @@ def test_it_scores_without_lockstep(examples, tmp_path, kind):
         assert best == names[scores.argmax()]
 
 
-def test_only_possible_actions_are_chosen(examples, tmp_path):
-    policy, path = exported(tmp_path, "discrete")
+def test_only_possible_actions_are_chosen(examples, discrete):
+    policy, path = discrete
     plain = called(examples, path, '{"0": 0.02}').stdout
     best = plain.rsplit("-> ", 1)[1].strip()
     others = [name for name in policy.info.actions if name != best]
@@ -89,8 +95,8 @@ def test_only_possible_actions_are_chosen(examples, tmp_path):
         ('{"0": 0.02, "possible_actions": ["left", "fly"]}', "unknown action fly; this policy knows left, right, up"),
     ],
 )
-def test_unknown_names_are_refused(examples, tmp_path, state, message):
-    done = called(examples, exported(tmp_path, "discrete")[1], '{"1": 0.3}', state)
+def test_unknown_names_are_refused(examples, discrete, state, message):
+    done = called(examples, discrete[1], '{"1": 0.3}', state)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", message)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from quick import others_slow
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "unit" / "cli" / "workflow_files"))
 from workflow_logs import parametric, rows, write  # noqa: E402
@@ -50,12 +52,12 @@ def only_run(folder):
     return json.loads((found / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("ranks", [pytest.param("1", marks=pytest.mark.slow), "2"])
+@pytest.mark.parametrize("ranks", others_slow(["1", "2"], "1"))
 def test_dqn(folder, ranks):
-    code, said = start(folder, "lockstep", "offline", "train", "dqn.json", "--ranks", ranks, "--set", "epochs=3")
+    code, said = start(folder, "lockstep", "offline", "train", "dqn.json", "--ranks", ranks, "--set", "epochs=1")
     assert code == 0, said
     told = only_run(folder)
-    assert (told["status"], told["world_size"], told["env_steps"]) == ("finished", int(ranks), 3 * 400)
+    assert (told["status"], told["world_size"], told["env_steps"]) == ("finished", int(ranks), 400)
     assert "learner: dqn (actions: 0, 1)" in said
     assert (folder / "training_data" / "state_features_norm.json").exists()
     assert list((folder / "outputs").iterdir())

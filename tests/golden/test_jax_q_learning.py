@@ -22,6 +22,7 @@ from lockstep.jax.value_losses import (  # noqa: E402
     td_target,
 )
 from lockstep.run import NetworkConfig  # noqa: E402
+from quick import others_slow  # noqa: E402
 
 
 def given(case, *names):
@@ -35,7 +36,7 @@ def test_projection_table(case):
     assert result.dtype == np.float32
 
 
-@pytest.mark.parametrize("atoms", [2, 3, 51, 101])
+@pytest.mark.parametrize("atoms", others_slow([2, 3, 51, 101], 51))
 def test_projection_equals_the_papers_algorithm(atoms):
     inputs = q_cases.random_distributions(64, atoms)
     result = np.asarray(jax.jit(categorical_projection)(*inputs))
@@ -60,7 +61,10 @@ def test_quantile_huber_table(case):
     np.testing.assert_array_equal(result, *q_cases.arrays(case, "loss"))
 
 
-@pytest.mark.parametrize(("count", "targets", "kappa"), [(1, 1, 1.0), (5, 8, 1.0), (200, 200, 1.0), (32, 32, 0.5)])
+@pytest.mark.parametrize(
+    ("count", "targets", "kappa"),
+    others_slow([(1, 1, 1.0), (5, 8, 1.0), (200, 200, 1.0), (32, 32, 0.5)], (5, 8, 1.0), several=True),
+)
 def test_quantile_huber_equals_the_papers_equation(count, targets, kappa):
     draws = np.random.default_rng(count)
     theta, wanted = (3 * draws.standard_normal((4, n), np.float32) for n in (count, targets))

@@ -9,6 +9,7 @@ TORCHRUN = (
 )
 
 
+@pytest.mark.hosts
 @pytest.mark.parametrize(("command", "ranks"), [(DOCTOR, 4), (TORCHRUN, 2)], ids=["ours", "torchrun"])
 def test_two_machines_are_told_in_one_table(network, command, ranks):
     hosts = network(2).hosts
@@ -26,6 +27,7 @@ def test_two_machines_are_told_in_one_table(network, command, ranks):
         assert sum(words in line for line in told) == 1, said
 
 
+@pytest.mark.hosts
 def test_ranks_of_another_version_end_the_doctor_with_2(network):
     """Their nodes are alike; the ranks themselves compare what they import."""
     both = network(2)

@@ -71,7 +71,8 @@ def without_ppo(settings):
     return [pair for pair in pairs if not pair[1].startswith(("algorithm.num_epochs", "algorithm.num_minibatches"))]
 
 
-@pytest.mark.parametrize("own_name", ["address", pytest.param("127.0.1.1", marks=pytest.mark.hosts)])
+@pytest.mark.hosts
+@pytest.mark.parametrize("own_name", ["address", "127.0.1.1"])
 def test_ppo_on_two_hosts_comes_to_the_bits_of_one_process(network, one_host, own_name):
     hosts = network(2, own_name=own_name)
     ended_well(*pair(hosts, "--task=CartPole-v1", **CARTPOLE))
@@ -145,6 +146,7 @@ def test_mistakes_are_told_on_both_hosts(network):
     refused(*commands, each=["--node-rank 0 is .*", "--coordinator_address|--node-rank 0 is"])
 
 
+@pytest.mark.hosts
 def test_one_process_is_what_two_hosts_are_compared_with(tmp_path):
     """The comparison itself can fail: another seed comes to other bits."""
     assert WITHIN_S > 0

@@ -10,6 +10,7 @@ needs_mpich = pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="
 MPIRUN = "mpirun.openmpi --allow-run-as-root --oversubscribe --host alpha:2,beta:2 -n 4"
 
 
+@pytest.mark.hosts
 @needs_open_mpi
 def test_mpirun_over_two_hosts_needs_no_further_flag(network, one_host):
     hosts = network(2)

@@ -39,12 +39,13 @@ def test_two_hosts_meet_at_an_endpoint_whatever_their_names_resolve_to(network, 
     hosts = network(2, own_name=own_name)
     alpha, beta = hosts.hosts
     ended_well(
-        train(alpha, flags=f"--node-rank 0 --rdzv-endpoint {endpoint}:5555"),
-        train(beta, flags="--node-rank 1 --rdzv-endpoint alpha:5555"),
+        train(alpha, ranks=1, flags=f"--node-rank 0 --rdzv-endpoint {endpoint}:5555"),
+        train(beta, ranks=1, flags="--node-rank 1 --rdzv-endpoint alpha:5555"),
     )
-    same_bits(one_host("cartpole"), only_run(hosts), ranks=4, hosts=2)
+    same_bits(one_host("cartpole"), only_run(hosts), ranks=2, hosts=2)
 
 
+@pytest.mark.hosts
 @pytest.mark.parametrize(
     "before", ["empty", *(pytest.param(it, marks=pytest.mark.hosts) for it in ("nothing", "stale"))]
 )
@@ -67,6 +68,7 @@ def test_two_hosts_meet_through_a_file(network, one_host, before):
     assert not (hosts.shared / "run7").exists(), "the file of a run that is over is left"
 
 
+@pytest.mark.hosts
 def test_four_hosts_whose_ranks_the_rendezvous_assigns(network, one_host):
     hosts = network(4)
     flags = "--rdzv-endpoint alpha:5555"

@@ -104,6 +104,7 @@ def alone(two, made, *more):
     return folder / "run"
 
 
+@pytest.mark.hosts
 def test_each_host_learns_from_its_own_part(network, tmp_path):
     two = Two(network(2))
     parts = rows(range(25)), rows(range(25, EPISODES), scale=4.0)
@@ -142,6 +143,7 @@ def test_copies_in_another_order_are_the_same_data_and_give_the_bits_of_one_host
     same_policy(two.run_dir(), one)
 
 
+@pytest.mark.hosts
 def test_data_that_overlaps_in_part_is_refused_on_both(network):
     two = Two(network(2))
     two.hold(rows(range(25)), rows(range(20, EPISODES)))

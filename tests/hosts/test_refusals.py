@@ -50,6 +50,7 @@ def test_other_settings_on_one_node_are_named(network):
     )
 
 
+@pytest.mark.hosts
 @pytest.mark.parametrize(
     ("package", "name"), [("torch", "torch"), pytest.param("lockstep_rl", "lockstep", marks=pytest.mark.hosts)]
 )
@@ -66,6 +67,7 @@ def test_another_version_on_one_node_is_named(network, package, name):
     )
 
 
+@pytest.mark.hosts
 def test_other_numbers_of_nodes(network):
     hosts = network(2)
     refused(

@@ -14,6 +14,7 @@ KUBERNETES = ["lockstep", "submit", "--on", "kubernetes", "--nnodes", "2", "--np
 KUBERNETES += ["--image", "none", "--claim", "none", "--dry-run", "--mount"]
 
 
+@pytest.mark.hosts
 def test_launchers_started_through_ssh_train_together(network, one_host):
     hosts = network(2)
     hosts.serve_shells()

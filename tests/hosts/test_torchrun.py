@@ -23,6 +23,7 @@ def pair(network: Network) -> tuple[list[str], list[str]]:
     return MAIN.split() + small(), OTHER.replace("IP_OF_MAIN", network.hosts[0].address).split() + small()
 
 
+@pytest.mark.hosts
 @pytest.mark.parametrize("own_name", ["address", pytest.param("127.0.1.1", marks=pytest.mark.hosts)])
 def test_the_published_pair_trains_with_no_further_flag_and_comes_to_the_bits_of_one_host(network, one_host, own_name):
     hosts = network(2, own_name=own_name)
@@ -30,6 +31,7 @@ def test_the_published_pair_trains_with_no_further_flag_and_comes_to_the_bits_of
     same_bits(one_host("--task=CartPole-v1"), only_run(hosts), ranks=4, hosts=2)
 
 
+@pytest.mark.hosts
 def test_where_host_names_mean_localhost_every_node_is_told_the_command_that_works(network, one_host):
     hosts = network(2, own_name="localhost")
     hosts.hosts[1].run("true")  # torchrun takes nodes with one name and one process id for one node, and waits for ever

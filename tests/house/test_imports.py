@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,18 @@ def imports_of(tree: ast.Module, module: str, path: str, modules: set[str]) -> I
     yield from walk(tree, lazy=False)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def read_imports() -> list[Import]:
     files = {module_name(path): path for path in sorted(SOURCE.glob("lockstep/**/*.py"))}
     return [
         found
         for module, path in files.items()
-        for found in imports_of(ast.parse(path.read_text()), module, str(path.relative_to(SOURCE)), set(files))
+        for found in imports_of(tree_of(path), module, str(path.relative_to(SOURCE)), set(files))
     ]
 
 
@@ -196,7 +203,7 @@ def test_only_the_collectives_of_jax_name_an_axis_or_a_collective():
     naming = {
         module_name(path)
         for path in SOURCE.glob("lockstep/jax/**/*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if (isinstance(node, ast.Attribute) and node.attr in names)
         or (isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names})
     }
@@ -209,7 +216,7 @@ def test_only_the_collectives_of_torch_name_torch_distributed():
     named = {
         str(path.relative_to(SOURCE / "lockstep"))
         for path in SOURCE.glob("lockstep/**/*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.distributed")
     }
     assert all(path.startswith("torch/collectives/") for path in named)

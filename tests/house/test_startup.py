@@ -63,7 +63,7 @@ def test_names_of_the_package():
     """`lockstep.train` is called, holds a function of its name, and is imported under any of its names in any order."""
     asserted = (
         "assert lockstep.train.train is train and callable(lockstep.train) and module is lockstep.train\n"
-        "assert lockstep.__version__ == version('lockstep-rl') and lockstep.Comm.__name__ == 'Comm'\n"
+        "assert lockstep.__version__ == version('lockstep-rl')\n"
         "assert set(lockstep.__all__) <= set(dir(lockstep))"
     )
     first = ["import lockstep; lockstep.train", "import lockstep.train as module", "from lockstep import train"]

@@ -6,11 +6,13 @@ from importlib.util import find_spec
 
 import pytest
 
+from quick import others_slow
+
 OTHERS = {"torch": ("jax", "jaxlib", "optax"), "jax": ("torch",)}
 
 
 @pytest.mark.parametrize("framework", OTHERS)
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", others_slow(["ppo", "dqn"], "ppo"))
 def test_a_run_imports_its_own_framework_only(tmp_path, framework, algo):
     if find_spec("torch") is None or find_spec("jax") is None:
         pytest.skip("needs both frameworks")

@@ -28,6 +28,7 @@ CASES = {
     "wide": (PIXELS, {"encoder": "wide", "features": 16}),
     "impala": (PIXELS, {"encoder": "impala", "features": 16}),
 }
+QUICK = ("separate", "nature")
 
 
 def both(image, network, action="discrete"):
@@ -56,7 +57,7 @@ def jaxs_loss(policy, precision="float32"):
     return loss
 
 
-@pytest.mark.parametrize("case", others_slow(CASES, "separate", "shared", "nature"))
+@pytest.mark.parametrize("case", others_slow(CASES, *QUICK))
 def test_outputs_and_gradients_are_those_of_torch(case):
     mine, theirs = both(*CASES[case])
     observation, action = observed(theirs.spec), acted(theirs.spec)
@@ -113,7 +114,7 @@ def test_bfloat16_is_near_torchs(case):
     assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("case", ["separate", "shared", "elu", "nature", "pixels in a row"])
+@pytest.mark.parametrize("case", others_slow(["separate", "shared", "elu", "nature", "pixels in a row"], *QUICK))
 def test_actors_act_alike(case):
     mine, theirs = both(*CASES[case])
     observation = np.stack([observed(theirs.spec, seed=k) for k in range(2)])

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from quick import others_slow
+
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
@@ -27,6 +29,7 @@ HEADS = [
     for noisy in (False, True)
 ]
 IMAGES = [({"dueling": True, "noisy": True}, PIXELS), ({"value_distribution": "categorical"}, PIXELS)]
+QUICK = [HEADS[0], HEADS[7], HEADS[8], IMAGES[0]]  # plain; dueling noisy categorical; quantile; images
 
 
 def named(case):
@@ -46,7 +49,7 @@ def both(heads, image=None):
     return mine, theirs
 
 
-@pytest.mark.parametrize("case", [*HEADS, *IMAGES], ids=named)
+@pytest.mark.parametrize("case", others_slow([*HEADS, *IMAGES], *QUICK), ids=named)
 def test_outputs_and_gradients_are_those_of_torch(case):
     mine, theirs = both(*case)
     observation = observed(theirs.spec)

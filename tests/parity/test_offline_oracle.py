@@ -19,6 +19,7 @@ from lockstep.torch.offline.cloning import Cloning
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.world import World
 from logged_policies import SMALL, draws, part, policy_for
+from quick import others_slow
 
 SHARDS, ROWS, STEPS, EPOCHS = 2, 8, 50, 5
 BASE = OfflineDQNConfig(
@@ -39,6 +40,7 @@ VARIANTS = {
     "cloning": {},
     "cloning smoothed": {"label_smoothing": 0.2, "policy": "greedy", "estimate": True},
 }
+QUICK = ("double dueling", "sarsa", "n-step", "bcq softmax", "bce", "cloning smoothed")
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +194,7 @@ def rate_of(c, step, total):
     return c.learning_rate * (1 - step / total if c.learning_rate_schedule == "linear" else 1)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", others_slow(VARIANTS, *QUICK))
 def test_gradient_steps_are_those_of_the_equations(variant, tmp_path):
     cloning = variant.startswith("cloning")
     c = replace(CLONING if cloning else BASE, **VARIANTS[variant])

@@ -20,6 +20,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import World
+from quick import others_slow
 
 ROWS, BATCH, STEPS, SHARDS, PADDING = 300, 24, 50, 2, 3
 BASE = OfflineDQNConfig(batch_size=BATCH, learning_rate=3e-3, gamma=0.9, target_rate=0.1, temperature=0.5)
@@ -34,6 +35,7 @@ VARIANTS = {
     "sgd": {"optimizer": "sgd", "l2_decay": 0.01, "learning_rate": 0.02, "learning_rate_schedule": "linear"},
     "decay": {"l2_decay": 0.1, "learning_rate_schedule": "exponential", "learning_rate_decay": 0.5},
 }
+QUICK = ("double", "sarsa", "dueling cql", "softmax n-step")
 
 
 @pytest.fixture(autouse=True)
@@ -186,7 +188,7 @@ def drawn(dataset, c, random):
     return found
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", others_slow(VARIANTS, *QUICK))
 def test_gradient_steps_are_those_of_the_equations(tmp_path, variant):
     c = replace(BASE, **VARIANTS[variant])
     dataset = made(tmp_path, c)

@@ -217,6 +217,12 @@ def runs_of_selected_tests(request: Any, runs: dict[str, Run], always: tuple[str
     return {name: run for name, run in runs.items() if name in named or name in always}
 
 
+def slow_tests_selected(request: Any) -> bool:
+    """Whether a selected test of the module is marked `slow`."""
+    items = [item for item in request.session.items if item.module is request.module]
+    return any("slow" in item.keywords for item in items)
+
+
 def lines(folder: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """A JSON-lines file of a run directory."""
     return [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]

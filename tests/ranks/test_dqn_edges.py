@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import job, lines, small_dqn, train_all
+from running import job, lines, slow_tests_selected, small_dqn, train_all
 
 from lockstep.run import dump
+from quick import others_slow
 
 ENVS = Path(__file__).with_name("rank_envs.py")
 STEPS = {"num_steps": 1, "total_steps": 640, "learning_starts": 64, "batch_size": 32}
@@ -27,12 +28,15 @@ RUNS = {
     "mapped": small_dqn("CartPole-v1", **STEPS),
     "in memory": small_dqn("CartPole-v1", **STEPS),
 }
+QUICK = ("longer than an episode", "mapped", "in memory")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(request, tmp_path_factory):
+    """The runs that the selected tests need: each job, and what its ranks saw."""
     folder = tmp_path_factory.mktemp("edges")
-    jobs = {name: job(run, folder, name) for name, run in RUNS.items()}
+    names = RUNS if slow_tests_selected(request) else QUICK
+    jobs = {name: job(RUNS[name], folder, name) for name in names}
     from lockstep.run import override
 
     jobs["mapped"].run = override(RUNS["mapped"], {"replay_path": str(folder / "replay")})
@@ -40,7 +44,7 @@ def trained(tmp_path_factory):
     return {name: (jobs[name], told[name]) for name in jobs}
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", others_slow(RUNS, *QUICK))
 def test_it_learns_to_the_end(trained, name):
     one, outcomes = trained[name]
     run = one.run

@@ -1,9 +1,10 @@
 """DQN: 1 == 2 == 4 ranks, bit for bit after 200 gradient steps, and honestly so: each rank learns from its part."""
 
 import pytest
-from running import job, lines, runs_of_selected_tests, small_dqn, timeless, train_all
+from running import job, lines, runs_of_selected_tests, slow_tests_selected, small_dqn, timeless, train_all
 
 from lockstep.run import Run
+from quick import others_slow
 
 OWN = {"num_shards": 4, "dueling": True}
 RUNS: dict[str, Run] = {
@@ -16,7 +17,7 @@ RUNS: dict[str, Run] = {
     "uneven": small_dqn("CartPole-v1", num_shards=3, num_envs=12, batch_size=24, capacity=510),
 }
 WORLDS = (1, 2, 4)
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("same step", "quantile")]
+NAMES = others_slow(["prioritized", "noisy", "uniform", "same step", "quantile"], "prioritized")
 ON_FOUR = ("prioritized", "noisy")
 
 
@@ -24,9 +25,12 @@ ON_FOUR = ("prioritized", "noisy")
 def trained(request, tmp_path_factory):
     """Every run that is asked for, on every number of ranks: what each rank saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
-    selected = runs_of_selected_tests(request, RUNS, ("prioritized", "other seed", "uniform", "uneven"))
+    slow = ("uniform", "uneven") if slow_tests_selected(request) else ()
+    selected = runs_of_selected_tests(request, RUNS, ("prioritized", "other seed", *slow))
     for ranks in WORLDS:
         jobs = {n: job(run, folder, f"{n}-{ranks}") for n, run in selected.items() if ranks < 4 or n in ON_FOUR}
+        if ranks > 1:
+            jobs.pop("other seed")
         if ranks == 2:
             jobs["gloo"] = job(RUNS["prioritized"], folder, "gloo", shared_memory=False)
         told = train_all(ranks, jobs)
@@ -44,7 +48,7 @@ def fingerprints(trained, name: str) -> set[str]:
     return set(found)
 
 
-@pytest.mark.parametrize("name", ["prioritized", "noisy", "uniform", *SLOW])
+@pytest.mark.parametrize("name", NAMES)
 def test_any_number_of_ranks_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the number of ranks"
     folders = [one.folder for (of, _), (one, _) in trained.items() if of == name]
@@ -55,6 +59,7 @@ def test_any_number_of_ranks_gives_the_same_bits(trained, name):
     assert all(one == played[0] for one in played), "evaluations depend on the number of ranks"
 
 
+@pytest.mark.slow
 def test_shards_dealt_unevenly_give_the_same_bits(trained):
     assert len(fingerprints(trained, "uneven")) == 1
 
@@ -66,6 +71,10 @@ def test_messages_give_the_same_bits_as_shared_memory(trained):
 def test_parameters_moved_and_elsewhere_with_another_seed(trained):
     assert all(outcome.moved for _, outcomes in trained.values() for outcome in outcomes)
     assert fingerprints(trained, "prioritized") != fingerprints(trained, "other seed")
+
+
+@pytest.mark.slow
+def test_uniform_sampling_gives_other_bits(trained):
     assert fingerprints(trained, "prioritized") != fingerprints(trained, "uniform")
 
 

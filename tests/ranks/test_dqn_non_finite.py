@@ -9,14 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_numbers import ENVS, LENGTH, SHARDS
-from running import job, lines, small_dqn, timeless, train_all
+from running import job, lines, slow_tests_selected, small_dqn, timeless, train_all
 from safetensors.numpy import load_file
 
 from lockstep.record.checkpoint import find
+from quick import others_slow
 
 AT = 30  # step of the environment, and iteration of the run
 FAULTS = {"reward nan": {}, "reward -inf": {}, "observation nan": {}, "reward 1e30": {"loss": "mse"}}
 MODES = ("stop", "skip")
+QUICK = ("reward nan", "reward 1e30")
+NAMES = [f"{fault} {mode}" for fault in FAULTS for mode in MODES]
+QUICK_NAMES = [name for name in NAMES if name.rpartition(" ")[0] in QUICK]
 
 
 def broken(fault, mode, **changes):
@@ -26,14 +30,15 @@ def broken(fault, mode, **changes):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Every fault in both modes on 1 and 2 ranks: what each rank saw, and where."""
+def trained(request, tmp_path_factory):
+    """Every fault that the selected tests need, in both modes on 1 and 2 ranks: what each rank saw, and where."""
     found = {}
+    faults = FAULTS if slow_tests_selected(request) else {fault: FAULTS[fault] for fault in QUICK}
     for ranks in (1, 2):
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         jobs = {
             f"{fault} {mode}": job(broken(fault, mode, **changes), folder, f"{fault} {mode}")
-            for fault, changes in FAULTS.items()
+            for fault, changes in faults.items()
             for mode in MODES
         }
         jobs["healthy"] = job(broken("", "skip"), folder, "healthy")
@@ -46,7 +51,7 @@ def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("name", [*(f"{fault} {mode}" for fault in FAULTS for mode in MODES), "healthy"])
+@pytest.mark.parametrize("name", others_slow([*NAMES, "healthy"], *QUICK_NAMES, "healthy"))
 def test_any_number_of_ranks_does_the_same(trained, name):
     (alone,), folder = trained[name, 1]
     outcomes, other = trained[name, 2]
@@ -61,8 +66,10 @@ def test_any_number_of_ranks_does_the_same(trained, name):
     ("fault", "words"),
     [
         ("reward nan", "environment 13 gave a reward that is not finite (nan)"),
-        ("reward -inf", "environment 13 gave a reward that is not finite (-inf)"),
-        ("observation nan", "environment 13 gave an observation that is not finite (nan)"),
+        pytest.param("reward -inf", "environment 13 gave a reward that is not finite (-inf)", marks=pytest.mark.slow),
+        pytest.param(
+            "observation nan", "environment 13 gave an observation that is not finite (nan)", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_stopping_names_rank_environment_and_step(trained, fault, words):
@@ -80,7 +87,7 @@ def test_stopping_names_rank_environment_and_step(trained, fault, words):
     assert not np.isfinite(column[:, 13 - ENVS // SHARDS]).all(), "what is saved is not what was wrong"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", others_slow(FAULTS, *QUICK))
 def test_skipping_goes_on_to_the_end_and_poisons_nothing(trained, fault):
     outcomes, folder = trained[f"{fault} skip", 2]
     assert [one.error for one in outcomes] == ["", ""]

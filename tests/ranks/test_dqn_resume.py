@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from running import job, lines, small_dqn, timeless, train_all
 
+from quick import others_slow
+
 TASKS = {"CartPole-v1": {}, "image_envs:Dot": {"encoder": "small", "features": 16, "capacity": 384}}
 HOW = {
     "replay": {},
     "noisy": {"noisy": True, "value_distribution": "quantile", "num_quantiles": 5},
     "soft": {"target_rate": 0.05, "prioritized": False, "learning_rate_schedule": "linear"},
 }
-KINDS = [("CartPole-v1", "replay"), ("image_envs:Dot", "replay")]
-MORE = [("CartPole-v1", "noisy"), ("CartPole-v1", "soft")]
+KINDS = [("CartPole-v1", "replay")]
+MORE = [("image_envs:Dot", "replay"), ("CartPole-v1", "noisy"), ("CartPole-v1", "soft")]
 
 
 def pinned(task, how="replay", **changes):
@@ -37,7 +39,7 @@ def cut(request, tmp_path_factory):
     return {kind: (Path(jobs[*kind, "whole"].folder), Path(jobs[*kind, "cut"].folder)) for kind in request.param}
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("ranks", others_slow([1, 3, 4], 1))
 def test_resumed_on_any_number_of_ranks_it_ends_as_if_never_stopped(cut, ranks, tmp_path):
     jobs = {}
     for kind, (_, folder) in cut.items():
@@ -72,6 +74,7 @@ def test_without_the_replay_in_its_checkpoint_it_fills_a_new_one_before_it_learn
     assert len(fingerprints) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [KINDS], indirect=True, ids=["some"])
 def test_a_mapped_replay_is_resumed_as_any_other(cut, tmp_path):
     changes = {"replay_path": str(tmp_path / "replay")}

@@ -9,7 +9,13 @@ from dqn_seams import TOTAL, config, run_seams
 from running import lines
 from seam_world import make_rollout, run_selected, same
 
+from quick import others_slow
+
 BATCH = 16  # environment steps of an iteration of the whole runs
+
+
+# Whole runs, of which a session that both backends share decides: in JAX they take seconds to compile.
+slow_in_jax = pytest.mark.parametrize("seam", others_slow(["torch", "jax"], "torch"), indirect=True)
 
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
@@ -30,6 +36,7 @@ def test_start_equal(seam):
     assert same(compared, first["target"]), "whether the target networks are equal is never asked"
 
 
+@slow_in_jax
 def test_initialized_from(seam):
     ranks = seam["initialized_from"]
     assert [rank["error"] for rank in ranks] == ["", ""], "ranks went on from different policies"
@@ -121,6 +128,7 @@ def test_exploration(seam):
     assert np.allclose(ranks[0]["epsilon"], expected, atol=1e-6), "epsilon is not driven by global steps"
 
 
+@slow_in_jax
 def test_solved_by_all(seam):
     ranks = seam["solved_by_all"]
     assert [rank["error"] for rank in ranks] == ["", ""], "ranks decided apart whether the task is solved"
@@ -130,6 +138,7 @@ def test_solved_by_all(seam):
         assert rank["summary"]["eval_return_mean"] == 1.0
 
 
+@slow_in_jax
 def test_signal_stops_all(seam):
     ranks = seam["signal_stops_all"]
     assert [rank["error"] for rank in ranks] == ["", ""], "a signal to one rank was not told to the other"

@@ -98,8 +98,9 @@ def equal_to(undisturbed, run_dir):
 
 @pytest.mark.parametrize(
     "share",
-    [pytest.param("0", marks=pytest.mark.slow, id="its store shared"), pytest.param("1", id="a store of its own")],
+    [pytest.param("0", id="its store shared"), pytest.param("1", id="a store of its own")],
 )
+@pytest.mark.slow
 def test_a_killed_rank_is_started_again_and_the_run_goes_on_exactly(undisturbed, share, tmp_path):
     """With the directory named: the second start is not refused because it exists."""
     said = finished(

@@ -118,8 +118,8 @@ class Run:
     ("fault", "code", "words"),
     [
         ("raise", 1, ["rank 1", "ValueError: the motor is hot"]),
-        ("3", 3, ["rank 1 exited with code 3"]),
-        ("0", 1, ["rank 1"]),
+        pytest.param("3", 3, ["rank 1 exited with code 3"], marks=pytest.mark.slow),
+        pytest.param("0", 1, ["rank 1"], marks=pytest.mark.slow),
         ("kill", 137, ["rank 1 was killed by SIGKILL"]),
     ],
 )
@@ -156,7 +156,6 @@ def test_a_stopped_rank_is_told_from_a_dead_one(tmp_path):
     assert "rank 1 is stopped (SIGSTOP) in env.step" in run.text
 
 
-@pytest.mark.real_start
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_nothing_else(tmp_path):
     """4 pinned shards: the run that never stopped may have had any number of ranks, here one."""
     changes = {"num_shards": 4, "total_steps": 12 * 128, "log_every": 128, "checkpoint_every": 4 * 128}
@@ -181,6 +180,7 @@ def test_a_rank_that_stalls_under_torchrun_is_named_too(tmp_path):
     assert "rank 1 has been in env.step" in run.text
 
 
+@pytest.mark.slow
 def test_a_rank_killed_under_torchrun_is_named_too(tmp_path):
     run = Run(tmp_path, "kill", launcher="torchrun")
     run.wait(START_S + 10)
@@ -191,7 +191,7 @@ def test_a_rank_killed_under_torchrun_is_named_too(tmp_path):
     ("number", "code", "name"),
     [
         (signal.SIGINT, 130, "SIGINT"),
-        (signal.SIGTERM, 143, "SIGTERM"),
+        pytest.param(signal.SIGTERM, 143, "SIGTERM", marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 138, "SIGUSR1", marks=pytest.mark.slow),
     ],
 )

@@ -25,7 +25,8 @@ RUNS = {
     "ppo": small("image_envs:Dot", encoder="nature", **PICTURES, **PPO),
 }
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("rainbow", "large", "ppo")]
+# Quick: the same of vectors (test_exactness.py, test_dqn_exactness.py), and steps on images (tests/parity, tests/unit).
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def trained(request, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("name", ["dqn", *SLOW])
+@pytest.mark.parametrize("name", RUNS)
 def test_any_number_of_ranks_gives_the_same_bits(trained, name):
     found = []
     for ranks in WORLDS:
@@ -57,7 +58,7 @@ def test_any_number_of_ranks_gives_the_same_bits(trained, name):
     assert played[0] == played[1] == played[2], "evaluations depend on the number of ranks"
 
 
-@pytest.mark.parametrize("name", ["dqn", SLOW[-1]])
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_every_rank_does_its_part_of_the_work_and_no_more(trained, name):
     run = RUNS[name]
     learned = run.total_steps

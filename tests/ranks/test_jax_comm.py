@@ -18,6 +18,8 @@ pytest.importorskip("jax")
 
 import jax_comm_calls as called
 
+from quick import others_slow
+
 WAYS = ("memory", "mixed", "messages", "devices", "gloo", "gloo devices")
 
 
@@ -27,7 +29,7 @@ def expected_sum(num_shards, scale):
     return tree_sum(leaves, (0, num_shards), np.add)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", others_slow(WAYS, "memory", "messages", "devices"))
 def test_collectives(way):
     ranks = spawn(called.everything, 2, (free_port(), way, 4), timeout_s=120)
     devices = 4 if "devices" in way else 2
@@ -69,14 +71,19 @@ def test_collectives(way):
 
 @pytest.mark.parametrize(
     ("size", "num_shards", "way"),
-    [(2, 5, "memory"), (2, 5, "python"), (2, 7, "devices"), (3, 7, "messages"), (2, 5, "gloo"), (4, 4, "memory")],
+    others_slow(
+        [(2, 5, "memory"), (2, 5, "python"), (2, 7, "devices"), (3, 7, "messages"), (2, 5, "gloo"), (4, 4, "memory")],
+        (2, 5, "memory"),
+        (3, 7, "messages"),
+        several=True,
+    ),
 )
 def test_uneven_shards_have_the_bits_of_the_tree(size, num_shards, way):
     for total in spawn(called.sums, size, (free_port(), way, num_shards), timeout_s=120):
         np.testing.assert_array_equal(total, expected_sum(num_shards, 0.3))
 
 
-@pytest.mark.parametrize("way", ["memory", "mixed", "messages", "devices"])
+@pytest.mark.parametrize("way", others_slow(["memory", "mixed", "messages", "devices"], "memory", "messages"))
 def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
     for rank, said in enumerate(spawn(called.differ, 2, (free_port(), way), timeout_s=60)):
         mine, other = (("learn", "log"), ("log", "learn"))[rank]
@@ -111,6 +118,7 @@ def test_unequal_arrays_and_equal_data_are_named():
         assert found["data"].startswith("ranks 0, 1 collected the same data")
 
 
+@pytest.mark.slow
 def test_comms_one_after_another_meet_at_the_same_port():
     first, second = spawn(called.one_port, 2, (free_port(),), timeout_s=90)
     assert (first[1], second[1]) == ("PeerError", "KeyError")
@@ -120,7 +128,12 @@ def test_comms_one_after_another_meet_at_the_same_port():
 
 @pytest.mark.parametrize(
     ("way", "victim"),
-    [("memory", 1), ("memory", 0), ("python", 1), ("messages", 1), ("messages", 0), ("devices", 1), ("gloo", 1)],
+    others_slow(
+        [("memory", 1), ("memory", 0), ("python", 1), ("messages", 1), ("messages", 0), ("devices", 1), ("gloo", 1)],
+        ("memory", 1),
+        ("messages", 1),
+        several=True,
+    ),
 )
 def test_a_dead_peer_is_noticed_and_named_within_two_seconds(tmp_path, way, victim):
     with pytest.raises(RunError, match=rf"rank {victim} was killed by SIGKILL"):
@@ -134,19 +147,22 @@ def test_a_dead_peer_is_noticed_and_named_within_two_seconds(tmp_path, way, vict
         assert number == str(victim)
 
 
+@pytest.mark.slow
 def test_the_end_of_jaxs_coordinator_ends_all():
     """JAX itself aborts the others then: no words of ours, but an end, soon, and not with 0."""
     with pytest.raises(RunError, match="rank 0 was killed by SIGKILL"):
         spawn(called.peer_dies, 2, (free_port(), "/tmp", "gloo", 0), timeout_s=30)
 
 
-@pytest.mark.parametrize("way", ["memory", "gloo"])
+@pytest.mark.parametrize("way", others_slow(["memory", "gloo"], "memory"))
 def test_an_error_of_one_rank_ends_all_without_waiting_for_a_shutdown(way):
     with pytest.raises(RunError, match="rank 1: KeyError: 'mine'"):
         spawn(called.peer_raises, 2, (free_port(), way), timeout_s=20)
 
 
-@pytest.mark.parametrize(("way", "late"), [("memory", 1), ("devices", 1), ("gloo", 0)])
+@pytest.mark.parametrize(
+    ("way", "late"), others_slow([("memory", 1), ("devices", 1), ("gloo", 0)], ("memory", 1), several=True)
+)
 def test_a_stalled_peer_is_given_up_after_the_timeout_and_the_watchs_margin(way, late):
     told = spawn(called.peer_stalls, 2, (free_port(), way, late), timeout_s=60)
     seconds, said = told[1 - late]
@@ -157,7 +173,7 @@ def test_a_stalled_peer_is_given_up_after_the_timeout_and_the_watchs_margin(way,
         assert said.startswith("rank 1 did not come to learn")
 
 
-@pytest.mark.parametrize("way", ["memory", "devices", "gloo"])
+@pytest.mark.parametrize("way", others_slow(["memory", "devices", "gloo"], "memory"))
 def test_a_stuck_rank_is_named_by_the_watch(tmp_path, way):
     with pytest.raises(RunError, match=r"rank \d .*code 1"):
         spawn(called.gets_stuck, 2, (free_port(), str(tmp_path), way), timeout_s=60)
@@ -172,6 +188,7 @@ def test_jax_that_runs_already_cannot_reach_other_processes():
         assert said.startswith("JAX was used before `Comm` was entered")
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_meet_although_its_agent_keeps_the_port():
     pytest.importorskip("torch.distributed.run")  # not "torch": a folder of tests has that name
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]

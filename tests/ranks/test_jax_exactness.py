@@ -5,7 +5,9 @@ import pytest
 pytest.importorskip("jax")
 
 from jax_running import train_all
-from running import job, lines, runs_of_selected_tests, small, timeless
+from running import job, lines, runs_of_selected_tests, slow_tests_selected, small, timeless
+
+from quick import others_slow
 
 ADAPTIVE = {"learning_rate_schedule": "adaptive", "normalize_observation": True, "normalize_return": True}
 SHORT = {"total_steps": 8 * 128, "log_every": 2 * 128}
@@ -20,12 +22,13 @@ RUNS = {
 }
 LAYOUTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 processes": (2, 1)}
 EACH = ("1 device", "4 devices", "2 processes")
+QUICK_LAYOUTS = ("1 device", "2 processes")
 ON = {
     "discrete": tuple(LAYOUTS),
     "other seed": ("1 device",),
     "uneven": ("1 device", "2 devices", "2 processes"),
 }
-ALIKE = ("discrete", "continuous", pytest.param("pictures", marks=pytest.mark.slow))
+ALIKE = others_slow(["discrete", "continuous", "pictures"], "discrete")
 # A minute to compile. Quick tests of what they are about: stop_on_kl of the seams, uneven sums of the collectives.
 SLOW = ("multi-discrete", "uneven")
 
@@ -33,8 +36,11 @@ SLOW = ("multi-discrete", "uneven")
 @pytest.fixture(scope="module")
 def trained(request, tmp_path_factory):
     """Every run that is asked for, on every layout: what each process saw."""
-    selected = runs_of_selected_tests(request, RUNS, ("discrete", "other seed", "continuous"))
-    return run_all(tmp_path_factory.mktemp("runs"), [name for name in selected if name not in SLOW])
+    everything = slow_tests_selected(request)
+    always = ("discrete", "other seed", "continuous") if everything else ("discrete", "other seed")
+    selected = runs_of_selected_tests(request, RUNS, always)
+    layouts = LAYOUTS if everything else QUICK_LAYOUTS
+    return run_all(tmp_path_factory.mktemp("runs"), [name for name in selected if name not in SLOW], layouts)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +49,10 @@ def trained_slowly(tmp_path_factory):
     return run_all(tmp_path_factory.mktemp("runs"), SLOW)
 
 
-def run_all(folder, selected):
+def run_all(folder, selected, layouts=LAYOUTS):
     found = {}
-    for layout, (processes, devices) in LAYOUTS.items():
+    for layout in layouts:
+        processes, devices = LAYOUTS[layout]
         names = [name for name in selected if layout in ON.get(name, EACH)]
         jobs = {name: job(RUNS[name], folder, f"{name} {layout}") for name in names}
         told = train_all(processes, jobs, devices)
@@ -82,7 +89,7 @@ def test_any_layout_stops_early_at_the_same_step(trained_slowly):
 def check_alike(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     folders = [one.folder for (of, _), (one, _) in trained.items() if of == name]
-    assert len(folders) >= len(EACH)
+    assert len(folders) >= len(QUICK_LAYOUTS)
     logs = [timeless(folder) for folder in folders]
     assert len(logs[0]) >= 2
     assert all(log == logs[0] for log in logs), "metrics depend on the layout"
@@ -101,12 +108,13 @@ def test_parameters_moved_and_elsewhere_with_another_seed(trained):
     assert fingerprints(trained, "discrete") != fingerprints(trained, "other seed")
 
 
+@pytest.mark.slow
 def test_the_continuous_run_adapts_its_rate(trained):
     rates = {line["optim/learning_rate"] for line in lines(trained["continuous", "1 device"][0].folder)}
     assert len(rates) > 1, "the rate was not adapted"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", others_slow(LAYOUTS, *QUICK_LAYOUTS))
 def test_every_process_does_its_part_of_the_work_and_no_more(trained, layout):
     processes, _ = LAYOUTS[layout]
     for outcome in trained["discrete", layout][1]:
@@ -121,13 +129,13 @@ def test_an_update_is_compiled_once(trained, name):
 
 def check_compiled_once(trained, name):
     told = [outcome for (of, _), (_, outcomes) in trained.items() if of == name for outcome in outcomes]
-    assert len(told) > len(EACH)
+    assert len(told) > len(QUICK_LAYOUTS)
     for outcome in told:
         compiled = {key: n for key, n in outcome.counts.items() if key.startswith("compiled")}
         assert compiled == {"compiled _batches_of_shards": 1, "compiled _learn_shards": 1}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", others_slow(LAYOUTS, *QUICK_LAYOUTS))
 def test_an_update_sends_one_message_beside_its_steps(trained, layout):
     processes, _ = LAYOUTS[layout]
     for outcome in trained["discrete", layout][1]:

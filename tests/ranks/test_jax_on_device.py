@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("jax")
 
 from jax_running import train_all
-from running import job, lines, runs_of_selected_tests, small, timeless
+from running import job, lines, runs_of_selected_tests, slow_tests_selected, small, timeless
 
 from lockstep.jax.export import load_policy
 from lockstep.run import override
@@ -28,6 +28,7 @@ RUNS = {
     "looked at often": small("jax/CartPole-v1", num_shards=4, **EVERY | {"check_every": 1}),
 }  # fmt: skip
 LAYOUTS = {"1 device": (1, 1), "4 devices": (1, 4), "2 processes": (2, 1)}
+QUICK_LAYOUTS = ("1 device", "2 processes")
 ON = {"other seed": ("1 device",), "looked at often": ("1 device",)}
 SPOILED = {"spoil_at": 7, "max_episode_steps": 20, "push": 0.0}
 
@@ -36,8 +37,11 @@ SPOILED = {"spoil_at": 7, "max_episode_steps": 20, "push": 0.0}
 def trained(request, tmp_path_factory):
     """Every run that is asked for, on every layout: what each process saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
-    selected = runs_of_selected_tests(request, RUNS, ("cartpole", "other seed", "looked at often"))
-    for layout, (processes, devices) in LAYOUTS.items():
+    everything = slow_tests_selected(request)
+    always = ("cartpole", "other seed", "looked at often") if everything else ("cartpole",)
+    selected = runs_of_selected_tests(request, RUNS, always)
+    for layout in LAYOUTS if everything else QUICK_LAYOUTS:
+        processes, devices = LAYOUTS[layout]
         names = [name for name in selected if layout in ON.get(name, LAYOUTS)]
         jobs = {name: job(RUNS[name], folder, f"{name} {layout}") for name in names}
         told = train_all(processes, jobs, devices)
@@ -59,10 +63,9 @@ def fingerprints(trained, name):
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     logs = [timeless(one.folder) for (of, _), (one, _) in trained.items() if of == name]
-    assert len(logs) == len(LAYOUTS)
+    assert len(logs) >= len(QUICK_LAYOUTS)
     assert len(logs[0]) >= 4
     assert all(log == logs[0] for log in logs), "metrics depend on the layout"
-    assert fingerprints(trained, "cartpole") != fingerprints(trained, "other seed")
 
 
 @pytest.mark.slow  # on 2 devices of one process; 4 of them, and 2 processes, are quick
@@ -78,6 +81,12 @@ def test_two_devices_give_the_same_bits_too(trained, tmp_path):
     assert sum(rank["env_steps"] for rank in outcome.summary["ranks"]) == RUNS["cartpole"].total_steps
 
 
+@pytest.mark.slow
+def test_another_seed_gives_other_bits(trained):
+    assert fingerprints(trained, "cartpole") != fingerprints(trained, "other seed")
+
+
+@pytest.mark.slow
 def test_how_often_the_host_looks_changes_nothing(trained):
     assert fingerprints(trained, "looked at often") == fingerprints(trained, "cartpole")
     often, rarely = (timeless(trained[name, "1 device"][0].folder) for name in ("looked at often", "cartpole"))
@@ -115,7 +124,7 @@ def test_what_is_logged_is_what_happened(trained):
 def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, tmp_path):
     jobs, wholes = {}, {}
     for name in {"cartpole", "continuous"} & {name for name, _ in trained}:
-        whole = Path(trained[name, "4 devices"][0].folder)
+        whole = Path(trained[name, "1 device"][0].folder)
         copy = shutil.copytree(whole, tmp_path / name)
         steps = sorted(copy.glob("checkpoints/step_*"), key=lambda path: int(path.name.partition("_")[2]))
         assert len(steps) >= 2
@@ -142,6 +151,7 @@ def check_named(outcomes, what):
         assert "step 6 of the rollout of update 1" in outcome.error
 
 
+@pytest.mark.slow  # quick in tests/unit/jax/test_jax_env_collect.py, on one process
 def test_a_number_that_is_not_finite_is_named_on_every_rank(tmp_path):
     told = train_all(2, {"observation": job(spoiled("observation"), tmp_path, "observation")})
     check_named(told["observation"], "observation")

@@ -7,6 +7,7 @@ import pytest
 from jax_runs import START_S, Command, by_hand, end_all, jax_alone, new_port, slurm, small, train
 
 from lockstep.cli.chaos.faults import InjectedFault
+from quick import others_slow
 
 pytest.importorskip("jax")
 
@@ -48,9 +49,7 @@ def test_the_launcher_for_jax_starts_our_training_as_it_is_typed(tmp_path, alone
     check(command, alone)
 
 
-@pytest.mark.parametrize(
-    "variables", [slurm, *(pytest.param(variables, marks=pytest.mark.slow) for variables in (by_hand, jax_alone))]
-)
+@pytest.mark.parametrize("variables", others_slow([slurm, by_hand, jax_alone]))
 def test_variables_of_other_launchers_start_jax_ranks(tmp_path, alone, variables):
     port, words = new_port(), ["lockstep.train", "CartPole-v1", "--run-dir", "run", *small()]
     ranks = [Command(tmp_path, words, **variables(rank, port)) for rank in range(2)]
@@ -61,6 +60,7 @@ def test_variables_of_other_launchers_start_jax_ranks(tmp_path, alone, variables
 
 # What the launcher and the heartbeats do, which is quick to see with ranks of torch (test_faults.py).
 ALIKE_IN_TORCH = [
+    ("weight", 1, "ranks 0 and 1 hold different policy."),
     ("raise", 1, "rank 1 failed in env.step of shard 2 (environments 8 to 11): RuntimeError"),
     ("exit", 1, "rank 1 left early with code 0"),
     ("collective", 1, "rank 1 has been in "),
@@ -93,7 +93,6 @@ def struck(tmp_path, fault, *words, **changes):
     ("kind", "code", "said"),
     [
         ("kill", 137, "rank 1 was killed by SIGKILL (signal 9)"),
-        ("weight", 1, "ranks 0 and 1 hold different policy."),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ALIKE_IN_TORCH),
     ],
 )
@@ -114,6 +113,7 @@ def test_rank_0_may_be_killed_where_all_others_meet(tmp_path):
     assert command.gone()
 
 
+@pytest.mark.slow  # quick: signal_stops_all of the seams, and resumed runs of tests/unit/jax/test_jax_session.py
 def test_sigterm_ends_all_at_one_step_and_the_run_goes_on_to_the_same_bits(tmp_path):
     (tmp_path / "other").mkdir()
     long = {"total_steps": 200 * 128, "checkpoint_every": 128 * 400, "log_every": 128 * 20}

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_numbers import ENVS, SHARDS, STEPS, UPDATES, Task, broken, learn_each
-from running import job, lines, train_all
+from running import job, lines, slow_tests_selected, train_all
 from safetensors.numpy import load_file
 
 from lockstep import spawn
+from quick import others_slow
 
 BOTH = {"normalize_observation": True, "normalize_return": True}
 # In step 20 of the environment, step 3 of update 3; or, so that one row alone is too large, in its step 0.
@@ -21,17 +22,19 @@ FAULTS = {
     "huge": ("reward 1e30", 17, {"normalize_advantage": False, "gae_lambda": 0.0, "max_grad_norm": None}),
 }
 MODES = ("stop", "skip")
+QUICK = ("reward nan", "observation inf", "huge")
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """Every fault in both modes on 1 and 2 ranks: what each rank saw."""
+def learned(request, tmp_path_factory):
+    """Every fault that the selected tests need, in both modes on 1 and 2 ranks: what each rank saw."""
     found = {}
+    names = FAULTS if slow_tests_selected(request) else QUICK
     for ranks in (1, 2):
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         tasks = {
             f"{name} {mode}": Task(broken(fault, mode, at, **changes), str(folder / f"{name} {mode}"))
-            for name, (fault, at, changes) in FAULTS.items()
+            for name, (fault, at, changes) in ((name, FAULTS[name]) for name in names)
             for mode in MODES
         }
         tasks["healthy"] = Task(broken("", "skip"), str(folder / "healthy"))
@@ -45,7 +48,7 @@ def same(ones, others):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", others_slow(FAULTS, *QUICK))
 def test_all_ranks_do_the_same_and_nothing_is_poisoned(learned, name, mode):
     (alone,), _ = learned[f"{name} {mode}", 1]
     for told in learned[f"{name} {mode}", 2][0]:
@@ -63,8 +66,9 @@ def test_all_ranks_do_the_same_and_nothing_is_poisoned(learned, name, mode):
     ("name", "skipped"),
     [
         ("reward nan", {2: 1.0}),
-        ("reward -inf", {2: 1.0}),
-        ("observation nan", {2: 1.0, 3: 1.0}),  # the episode goes on for 8 steps
+        pytest.param("reward -inf", {2: 1.0}, marks=pytest.mark.slow),
+        # The episode goes on for 8 steps.
+        pytest.param("observation nan", {2: 1.0, 3: 1.0}, marks=pytest.mark.slow),
         ("observation inf", {2: 1.0, 3: 1.0}),
         ("huge", {2: 0.5}),  # one of two minibatches of each epoch
         ("healthy", {}),
@@ -87,8 +91,22 @@ def test_skipping_leaves_out_what_is_bad_and_no_more(learned, name, skipped):
     ("name", "step", "words", "column", "value"),
     [
         ("reward nan", 3, "environment 13 gave a reward that is not finite (nan)", "rollout.reward", np.nan),
-        ("reward -inf", 3, "environment 13 gave a reward that is not finite (-inf)", "rollout.reward", -np.inf),
-        ("observation nan", 3, "environment 13 gave an observation that is not finite", "rollout.observation", np.nan),
+        pytest.param(
+            "reward -inf",
+            3,
+            "environment 13 gave a reward that is not finite (-inf)",
+            "rollout.reward",
+            -np.inf,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "observation nan",
+            3,
+            "environment 13 gave an observation that is not finite",
+            "rollout.observation",
+            np.nan,
+            marks=pytest.mark.slow,
+        ),
         ("observation inf", 3, "environment 13 gave an observation that is not finite", "rollout.observation", np.inf),
         ("huge", 0, "loss or gradient of environment 13 is not finite", "batch.target", np.float32(1e30)),
     ],

@@ -280,6 +280,7 @@ def test_ranks_of_mpirun_join(tmp_path, flags):
     assert {line["launcher"] for line in lines} == {"Open MPI"}
 
 
+@pytest.mark.slow
 def test_ranks_of_mpich_join():
     mpiexec = shutil.which("mpiexec.hydra")
     if mpiexec is None:

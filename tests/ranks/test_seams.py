@@ -14,6 +14,10 @@ from quick import others_slow
 TOTAL = 6 * 128
 
 
+# Whole runs, of which a session that both backends share decides: in JAX they take seconds to compile.
+slow_in_jax = pytest.mark.parametrize("seam", others_slow(["torch", "jax"], "torch"), indirect=True)
+
+
 @pytest.fixture(scope="module", params=["torch", "jax"])
 def seam(request, tmp_path_factory):
     """What both ranks saw of each seam that a selected test asks for."""
@@ -75,6 +79,7 @@ def test_broadcast(seam):
     assert not first["mean"].any(), "rank 0's values are the ones that all get"
 
 
+@slow_in_jax
 def test_initialized_from(seam):
     first, second = seam["initialized_from"]
     assert first["error"] == second["error"] == "", "a re-initialised policy was not broadcast"
@@ -115,6 +120,7 @@ def test_running_statistics(seam):
             assert np.allclose(state["variance"], rows.var(0)), f"the variance of {name} is not pooled"
 
 
+@slow_in_jax
 def test_far_statistics(seam):
     rollouts = [make_rollout(shard, far=FAR) for shard in range(2)]
     seen = [r.observation[:-1].reshape(-1, SIZE)[r.weight.ravel() > 0] for r in rollouts]
@@ -184,6 +190,7 @@ def test_adaptive_rate(seam):
         assert rank["learning_rate"] == pytest.approx(rate(together)), "the rate does not follow the global KL"
 
 
+@slow_in_jax
 def test_solved_by_all(seam):
     ranks = seam["solved_by_all"]
     assert [rank["error"] for rank in ranks] == ["", ""], "ranks decided apart whether the task is solved"
@@ -212,6 +219,7 @@ def test_metrics_are_sums(seam):
     assert logs[-1]["episode/return_mean_100"] == pytest.approx((32 * 2 + 8 * 8) / 40, rel=0.1)
 
 
+@slow_in_jax
 def test_no_episode_weighs_nothing(seam):
     for log in lines(seam["no_episode_weighs_nothing"][0]["folder"])[:6]:
         assert log["episode/return_mean"] == 4.0, "a rank without episodes was counted as 0"

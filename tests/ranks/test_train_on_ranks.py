@@ -11,6 +11,7 @@ from running import small
 import lockstep
 from lockstep import ConfigError, RunError
 from lockstep.run import override
+from quick import others_slow
 
 SCRIPT = """
 import gymnasium
@@ -43,7 +44,7 @@ def python(folder, *arguments, text=None):
     return subprocess.run(words, cwd=folder, input=text, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("guard", [GUARDED, "if True"])
+@pytest.mark.parametrize("guard", others_slow([GUARDED, "if True"], "if True"))
 def test_a_script_trains_on_ranks_with_and_without_a_guard(tmp_path, guard):
     (tmp_path / "script.py").write_text(SCRIPT.replace("TASK", "'CartPole-v1'").replace("GUARD", guard))
     done = python(tmp_path, "script.py")

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.cli import doctor
 from lockstep.launch import gpus
+from quick import others_slow
 
 
 def test_examine_names_devices_interfaces_measurements_and_what_is_missing(capsys, monkeypatch):
@@ -63,7 +64,7 @@ def test_gpus_are_not_looked_for_with_torch_where_there_are_none(monkeypatch):
     assert gpus.visible_gpus() == 0
 
 
-@pytest.mark.parametrize("present", [True, False])
+@pytest.mark.parametrize("present", others_slow([True, False], True))
 def test_works_without_torch(present, monkeypatch, capsys):
     real = doctor.find_spec
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "torch" else real(name))
@@ -75,7 +76,13 @@ def test_works_without_torch(present, monkeypatch, capsys):
     assert gpus.visible_gpus() == 0
 
 
-@pytest.mark.parametrize(("found", "told"), [(object(), "sums in C\n"), (None, "no C compiler is found (cc, or CC)\n")])
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        pytest.param(object(), "sums in C\n", marks=pytest.mark.slow),
+        (None, "no C compiler is found (cc, or CC)\n"),
+    ],
+)
 def test_reports_whether_sums_are_computed_in_c(found, told, monkeypatch, capsys):
     native = pytest.importorskip("lockstep.jax.collectives.native")
     monkeypatch.setattr(native, "library", lambda: found)

@@ -36,16 +36,31 @@ def same(one, other):
     [
         # Lives (terminated), lost games (terminated) and the limit of a game (truncated), each at least so often.
         ("breakout", AtariOptions(**STEADY), 60, 150, (3, 2)),
-        ("breakout", AtariOptions(**STEADY, use_fire_reset=False, episodic_life=False), 40, 90, (0, 2)),
+        pytest.param(
+            "breakout",
+            AtariOptions(**STEADY, use_fire_reset=False, episodic_life=False),
+            40,
+            90,
+            (0, 2),
+            marks=pytest.mark.slow,
+        ),
         ("pong", AtariOptions(**STEADY, reward_clipping=False, frameskip=3, stack_num=2), 40, 90, (0, 2)),
-        (
+        pytest.param(
             "ms_pacman",
             AtariOptions(**STEADY, grayscale=False, img_height=50, img_width=42, stack_num=3),
             40,
             100,
             (0, 2),
+            marks=pytest.mark.slow,
         ),
-        ("freeway", AtariOptions(**STEADY, full_action_space=True, stack_num=1, frameskip=1), 40, 90, (0, 2)),
+        pytest.param(
+            "freeway",
+            AtariOptions(**STEADY, full_action_space=True, stack_num=1, frameskip=1),
+            40,
+            90,
+            (0, 2),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

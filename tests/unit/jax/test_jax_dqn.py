@@ -17,6 +17,7 @@ from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.non_finite import NonFiniteError, save
+from quick import others_slow
 
 pytest.importorskip("jax")
 
@@ -156,10 +157,10 @@ def stepped(devices, seen, network):
         return dqn.shared_arrays()
 
 
-@pytest.mark.parametrize("seen", [None, (2, 36, 36)])
+@pytest.mark.parametrize("seen", others_slow([None, (2, 36, 36)], None))
 def test_any_number_of_devices_takes_the_same_steps(seen):
     network = NetworkConfig(hidden=(8,)) if seen is None else NetworkConfig(encoder="small", features=8)
-    alone, *others = (stepped(devices, seen, network) for devices in (1, 2, 4))
+    alone, *others = (stepped(devices, seen, network) for devices in (1, 4))
     for other in others:
         differ = [name for name, array in alone.items() if not np.array_equal(array, other[name])]
         assert differ == [], "what a shard computes depends on what else its device computes"
@@ -194,7 +195,7 @@ def test_no_shard_learns_until_all_can_draw(learner):
     assert take_native_calls(dqn) == 1, "what was not learned while a shard waited is made up for"
 
 
-@pytest.mark.parametrize("name", ["categorical", "quantile"])
+@pytest.mark.parametrize("name", others_slow(["categorical", "quantile"], "categorical"))
 def test_distributions_are_learned(learner, name):
     changes = {"value_distribution": name, "num_atoms": 11, "num_quantiles": 7, "gamma": 0.0}
     collected = rollouts()

@@ -22,6 +22,7 @@ from lockstep.jax.networks import Policy
 from lockstep.jax.ppo_on_device import permutations
 from lockstep.record.episodes import KEPT
 from lockstep.run import NetworkConfig
+from quick import others_slow
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from device_envs import Drift
@@ -76,8 +77,11 @@ def by_hand(env, policy, shard, normalizers):
     return seen, action, rows
 
 
-@pytest.mark.parametrize("normalizers", [{}, FROZEN], ids=["plain", "normalized"])
-@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
+@pytest.mark.parametrize(
+    ("continuous", "normalizers"),
+    others_slow([(False, {}), (False, FROZEN), (True, {}), (True, FROZEN)], (False, {}), (True, FROZEN), several=True),
+    ids=["discrete-plain", "discrete-normalized", "continuous-plain", "continuous-normalized"],
+)
 def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
     env, policy, collect, shard = made(continuous, max_episode_steps=9, push=0.2)
     after, steps, sums = jax.jit(collect.rollout)(policy.params, normalizers, shard, jnp.int32(UPDATE))

@@ -25,6 +25,7 @@ from lockstep.session.run_state import RunState  # noqa: E402
 from lockstep.session.signals import WATCHED  # noqa: E402
 from lockstep.train import train  # noqa: E402
 from lockstep.world import World  # noqa: E402
+from quick import others_slow  # noqa: E402
 
 RUN = Run(
     task="lockstep/Corridor-v0",
@@ -62,7 +63,7 @@ def alone(tmp_path_factory):
     return folder / "run", trained(folder, "run")
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", others_slow([2, 4], 4))
 def test_any_number_of_devices_trains_the_same(alone, tmp_path, devices):
     path, one = alone
     several = trained(tmp_path, "run", override(RUN, {"devices_per_process": devices}))
@@ -101,7 +102,7 @@ def test_fewer_shards_than_devices_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", others_slow([1, 2], 2))
 def test_a_resumed_run_ends_as_one_that_never_stopped(alone, tmp_path, devices):
     path, whole = alone
     first = trained(tmp_path, "run", replace(RUN, total_steps=RUN.total_steps // 2))

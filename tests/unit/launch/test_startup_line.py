@@ -17,6 +17,7 @@ from lockstep.record.pending_run import PendingRun
 from lockstep.record.run_dir import RunDir
 from lockstep.run import OfflineRun, Run, override
 from lockstep.world import World
+from quick import others_slow
 
 RUN = Run(task="lockstep/Corridor-v0", num_envs=8, total_steps=256)
 SMALL = ["lockstep/Corridor-v0", "--num-envs=8", "--set=num_steps=8", "--set=num_minibatches=2"]
@@ -61,7 +62,10 @@ def started(*arguments: str, ranks: int = 1, environment: dict[str, str] | None 
     return found
 
 
-@pytest.mark.parametrize(("framework", "ranks"), [("torch", 1), ("torch", 2), ("jax", 1)])
+@pytest.mark.parametrize(
+    ("framework", "ranks"),
+    others_slow([("torch", 1), ("torch", 2), ("jax", 1)], ("torch", 2), several=True),
+)
 @pytest.mark.real_start
 def test_it_comes_first_and_is_in_the_log(here, framework, ranks):
     pytest.importorskip(framework)

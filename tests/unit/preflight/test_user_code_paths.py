@@ -16,6 +16,7 @@ from lockstep.preflight.user_code_paths import with_absolute_paths, with_portabl
 from lockstep.run import EnvConfig, NetworkConfig, Run, dump, load, to_dict
 from lockstep.session.resume import compare, nothing_left, prepare
 from lockstep.train import train
+from quick import others_slow
 
 ENV = """
 import numpy as np
@@ -80,8 +81,14 @@ def test_what_lies_beside_a_file_can_be_imported(mine, monkeypatch):
     assert env_spec(f"{folder}/my_env.py:Mine", EnvConfig()).observation_size
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("target", ["my_recipe.py:recipe", "my_env.py:Mine"])
+@pytest.mark.parametrize(
+    ("target", "ranks"),
+    others_slow(
+        [(target, ranks) for target in ("my_recipe.py:recipe", "my_env.py:Mine") for ranks in (1, 2)],
+        ("my_recipe.py:recipe", 2),
+        several=True,
+    ),
+)
 def test_a_run_is_evaluated_and_resumed_from_any_directory(mine, target, ranks):
     pytest.importorskip("torch")
     folder, elsewhere = mine
@@ -112,7 +119,7 @@ def contents(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", others_slow(["torch", "jax"], "torch"))
 def test_a_resume_with_nothing_to_do_changes_no_file(mine, framework, capsys):
     pytest.importorskip(framework)
     run_dir, lockstep = Path("my run").absolute(), [sys.executable, "-m", "lockstep.cli"]

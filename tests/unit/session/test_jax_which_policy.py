@@ -15,7 +15,7 @@ from policies import (
 )
 
 
-@pytest.mark.parametrize("algorithm", [PPO, DQN], ids=["ppo", "dqn"])
+@pytest.mark.parametrize("algorithm", [PPO, pytest.param(DQN, marks=pytest.mark.slow)], ids=["ppo", "dqn"])
 def test_policies_of_a_run(algorithm, tmp_path, capsys):
     trained = twice(run_of("jax", algorithm), tmp_path / "my run")
     check_the_checkpoint_is_the_file(trained)

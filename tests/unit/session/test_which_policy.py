@@ -104,6 +104,7 @@ def test_what_is_not_there_is_said(tmp_path, choice, words):
             find_policy(path / "checkpoints" / "step_100", **choice)
 
 
+@pytest.mark.slow  # five exports; what it asks for is quick in tests/unit/torch/deploy
 def test_an_export_replaces_no_other(tmp_path, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("onnxruntime")

@@ -20,6 +20,7 @@ from lockstep.torch.deploy.onnx_model import run_onnx
 from lockstep.torch.export import save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.q_networks import QPolicy
+from quick import others_slow
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -60,7 +61,7 @@ def some(spec):
     return (100 * draws.normal(size=(6, 4))).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", others_slow(POLICIES, "normalized", "image", "dqn"))
 def test_exported_file_acts_like_policy(tmp_path, name):
     make, observations = POLICIES[name]
     policy = make()

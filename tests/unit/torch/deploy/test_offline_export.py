@@ -24,6 +24,7 @@ from lockstep.torch.deploy.onnx_model import run_onnx
 from lockstep.torch.export import save_policy
 from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
 from lockstep.world import stream
+from quick import others_slow
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -123,7 +124,7 @@ def about_of(path):
     return json.loads(extra[EXTRA_FILE])
 
 
-@pytest.mark.parametrize("chosen", ["greedy", "softmax"])
+@pytest.mark.parametrize("chosen", others_slow(["greedy", "softmax"], "softmax"))
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
 def test_named_actions(tmp_path, to, chosen):
@@ -152,7 +153,7 @@ def test_named_actions(tmp_path, to, chosen):
     assert told["normalization"]["state"] == features_to_dict(STATE)["features"]
 
 
-@pytest.mark.parametrize("chosen", ["greedy", "softmax"])
+@pytest.mark.parametrize("chosen", others_slow(["greedy", "softmax"], "softmax"))
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
 def test_candidates(tmp_path, to, chosen):
@@ -182,7 +183,9 @@ def test_candidates(tmp_path, to, chosen):
     assert told["normalization"]["action"] == features_to_dict(ACTION)["features"]
 
 
-@pytest.mark.parametrize("algorithm", [OfflineDQNConfig(bcq_threshold=0.9), CloningConfig()], ids=["bcq", "cloning"])
+@pytest.mark.parametrize(
+    "algorithm", [OfflineDQNConfig(bcq_threshold=0.9), pytest.param(CloningConfig(), marks=pytest.mark.slow)]
+)
 def test_other_algorithms(tmp_path, algorithm):
     data = prepared(tmp_path / "data", "discrete")
     policy = policy_of(data, algorithm=algorithm)
@@ -228,7 +231,7 @@ def test_data_with_other_features_is_rejected(dataset, tmp_path):
         export(policy_of(dataset), Dataset.open(other), tmp_path / "policy.onnx", "onnx")
 
 
-@pytest.mark.parametrize("kind", ["discrete", "parametric"])
+@pytest.mark.parametrize("kind", others_slow(["discrete", "parametric"], "discrete"))
 def test_export_policy_writes_all_formats(tmp_path, kind):
     data, folder = prepared(tmp_path / "data", kind), tmp_path / "model"
     told = export_policy(policy_of(data), data, folder)

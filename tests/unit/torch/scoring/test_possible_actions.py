@@ -23,6 +23,7 @@ from lockstep.torch.offline.estimate import estimate
 from lockstep.torch.offline.session import LoggedSession
 from lockstep.torch.scoring.networks import LEFT_OUT
 from logged_policies import draws, part, policy_for
+from quick import others_slow
 
 ALGORITHMS = {
     "dqn": OfflineDQNConfig(dueling=True),
@@ -138,10 +139,11 @@ def test_estimates_use_probabilities_of_policy(dataset, algorithm):
     assert found == pytest.approx((rho * column("reward")).mean(), rel=1e-4)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("name", others_slow(ALGORITHMS, "bcq, softmax"))
 @pytest.mark.parametrize("to", SUFFIXES)
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
-def test_exported_file_chooses_same_actions(dataset, tmp_path, to, algorithm):
+def test_exported_file_chooses_same_actions(dataset, tmp_path, to, name):
+    algorithm = ALGORITHMS[name]
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     made, _ = policy(dataset, algorithm)
