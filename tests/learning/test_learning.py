@@ -37,4 +37,4 @@ def test_pendulum_is_learned(tmp_path, seed):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_isaac_cartpole_is_learned(tmp_path, ranks):
     # Random actions return -11; staying upright and still for 5 s returns 5.
-    assert evaluation_return(tmp_path, "cartpole_isaac", ranks, 42) >= 4.75
+    assert evaluation_return(tmp_path, "cartpole_isaac", ranks, 42) >= 4.85

@@ -16,3 +16,6 @@ class EnvConfig:
     """`auto`: the task's own vectorized entry point if it has one, else `sync`; `async`: a process per environment."""
     max_episode_steps: int | None = None
     """Truncate episodes here instead of at the task's own limit."""
+    placement: Literal["auto", "host", "device"] = "auto"
+    """Where PPO steps the environments: `host` (numpy) or `device` (tensors of `ml_framework` on the learner's device).
+    `auto`: on the device if the task is only there, or is there faster."""

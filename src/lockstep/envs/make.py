@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import os
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
@@ -22,6 +22,8 @@ ON_DEVICE = ("jax", "gymnax", "brax", "playground")
 """Prefixes of tasks `FAMILY/NAME` whose environments are written in JAX."""
 ON_TENSORS = isaac.PREFIXES
 """Prefixes of tasks whose environments are on torch tensors, from adapters of `lockstep.torch.envs`."""
+ANYWHERE = ("lockstep/Cartpole-v0",)
+"""Tasks written in numpy, torch and JAX."""
 
 
 def make_vector_env(
@@ -107,6 +109,24 @@ def on_tensors(task: str) -> bool:
     if isaac.is_isaac(task) and not isaac.is_installed():
         raise isaac.refusal(task)
     return task.startswith(ON_TENSORS) if ":" not in task else _class_flag(task, "on_tensors")
+
+
+def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "jax"], *, preferred: bool) -> bool:
+    """Whether PPO in `framework` steps the environments of `task` on the learner's device; see `env.placement`.
+
+    Args:
+        task: its name.
+        config: of the environments.
+        framework: of the learner.
+        preferred: `auto` for tasks that are both on the host and on the device.
+    """
+    native = on_device(task) if framework == "jax" else on_tensors(task)
+    if config.placement == "device" and not native and task not in ANYWHERE:
+        kind = "JAX" if framework == "jax" else "torch tensors"
+        raise ConfigError(f"env.placement=device: task={task} is not written for {kind}; use auto or host")
+    if config.placement != "auto":
+        return config.placement == "device"
+    return native or (task in ANYWHERE and preferred)
 
 
 def _class_flag(task: str, name: str) -> bool:

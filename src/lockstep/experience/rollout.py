@@ -15,7 +15,7 @@ from lockstep.distributed.timers import ACT, ENV, OTHER, Timers
 from lockstep.envs.spec import ActionSpec
 from lockstep.envs.state import can_save
 from lockstep.envs.vector import VectorEnv
-from lockstep.errors import RunError
+from lockstep.errors import ConfigError, RunError
 from lockstep.experience.episodes import EpisodeStats
 from lockstep.experience.normalize import RunningMoments
 from lockstep.world import World, stream, stream_seed
@@ -167,7 +167,7 @@ class Collector:
                 try:
                     obs, reward, terminated, truncated, last = env.step(chosen[k])
                 except Exception as error:
-                    raise self._failed_in_step(k, error) from error
+                    raise step_error(self._world, k, size, error) from error
                 observation[k, t + 1] = obs
                 self._reward[k, t] = reward
                 self._terminated[k, t] = terminated
@@ -192,7 +192,8 @@ class Collector:
         """Compute the rollout's arrays that need no work per step."""
         ended = self._ended[k, 1:]
         weight = np.ones_like(self._reward[k]) if self._same_step else 1.0 - self._ended[k, :-1].astype(np.float32)
-        fault = self._fault(k, final)
+        first = self._world.shards[k] * self._reward.shape[2]
+        fault = find_non_finite(self._observation[k], self._reward[k], final, first)
         if fault is not None and not self._report_non_finite:
             raise RunError(
                 f"{fault}, in step {fault.step} of this rollout (rank {self._world.rank}, "
@@ -202,28 +203,6 @@ class Collector:
         return Rollout(
             self._observation[k], self._action[k], self._reward[k], self._terminated[k], ended, weight, final, fault
         )
-
-    def _failed_in_step(self, k: int, error: Exception) -> RunError:
-        size = self._reward.shape[2]
-        first = self._world.shards[k] * size
-        what = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        return RunError(
-            f"rank {self._world.rank} failed in env.step of shard {self._world.shards[k]} "
-            f"(environments {first} to {first + size - 1}): {what}"
-        )
-
-    def _fault(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> NonFiniteValue | None:
-        """The first non-finite number of local shard `k` in this rollout."""
-        # Row 0 is checked again: this rollout learns from the last observation of the previous one.
-        parts = [(0, None, "a reward", self._reward[k]), (-1, None, "an observation", self._observation[k])]
-        parts += [(t, rows, "an observation", last[None]) for t, rows, last in final]
-        first, found = self._world.shards[k] * self._reward.shape[2], list[NonFiniteValue]()
-        for start, rows, what, array in parts:
-            if array.dtype != np.uint8 and not np.isfinite(array).all():
-                place = tuple(np.argwhere(~np.isfinite(array))[0])
-                env = int(place[1] if rows is None else rows[place[1]])
-                found.append(NonFiniteValue(int(place[0]) + start, first + env, what, float(array[place])))
-        return min(found, key=lambda fault: (fault.step, fault.env), default=None)
 
     @property
     def savable(self) -> bool:
@@ -248,6 +227,11 @@ class Collector:
         Returns:
             Whether its environments continue; those that cannot be saved start new episodes, with new seeds.
         """
+        if "noise" not in state:
+            raise ConfigError(
+                "env.placement: this run collected from environments on the device; resume it with "
+                "--set env.placement=device"
+            )
         for generator, saved in zip(self._noise_streams[k], state["noise"], strict=True):
             generator.bit_generator.state = saved
         self.fingerprints[k : k + 1] = [state["fingerprint"]] if state["fingerprint"] is not None else []
@@ -268,6 +252,32 @@ class Collector:
         """Close the environments."""
         for env in self._envs:
             env.close()
+
+
+def find_non_finite(
+    observation: np.ndarray, reward: np.ndarray, final: list[tuple[int, np.ndarray, np.ndarray]], first_env: int
+) -> NonFiniteValue | None:
+    """The first non-finite number of a shard's rollout, whose first environment has global index `first_env`."""
+    # Row 0 is checked again: this rollout learns from the last observation of the previous one.
+    parts = [(0, None, "a reward", reward), (-1, None, "an observation", observation)]
+    parts += [(t, rows, "an observation", last[None]) for t, rows, last in final]
+    found = list[NonFiniteValue]()
+    for start, rows, what, array in parts:
+        if array.dtype != np.uint8 and not np.isfinite(array).all():
+            place = tuple(np.argwhere(~np.isfinite(array))[0])
+            env = int(place[1] if rows is None else rows[place[1]])
+            found.append(NonFiniteValue(int(place[0]) + start, first_env + env, what, float(array[place])))
+    return min(found, key=lambda fault: (fault.step, fault.env), default=None)
+
+
+def step_error(world: World, k: int, shard_envs: int, error: Exception) -> RunError:
+    """The error for an exception in `env.step` of local shard `k`."""
+    first = world.shards[k] * shard_envs
+    what = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+    return RunError(
+        f"rank {world.rank} failed in env.step of shard {world.shards[k]} "
+        f"(environments {first} to {first + shard_envs - 1}): {what}"
+    )
 
 
 def clipper(action: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.envs.load import check_not_imported
-from lockstep.envs.make import on_device
+from lockstep.envs.make import stays_on_device
 from lockstep.errors import ConfigError
 from lockstep.launch.restarts import (
     Gather,
@@ -179,7 +179,7 @@ def _jax_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
 
     if run.algo == "dqn":
         from lockstep.jax.dqn import train as learn
-    elif on_device(run.task):
+    elif stays_on_device(run.task, run.env, "jax", preferred=True):
         from lockstep.jax.ppo_on_device import train as learn
     else:
         from lockstep.jax.ppo import train as learn

@@ -53,6 +53,11 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             EpsilonGreedy(spec.action)
         except ConfigError as error:
             raise ConfigError(f"task={run.task}: {error}") from None
+    elif spec.critic_size is not None and run.ml_framework == "jax":
+        raise ConfigError(
+            f"task={run.task} has an observation of its own for the critic, which ml_framework=jax does not support; "
+            "use ml_framework=torch"
+        )
     elif config.normalize_observation and spec.image is not None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
     check_encoder(run.network, spec)

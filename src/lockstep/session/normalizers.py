@@ -14,14 +14,19 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.session.non_finite import NonFiniteError
 
-_SETTINGS = {"observations": "normalize_observation", "returns": "normalize_return"}
+_SETTINGS = {
+    "observations": "normalize_observation",
+    "critic_observations": "normalize_observation",
+    "returns": "normalize_return",
+}
+_WHAT = {"observations": "observation", "critic_observations": "critic's observation"}
 
 
 class NormalizerError(NonFiniteError):
     """Running moments that are not finite although all numbers of the environments are; raised by all ranks."""
 
     def __init__(self, name: str, feature: int, progress: Progress) -> None:
-        what = f"of number {feature} of the observation" if name == "observations" else "of the discounted return"
+        what = f"of number {feature} of the {_WHAT[name]}" if name in _WHAT else "of the discounted return"
         super().__init__(
             f"the running mean and variance {what} are not finite with the rollout of update {progress.updates + 1}, "
             "although all that the environments gave is finite: its square is too large, or what the run began from "
@@ -53,21 +58,35 @@ class Normalizers:
         gamma: discount of the returns that rewards are scaled by; None does not scale rewards.
         num_shards: K.
         shard_envs: B.
+        critic_size: F of the critic's own observations; None if it has none, or they are not normalized.
 
     Attributes:
         observations: None where observations are not normalized.
+        critic_observations: of the critic's own observations.
         returns: None where rewards are not scaled.
-        discounted: running discounted returns of each local shard.
+        discounted: running discounted returns of each local shard's host environments.
     """
 
-    def __init__(self, observation_size: int | None, gamma: float | None, num_shards: int, shard_envs: int) -> None:
+    def __init__(
+        self,
+        observation_size: int | None,
+        gamma: float | None,
+        num_shards: int,
+        shard_envs: int,
+        critic_size: int | None = None,
+    ) -> None:
         self.observations = None if observation_size is None else RunningMoments(observation_size)
+        self.critic_observations = None if critic_size is None else RunningMoments(critic_size)
         self.returns = None if gamma is None else RunningMoments(1)
         self.discounted = [DiscountedReturns(shard_envs, gamma or 0.0) for _ in range(num_shards)]
 
     def named(self) -> dict[str, RunningMoments]:
         """The enabled normalizers by name."""
-        named = {"observations": self.observations, "returns": self.returns}
+        named = {
+            "observations": self.observations,
+            "critic_observations": self.critic_observations,
+            "returns": self.returns,
+        }
         return {name: moments for name, moments in named.items() if moments is not None}
 
     def sums(self, comm: Comm, rollouts: Sequence[Rollout]) -> list[np.ndarray]:

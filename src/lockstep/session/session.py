@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,16 @@ from lockstep.session.resume import Resumption, go_on
 from lockstep.session.run_state import RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
 from lockstep.world import World
+
+SomeEnv = TypeVar("SomeEnv", bound="Closable")
+
+
+class Closable(Protocol):
+    """Environments of any kind."""
+
+    def close(self) -> None:
+        """Free all resources."""
+        ...
 
 
 class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
@@ -156,10 +166,14 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         Raises:
             ConfigError: `num_envs` does not divide among the shards.
         """
+        return self._make_shards(num_envs, lambda size: make_vector_env(self.run.task or "", self.run.env, size))
+
+    def _make_shards(self, num_envs: int, make: Callable[[int], SomeEnv]) -> list[SomeEnv]:
+        """Make the environments of each local shard, closed with the session, by a function of their number."""
         size = self.world.shard_size(num_envs, "num_envs")
         for warning in self.world.shard_warnings(size):
             self.journal.warn(warning)
-        envs = [make_vector_env(self.run.task or "", self.run.env, size) for _ in self.world.shards]
+        envs = [make(size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)
         return envs

@@ -1,6 +1,7 @@
-"""Minibatches of PPO: transitions with values, advantages and log-probabilities of the policy that acted.
+"""Rollouts and minibatches of PPO, with values, advantages and log-probabilities of the policy that acted.
 
-Shapes: T steps of a rollout, B environments of a shard, N transitions of a part of a minibatch.
+Shapes: T steps of a rollout, B environments of a shard, N transitions of a part of a minibatch, O and C numbers of the
+policy's and of the critic's observation, P parameters of the action distribution.
 """
 
 from dataclasses import dataclass, fields
@@ -9,6 +10,32 @@ import torch
 from torch import Tensor
 
 from lockstep.envs.spec import EnvSpec
+
+
+@dataclass(slots=True)
+class EvaluatedRollout:
+    """A shard's rollout on the device, with the outputs of the policy that acted."""
+
+    observation: Tensor
+    """[T * B, *O], normalized."""
+    action: Tensor
+    """[T * B] or [T * B, D], as drawn (not clipped)."""
+    parameters: Tensor
+    """[T * B, P]."""
+    value: Tensor
+    """[T, B]."""
+    next_value: Tensor
+    """[T, B]: of the *true* next observation, before any reset."""
+    reward: Tensor
+    """[T, B], scaled."""
+    terminated: Tensor
+    """[T, B], 1 where the task ended the episode."""
+    ended: Tensor
+    """[T, B], 1 where the episode ended."""
+    weight: Tensor
+    """[T, B]: 0 for the rows in which an environment only resets itself, 1 otherwise."""
+    critic: Tensor | None = None
+    """[T * B, C]: the critic's own observation, normalized, if there is one."""
 
 
 @dataclass(slots=True)
@@ -25,6 +52,8 @@ class Batch:
     """Target of the value: advantage + value."""
     weight: Tensor
     """0 for the rows of an autoreset, 1 otherwise."""
+    critic: Tensor | None = None
+    """The critic's own observation, if there is one."""
 
     @staticmethod
     def blank(spec: EnvSpec, rows: int, device: torch.device) -> "Batch":
@@ -36,21 +65,24 @@ class Batch:
         columns = [torch.zeros(rows, device=device) for _ in range(5)]
         seen = torch.uint8 if spec.image else torch.float32
         observation = torch.zeros(rows, *spec.observation_shape, dtype=seen, device=device)
-        return Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns)
+        critic = None if spec.critic_size is None else torch.zeros(rows, spec.critic_size, device=device)
+        return Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns, critic=critic)
 
     def shuffled(self, order: Tensor) -> "Batch":
         """The rows at `order`, in that order."""
-        return Batch(*(column.index_select(0, order) for column in self.columns().values()))
+        return Batch(**{name: column.index_select(0, order) for name, column in self.columns().items()})
 
     def rows(self, first: int, count: int) -> "Batch":
         """`count` consecutive rows."""
-        return Batch(*(column[first : first + count] for column in self.columns().values()))
+        return Batch(**{name: column[first : first + count] for name, column in self.columns().items()})
 
     def columns(self) -> dict[str, Tensor]:
         """All columns by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def split(self, rows: int) -> "list[Batch]":
         """Parts of `rows` consecutive rows."""
-        columns = self.columns().values()
-        return [Batch(*part) for part in zip(*(torch.split(column, rows) for column in columns), strict=True)]
+        columns = self.columns()
+        parts = zip(*(torch.split(column, rows) for column in columns.values()), strict=True)
+        return [Batch(**dict(zip(columns, part, strict=True))) for part in parts]

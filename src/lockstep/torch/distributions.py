@@ -1,4 +1,6 @@
-"""Action distributions: sampled in numpy (`lockstep.experience.sampling`), log-probabilities and entropies in torch.
+"""Action distributions: log-probabilities and entropies in torch, sampled in torch or numpy.
+
+The numpy half is in `lockstep.experience.sampling`; `draw_noise_tensor` and `sample_tensor` are its twins in torch.
 
 Shapes: N rows, P parameters of the distribution, A choices, D dimensions of a continuous action.
 """
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 from lockstep.envs.spec import ActionSpec
 from lockstep.experience import sampling
 
+_SMALLEST_VARIATE = 2.0**-24
+"""Of an exponential variate: a smaller one could let any action win, however unlikely."""
+
 
 class Categorical(nn.Module, sampling.Categorical):
     """One choice among A: P = A logits. Actions are int64 [N]."""
@@ -25,6 +30,14 @@ class Categorical(nn.Module, sampling.Categorical):
         """Log pi(a) = logit_a - log sum exp(logits), and H = -sum p log p; both [N]."""
         log_p = parameters.log_softmax(-1)
         return -F.nll_loss(log_p, action, reduction="none"), -(log_p.exp() * log_p).sum(-1)
+
+    def draw_noise_tensor(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """Gumbel noise [*shape, A] on the generator's device."""
+        return _gumbel(generator, (*shape, self.num_parameters))
+
+    def sample_tensor(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """argmax(logits + Gumbel noise)."""
+        return (parameters + noise).argmax(-1)
 
 
 class MultiCategorical(nn.Module, sampling.MultiCategorical):
@@ -42,6 +55,15 @@ class MultiCategorical(nn.Module, sampling.MultiCategorical):
             log_prob = log_prob - F.nll_loss(log_p, chosen, reduction="none")
             entropy = entropy - (log_p.exp() * log_p).sum(-1)
         return log_prob, entropy
+
+    def draw_noise_tensor(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """Gumbel noise [*shape, P] on the generator's device."""
+        return _gumbel(generator, (*shape, self.num_parameters))
+
+    def sample_tensor(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Each choice as in `Categorical`."""
+        parts = torch.split(parameters + noise, self.sizes, -1)
+        return torch.stack([part.argmax(-1) for part in parts], -1)
 
 
 class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
@@ -67,6 +89,14 @@ class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
         log_prob = -(0.5 * scaled.square() + self.log_std + half_log_tau).sum(-1)
         return log_prob, (self.log_std + (0.5 + half_log_tau)).sum().expand(len(parameters))
 
+    def draw_noise_tensor(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal noise [*shape, D] on the generator's device."""
+        return torch.randn((*shape, self.num_parameters), generator=generator, device=generator.device)
+
+    def sample_tensor(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Mean + deviation * noise."""
+        return torch.addcmul(parameters, self.log_std.exp(), noise)
+
     def _newest_log_std(self) -> np.ndarray:
         return self.log_std.detach().cpu().numpy()
 
@@ -79,3 +109,9 @@ def distribution_of(action: ActionSpec, initial_log_std: float = 0.0) -> Distrib
     if action.kind == "continuous":
         return DiagonalGaussian(action, initial_log_std)
     return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)
+
+
+def _gumbel(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """Standard Gumbel noise, as `lockstep.experience.sampling.gumbel`."""
+    exponential = torch.empty(shape, device=generator.device).exponential_(generator=generator)
+    return exponential.clamp_(min=_SMALLEST_VARIATE).log_().neg_()

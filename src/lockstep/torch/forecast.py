@@ -16,6 +16,7 @@ from lockstep.preflight.compare import Forecast
 from lockstep.preflight.cost_model import Comparison, Layout, Work, compare, measured
 from lockstep.run import Run
 from lockstep.torch.comm import Comm
+from lockstep.torch.envs.make import steps_on_device
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.hardware import share_cores
 from lockstep.torch.networks import Policy, actor_of, multiplications
@@ -65,6 +66,8 @@ def forecast(run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: 
     """
     if run.env.vectorization == "async":
         return "no prediction: a process per environment (env.vectorization=async) is not measured ahead"
+    if steps_on_device(run, comm.device):
+        return "no prediction: environments on torch tensors are not measured ahead"
     if run.compile:
         return "no prediction: compiled gradient steps (compile=true) are not measured ahead"
     saved = random.getstate(), np.random.get_state()  # the user's environment may draw from them

@@ -1,8 +1,9 @@
 """Policy and value networks.
 
-Shapes: N rows, O observation, P parameters of the action distribution.
+Shapes: N rows, O observation, C the critic's own observation, P parameters of the action distribution.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
 from lockstep.experience.numpy_actor import NumpyActor
 from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import distribution_of
@@ -19,7 +21,11 @@ from lockstep.torch.scoring.policy import ScoringPolicy
 
 
 class ActorCritic(nn.Module):
-    """Action distribution parameters and value of an observation: two networks, or one body with two heads."""
+    """Action distribution parameters and value of an observation: two networks, or one body with two heads.
+
+    With a `critic_size` the value network has an observation of its own, a vector [C] (asymmetric actor-critic; Pinto
+    et al., 2018, arXiv:1710.06542).
+    """
 
     def __init__(self, spec: EnvSpec, num_parameters: int, config: NetworkConfig) -> None:
         super().__init__()
@@ -27,21 +33,37 @@ class ActorCritic(nn.Module):
         images = not isinstance(encoder, Mlp)
         self.body = None
         self.bodies = None
-        if images if config.shared is None else config.shared:
+        self.critic_size = spec.critic_size
+        if spec.critic_size is not None:
+            if config.shared:
+                raise ConfigError(
+                    "network.shared=true: the critic of this task has an observation of its own; use null or false"
+                )
+            self.body = encoder if images else None
+        elif images if config.shared is None else config.shared:
             self.body = encoder
         elif images:
             self.bodies = nn.ModuleList([encoder, make_encoder(spec, config)])
         sizes = (encoder.num_features,) if self.body or images else (spec.observation_size, *config.hidden)
+        of_critic = sizes if spec.critic_size is None else (spec.critic_size, *config.hidden)
         self.actor = Mlp((*sizes, num_parameters), config.activation, last_gain=0.01)
-        self.critic = Mlp((*sizes, 1), config.activation, last_gain=1.0)
+        self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0)
 
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, O] to distribution parameters [N, P] and value [N]."""
+    def forward(self, observation: Tensor, critic: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[N, O] and the critic's own [N, C] to distribution parameters [N, P] and value [N].
+
+        Where the critic's observation is needed but not given, as in evaluations, the value is NaN.
+        """
         if self.bodies is not None:
             actor_features, critic_features = (body(observation) for body in self.bodies)
         else:
             actor_features = critic_features = observation if self.body is None else self.body(observation)
-        return self.actor(actor_features), self.critic(critic_features).squeeze(-1)
+        parameters = self.actor(actor_features)
+        if self.critic_size is not None:
+            if critic is None:
+                return parameters, parameters.new_full((len(parameters),), math.nan)
+            critic_features = critic
+        return parameters, self.critic(critic_features).squeeze(-1)
 
 
 class Policy(nn.Module):
@@ -54,7 +76,7 @@ class Policy(nn.Module):
 
     Attributes:
         spec: of the environments.
-        network: observations [N, *O] to distribution parameters [N, P] and values [N].
+        network: observations [N, *O] (and [N, C]) to distribution parameters [N, P] and values [N].
         distribution: of the actions; samples in numpy, and computes log-probabilities and entropies in torch.
     """
 
@@ -65,6 +87,11 @@ class Policy(nn.Module):
         parameters = self.distribution.num_parameters
         if config.module is None:
             self.network: nn.Module = ActorCritic(spec, parameters, config)
+        elif spec.critic_size is not None:
+            raise ConfigError(
+                f"network.module={config.module} has one observation, and the critic of this task one of its own; "
+                "use null"
+            )
         else:
             self.network = own_network(config.module, spec.observation_size, parameters, seed)
         generator = torch.Generator().manual_seed(seed)
@@ -72,9 +99,9 @@ class Policy(nn.Module):
             if isinstance(module, (Mlp, Convolutions, Impala)):
                 module.initialize(generator)
 
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, O] to distribution parameters [N, P] and value [N]."""
-        return self.network(observation)
+    def forward(self, observation: Tensor, critic: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[N, O], and [N, C] if the spec has a `critic_size`, to distribution parameters [N, P] and value [N]."""
+        return self.network(observation) if critic is None else self.network(observation, critic)
 
 
 AnyPolicy = Policy | QPolicy | ScoringPolicy

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
-from lockstep.experience.rollout import Collector, Rollout
+from lockstep.errors import ConfigError
+from lockstep.experience.rollout import Collector
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
@@ -21,19 +22,18 @@ from lockstep.session.non_finite import NonFiniteError, locate_non_finite
 from lockstep.session.normalizers import NormalizerError, Normalizers, UpdateStatistics
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
+from lockstep.torch.batch_builder import AnyRollout, BatchBuilder
 from lockstep.torch.comm import Comm
+from lockstep.torch.device_rollout import TensorCollector, TensorRollout
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.non_finite import LossReader
-from lockstep.torch.returns import gae
 from lockstep.torch.session import Session
 from lockstep.torch.warmup import warmup
 from lockstep.world import stream, stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
-_IMAGE_ROWS = 64
-"""Images of one forward pass over a rollout: more do not fit in a core's cache."""
 
 
 class PPO:
@@ -51,14 +51,14 @@ class PPO:
         self.comm = comm
         shard_envs = comm.world.shard_size(run.num_envs, "num_envs")
         self.rows = config.minibatch_rows(shard_envs, comm.world.num_shards)
-        self._forward_rows = shard_envs * (config.num_steps + 1) if policy.spec.image is None else _IMAGE_ROWS
         comm.broadcast_(policy)
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
         size = policy.spec.observation_size if config.normalize_observation else None
         gamma = config.gamma if config.normalize_return else None
-        self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs)
+        critic_size = policy.spec.critic_size if config.normalize_observation else None
+        self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs, critic_size)
         self.observations = self.normalizers.observations
         self.returns = self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
@@ -66,11 +66,17 @@ class PPO:
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
         self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
-        self._bfloat16 = run.precision == "bfloat16"
-        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=self._bfloat16)
+        bfloat16 = run.precision == "bfloat16"
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=bfloat16)
+        self._builder = BatchBuilder(
+            config, policy, self.normalizers, shard_envs=shard_envs, rows=self.rows, device=comm.device,
+            precision=self._precision if bfloat16 else None,
+        )  # fmt: skip
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
-    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(
+        self, rollouts: Sequence[AnyRollout], extra_sums: np.ndarray, progress: Progress | None = None
+    ) -> np.ndarray:
         """Improve the policy on one rollout of every local shard; collective.
 
         Args:
@@ -122,11 +128,12 @@ class PPO:
         return totals
 
     def _non_finite_error(
-        self, rollouts: list[Rollout], batches: Sequence[Batch], progress: Progress
+        self, rollouts: Sequence[AnyRollout], batches: Sequence[Batch], progress: Progress
     ) -> NonFiniteError:
         """The error that names the source of a non-finite value; *collective*."""
         reader = LossReader(self.loss, self.flat)
-        return locate_non_finite(self.comm, rollouts, [(batch,) for batch in batches], progress, reader, self.rows)
+        on_host = [rollout.to_host() if isinstance(rollout, TensorRollout) else rollout for rollout in rollouts]
+        return locate_non_finite(self.comm, on_host, [(batch,) for batch in batches], progress, reader, self.rows)
 
     def warmup(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""
@@ -172,7 +179,7 @@ class PPO:
         c = self.config
         weight = batch.weight
         with self._precision:
-            parameters, value = (x.float() for x in self.policy(batch.observation))
+            parameters, value = (x.float() for x in self.policy(batch.observation, batch.critic))
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         ratio = log_ratio.exp()
@@ -193,7 +200,7 @@ class PPO:
 
     @np.errstate(over="ignore", invalid="ignore")  # reported by all ranks together in `_non_finite_error`
     def _prepare(
-        self, rollouts: list[Rollout], extra_sums: np.ndarray
+        self, rollouts: Sequence[AnyRollout], extra_sums: np.ndarray
     ) -> tuple[list[Batch], UpdateStatistics | None, tuple[str, int] | None, np.ndarray]:
         """Compute values, compute advantages normalized over all ranks, update the normalizers; one message.
 
@@ -202,9 +209,9 @@ class PPO:
         """
         batches: list[Batch] = []
         rows: list[np.ndarray] = []
-        normalizer_sums = self.normalizers.sums(self.comm, rollouts)
+        normalizer_sums = self._builder.normalizer_sums(self.comm, rollouts)
         for k, rollout in enumerate(rollouts):
-            batch = self._batch(rollout, self._normalized_observation(rollout))
+            batch = self._builder.batch(rollout)
             columns = torch.stack([torch.ones_like(batch.target), batch.advantage, batch.target]).double()
             weight = batch.weight.double()
             moments = torch.cat([columns @ weight, columns[1:].square() @ weight]).cpu().numpy()
@@ -221,44 +228,6 @@ class PPO:
                 for batch in batches:
                     batch.advantage = (batch.advantage - statistics.mean) * statistics.scale
         return batches, statistics, fault, totals
-
-    def _normalized_observation(self, rollout: Rollout) -> Tensor:
-        """Observations [T + 1, B, O] as the acting policy received them, before this update of the normalizer."""
-        observation = rollout.observation
-        if self.observations is not None:
-            observation = self.observations.normalize(observation)
-        return torch.from_numpy(observation).to(self.comm.device)
-
-    @torch.no_grad()
-    def _batch(self, rollout: Rollout, observation: Tensor) -> Batch:
-        """Values, log-probabilities and advantages of a shard's rollout."""
-        c = self.config
-        device = self.comm.device
-        steps, size = rollout.reward.shape
-        parts = [self.policy(rows) for rows in torch.split(observation.flatten(0, 1), self._forward_rows)]
-        parameters, values = (torch.cat(column) for column in zip(*parts, strict=True))
-        parameters = parameters.float()[: steps * size]
-        values = values.float().view(steps + 1, size)
-        value = values[:-1]
-        next_value = values[1:].clone()
-        for t, envs, final in rollout.final:  # the next row is already the next episode's: bootstrap from the true one
-            if self.observations is not None:
-                final = self.observations.normalize(final)
-            next_value[t, torch.from_numpy(envs)] = self.policy(torch.from_numpy(final).to(device))[1].float()
-        reward = rollout.reward if self.returns is None else self.returns.scale(rollout.reward)
-        on_device = [torch.from_numpy(x).to(device, torch.float32) for x in (reward, rollout.terminated, rollout.ended)]
-        advantage = gae(on_device[0], value, next_value, *on_device[1:], gamma=c.gamma, gae_lambda=c.gae_lambda)
-        action = torch.from_numpy(rollout.action).to(device).flatten(0, 1)
-        observation = observation[:-1].flatten(0, 1)
-        old_value = value.flatten()
-        if self._bfloat16:  # recompute in the precision and row count of `loss`, or the first ratio would not be 1
-            with self._precision:
-                parts = [self.policy(rows) for rows in torch.split(observation, self.rows)]
-            parameters, old_value = (torch.cat(column).float() for column in zip(*parts, strict=True))
-        log_prob, _ = self.policy.distribution.log_prob_and_entropy(parameters, action)
-        target = (advantage + value).flatten()
-        weight = torch.from_numpy(rollout.weight).to(device).flatten()
-        return Batch(observation, action, log_prob, old_value, advantage.flatten(), target, weight)
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""
@@ -278,6 +247,36 @@ class PPO:
         self.normalizers.discounted[k].value[:] = state["discounted"]
 
 
+def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollector:
+    """The collector of the run's environments, on the host or on the device."""
+    run = session.run
+    assert isinstance(run.algorithm, PPOConfig)
+    if session.envs_on_device:
+        return TensorCollector(
+            session.comm,
+            session.make_tensor_envs(run.num_envs),
+            ppo.policy,
+            ppo.normalizers,
+            num_steps=run.algorithm.num_steps,
+            gamma=run.algorithm.gamma,
+            seed=run.seed,
+            timers=session.timers,
+        )
+    if session.spec.critic_size is not None:
+        raise ConfigError("env.placement=host has no observations for the critic of this task; use auto or device")
+    return Collector(
+        session.world,
+        session.make_envs(run.num_envs),
+        actor_of(ppo.policy, session.comm.device),
+        ppo.policy.distribution,
+        num_steps=run.algorithm.num_steps,
+        seed=run.seed,
+        timers=session.timers,
+        observation_moments=ppo.observations,
+        report_non_finite=True,
+    )
+
+
 def train(session: Session[Run]) -> None:
     """Collect, update, log, evaluate, checkpoint, until all ranks together have taken `run.total_steps` steps."""
     run = session.run
@@ -286,17 +285,7 @@ def train(session: Session[Run]) -> None:
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
     ppo = PPO(run, policy, comm)
     session.begin(policy, ppo.observations, ppo)
-    collector = Collector(
-        comm.world,
-        session.make_envs(run.num_envs),
-        actor_of(policy, comm.device),
-        policy.distribution,
-        num_steps=run.algorithm.num_steps,
-        seed=run.seed,
-        timers=timers,
-        observation_moments=ppo.observations,
-        report_non_finite=True,
-    )
+    collector = make_collector(session, ppo)
     if run.compile:
         ppo.warmup(ppo.rows)()
     progress = Progress(run.total_steps)

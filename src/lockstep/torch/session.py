@@ -16,6 +16,8 @@ from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
 from lockstep.session.session import BaseSession
 from lockstep.torch.comm import Comm
+from lockstep.torch.envs.interface import TensorVectorEnv
+from lockstep.torch.envs.make import make_tensor_env, steps_on_device
 from lockstep.torch.export import save_policy, start_from
 from lockstep.torch.forecast import Learner as Forecastable
 from lockstep.torch.forecast import forecast
@@ -88,3 +90,23 @@ class Session(BaseSession[SomeRun, Comm, AnyPolicy, Learner]):
     """One run on this rank, as a context manager. Collective throughout."""
 
     backend = Torch()
+
+    @property
+    def envs_on_device(self) -> bool:
+        """Whether the environments of the run are on tensors of the learner's device. Equal on all ranks."""
+        assert isinstance(self.run, Run)
+        return steps_on_device(self.run, self.comm.device)
+
+    def make_tensor_envs(self, num_envs: int) -> list[TensorVectorEnv]:
+        """Make the tensor environments of each local shard; closed with the session.
+
+        Args:
+            num_envs: over all shards.
+
+        Raises:
+            ConfigError: `num_envs` does not divide among the shards.
+        """
+        device = self.comm.device
+        task, config = self.run.task or "", self.run.env
+        self.journal.say(f"environments on torch tensors, on {device.type} (env.placement)")
+        return self._make_shards(num_envs, lambda size: make_tensor_env(task, config, size, device))

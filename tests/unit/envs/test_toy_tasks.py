@@ -1,11 +1,8 @@
 """Built-in environments: rules by hand, endings, seeds, state."""
 
-import math
-
 import numpy as np
 import pytest
 
-from lockstep.envs.cartpole import Cartpole
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.toy_tasks import Corridor, Match, Reach
 from lockstep.envs.vector import BUILT_IN
@@ -92,71 +89,3 @@ def test_match_rules():
     _, reward, terminated, _, _ = env.step(np.array([[0, 2], [1, 0], [0, 1]]))
     np.testing.assert_array_equal(reward, [1, 0.5, 0])
     np.testing.assert_array_equal(terminated, [False, False, True])
-
-
-def cartpole(state, **kwargs):
-    env = Cartpole(1, **kwargs)
-    env.reset([0])
-    env._state[:, 0] = state
-    return env
-
-
-def test_cartpole_begins_within_isaac_lab_ranges():
-    first = Cartpole(20_000).reset([0])
-    bounds = np.array([1, math.pi / 4, 0.5, math.pi / 4])
-    assert (np.abs(first) <= bounds + 1e-6).all()
-    assert (np.abs(first).max(axis=0) > 0.99 * bounds).all() and (np.abs(first.mean(axis=0)) < 0.03 * bounds).all()
-
-
-def test_cartpole_reward_terms():
-    env = cartpole([0, 0.3, 0.2, -0.4])
-    _, reward, terminated, _, final = env.step(np.array([[0.1]], np.float32))
-    _, angle, velocity, spin = final[0]
-    expected = (1 - angle**2 - 0.01 * abs(velocity) - 0.005 * abs(spin)) / 60
-    assert not terminated[0] and reward[0] == pytest.approx(expected, rel=1e-5)
-    # A full turn more costs nothing: the angle is wrapped for the reward, not for the observation.
-    _, turned, _, _, final = cartpole([0, 0.3 + 2 * math.pi, 0.2, -0.4]).step(np.array([[0.1]], np.float32))
-    assert turned[0] == pytest.approx(reward[0], rel=1e-4) and final[0, 1] > 6
-
-
-def test_cartpole_terminates_outside_three_metres():
-    inside, outside = (cartpole([x, 0, 0, 0]).step(np.zeros((1, 1), np.float32)) for x in (-2.99, -3.01))
-    assert not inside[2][0] and outside[2][0]
-    assert outside[1][0] == pytest.approx(-2 / 60, rel=1e-3) and outside[4][0, 0] < -3 and abs(outside[0][0, 0]) <= 1
-
-
-def test_cartpole_is_truncated_after_five_seconds():
-    env = cartpole([0, 0, 0, 0])
-    cut = [bool(env.step(np.zeros((1, 1), np.float32))[3][0]) for _ in range(300)]
-    assert cut.index(True) == 299
-
-
-def test_cartpole_physics():
-    # Alone, a cart is pushed by force over mass; a very light pole hardly matters. Effort is cut at 400 N.
-    kwargs = {"pole_mass": 1e-6, "cart_mass": 2.0}
-    for action, force in ((1.0, 100.0), (9.0, 400.0)):
-        final = cartpole([0, 0, 0, 0], **kwargs).step(np.array([[action]], np.float32))[4][0]
-        first = force / 2 / 120
-        second = first + (force - 10 * first) / 2 / 120
-        assert final[2] == pytest.approx(second, rel=1e-4) and final[0] == pytest.approx(
-            (first + second) / 120, rel=1e-4
-        )
-        assert final[1] < 0  # a push to the right leaves the pole behind
-    # On a cart too heavy to move, a hanging uniform rod of 1 m swings with omega^2 = 3 g / (2 L).
-    env = cartpole([0, math.pi - 0.05, 0, 0], cart_mass=1e9)
-    angles = [env.step(np.zeros((1, 1), np.float32))[4][0, 1] - math.pi for _ in range(200)]
-    crossings = np.flatnonzero(np.diff(np.sign(angles)) != 0)
-    period = 2 * np.diff(crossings).mean() / 60
-    assert period == pytest.approx(2 * math.pi / math.sqrt(1.5 * 9.81), rel=0.02)
-
-
-def test_cartpole_can_be_balanced():
-    env = Cartpole(64)
-    observation = env.reset([0])
-    total = np.zeros(64)
-    for _ in range(300):
-        action = observation @ np.array([[0.0], [2.3], [0.5], [0.5]], np.float32)
-        observation, reward, terminated, truncated, _ = env.step(action)
-        assert not terminated.any()
-        total += reward
-    assert truncated.all() and total.mean() > env.spec.reward_threshold

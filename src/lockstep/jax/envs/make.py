@@ -13,6 +13,8 @@ from lockstep.jax.envs.interface import DeviceEnv
 
 BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
 """Classes of the tasks `jax/NAME`."""
+_ANYWHERE = {"lockstep/Cartpole-v0": ("lockstep.jax.envs.isaac_cartpole", "Cartpole")}
+"""Classes of the tasks that are also in numpy and torch."""
 _ADAPTERS = {
     "gymnax": "lockstep.jax.envs.gymnax",
     "brax": "lockstep.jax.envs.brax",
@@ -24,8 +26,8 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
     """One environment, as pure functions.
 
     Args:
-        task: `jax/NAME` (built in), `gymnax/NAME`, `brax/NAME`, `playground/NAME`, or `module:Class` of a class with
-            `on_device = True`.
+        task: `jax/NAME` or `lockstep/Cartpole-v0` (built in), `gymnax/NAME`, `brax/NAME`, `playground/NAME`, or
+            `module:Class` of a class with `on_device = True`.
         config: of the environment.
     """
     refuse_single_env_settings(config, f"{task} lives on the device")
@@ -43,6 +45,9 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
 
 def _find_maker(task: str) -> Any:
     """The class or factory of `task`, which takes keyword arguments."""
+    if task in _ANYWHERE:
+        module, attribute = _ANYWHERE[task]
+        return getattr(importlib.import_module(module), attribute)
     family, slash, name = task.partition("/")
     if ":" in task or not slash:
         location, _, name = task.rpartition(":")

@@ -9,12 +9,14 @@ import torch
 from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
 from lockstep.envs.load import load_module
+from lockstep.envs.make import stays_on_device
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
+from lockstep.run import Run
 from lockstep.torch.envs.interface import TensorVectorEnv
 
-BUILT_IN: dict[str, tuple[str, str]] = {}
+BUILT_IN = {"lockstep/Cartpole-v0": ("lockstep.torch.envs.cartpole", "Cartpole")}
 """Classes of the built-in tasks."""
 _ADAPTERS = {prefix: "lockstep.torch.envs.isaac_lab" for prefix in isaac.PREFIXES}
 """Modules of the adapters, by prefix of their tasks (the prefixes are also in `lockstep.envs.make.ON_TENSORS`).
@@ -22,6 +24,16 @@ _ADAPTERS = {prefix: "lockstep.torch.envs.isaac_lab" for prefix in isaac.PREFIXE
 An adapter has the function `maker(task)`, which returns a factory that is called as `Class(num_envs=..., device=...,
 **kwargs)`. It may have `env_spec(task, config)` where making an environment to read its spec is expensive.
 """
+
+
+_MANY = 256
+"""Environments, over all ranks, from which a built-in task is faster on tensors than in numpy on a CPU."""
+
+
+def steps_on_device(run: Run, device: torch.device) -> bool:
+    """Whether PPO steps the environments of the run on tensors of the learner's device. Equal on all ranks."""
+    preferred = device.type == "cuda" or run.num_envs >= _MANY
+    return stays_on_device(run.task, run.env, "torch", preferred=preferred)
 
 
 def make_tensor_env(task: str, config: EnvConfig, num_envs: int, device: torch.device) -> TensorVectorEnv:

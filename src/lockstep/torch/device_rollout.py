@@ -1,0 +1,450 @@
+"""Collecting rollouts from environments on torch tensors, without a copy through the host.
+
+Inside the loop over the steps nothing waits for the device: no value of a tensor decides what Python does. Once per
+rollout the host reads the episodes that ended and the sums for the normalizers.
+
+Shapes: K shards of this rank, T steps, B environments of a shard, O and C numbers of the policy's and of the critic's
+observation, E episodes that ended in a rollout.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.distributed.fingerprint import combine, digest
+from lockstep.distributed.timers import ACT, ENV, OTHER, Timers
+from lockstep.envs.spec import ActionSpec
+from lockstep.errors import ConfigError, RunError
+from lockstep.experience.rollout import NonFiniteValue, Rollout, find_non_finite, step_error
+from lockstep.session.normalizers import Normalizers, begin
+from lockstep.torch.batch import EvaluatedRollout
+from lockstep.torch.comm import Comm
+from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save
+from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
+from lockstep.torch.moments import DeviceMoments
+from lockstep.torch.networks import Policy
+from lockstep.world import stream_seed
+
+
+@dataclass(slots=True)
+class TensorRollout:
+    """One shard's consecutive steps on the device. Tensors are reused by the next rollout."""
+
+    evaluated: EvaluatedRollout
+    normalizer_sums: np.ndarray
+    """Of this shard, for `Normalizers.update_statistics`."""
+    fault: NonFiniteValue | None
+    """The first number from an environment that is not finite; None if all are."""
+    to_host: Callable[[], Rollout]
+    """Copies everything to the host, for error reports."""
+
+
+class TensorEpisodes:
+    """Returns and lengths of a shard's episodes, computed on the device; see `lockstep.experience.episodes`.
+
+    Attributes:
+        returns: [E] on the host, of the last rollout.
+        lengths: [E].
+    """
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self._return, self._length = (torch.zeros(num_envs, dtype=torch.float64, device=device) for _ in range(2))
+        self.returns, self.lengths = np.zeros(0), np.zeros(0)
+
+    def update(self, reward: Tensor, weight: Tensor, env: Tensor, step: Tensor) -> Tensor:
+        """Take in a rollout [T, B]. A reward that is not finite counts 0.
+
+        Args:
+            reward: of each step.
+            weight: 0 where a step only resets the environment, else 1.
+            env: [E] of each episode that ended, ascending.
+            step: [E] in which it ended, ascending within an environment.
+
+        Returns:
+            Returns and lengths [2, E], for `report` once they are on the host.
+        """
+        totals = [
+            column.double().cumsum(0) + before
+            for column, before in ((reward.nan_to_num(0.0, 0.0, 0.0), self._return), (weight, self._length))
+        ]
+        summed = torch.stack([total[step, env] for total in totals])
+        carried = torch.stack([total[-1] for total in totals])
+        # A sum runs over all episodes of the environment in this rollout: subtract the sum up to the previous end.
+        follows = torch.zeros_like(env, dtype=torch.bool)
+        follows[1:] = env[1:] == env[:-1]
+        previous = torch.where(follows, summed.roll(1, 1), 0.0)
+        episodes = summed - previous
+        # The sum of an environment's episodes that ended is that at its last end.
+        carried.index_add_(1, env, -episodes)
+        self._return, self._length = carried.unbind()
+        return episodes
+
+    def report(self, episodes: np.ndarray) -> None:
+        """Set the result of `update`."""
+        self.returns, self.lengths = episodes
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns and lengths of the unfinished episodes."""
+        return to_arrays({"return": self._return, "length": self._length})
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Restore a `state`."""
+        self._return.copy_(torch.from_numpy(state["return"]))
+        self._length.copy_(torch.from_numpy(state["length"]))
+
+
+class _Buffer:
+    """One group of observations of a rollout: as the environment gave them, and as the network receives them.
+
+    Attributes:
+        raw: [T + 1, B, ...]; the last row is where the rollout stopped.
+        seen: [T + 1, B, ...], normalized.
+        final: [T, B, ...] before the reset, valid where an episode ended; None with `next_step` autoreset.
+    """
+
+    def __init__(self, like: Tensor, num_steps: int, moments: DeviceMoments | None, *, same_step: bool) -> None:
+        shape = like.shape
+        self.moments = moments
+        self.raw = like.new_zeros(num_steps + 1, *shape)
+        self.seen = self.raw if moments is None else torch.zeros_like(self.raw)
+        self.final = like.new_zeros(num_steps, *shape) if same_step else None
+
+    def normalize(self, t: int) -> Tensor:
+        """Row t as the network receives it."""
+        if self.moments is not None:
+            self.seen[t] = self.moments.normalize(self.raw[t])
+        return self.seen[t]
+
+    def final_rows(self, step: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
+        """Final observations, as the environment gave them and as the network receives them."""
+        assert self.final is not None
+        rows = self.final[step, env]
+        return rows, rows if self.moments is None else self.moments.normalize(rows)
+
+
+class _Shard:
+    """The environments of one shard, and the tensors of their rollout."""
+
+    def __init__(
+        self,
+        env: TensorVectorEnv,
+        policy: Policy,
+        *,
+        first: Observation,
+        num_steps: int,
+        moments: dict[str, DeviceMoments],
+        gamma: float,
+        generator: torch.Generator,
+    ) -> None:
+        spec, size, device = env.spec, env.num_envs, env.device
+        self.env = env
+        self.generator = generator
+        self.episodes = TensorEpisodes(size, device)
+        self._policy = policy
+        self._returns = moments.get("returns")
+        self._gamma = gamma
+        self._same_step = spec.autoreset == "same_step"
+        self._clip = clipper(spec.action, device)
+        names = ("observations", "critic_observations")
+        self.groups = [
+            _Buffer(part, num_steps, moments.get(name), same_step=self._same_step)
+            for name, part in zip(names, first, strict=True)
+            if part is not None
+        ]
+        shape = () if spec.action.kind == "discrete" else (spec.action.width,)
+        kind = torch.float32 if spec.action.kind == "continuous" else torch.int64
+        steps = (num_steps, size)
+        self.action = torch.zeros(*steps, *shape, dtype=kind, device=device)
+        self._parameters = torch.zeros(*steps, spec.action.num_parameters, device=device)
+        self._value = torch.zeros(num_steps + 1, size, device=device)
+        self._reward = torch.zeros(steps, device=device)
+        self._terminated, self._truncated = (torch.zeros(steps, dtype=torch.bool, device=device) for _ in range(2))
+        self.ended = torch.zeros(num_steps + 1, size, dtype=torch.bool, device=device)
+        """Row t + 1: in step t."""
+        self.discounted = torch.zeros(size, dtype=torch.float64, device=device)
+        self._with_final = [False] * num_steps
+        self.noise = torch.zeros(0)
+        self.store(-1, first)
+
+    def store(self, row: int, observation: Observation) -> None:
+        """Copy an observation, which may be a live buffer."""
+        for group, part in zip(self.groups, observation, strict=False):
+            assert part is not None
+            group.raw[row].copy_(part)
+
+    def start(self) -> None:
+        """Continue from the last row of the previous rollout, and draw the noise of all steps."""
+        for group in self.groups:
+            group.raw[0].copy_(group.raw[-1])
+        self.ended[0] = self.ended[-1]
+        self.noise = self._policy.distribution.draw_noise_tensor(self.generator, tuple(self._reward.shape))
+
+    def act(self, t: int) -> Tensor:
+        """The actions of step t for the environment."""
+        parameters, value = self._policy(*(group.normalize(t) for group in self.groups))
+        self._parameters[t] = parameters
+        self._value[t] = value
+        action = self._policy.distribution.sample_tensor(parameters, self.noise[t])
+        self.action[t] = action
+        return self._clip(action)
+
+    def step(self, t: int, action: Tensor) -> None:
+        """Step the environments, and copy what they return."""
+        step = self.env.step(action)
+        self.store(t + 1, step.observation)
+        self._reward[t] = step.reward
+        self._terminated[t] = step.terminated
+        self._truncated[t] = step.truncated
+        self._with_final[t] = step.final is not None
+        if step.final is not None and self._same_step:
+            for group, part in zip(self.groups, step.final, strict=False):
+                assert part is not None and group.final is not None
+                group.final[t].copy_(part)
+
+    def finish(self, first_env: int) -> TensorRollout:
+        """Compute what needs no work per step; synchronizes with the device."""
+        torch.logical_or(self._terminated, self._truncated, out=self.ended[1:])
+        ended, reward = self.ended[1:], self._reward
+        weight = torch.ones_like(reward) if self._same_step else 1.0 - self.ended[:-1].float()
+        env, step = ended.T.nonzero().unbind(1)
+        _, self._value[-1] = self._policy(*(group.normalize(-1) for group in self.groups))
+        next_value = self._value[1:].clone()
+        is_final = (self._truncated & ~self._terminated)[step, env]
+        healthy = [reward, *(group.raw for group in self.groups)]
+        if self._same_step:
+            self._check_final(step[is_final])
+            finals = [group.final_rows(step, env) for group in self.groups]
+            _, value = self._policy(*(normalized for _, normalized in finals))
+            next_value[step, env] = torch.where(is_final, value.float(), next_value[step, env])
+            healthy += [raw[is_final] for raw, _ in finals]
+        finite = torch.stack([part.isfinite().all() for part in healthy]).all()
+        episodes = self.episodes.update(reward, weight, env, step)
+        sums = self._normalizer_sums(weight)
+        facts = torch.cat([finite.double().reshape(1), episodes.flatten(), sums]).cpu().numpy()
+        _, episodes, sums = np.split(facts, [1, 1 + 2 * len(env)])
+        self.episodes.report(episodes.reshape(2, -1))
+        flat = [group.seen[:-1].flatten(0, 1) for group in self.groups]
+        evaluated = EvaluatedRollout(
+            observation=flat[0],
+            action=self.action.flatten(0, 1),
+            parameters=self._parameters.flatten(0, 1),
+            value=self._value[:-1],
+            next_value=next_value,
+            reward=reward if self._returns is None else self._returns.scale(reward),
+            terminated=self._terminated.float(),
+            ended=ended.float(),
+            weight=weight,
+            critic=flat[1] if len(flat) > 1 else None,
+        )
+        to_host = lambda: self._to_host(weight, first_env)  # noqa: E731
+        return TensorRollout(evaluated, sums, None if facts[0] else to_host().fault, to_host)
+
+    def _check_final(self, step: Tensor) -> None:
+        """Refuse an environment that truncated an episode without a final observation."""
+        if all(self._with_final):
+            return
+        without = torch.tensor([not given for given in self._with_final], device=step.device)
+        if bool(without[step].any()):
+            raise RunError(
+                "an environment truncated an episode without a final observation, which the value of that episode "
+                'needs; return TensorStep.final, or use autoreset="next_step"'
+            )
+
+    def _normalizer_sums(self, weight: Tensor) -> Tensor:
+        """Sums of all moments, in the order of `Normalizers.named`."""
+        flat = weight.flatten()
+        sums = [
+            group.moments.sums(group.raw[:-1].flatten(0, 1), flat) for group in self.groups if group.moments is not None
+        ]
+        if self._returns is not None:
+            sums.append(self._returns.sums(self._discounted_returns().reshape(-1, 1), flat))
+        return torch.cat(sums) if sums else weight.new_zeros(0, dtype=torch.float64)
+
+    def _discounted_returns(self) -> Tensor:
+        """G_t = r_t + gamma G_{t-1} of every step [T, B]; an episode starts at 0. See `DiscountedReturns`."""
+        reward = self._reward.double().nan_to_num(0.0, 0.0, 0.0)
+        continues = (~self.ended[1:]).double()
+        discounted = torch.empty_like(reward)
+        for t in range(len(reward)):
+            torch.add(reward[t], self.discounted, alpha=self._gamma, out=discounted[t])
+            self.discounted = discounted[t] * continues[t]
+        return discounted
+
+    def _to_host(self, weight: Tensor, first_env: int) -> Rollout:
+        """The rollout in numpy, with its first non-finite number."""
+        group = self.groups[0]
+        final = list[tuple[int, np.ndarray, np.ndarray]]()
+        cut: np.ndarray = (self._truncated & ~self._terminated).cpu().numpy()
+        if group.final is not None:
+            last: np.ndarray = group.final.cpu().numpy()
+            for t in np.flatnonzero(cut.any(1)):
+                rows = np.flatnonzero(cut[t])
+                final.append((int(t), rows, last[t, rows]))
+        tensors = (group.raw, self.action, self._reward, self._terminated, self.ended[1:], weight)
+        observation, action, reward, terminated, ended, weights = (to_arrays(tensor) for tensor in tensors)
+        fault = find_non_finite(observation, reward, final, first_env)
+        for critic in self.groups[1:]:
+            fault = fault or find_non_finite(critic.raw.cpu().numpy(), reward, [], first_env)
+        return Rollout(observation, action, reward, terminated, ended, weights, final, fault)
+
+
+class TensorCollector:
+    """Steps the tensor environments of this rank's shards with a policy on their device.
+
+    Each shard is stepped by calls of its own, with kernels of the shard's shape, so that its numbers do not depend on
+    the number of ranks.
+
+    Args:
+        comm: the ranks; the constructor is *collective* if there are normalizers.
+        envs: the environments of each local shard, in order.
+        policy: acts, and values observations.
+        normalizers: frozen during a rollout.
+        num_steps: T.
+        gamma: discount, for the normalizer of returns.
+        seed: of the run.
+        timers: record the time spent acting and in environments.
+    """
+
+    def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
+        self,
+        comm: Comm,
+        envs: Sequence[TensorVectorEnv],
+        policy: Policy,
+        normalizers: Normalizers,
+        *,
+        num_steps: int,
+        gamma: float,
+        seed: int,
+        timers: Timers,
+    ) -> None:
+        self._world = comm.world
+        self._timers = timers
+        self._seed = seed
+        self._moments = {name: DeviceMoments(host, comm.device) for name, host in normalizers.named().items()}
+        self._shards = list[_Shard]()
+        for k, env in enumerate(envs):
+            generator = torch.Generator(env.device)
+            generator.manual_seed(stream_seed(seed, "action", comm.world.shards[k]))
+            first = env.reset(self._env_seeds(k, env.num_envs, "env"))
+            self._shards.append(
+                _Shard(
+                    env, policy, first=first, num_steps=num_steps, moments=self._moments, gamma=gamma,
+                    generator=generator,
+                )
+            )  # fmt: skip
+        self._begin_normalizers(comm, normalizers)
+        self.fingerprints: list[str] = []
+        """Of each shard's first rollout: observations, actions and noise."""
+
+    @property
+    def episodes(self) -> list[TensorEpisodes]:
+        """Of each local shard."""
+        return [shard.episodes for shard in self._shards]
+
+    @torch.no_grad()
+    def collect(self) -> list[TensorRollout]:
+        """Step every environment T times; one rollout for each local shard."""
+        timers, shards = self._timers, self._shards
+        for moments in self._moments.values():
+            moments.refresh()
+        for shard in shards:
+            shard.start()
+        for t in range(len(shards[0].action)):
+            for k, shard in enumerate(shards):
+                timers.enter(ACT)
+                action = shard.act(t)
+                timers.enter(ENV)
+                try:
+                    shard.step(t, action)
+                except Exception as error:
+                    raise step_error(self._world, k, shard.env.num_envs, error) from error
+        timers.enter(OTHER)
+        rollouts = [shard.finish(self._world.shards[k] * shard.env.num_envs) for k, shard in enumerate(shards)]
+        if not self.fingerprints:
+            self.fingerprints = [
+                combine(digest(part.cpu().numpy()) for part in (shard.groups[0].raw, shard.action, shard.noise))
+                for shard in shards
+            ]
+        return rollouts
+
+    def _env_seeds(self, k: int, size: int, name: str) -> list[int]:
+        """Of the environments of local shard `k`, each by its global index."""
+        first = self._world.shards[k] * size
+        return [stream_seed(self._seed, name, first + i) for i in range(size)]
+
+    def _begin_normalizers(self, comm: Comm, normalizers: Normalizers) -> None:
+        """Set the origin of the observation normalizers to the mean of the first observations; *collective*."""
+        hosts = (normalizers.observations, normalizers.critic_observations)
+        rows = [
+            (host, [shard.groups[i].raw[-1].cpu().numpy() for shard in self._shards])
+            for i, host in enumerate(hosts)
+            if host is not None
+        ]
+        begin(comm, rows, [np.ones(shard.env.num_envs) for shard in self._shards])
+
+    @property
+    def savable(self) -> bool:
+        """Whether all environments can be saved in mid-episode."""
+        return all(can_save(shard.env) for shard in self._shards)
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """State of local shard `k` between two rollouts; includes the environments only if they can be saved."""
+        shard = self._shards[k]
+        env = shard.env
+        return {
+            "environments": to_arrays(env.state()) if can_save(env) else None,
+            "observation": [to_arrays(group.raw[-1]) for group in shard.groups],
+            "ended": to_arrays(shard.ended[-1]),
+            "generator": shard.generator.get_state().numpy(),
+            "discounted": to_arrays(shard.discounted),
+            "episodes": shard.episodes.state(),
+            "fingerprint": self.fingerprints[k] if self.fingerprints else None,
+        }
+
+    def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
+        """Restore local shard `k` from its `shard_state` at `step` of the run.
+
+        Returns:
+            Whether its environments continue; those that cannot be saved start new episodes, with new seeds.
+        """
+        if "generator" not in state:
+            raise ConfigError(
+                "env.placement: this run collected from environments on the host; resume it with "
+                "--set env.placement=host"
+            )
+        shard = self._shards[k]
+        env = shard.env
+        shard.generator.set_state(torch.from_numpy(state["generator"]))
+        self.fingerprints[k : k + 1] = [state["fingerprint"]] if state["fingerprint"] is not None else []
+        if state["environments"] is None or not can_save(env):
+            shard.store(-1, env.reset(self._env_seeds(k, env.num_envs, f"env from {step}")))
+            return False
+        env.restore(to_tensors(state["environments"]))
+        shard.store(-1, Observation(*to_tensors(state["observation"])))
+        shard.ended[-1] = torch.from_numpy(state["ended"])
+        shard.discounted.copy_(torch.from_numpy(state["discounted"]))
+        shard.episodes.restore(state["episodes"])
+        return True
+
+    def fingerprint(self) -> str:
+        """Fingerprint of this rank's first rollout; equal ones mean that ranks collect the same data."""
+        return combine(self.fingerprints)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for shard in self._shards:
+            shard.env.close()
+
+
+def clipper(action: ActionSpec, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The function that clips actions for the environment, as `lockstep.experience.rollout.clipper`."""
+    if action.kind != "continuous":
+        return lambda chosen: chosen
+    if not np.isfinite([*action.low, *action.high]).any():
+        return lambda chosen: chosen.nan_to_num(0.0, 0.0, 0.0)
+    low, high = (torch.tensor(bound, device=device) for bound in (action.low, action.high))
+    return lambda chosen: chosen.nan_to_num(0.0, 0.0, 0.0).clamp(low, high)

@@ -1,0 +1,48 @@
+"""The running moments of `lockstep.experience.normalize` on a device: frozen during a rollout.
+
+Shapes: N rows, F numbers of a row.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.experience.normalize import EPS, LIMIT, RunningMoments
+
+
+class DeviceMoments:
+    """Normalizes tensors with the moments of the host, as of the last `refresh`.
+
+    Args:
+        host: the moments.
+        device: of the tensors.
+    """
+
+    def __init__(self, host: RunningMoments, device: torch.device) -> None:
+        self._host = host
+        self._device = device
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Copy the host's moments to the device; once per update."""
+        self._is_empty = self._host.count == 0
+        scale = (1.0 / np.sqrt(self._host.variance + EPS)).astype(np.float32)
+        origin = np.concatenate([self._host.mean, self._host.mean.astype(np.float32), scale])
+        self._origin, mean, scale = torch.from_numpy(origin).to(self._device).chunk(3)
+        self._mean, self._scale = mean.float(), scale.float()
+
+    def normalize(self, rows: Tensor) -> Tensor:
+        """(x - mean) / deviation, within `LIMIT` deviations. Nothing changes before the first update."""
+        if self._is_empty:
+            return rows
+        return ((rows - self._mean) * self._scale).clamp_(-LIMIT, LIMIT)
+
+    def scale(self, rows: Tensor) -> Tensor:
+        """`x / deviation`, within `LIMIT`; for rewards, whose sign must stay."""
+        return rows if self._is_empty else (rows * self._scale).clamp_(-LIMIT, LIMIT)
+
+    def sums(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """`RunningMoments.sums` of rows [N, F] weighted by [N]: float64 [1 + 2 F]."""
+        centred = rows.double() - self._origin
+        weight = weight.double()
+        return torch.cat([weight.sum().reshape(1), weight @ centred, weight @ centred.square()])

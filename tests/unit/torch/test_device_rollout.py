@@ -1,0 +1,296 @@
+"""Rollouts of environments on tensors: what is stored, what is computed once, and what the loop may not do."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config.env import EnvConfig
+from lockstep.distributed.timers import Timers
+from lockstep.envs.make import make_vector_env
+from lockstep.errors import ConfigError, RunError
+from lockstep.experience.episodes import EpisodeStats
+from lockstep.experience.normalize import DiscountedReturns, RunningMoments
+from lockstep.run import NetworkConfig, Run
+from lockstep.session.normalizers import Normalizers
+from lockstep.torch.comm import Comm
+from lockstep.torch.device_rollout import TensorCollector, TensorEpisodes
+from lockstep.torch.envs.make import make_tensor_env
+from lockstep.torch.moments import DeviceMoments
+from lockstep.torch.networks import Policy
+from lockstep.torch.ppo import PPO
+from lockstep.world import World
+
+WALK = f"{Path(__file__).parent / 'envs' / 'tensor_envs.py'}:Walk"
+CPU = torch.device("cpu")
+STEPS, ENVS = 12, 4
+
+
+def collector(normalize=False, world=None, policy=None, **kwargs):
+    world = world or World()
+    comm = Comm(world, device="cpu")
+    envs = [make_tensor_env(WALK, EnvConfig(kwargs=kwargs), ENVS, CPU) for _ in world.shards]
+    spec = envs[0].spec
+    policy = policy or Policy(spec, NetworkConfig(hidden=(8,)), seed=1)
+    sizes = (1, 0.9, len(envs), ENVS, spec.critic_size) if normalize else (None, None, len(envs), ENVS)
+    normalizers = Normalizers(*sizes)
+    made = TensorCollector(
+        comm, envs, policy, normalizers, num_steps=STEPS, gamma=0.9, seed=3, timers=Timers()
+    )  # fmt: skip
+    return made, policy, normalizers
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_a_rollout_holds_what_the_environment_returned(autoreset):
+    made, policy, _ = collector(autoreset=autoreset)
+    (rollout,) = made.collect()
+    seen = rollout.evaluated
+    host = make_vector_env(WALK, EnvConfig(kwargs={"autoreset": autoreset}), ENVS)
+    current = host.reset(made._env_seeds(0, ENVS, "env"))
+    action = seen.action.view(STEPS, ENVS, 1).numpy()
+    weight = np.ones(ENVS)
+    for t in range(STEPS):
+        np.testing.assert_array_equal(seen.observation.view(STEPS, ENVS, 1)[t].numpy(), current)
+        current, reward, terminated, truncated, _ = host.step(np.clip(action[t], -1, 1))
+        np.testing.assert_array_equal(seen.reward[t].numpy(), reward)
+        np.testing.assert_array_equal(seen.terminated[t].numpy(), terminated)
+        np.testing.assert_array_equal(seen.ended[t].numpy(), terminated | truncated)
+        np.testing.assert_array_equal(seen.weight[t].numpy(), weight)
+        weight = 1.0 - (terminated | truncated) if autoreset == "next_step" else weight
+    parameters, value = policy(seen.observation, seen.critic)
+    torch.testing.assert_close(seen.parameters, parameters.detach())
+    torch.testing.assert_close(seen.value.flatten(), value.detach())
+    assert seen.ended.any() and made.episodes[0].returns.size == seen.ended.sum()
+
+
+def test_truncated_episodes_are_valued_at_their_true_last_observation():
+    made, policy, _ = collector()
+    finals = []
+    inner = made._shards[0].env
+    step = inner.step
+
+    def recorded(action):
+        result = step(action)
+        finals.append([part.clone() for part in (*result.final, *result.observation)])
+        return result
+
+    inner.step = recorded
+    seen = made.collect()[0].evaluated
+    cut = (seen.ended > 0) & (seen.terminated == 0)
+    assert cut.any() and seen.terminated.any()
+    for t, (final, final_critic, after, after_critic) in enumerate(finals):
+        expected = torch.where(cut[t], policy(final, final_critic)[1], policy(after, after_critic)[1])
+        torch.testing.assert_close(seen.next_value[t], expected.detach())
+
+
+def test_truncation_without_a_final_observation_is_refused():
+    made, *_ = collector()
+    step = made._shards[0].env.step
+    made._shards[0].env.step = lambda action: step(action)._replace(final=None)
+    with pytest.raises(RunError, match=r"truncated an episode without a final observation.*next_step"):
+        made.collect()
+
+
+class NoSynchronization(TorchDispatchMode):
+    """Refuses operations that would make a GPU's host wait, or copy between devices."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        moved = name == "_to_copy" and (kwargs or {}).get("device") not in (None, CPU)
+        boolean = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero") or moved or boolean:
+            raise AssertionError(f"{name} synchronizes with the device")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_synchronization_in_the_loop(made):
+    """The mode, from the first to the last step of a rollout."""
+    mode = NoSynchronization()
+    shard = made._shards[0]
+    start, finish = shard.start, shard.finish
+
+    def started():
+        mode.__enter__()
+        start()
+
+    def finished(first):
+        mode.__exit__(None, None, None)
+        return finish(first)
+
+    shard.start, shard.finish = started, finished
+    yield
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_loop_never_waits_for_the_device(normalize):
+    made, *_ = collector(normalize)
+    with no_synchronization_in_the_loop(made):
+        made.collect()
+    mode = NoSynchronization()
+    with mode, pytest.raises(AssertionError, match="_local_scalar_dense"):
+        float(torch.zeros(()))
+    with mode, pytest.raises(AssertionError, match="nonzero"):
+        torch.ones(3).nonzero()
+
+
+def test_the_built_in_task_never_waits_for_the_device():
+    env = make_tensor_env("lockstep/Cartpole-v0", EnvConfig(max_episode_steps=2), 4, CPU)
+    env.reset([0])
+    with NoSynchronization():
+        for _ in range(5):
+            env.step(torch.zeros(4, 1))
+
+
+def test_episode_statistics_equal_those_on_the_host():
+    draw = np.random.default_rng(0)
+    ours, theirs = TensorEpisodes(ENVS, CPU), EpisodeStats(ENVS)
+    for share in (0.0, 0.3, 0.9, 0.1):
+        reward = draw.standard_normal((STEPS, ENVS)).astype(np.float32)
+        reward[3, 1] = np.inf
+        ended = draw.random((STEPS, ENVS)) < share
+        weight = (draw.random((STEPS, ENVS)) < 0.8).astype(np.float32)
+        theirs.update(reward, ended, weight)
+        env, step = torch.from_numpy(ended).T.nonzero().unbind(1)
+        ours.report(ours.update(torch.from_numpy(reward), torch.from_numpy(weight), env, step).numpy())
+        np.testing.assert_allclose(ours.returns, theirs.returns, atol=1e-12)
+        np.testing.assert_allclose(ours.lengths, theirs.lengths, atol=1e-12)
+        for name, array in ours.state().items():
+            np.testing.assert_allclose(array, theirs.state()[name], atol=1e-12)
+
+
+def test_moments_equal_those_on_the_host():
+    draw = np.random.default_rng(0)
+    host = RunningMoments(3)
+    device = DeviceMoments(host, CPU)
+    rows = (draw.standard_normal((50, 3)) * [1, 10, 0] + [1000, 0, 5]).astype(np.float32)
+    weight = (draw.random(50) < 0.8).astype(np.float32)
+    for _ in range(3):
+        tensor = torch.from_numpy(rows)
+        np.testing.assert_allclose(device.normalize(tensor).numpy(), host.normalize(rows), rtol=1e-6)
+        sums = device.sums(tensor, torch.from_numpy(weight)).numpy()
+        np.testing.assert_allclose(sums, host.sums(rows, weight), rtol=1e-12)
+        host.update(sums)
+        device.refresh()
+    reward = rows[:, :1]
+    of_reward = RunningMoments(1)
+    of_reward.update(of_reward.sums(reward, weight))
+    scaled = DeviceMoments(of_reward, CPU).scale(torch.from_numpy(reward)).numpy()
+    np.testing.assert_allclose(scaled, of_reward.scale(reward), rtol=1e-6)
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_normalizer_sums_are_those_of_the_rollout(autoreset):
+    made, _, normalizers = collector(normalize=True, autoreset=autoreset)
+    discounted = DiscountedReturns(ENVS, 0.9)
+    for _ in range(3):
+        (rollout,) = made.collect()
+        host = rollout.to_host()
+        weight = host.weight.ravel()
+        expected = [
+            normalizers.observations.sums(host.observation[:-1].reshape(-1, 1), weight),
+            normalizers.critic_observations.sums(made._shards[0].groups[1].raw[:-1].reshape(-1, 2).numpy(), weight),
+            normalizers.returns.sums(discounted.update(host.reward, host.ended).reshape(-1, 1), weight),
+        ]
+        np.testing.assert_allclose(rollout.normalizer_sums, np.concatenate(expected), rtol=1e-9)
+        for moments, sums in zip(normalizers.named().values(), expected, strict=True):
+            moments.update(sums)
+
+
+def test_a_restored_shard_continues_with_the_same_bits():
+    made, policy, _ = collector(normalize=True)
+    made.collect()
+    state = made.shard_state(0)
+    expected = [(r.evaluated, r.normalizer_sums) for r in made.collect()]
+    expected_episodes = made.episodes[0].returns
+    again, *_ = collector(normalize=True, policy=policy)
+    assert made.savable and again.restore_shard(0, state, step=48)
+    (rollout,) = again.collect()
+    assert torch.equal(rollout.evaluated.observation, expected[0][0].observation)
+    assert torch.equal(rollout.evaluated.action, expected[0][0].action)
+    np.testing.assert_array_equal(rollout.normalizer_sums, expected[0][1])
+    np.testing.assert_array_equal(again.episodes[0].returns, expected_episodes)
+    assert again.fingerprint() == made.fingerprint()
+
+
+def test_environments_that_cannot_be_saved_start_new_episodes():
+    made, *_ = collector()
+    made.collect()
+    state = made.shard_state(0) | {"environments": None}
+    assert not made.restore_shard(0, state, step=48)
+    assert made.collect()[0].fault is None
+
+
+def test_a_checkpoint_of_host_environments_is_refused_by_name():
+    made, *_ = collector()
+    with pytest.raises(ConfigError, match=r"env.placement=host"):
+        made.restore_shard(0, {"noise": []}, step=48)
+
+
+def test_a_shard_does_not_depend_on_the_other_shards_of_its_rank():
+    whole, policy, _ = collector(world=World().with_shards(2))
+    both = whole.collect()
+    assert not torch.equal(both[0].evaluated.observation, both[1].evaluated.observation)
+    assert not torch.equal(both[0].evaluated.action, both[1].evaluated.action)
+    for k in range(2):
+        world = World(rank=k, size=2, local_rank=k, local_size=2).with_shards(2)
+        alone, *_ = collector(world=world, policy=policy)
+        (rollout,) = alone.collect()
+        for name in ("observation", "action", "parameters", "value", "next_value", "reward"):
+            assert torch.equal(getattr(rollout.evaluated, name), getattr(both[k].evaluated, name)), name
+        assert alone.fingerprints == whole.fingerprints[k : k + 1]
+
+
+def test_a_reward_that_is_not_finite_is_located():
+    made, *_ = collector(bad_step=5)
+    (rollout,) = made.collect()
+    assert (rollout.fault.step, rollout.fault.env, rollout.fault.what) == (4, ENVS - 1, "a reward")
+    assert np.isfinite(made.episodes[0].returns).all()
+
+
+def test_an_error_in_a_step_names_the_shard():
+    made, *_ = collector()
+
+    def fail(action):
+        raise ValueError("no power")
+
+    made._shards[0].env.step = fail
+    with pytest.raises(RunError, match=r"rank 0 failed in env.step of shard 0 \(environments 0 to 3\): ValueError: no"):
+        made.collect()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_ppo_learns_with_a_critic_of_its_own_observation(normalize):
+    config = PPOConfig(num_steps=STEPS, num_minibatches=2, normalize_observation=normalize, normalize_return=normalize)
+    run = Run(task=WALK, num_envs=ENVS, algorithm=config, network=NetworkConfig(hidden=(8,)))
+    spec = make_tensor_env(WALK, EnvConfig(), 1, CPU).spec
+    with Comm(World(), device="cpu") as comm:
+        ppo = PPO(run, Policy(spec, run.network, seed=0), comm)
+        made, *_ = collector(policy=ppo.policy)
+        if normalize:
+            envs = [shard.env for shard in made._shards]
+            made = TensorCollector(
+                comm, envs, ppo.policy, ppo.normalizers, num_steps=STEPS, gamma=0.9, seed=3, timers=Timers()
+            )
+        critic = ppo.policy.network.critic.layers[0].weight
+        assert critic.shape == (8, 2)
+        before = critic.detach().clone()
+        for _ in range(2):
+            ppo.update(made.collect(), np.zeros((1, 1)))
+        assert not torch.equal(critic.detach(), before)
+        assert np.isfinite(list(ppo.metrics.read().values())).all()
+
+
+def test_a_shared_body_with_a_critic_of_its_own_observation_is_refused():
+    spec = make_tensor_env(WALK, EnvConfig(), 1, CPU).spec
+    with pytest.raises(ConfigError, match=r"network.shared=true.*use null or false"):
+        Policy(spec, NetworkConfig(shared=True))
+
+
+def test_without_its_observation_the_critic_returns_nan():
+    spec = make_tensor_env(WALK, EnvConfig(), 1, CPU).spec
+    assert Policy(spec, NetworkConfig())(torch.zeros(3, 1))[1].isnan().all()
