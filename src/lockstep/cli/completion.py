@@ -33,7 +33,6 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of a parser and of all its commands."""
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
         yield action
         if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
@@ -71,7 +70,6 @@ def _recipes() -> list[str]:
 
 
 def _tasks(prefix: str, **_: Any) -> list[str]:
-    """Recipes, and config and Python files."""
     return [*_recipes(), *FilesCompleter(("yaml", "yml", "json", "py"))(prefix)]
 
 

@@ -17,8 +17,6 @@ from lockstep.world import World
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """The work of every rank."""
-
     run: AnyRun
     policy: Path
     drawn: Path | None
@@ -106,7 +104,6 @@ def _run_of(found: Found) -> AnyRun:
 
 
 def _play_as_rank(rank: int, job: _Job) -> dict[str, Any]:
-    """`_play` in a process that `spawn` started."""
     return _play(job, World.from_environment())
 
 

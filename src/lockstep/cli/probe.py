@@ -89,7 +89,6 @@ def _probe_torch(world: "World") -> "Preflight":
 
 
 def _learner(run: "Run", comm: "Comm") -> "PPO":
-    """The learner of the recipe on one shard of this world."""
     from lockstep.envs.make import env_spec
     from lockstep.run import override
     from lockstep.torch.comm import Comm

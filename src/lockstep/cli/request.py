@@ -85,7 +85,6 @@ def set_values(pairs: list[str]) -> dict[str, str]:
 
 
 def _steps_of(args: argparse.Namespace, run: "AnyRun") -> int:
-    """Environment steps of `--max-iterations` rollouts."""
     run = online_run(run, f"--max-iterations {args.max_iterations}")
     return number(args.max_iterations, "--max-iterations") * run.num_envs * run.algorithm.num_steps
 
@@ -213,7 +212,6 @@ def requested_ranks(text: str | None, default: int) -> int:
 
 
 def _local_ranks(args: argparse.Namespace, default: int) -> int:
-    """Number of ranks for this process to start."""
     if args.ranks is not None and args.nproc_per_node is not None:
         raise ConfigError("--ranks and --nproc-per-node both count the ranks of this machine; give one")
     for flag, given in (("--master-addr", args.master_addr), ("--init-file", args.init_file)):

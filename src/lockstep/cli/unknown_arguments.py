@@ -71,7 +71,6 @@ def run_of(args: argparse.Namespace) -> "AnyRun":
 
 
 def _flags(top: argparse.ArgumentParser, command: str) -> list[str]:
-    """All flags of a command."""
     parser = top
     for name in command.split():
         parser = _commands(parser)[name]

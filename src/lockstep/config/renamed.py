@@ -101,7 +101,6 @@ def _value_if_absent(now: object) -> str:
 
 
 def _line(setting: str, value: str, known: Known, how: How) -> str:
-    """The line to type or to write."""
     if setting.startswith("--"):
         return setting if setting == "--video" else f"{setting} {shlex.quote(value)}"
     if setting == "task" and how in ("set", "flag"):

@@ -126,7 +126,6 @@ _REMEDY = "prepare every part from logs of the same schema, with the same --like
 
 
 def _check_schema(nodes: list[int], summaries: list[dict[str, Any]]) -> None:
-    """Reject nodes whose data differs in schema, normalization or options."""
     for name in [key for key in summaries[0] if key not in ("path", "num_rows", "digest")]:
         for node, summary in zip(nodes, summaries, strict=True):
             if summary[name] != summaries[0][name]:

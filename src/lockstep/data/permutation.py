@@ -21,13 +21,7 @@ _MIN_SIDE = 4
 
 
 class Permutation:
-    """A random permutation of the rows `[0, num_rows)`.
-
-    Args:
-        num_rows: below 2 ** 62.
-        generator: source of the key; equal keys give equal permutations on every machine.
-        rounds: of the network; another number gives another permutation.
-    """
+    """A random permutation of the rows `[0, num_rows)`, below 2 ** 62; equal keys give equal ones on every machine."""
 
     def __init__(self, num_rows: int, generator: np.random.Generator, rounds: int = ROUNDS) -> None:
         width = max(math.isqrt(max(num_rows - 1, 0)) + 1, _MIN_SIDE)
@@ -47,7 +41,6 @@ class Permutation:
         return row.astype(np.int64)
 
     def _shuffled(self, field: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """One pass through the network."""
         width, _ = self._sides
         down = field // width
         across = field - down * width

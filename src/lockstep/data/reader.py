@@ -39,16 +39,7 @@ class Reader:
 
     Where nodes hold different parts of the data (`Layout.kind` is `split`), each node permutes its own rows, and its
     shards read them. A node that has read all its rows pads with weight 0 until the largest node has read its own.
-
-    Args:
-        dataset: the data of this node.
-        world: ranks and shards.
-        layout: of the data, from `determine_layout`.
-        batch_size: B.
-        seed: of the permutations.
-        epochs: number of passes over all rows.
-        n_step: see `Dataset.rows`.
-        gamma: see `Dataset.rows`.
+    `n_step` and `gamma` as `Dataset.rows`.
 
     Attributes:
         epoch: of the next batch, from 0; `epochs` at the end.

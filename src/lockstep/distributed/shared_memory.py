@@ -150,7 +150,6 @@ class Segment:
 
     @property
     def _sequence(self) -> int:
-        """How many collectives this rank has arrived at."""
         return self._words[self._own + _SEQUENCE]
 
     def turn_slots(self) -> int:

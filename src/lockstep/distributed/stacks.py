@@ -91,7 +91,6 @@ def request(logs: Path, rank: int, pid: int) -> str:
 
 
 def _calls(text: str, ident: str) -> str:
-    """The calls of one thread in the output of faulthandler."""
     lines = text.splitlines()
     start = next((n for n, line in enumerate(lines) if f"hread {ident}" in line), None)
     if start is None:

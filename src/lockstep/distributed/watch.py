@@ -213,7 +213,6 @@ def _saving(o: Observed) -> bool:
 
 
 def _stack(logs: Path, culprit: Observed) -> str:
-    """Lines for a report: the stack of a stuck rank."""
     if not culprit.runs:
         return ""
     calls = stacks.request(logs, culprit.rank, culprit.pid)

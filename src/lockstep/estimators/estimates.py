@@ -106,7 +106,6 @@ def estimates(sums: Sums, columns: Sequence[str], statistics: LogStatistics, *, 
 
 
 def _all_estimates(sums: Sums, resampling: Floats) -> dict[str, _Bootstrapped]:
-    """Every estimate, of all groups and of each bootstrap sample."""
     kinds = np.ones((1, len(sums.trajectories))), resampling
     results = [logged(sums, d) | decision_estimates(sums, d) | trajectory_estimates(sums, d) for d in kinds]
     if sums.has_ratio:
@@ -152,7 +151,6 @@ def _normalized(summary: Mapping[str, float | None], logged: Mapping[str, float 
 
 
 def _standard_error(one: _Bootstrapped) -> float:
-    """The bootstrap's standard error."""
     counted = one.resampled[~np.isnan(one.resampled)]
     return float(counted.std()) if len(counted) else math.inf
 

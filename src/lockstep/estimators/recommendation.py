@@ -63,7 +63,6 @@ def compared(one: Mapping[str, Any], logged: Mapping[str, Any]) -> str:
 
 
 def _recommended(level: str, found: Mapping[str, Any], sums: Sums, statistics: LogStatistics) -> tuple[str | None, str]:
-    """The recommended estimator of the reward, if any, and a sentence."""
     available, model = found["estimates"]["reward"], _MODEL[level]
     name = next((name for name in _PREFERRED[level] if name in available), None)
     reason = _reason_against(level, name, found, sums, statistics)

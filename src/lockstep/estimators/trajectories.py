@@ -193,7 +193,6 @@ def weights(ratio: Floats, offsets: Ints) -> Floats:
 
 
 def _by_step(rows: Decisions, starts: Ints, weight: Floats, discounted: Floats, predicted: Predicted) -> dict[str, Any]:
-    """The fields of `Sums` by group and step."""
     offsets = rows.offsets
     lengths = np.diff(offsets)
     longest = np.maximum.reduceat(lengths, starts)

@@ -151,7 +151,6 @@ def node_counts(text: str | None) -> tuple[int, int]:
 
 
 def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
-    """Host and port; ("", 0) if none is given."""
     master = args.master_addr is not None or args.master_port is not None
     if args.rdzv_endpoint is not None and master:
         raise ConfigError("--rdzv-endpoint and --master-addr, --master-port both say where to meet; give one")

@@ -77,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _nodes(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Nodes:
-    """The machines that the flags describe."""
     count = number(args.nnodes or "1", "--nnodes")
     rank = None if args.node_rank is None else number(args.node_rank, "--node_rank", least=0)
     if rank is not None and rank >= count:
@@ -107,7 +106,6 @@ def _nodes(args: argparse.Namespace, environment: Mapping[str, str] = os.environ
 
 
 def _address(text: str | None) -> tuple[str, int]:
-    """Host and port; ("", 0) if none is given."""
     if text is None:
         return "", 0
     host, port = split_address(text, _FLAG)
@@ -130,8 +128,6 @@ def _here(nodes: Nodes) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong as one line, like every other mistake."""
-
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 

@@ -43,15 +43,8 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
 ) -> int:
     """Run `command` once per rank on every node until all ranks succeeded or one failed, whichever node it is on.
 
-    Args:
-        command: program and arguments, the same for all ranks.
-        nodes: the machines.
-        identity: what must agree between them.
-        log_dir: holds `logs/rank_R.log` of this node's ranks; None: ranks print where this process prints.
-        environment: variables that override this process's own.
-        max_restarts: limit on restarts after a failure; restarts because nodes join or leave are not counted.
-        bounds: how long ranks may take to end.
-        ml_framework: `jax` sets the `JAX_*` variables in each rank, everything else those of torchrun.
+    Arguments as `lockstep.launch.local.launch`; `identity` must agree between nodes; `max_restarts` does not count
+    restarts because nodes join or leave.
 
     Returns:
         The exit code, the same on every node: 0, the first failing rank's, or 128 + n after signal n.
@@ -106,8 +99,6 @@ def _quiet_torch() -> Generator[None]:
 
 
 class _Node:
-    """This node in all attempts of a run."""
-
     def __init__(
         self,
         nodes: Nodes,

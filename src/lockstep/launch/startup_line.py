@@ -41,7 +41,6 @@ def startup_line(
 
 
 def _device(run: AnyRun) -> str:
-    """Where the ranks will compute."""
     if run.device != "auto":
         return run.device
     from lockstep.launch.gpus import installed_gpus

@@ -108,7 +108,6 @@ def is_complete(found: "Resumption", world: World) -> bool:
 def _train_here(
     run: AnyRun, world: World, run_dir: Path | None, init_from: Path | None, resume: Path | None, *, joined: bool
 ) -> dict[str, Any]:
-    """`train` in this process, as one rank of `world`."""
     from lockstep.launch.torchrun import check_growth, check_torchrun
 
     check_torchrun(world)
@@ -155,7 +154,6 @@ def _open(
 
 
 def _loop_of(run: AnyRun) -> tuple[type["AnySession"], Callable[[Any], None]]:
-    """The session class and the training loop of the run's algorithm."""
     if isinstance(run, OfflineRun):
         from lockstep.torch.offline.session import LoggedSession
         from lockstep.torch.offline.train import train as learn

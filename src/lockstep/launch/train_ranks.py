@@ -114,7 +114,6 @@ def train_on_ranks(
 
 
 def _check(run: "AnyRun") -> None:
-    """Refuse a task or data that the run cannot train on."""
     from lockstep.envs.make import env_spec
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_data, check_task

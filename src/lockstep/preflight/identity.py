@@ -162,7 +162,6 @@ def _rows(shown: Sequence[Identity]) -> dict[str, list[str]]:
 
 
 def _by_name(every: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """The entries that are not equal everywhere."""
     names = dict.fromkeys(name for one in every for name in one)
     rows = {name: [one.get(name, "none") for one in every] for name in names}
     return {name: row for name, row in rows.items() if len(set(row)) > 1}

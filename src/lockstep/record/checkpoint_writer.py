@@ -185,7 +185,6 @@ class CheckpointWriter:
         return [job for job in (self._preparing, self._writing, self._committing) if job is not None]
 
     def _by_file(self, learner: State, shards: Mapping[int, State]) -> dict[str, State]:
-        """The states that this rank writes, by file name."""
         states = {shard_file(shard): state for shard, state in shards.items()}
         return states | ({LEARNER: learner} if self._world.rank == 0 else {})
 

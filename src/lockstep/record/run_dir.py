@@ -164,7 +164,7 @@ def mark_failed(
     except (OSError, ValueError):
         summary = _summary_from_metrics(run_dir)
     summary |= {"status": status, "error": error}
-    devices = _config(run_dir).get("devices_per_process", 1)  # each of them is a rank
+    devices = read_config(run_dir).get("devices_per_process", 1)  # each of them is a rank
     known = {"world_size": processes and processes * devices, "restarts": restarts}
     summary |= {name: value for name, value in known.items() if value is not None}
     _write_json(run_dir / SUMMARY_FILE, summary)
@@ -175,7 +175,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _summary_from_metrics(run_dir: Path) -> dict[str, Any]:
-    summary = empty_summary(_config(run_dir))
+    summary = empty_summary(read_config(run_dir))
     with suppress(OSError):
         for line in reversed((run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
             with suppress(ValueError):  # a line that was cut off when its writer was killed
@@ -186,10 +186,10 @@ def _summary_from_metrics(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def _config(run_dir: Path) -> Mapping[str, Any]:
-    """The content of `run.yaml`, as far as it can be read."""
+def read_config(run_dir: Path) -> Mapping[str, Any]:
+    """The content of `run.yaml`, unvalidated: other versions and custom loops may have other settings."""
     found: object = None
-    with suppress(OSError, ConfigError):
+    with suppress(OSError, UnicodeDecodeError, ConfigError):
         found = settings.parse((run_dir / RUN_FILE).read_text(encoding="utf-8"), RUN_FILE)
     return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 

@@ -6,7 +6,7 @@ the torchrun process. Nothing is resolved or opened.
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lockstep.errors import ConfigError
@@ -34,7 +34,7 @@ def rank_fields(environment: Mapping[str, str]) -> dict[str, Any] | None:
 def hosts(nodelist: str) -> list[str]:
     """The hosts of a SLURM node list such as `n[01-03,7],m2`, in its order."""
     found: list[str] = []
-    for part in _split(nodelist):
+    for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", nodelist):  # splits at commas outside of brackets
         found.extend(_expand(part, nodelist))
         if len(found) > _MAX_HOSTS:
             raise ConfigError(f"node list {nodelist!r} has more than {_MAX_HOSTS} hosts; set MASTER_ADDR")
@@ -151,20 +151,6 @@ def _tasks_of_node(tasks: str, node: int, size: int) -> int:
                 f"SLURM_TASKS_PER_NODE={tasks!r} is not understood; it should look like 4(x2),3"
             ) from None
     return counts[node] if node < len(counts) else size
-
-
-def _split(nodelist: str) -> Iterator[str]:
-    """Split a node list at the commas outside of brackets."""
-    part, depth = "", 0
-    for character in nodelist:
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            yield part
-            part = ""
-        else:
-            part += character
-    if part:
-        yield part
 
 
 def _expand(part: str, nodelist: str) -> list[str]:

@@ -71,7 +71,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path):
     [
         (["--nnodes=2"], "--rdzv-endpoint HOST:PORT"),
         (["--nnodes=0"], "--nnodes 0"),
-        (["--nnodes=4:2", "--init-file=f"], "smaller number first"),
+        (["--nnodes=4:2", "--init-file=f"], "maximum is less than the minimum"),
         (["--nnodes=two"], "--nnodes two"),
         (["--nnodes=2", "--node-rank=-1", "--init-file=f"], "--node-rank -1"),
         (["--nnodes=2", "--standalone", "--init-file=f"], "--standalone"),

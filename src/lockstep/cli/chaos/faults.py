@@ -79,8 +79,6 @@ class InjectedFault:
 
 
 class _Trigger:
-    """Decides when to inject the fault, and records it."""
-
     def __init__(self, fault: InjectedFault, run_dir: Path | None, framework: str) -> None:
         self.fault, self._run_dir, self.framework = fault, run_dir, framework
         self.updates = -1  # until the first update has ended
@@ -235,7 +233,6 @@ def _fill_disk(trigger: _Trigger) -> None:
 
 
 def _run_dir(arguments: Sequence[str]) -> Path | None:
-    """The run directory in a rank's command line."""
     for name in ("--run-dir", "--resume"):
         for index, word in enumerate(arguments):
             value = arguments[index + 1] if word == name else word.partition("=")[2]

@@ -228,7 +228,6 @@ def _shortened(text: str) -> str:
 
 
 def _warnings(printed: Path) -> str:
-    """Warnings of the run about its checkpoints."""
     lines = printed.read_text(encoding="utf-8", errors="replace").splitlines()
     return "; ".join(dict.fromkeys(line for line in lines if line.startswith("warning: ") and "checkpoint" in line))
 

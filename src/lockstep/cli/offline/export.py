@@ -42,7 +42,6 @@ def export_command(args: argparse.Namespace) -> int:
 
 
 def _exported(found: "Found", out: Path, to: "Format", data: str | None) -> "Exported":
-    """Export a policy of logged data or of environments."""
     from lockstep.torch.deploy.acting_export import export_acting
     from lockstep.torch.deploy.offline_export import export
     from lockstep.torch.export import load_policy

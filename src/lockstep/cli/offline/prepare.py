@@ -114,7 +114,6 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
 
 
 def _bytes(text: str) -> int:
-    """The number of bytes in a size such as `512M`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
         raise ConfigError(f"--memory {text} is not a size; write a number of bytes, or 512M, or 2G")

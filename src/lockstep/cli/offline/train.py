@@ -59,7 +59,6 @@ def train_command(args: argparse.Namespace) -> int:
 
 
 def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]":
-    """The run that the arguments describe, and its workflow file, if any."""
     from lockstep.cli.request import changes_of
     from lockstep.cli.workflow_files import files
     from lockstep.run import override
@@ -85,7 +84,6 @@ def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]"
 
 
 def _check_algo(algo: object) -> None:
-    """Raise `ConfigError`, with the known algorithms, for an unknown one."""
     if algo is None or algo in _ALGORITHMS:
         return
     near = difflib.get_close_matches(str(algo), _ALGORITHMS, n=1)

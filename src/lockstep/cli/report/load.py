@@ -128,7 +128,6 @@ def _subject(run: Run) -> str:
 
 
 def _difference(one: str, other: str) -> str:
-    """The first line in which two subjects differ."""
     pairs = zip(one.splitlines(), other.splitlines(), strict=False)
     mine, theirs = next(((a, b) for a, b in pairs if a != b), (one, other))
     return f"{mine.strip()} and {theirs.strip()}"

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from lockstep.config import settings
 from lockstep.errors import ConfigError
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, read_config
 
 _METRICS_FILE, _EVALUATIONS_FILE = "metrics.jsonl", "evaluations.jsonl"
 _FILES = (RUN_FILE, SUMMARY_FILE, _METRICS_FILE)
@@ -71,7 +71,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 def read_run(path: Path) -> FoundRun:
     """Read a run directory; missing, truncated or damaged files are skipped."""
-    config, summary = _config(path), read_json(path / SUMMARY_FILE)
+    config, summary = settings.leaves(read_config(path)), read_json(path / SUMMARY_FILE)
     metrics, evaluations = list(_lines(path / _METRICS_FILE)), list(_lines(path / _EVALUATIONS_FILE))
     last, best, source = _returns(metrics, evaluations, summary)
     running = _is_running(path)
@@ -133,7 +133,6 @@ def _written_at(path: Path) -> float:
 def _returns(
     metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
 ) -> tuple[float | None, float | None, str | None]:
-    """Last and best mean return, and their source."""
     means = [mean for line in evaluations if (mean := _mean(line.get("returns"))) is not None]
     if not means and (mean := _number(summary.get("eval_return_mean"))) is not None:
         means = [mean]
@@ -165,15 +164,6 @@ def _mean(values: Any) -> float | None:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """The settings by dotted name, unvalidated: other versions and custom loops may have other ones."""
-    try:
-        data = settings.parse((path / RUN_FILE).read_text(encoding="utf-8"), RUN_FILE)
-    except (OSError, UnicodeDecodeError, ConfigError):
-        return {}
-    return settings.leaves(cast(Mapping[str, Any], data)) if isinstance(data, Mapping) else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

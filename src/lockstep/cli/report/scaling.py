@@ -46,7 +46,6 @@ def predicted(points: Sequence[Point], notes: Sequence[str], target: Target) -> 
 
 
 def _check(points: Sequence[Point], notes: Sequence[str], target: Target) -> None:
-    """Raise `ConfigError` if the points do not suffice for predictions."""
     if not points:
         unused = "; ".join(notes)
         raise ConfigError(
@@ -117,7 +116,6 @@ def _accuracy(costs: Costs, points: Sequence[Point]) -> Iterator[str]:
 
 
 def _worlds(costs: Costs, points: Sequence[Point], target: Target) -> Iterator[list[str]]:
-    """Weak scaling, then strong scaling."""
     first = points[0]
     between = [p.layout for p in points if p.layout.hosts > 1]
     known = [layout.bandwidth for layout in between if layout.bandwidth]

@@ -114,7 +114,6 @@ def submit_text(text: str, command: list[str], args: argparse.Namespace, where: 
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    """Refuse flags of another kind of cluster, and of another command."""
     for kind, names in ONLY_FOR.items():
         given = [name for name in names if getattr(args, name)]
         if kind != args.on and given:
@@ -129,7 +128,6 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _nodes(args: argparse.Namespace) -> tuple[int, int]:
-    """The minimum and maximum number of nodes."""
     if args.nnodes is None and args.on == "ssh":
         from lockstep.cli.submit.arguments import hosts
 
@@ -139,7 +137,6 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None]:
-    """The run, and the number of shards of the checkpoint to resume."""
     if args.resume is not None:
         found = resumption(args)
         if found.exact is not None:

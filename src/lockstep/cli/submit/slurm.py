@@ -90,7 +90,6 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
 
 
 def _rendezvous(job: Job) -> list[str]:
-    """The rendezvous of the launchers and its token."""
     port = str(job.port) if job.port is not None else "$((20000 + SLURM_JOB_ID % 10000))"
     secret = "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')"
     return [

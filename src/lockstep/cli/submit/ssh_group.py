@@ -28,8 +28,6 @@ class HostCommand:
 
 
 class _Host:
-    """The ssh process of one host."""
-
     def __init__(self, command: HostCommand, lock: threading.Lock) -> None:
         self.name, self._lock = command.host, lock
         self.process = subprocess.Popen(

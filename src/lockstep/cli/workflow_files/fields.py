@@ -222,7 +222,6 @@ def _take(found: dict[str, dict[str, Any]], section: str, name: str, value: Any)
 
 
 def _unknown(section: str, name: str) -> str:
-    """The error message for an unknown field."""
     elsewhere = [shown(other, name) for other, fields in FIELDS.items() if name in fields and other != section]
     near = difflib.get_close_matches(name, FIELDS[section], n=2)
     all_names = {field: shown(other, field) for other, fields in FIELDS.items() for field in fields}

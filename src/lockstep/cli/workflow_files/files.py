@@ -206,7 +206,6 @@ def _source(given: str | list[str]) -> Source:
 
 
 def _placed(source: Source, key: str) -> Source:
-    """The source with its directory of prepared data."""
     name = source.paths[0].absolute().name.partition(".")[0]
     return source if source.prepared else replace(source, out=cache_root() / f"{name}-{key}")
 
@@ -220,7 +219,6 @@ def _key(source: Source, *more: object) -> str:
 def _learner(
     top: Mapping[str, Any], norm_params: Mapping[str, Any], actions: tuple[str, ...], training: Source
 ) -> tuple[str, str]:
-    """The algorithm, and the reason for it."""
     parametric = "action_norm_data_path" in top
     if actions and parametric:
         raise ConfigError(
@@ -247,7 +245,6 @@ def _learner(
 
 
 def _normalizations(top: Mapping[str, Any], norm_params: Mapping[str, Any], algo: str) -> tuple[Normalization, ...]:
-    """The normalizations of the states and, for `parametric_dqn`, of the actions."""
     columns = cast(list[str] | None, norm_params.get("cols_to_norm"))
     known = {"state_features": "state_norm_data_path", "action": "action_norm_data_path"}
     if columns is not None and (strange := [column for column in columns if column not in known]):

@@ -57,7 +57,6 @@ def _bcq(rainbow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _network(training: Mapping[str, Any], algo: str, num_actions: int) -> dict[str, Any]:
-    """Hidden layers and activation."""
     leaves = dict[str, Any]()
     layers = cast(list[int] | None, training.get("layers"))
     if layers is not None:

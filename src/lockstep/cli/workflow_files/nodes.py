@@ -37,7 +37,6 @@ def node_arguments(
 
 
 def _ranks(args: argparse.Namespace, workflow: Workflow, say: Callable[[str], None]) -> None:
-    """Set one rank, or one per GPU."""
     if args.ranks is not None or args.nproc_per_node is not None:
         return
     ranks = 1

@@ -59,13 +59,8 @@ class ActionNames:
         """The names, unchanged (String). Raises `ConfigError` for an unknown action."""
         if self.names is not None:
             known = found.is_in(self.names) | found.is_null()
-            if not known.all():
-                row = int(cast(int, (~known).arg_max()))
-                where.refuse(
-                    row,
-                    f'{column} "{found[row]}" is not one of the actions {self._first_names}; '
-                    "name all of them in --actions",
-                )
+            wanted = f"is not one of the actions {self._first_names}; name all of them in --actions"
+            where.refuse_first(~known, lambda row: f'{column} "{found[row]}" {wanted}')
         return found
 
     @property

@@ -117,7 +117,6 @@ class Log:
             yield table
 
     def _read(self) -> "Generator[RawRows]":
-        """All rows, unchecked."""
         from lockstep.data.logs.files import kind_of
         from lockstep.data.logs.json_lines import JsonLines
         from lockstep.data.logs.minari import read_minari

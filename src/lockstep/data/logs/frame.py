@@ -83,7 +83,6 @@ def _kind_of(lists: pl.Series) -> str | None:
 
 
 def _check_kind(found: RawRows, kind: str) -> None:
-    """Reject actions of another kind than the log's."""
     for name, actions in found.actions.items():
         here = isinstance(actions, Maps)
         some: Any = actions.given if here else actions.is_not_null().to_numpy()
@@ -108,18 +107,13 @@ def _check_scalars(found: RawRows) -> None:
         ("mdp_id", mdp_id.is_null() | (mdp_id == ""), "every row needs the name of its trajectory"),
         ("sequence_number", found.scalars["sequence_number"].is_null(), "every row needs its place in the trajectory"),
     ):
-        if bad.any():
-            where.refuse(int(cast(int, bad.arg_max())), f"{name} is missing; {way}")
+        where.refuse_first(bad, lambda _, name=name, way=way: f"{name} is missing; {way}")
     if (propensity := found.scalars.get("propensity")) is not None:
-        bad = ((propensity <= 0) | (propensity > 1)).fill_null(value=False)
-        if bad.any():
-            row = int(cast(int, bad.arg_max()))
-            where.refuse(row, f"propensity {propensity[row]} is not a probability in (0, 1]; leave out what is unknown")
+        bad, wanted = (propensity <= 0) | (propensity > 1), "is not a probability in (0, 1]; leave out what is unknown"
+        where.refuse_first(bad.fill_null(value=False), lambda row: f"propensity {propensity[row]} {wanted}")
     if (time_diff := found.scalars.get("time_diff")) is not None:
-        bad = (time_diff < 0).fill_null(value=False)
-        if bad.any():
-            row = int(cast(int, bad.arg_max()))
-            where.refuse(row, f"time_diff {time_diff[row]} is negative; it must be 0 or more")
+        bad, wanted = time_diff < 0, "is negative; it must be 0 or more"
+        where.refuse_first(bad.fill_null(value=False), lambda row: f"time_diff {time_diff[row]} {wanted}")
 
 
 def _check_decisions(found: RawRows) -> None:

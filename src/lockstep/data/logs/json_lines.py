@@ -174,7 +174,6 @@ def _decoded(decoder: Any, block: bytes, path: Path, line: int) -> list[Any]:
 
 
 def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
-    """Decode a single row, to report its error."""
     try:
         decoder.decode(text)
     except msgspec.ValidationError as error:

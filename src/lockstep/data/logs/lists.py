@@ -130,7 +130,6 @@ def _marked(
     null: NDArray[np.bool_],
     context: tuple[ActionNames, Where, str],
 ) -> pl.Series:
-    """Lists of the names of masks [m]."""
     names, where, column = context
     row = np.repeat(np.arange(len(counts)), counts)
     wrong = np.flatnonzero(~np.isin(marks, (0.0, 1.0)))

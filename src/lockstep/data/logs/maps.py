@@ -3,7 +3,7 @@
 Shapes: n rows, K ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -35,6 +35,12 @@ class Where:
     def refuse(self, index: int, what: str) -> NoReturn:
         """Raise `ConfigError` about row `index`."""
         raise ConfigError(f"{self.path}, row {self.row[index]}: {what}")
+
+    def refuse_first(self, bad: pl.Series, what: Callable[[int], str]) -> None:
+        """Raise `ConfigError` about the first row where `bad` is true, if there is one."""
+        if bad.any():
+            row = int(cast(int, bad.arg_max()))
+            self.refuse(row, what(row))
 
     def take(self, index: NDArray[np.int64]) -> "Where":
         """The file and row numbers of some of these rows; rows may repeat."""
@@ -181,9 +187,8 @@ def numbers(series: pl.Series, where: Where, name: str) -> NDArray[np.float64]:
     if not (series.dtype.is_numeric() or series.dtype == pl.Null):
         raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be a number")
     series = series.cast(pl.Float64)
-    if (bad := (series.is_nan() | series.is_infinite()).fill_null(value=False)).any():
-        index = int(cast(int, bad.arg_max()))
-        where.refuse(index, f"{name} is {series[index]}; leave it empty if it is not known")
+    bad = (series.is_nan() | series.is_infinite()).fill_null(value=False)
+    where.refuse_first(bad, lambda row: f"{name} is {series[row]}; leave it empty if it is not known")
     return np.asarray(series.to_numpy(), np.float64)
 
 

@@ -101,7 +101,6 @@ def _finite(values: NDArray[np.float64], where: Where, name: str) -> NDArray[np.
 
 
 def _numbers_of(space: Any, what: str, path: Path) -> int:
-    """The size of a value of a space."""
     if type(space).__name__ not in ("Box", "MultiBinary", "Discrete"):
         raise ConfigError(f"{path}: {what} are {space}; a log takes numbers (Box)")
     shape: tuple[int, ...] = space.shape or ()
@@ -131,5 +130,4 @@ def _name(path: Path) -> str:
 
 
 def _root(path: Path) -> Path:
-    """The directory of a local data set."""
     return Path(_minari(path, "minari.storage").get_dataset_path(_name(path)))

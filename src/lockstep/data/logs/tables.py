@@ -130,9 +130,7 @@ def _flag(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
         return series.cast(pl.Boolean)
     words = series.cast(pl.String).str.to_lowercase()
     known = words.is_null() | words.is_in((*_TRUE, *_FALSE))
-    if not known.all():
-        row = int(cast(int, (~known).arg_max()))
-        where.refuse(row, f"{name} is {series[row]!r}; it must be true or false")
+    where.refuse_first(~known, lambda row: f"{name} is {series[row]!r}; it must be true or false")
     return words.is_in(_TRUE) & pl.select(pl.when(words.is_not_null()).then(pl.lit(value=True))).to_series()
 
 

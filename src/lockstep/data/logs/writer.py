@@ -98,7 +98,6 @@ class LogWriter:
             self._discard()
 
     def _discard(self) -> None:
-        """Remove temporary files."""
         with contextlib.suppress(OSError):
             self._open_files.close()
         if self._file is not None:

@@ -57,7 +57,6 @@ class Lists:
         return Lists(index, offsets_of(lengths), self._items_of(self.index[lengths > 0]))
 
     def _items_of(self, which: NDArray[np.int64]) -> NDArray[Any]:
-        """Items of some lists, concatenated."""
         each = np.diff(self.offsets)
         width = int(each[0]) if len(each) else 0
         if width and (each == width).all():  # lists of equal length are rows of an array, which is faster

@@ -75,7 +75,6 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
 
 
 def _with_progress(log: Any) -> Iterator[tuple[Any, int]]:
-    """Tables of a log with the bytes read so far."""
     last = None
     for frame in log.frames():
         if last is not None:
@@ -87,8 +86,6 @@ def _with_progress(log: Any) -> Iterator[tuple[Any, int]]:
 
 @dataclass(slots=True)
 class _Group:
-    """Prepared rows of some trajectories."""
-
     rows: int
     """Rows of the log."""
     kept: Block

@@ -23,8 +23,6 @@ _WHOLE = 1 << 24
 
 @dataclass(slots=True)
 class _Array:
-    """Location of an array in the file of its run."""
-
     at: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]

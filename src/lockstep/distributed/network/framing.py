@@ -40,12 +40,7 @@ class LineBuffer:
 
 
 class MessageConnection:
-    """The client's side of a connection that carries messages.
-
-    Args:
-        connection: an open socket; `close` closes it.
-        poll: called ten times a second while waiting for a message; may raise.
-    """
+    """The client's side of a connection that carries messages; `poll` is called ten times a second while waiting."""
 
     def __init__(self, connection: socket.socket, poll: Callable[[], None] = lambda: None) -> None:
         self.socket = connection

@@ -99,7 +99,6 @@ def hosts_of(gathered: Sequence[Sequence[Any]]) -> list[Host]:
 
 
 def _identity() -> list[str]:
-    """Host name and boot id, which identify a machine."""
     with contextlib.suppress(OSError):
         return [socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
     return [socket.gethostname(), ""]

@@ -73,7 +73,7 @@ class Hosts:
         ]
         shards = [range(world.shards_of(h.ranks[0]).start, world.shards_of(h.ranks[-1]).stop) for h in hosts]
         self._far = [owned_nodes(held, world.num_shards) for held in shards]
-        self._bounds = _bounds([len(nodes) for nodes in self._far])
+        self._bounds = list(accumulate((len(nodes) for nodes in self._far), initial=0))
         self._announced = False
 
     @property
@@ -166,9 +166,8 @@ class Hosts:
         """Close the connections, after sending an error to the other hosts."""
         if self._links is not None:
             if error is not None:
-                self._announce_to_all(
-                    f"rank {self._world.rank} on {self._hosts[self._mine]} failed: {_one_line(error)}"
-                )
+                what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                self._announce_to_all(f"rank {self._world.rank} on {self._hosts[self._mine]} failed: {what}")
             self._links.close()
 
     def announce_failure(self, reason: str) -> None:
@@ -178,7 +177,6 @@ class Hosts:
             self._links.send_failure(reason)
 
     def _announce_to_all(self, reason: str) -> None:
-        """Announce a failure to the other ranks of this host, too."""
         if self._links is not None and self._slots is not None and not self._announced:
             self._slots.announce_failure(reason)
         self.announce_failure(reason)
@@ -216,7 +214,6 @@ class Hosts:
             self._slots.publish_from_hosts()
 
     def _exchange_rows(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, size: int) -> None:
-        """Send the rows of this host to all others and receive theirs."""
         ranges = dict(enumerate(pairwise(bounds)))
         low, high = ranges.pop(self._mine)
         mine = _bytes(rows[low:high])
@@ -265,13 +262,5 @@ class Hosts:
             self._slots.check(self._slots.index)
 
 
-def _bounds(counts: Sequence[int]) -> list[int]:
-    return list(accumulate(counts, initial=0))
-
-
 def _bytes(array: np.ndarray) -> memoryview:
     return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -124,11 +124,8 @@ def _cannot_listen(address: str, port: int, setting: str, error: OSError) -> str
     if error.errno == errno.EADDRINUSE:
         return f"{setting}: {place} is in use by another program; end that one, or choose another port on all nodes"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{setting}: {address} is not an address of this machine; it has {_own_addresses()}"
+        own = ", ".join(f"{address} ({name})" for name, listed in addresses().items() for address in listed)
+        return f"{setting}: {address} is not an address of this machine; it has {own}"
     if error.errno == errno.EACCES:
         return f"{setting}: {place} may not be used without privileges; choose a port from 1024 on"
     return f"{setting}: cannot listen at {place}: {error.strerror}"
-
-
-def _own_addresses() -> str:
-    return ", ".join(f"{address} ({name})" for name, listed in addresses().items() for address in listed)

@@ -48,7 +48,6 @@ def with_rendezvous_flags(
 def _check(
     world: World, flags: Mapping[str, str | None], given: Mapping[str, str], environment: Mapping[str, str]
 ) -> None:
-    """Raise ConfigError if flags contradict each other or the launcher's variables."""
     typed = " ".join(f"{flag} {value}" for flag, value in given.items())
     if world.launcher == "none":
         raise ConfigError(

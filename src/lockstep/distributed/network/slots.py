@@ -17,11 +17,8 @@ _MAX_POLL_S = 2.0  # a longer gap means that this process itself was stopped: it
 class Slots:
     """Rows of shared memory of this host's ranks, in two halves that collectives use in turn.
 
-    Args:
-        segment: the host's shared memory.
-        first: the rank with index 0 in it; the others follow.
-        timeout_s: bound on one exchange; it gives up `MARGIN_S` later, since the report of the watch says more.
-        timers: record while this rank waits.
+    Rank `first` has index 0 in the segment; the others follow. An exchange is given up `MARGIN_S` after `timeout_s`,
+    since the report of the watch is more precise.
     """
 
     def __init__(self, segment: Segment, first: int, timeout_s: float, timers: Timers) -> None:

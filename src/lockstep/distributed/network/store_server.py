@@ -228,8 +228,6 @@ class StoreServer(MessageServer[ServedConnection]):
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
-    """A request to a store."""
-
     op: Literal["set", "get", "check", "add", "compare_set"]
     keys: list[str]
     value: str = ""
@@ -258,11 +256,9 @@ def reply_to(store: MemoryStore, message: dict[str, Any]) -> dict[str, Any] | No
 
 
 class StoreClient:
-    """A store that another process serves. Any thread may use it; requests are answered one after another.
+    """A store that another process serves, by a connection that is closed with this object.
 
-    Args:
-        connection: to the server, its greeting already received. Closed with this object.
-        timeout_s: bound on one request.
+    Any thread may use it; requests are answered one after another, each within `timeout_s`.
     """
 
     def __init__(self, connection: MessageConnection, timeout_s: float = ANSWER_S) -> None:

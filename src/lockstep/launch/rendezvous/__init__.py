@@ -80,10 +80,7 @@ def rendezvous(
 ) -> Generator[NodeRendezvous]:
     """Join the other nodes. The main one goes on admitting those that come later, until the end of the block.
 
-    Args:
-        nodes: what the flags say.
-        identity: what must agree between nodes; see `lockstep.preflight.identity`.
-        cancelled: polled ten times a second; raises `Cancelled` once it is true.
+    `identity` must agree between nodes (see `lockstep.preflight.identity`); `cancelled` is polled ten times a second.
 
     Raises:
         ConfigError: the nodes contradict each other, or some do not come; the same on every node.
@@ -123,7 +120,6 @@ def rendezvous(
 
 @contextlib.contextmanager
 def _host(nodes: Nodes, node: NodeInfo, listener: socket.socket, waiting: Waiting) -> Generator[NodeRendezvous]:
-    """The main node's part."""
     bound, port = listener.getsockname()[:2]
     salt, nonce = secrets.token_hex(32), secrets.token_hex(16)
     all_interfaces = bound in _ALL_INTERFACES

@@ -100,7 +100,6 @@ class RendezvousClient:
             raise
 
     def _locate(self) -> tuple[Sequence[str], int]:
-        """The main node's addresses and port."""
         nodes = self._nodes
         if nodes.init_file is None:
             return resolve_with_retries(nodes, self._waiting), nodes.port
@@ -137,7 +136,6 @@ class RendezvousClient:
         return None
 
     def _wait_for_admission(self, connection: MessageConnection) -> dict[str, Any]:
-        """Authenticate, then wait for the main node's decision."""
         port_in_use = self._local_error is not None and self._local_error.port_in_use
         try:
             greeting = receive_greeting(connection, _PORT_TAKEN_S if port_in_use else HANDSHAKE_S)
@@ -190,7 +188,6 @@ class RendezvousClient:
 
     @property
     def _setting(self) -> str:
-        """The flag that names the main node, with its value."""
         return (
             f"{self._nodes.setting} {self._endpoint}"
             if self._nodes.init_file is None
@@ -234,14 +231,9 @@ def _patience(nodes: Nodes) -> float:
 def connect(
     address: str, port: int, poll: Callable[[], None] = lambda: None, *, own: str = "", timeout_s: float = _CONNECT_S
 ) -> socket.socket:
-    """Open a connection. Raises OSError.
+    """Open a connection to a numeric address, from this machine's address `own`, if given. Raises OSError.
 
-    Args:
-        address: numeric.
-        port: the port there.
-        poll: called ten times a second; may raise.
-        own: which of this machine's addresses to connect from; "": any.
-        timeout_s: bound.
+    `poll` is called ten times a second, and may raise.
     """
     connection = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:

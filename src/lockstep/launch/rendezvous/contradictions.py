@@ -8,11 +8,7 @@ from lockstep.preflight.identity import differences
 
 
 def contradiction(nodes: Sequence[NodeInfo]) -> str | None:
-    """The first contradiction between nodes, with the way out; None if they can start together.
-
-    Args:
-        nodes: those that are connected, the main node first.
-    """
+    """The first contradiction between connected nodes, the main one first, with the way out; None if there is none."""
     return _numbers(nodes) or _node_ranks(nodes) or _run_ids(nodes) or differences(_identities(nodes))
 
 

@@ -26,8 +26,6 @@ _MAX_UNPROVEN = 256  # connections that have not proved the secret
 
 
 class _NodeConnection(ServedConnection):
-    """A connection of a node, and how far its admission is."""
-
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         self.proven = False
@@ -38,20 +36,16 @@ class _NodeConnection(ServedConnection):
 
 
 class RendezvousServer(MessageServer[_NodeConnection]):
-    """Receives nodes at `listener` from `__enter__` to `__exit__`.
+    """Receives nodes at `listener`, which is closed at the end, from `__enter__` to `__exit__`.
 
-    Args:
-        main: the main node itself.
-        listener: where the others connect; closed at the end.
-        secret: the run's.
-        admission: sent to each node that is admitted.
-        file_nonce: of the init file that names this server, if one does.
+    `main` is the main node itself; `admission` is sent to each node that is admitted; `file_nonce` is that of the init
+    file, if any.
 
     Attributes:
         store: served to admitted nodes.
         gathered: set once enough nodes are there and agree.
         refusal: why the rendezvous failed, for all nodes alike; empty while it has not.
-        most: how many nodes were here at once, this one included.
+        most: the largest number of nodes at once, this one included.
     """
 
     def __init__(

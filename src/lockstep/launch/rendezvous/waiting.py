@@ -29,11 +29,7 @@ class Waiting:
         self._report_at = now + _FIRST_REPORT_S
 
     def __call__(self, awaited: str, advice: str = "") -> None:
-        """Report what is awaited, now and then.
-
-        Args:
-            awaited: what is waited for, in words.
-            advice: what the user can do if it does not come.
+        """Report what is awaited, now and then; `advice` is the remedy if it does not come.
 
         Raises:
             Cancelled: as requested.
