@@ -24,6 +24,7 @@ from lockstep.session.policy_file import POLICY_FILE  # noqa: E402
 from lockstep.torch import export as torch_export  # noqa: E402
 from lockstep.torch.networks import Policy as TorchPolicy  # noqa: E402
 from lockstep.torch.q_networks import QPolicy as TorchQPolicy  # noqa: E402
+from quick import others_slow  # noqa: E402
 
 NETWORK = NetworkConfig(hidden=(8,), features=16)
 RAINBOW = DQNConfig(value_distribution="categorical", num_atoms=5, noisy=True, dueling=True)
@@ -64,7 +65,7 @@ def acts(policy, observation):
     return np.asarray(policy.apply(policy.params, observation)[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", others_slow(KINDS, "ppo images", "dqn"))
 @pytest.mark.parametrize("start", [False, True], ids=["loaded", "started from"])
 @pytest.mark.parametrize("to", ["jax", "torch"])
 def test_a_policy_of_one_is_a_policy_of_the_other(tmp_path, kind, start, to):

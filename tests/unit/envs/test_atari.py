@@ -259,6 +259,7 @@ def test_wrappers_get_the_game_as_a_network_would():
     assert rewards <= {0.0, 2.0}
 
 
+@pytest.mark.slow
 def test_the_picture_follows_the_game():
     config, sticky = (
         EnvConfig(kwargs=STEADY),

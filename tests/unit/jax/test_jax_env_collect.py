@@ -79,7 +79,7 @@ def by_hand(env, policy, shard, normalizers):
 
 @pytest.mark.parametrize(
     ("continuous", "normalizers"),
-    others_slow([(False, {}), (False, FROZEN), (True, {}), (True, FROZEN)], (False, {}), (True, FROZEN), several=True),
+    others_slow([(False, {}), (False, FROZEN), (True, {}), (True, FROZEN)], (True, FROZEN), several=True),
     ids=["discrete-plain", "discrete-normalized", "continuous-plain", "continuous-normalized"],
 )
 def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
@@ -117,6 +117,7 @@ def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
         np.testing.assert_allclose(after.discounted, discounted.value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_parameters_that_are_known_need_not_be_computed_again():
     _, policy, collect, shard = made()
     _, steps, _ = jax.jit(collect.rollout)(policy.params, {}, shard, jnp.int32(0))

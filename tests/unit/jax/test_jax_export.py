@@ -44,7 +44,9 @@ def observed(spec):
     return (random * (255 if spec.image else 1)).astype(spec.observation_dtype)
 
 
-@pytest.mark.parametrize("spec", [SPEC, IMAGES], ids=["vectors", "images"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param(SPEC, id="vectors"), pytest.param(IMAGES, marks=pytest.mark.slow, id="images")]
+)
 @pytest.mark.parametrize("algorithm", [None, DQNConfig(), C51, QUANTILES])
 def test_loaded_policy_equals_saved_policy(tmp_path, spec, algorithm):
     run, policy = made(spec, algorithm)

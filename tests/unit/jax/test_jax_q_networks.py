@@ -60,7 +60,9 @@ class Narrow(Own):
         return super().apply(params, observation)[:, 1:]
 
 
-@pytest.mark.parametrize("spec", [SPEC, PONG], ids=["vectors", "images"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param(SPEC, id="vectors"), pytest.param(PONG, marks=pytest.mark.slow, id="images")]
+)
 @pytest.mark.parametrize("noisy", [False, True])
 def test_heads_begin_uniform_and_deviations_constant(spec, noisy):
     policy = policy_of(spec, NetworkConfig(features=32), noisy=noisy, noisy_std=0.3)

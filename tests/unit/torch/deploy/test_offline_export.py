@@ -154,7 +154,7 @@ def test_named_actions(tmp_path, to, chosen):
 
 
 @pytest.mark.parametrize("chosen", others_slow(["greedy", "softmax"], "softmax"))
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", others_slow(FORMATS, "onnx"))
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
 def test_candidates(tmp_path, to, chosen):
     data = prepared(tmp_path / "data", "parametric")
@@ -183,9 +183,8 @@ def test_candidates(tmp_path, to, chosen):
     assert told["normalization"]["action"] == features_to_dict(ACTION)["features"]
 
 
-@pytest.mark.parametrize(
-    "algorithm", [OfflineDQNConfig(bcq_threshold=0.9), pytest.param(CloningConfig(), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # quick: exports of test_possible_actions.py
+@pytest.mark.parametrize("algorithm", [OfflineDQNConfig(bcq_threshold=0.9), CloningConfig()], ids=["bcq", "cloning"])
 def test_other_algorithms(tmp_path, algorithm):
     data = prepared(tmp_path / "data", "discrete")
     policy = policy_of(data, algorithm=algorithm)
@@ -198,7 +197,7 @@ def test_other_algorithms(tmp_path, algorithm):
     np.testing.assert_allclose(run(done.path, given("state", raw))["scores"], scores, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", others_slow(FORMATS, "torch"))
 def test_file_with_different_scores_is_not_written(dataset, tmp_path, to, monkeypatch):
     """The prepared rows are changed, so that they no longer match the raw rows."""
     policy, column = policy_of(dataset), dataset.column
