@@ -9,7 +9,7 @@ from lockstep.cli.request import checked, requested_nodes, requested_world, resu
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, policy_source
 from lockstep.launch.train_ranks import PROGRAM
-from lockstep.launch.world_checks import check_output, check_world
+from lockstep.launch.world_checks import check_world
 
 if TYPE_CHECKING:
     from lockstep.launch.nodes import Nodes
@@ -31,7 +31,8 @@ def resume(args: argparse.Namespace) -> int:
 
 def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = None) -> int:
     """Train on the ranks that the arguments ask for, from `found` if a run is resumed; returns the exit code."""
-    from lockstep.run import Run
+    from lockstep.run import OfflineRun, Run
+    from lockstep.session.checks import check_model_path
     from lockstep.session.env_checks.before_run import check_before_run
 
     num_shards = None if found is None else found.num_shards
@@ -49,7 +50,8 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         from lockstep.launch.commands import train_on_nodes
 
         return train_on_nodes(args, run, nodes, args.words, PROGRAM)
-    check_output(run, world)
+    if isinstance(run, OfflineRun) and world.rank == 0:
+        check_model_path(run)
     init_from = policy_source(args.init_from)
     max_restarts = _max_restarts(args, world)
     if found is not None and world.rank == 0 and not args.joined:

@@ -1,4 +1,4 @@
-"""`lockstep launch`, and what `lockstep train` and `lockstep doctor` do with several machines."""
+"""`lockstep launch`, and `lockstep train` and `lockstep doctor` on several nodes."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""GPUs of this machine, asked without a framework where that can be."""
+"""The GPUs of this machine, found without importing a framework where possible."""
 
 import itertools
 import os
@@ -12,15 +12,15 @@ _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/loc
 
 
 def nvidia_gpu_present() -> bool:
-    """Whether this machine has an NVIDIA GPU, asked without loading a framework."""
+    """Whether this machine has an NVIDIA GPU; imports no framework."""
     return any(Path(path).exists() for path in ("/dev/nvidia0", "/proc/driver/nvidia/version"))
 
 
 def visible_gpus(framework: str = "torch") -> int:
-    """GPUs that the framework can use. Torch is asked, where the machine has any; JAX is not.
+    """The number of GPUs that the framework can use.
 
-    JAX takes memory of every GPU that it looks at, and a launcher must leave that to its ranks: so GPUs are counted as
-    the driver has them, if JAX was installed with what drives them.
+    JAX is not imported: it allocates memory on every GPU, which belongs to the ranks. The GPUs of the driver count
+    instead, if a GPU plugin of JAX is installed.
     """
     if not nvidia_gpu_present() or find_spec(framework) is None:
         return 0
@@ -32,7 +32,7 @@ def visible_gpus(framework: str = "torch") -> int:
 
 
 def installed_gpus(framework: str = "torch") -> int:
-    """GPUs that the framework was built for, as the driver has them; loads no framework."""
+    """The number of GPUs of the driver, if the framework was built for them; imports no framework."""
     if not nvidia_gpu_present():
         return 0
     return _driver_gpus() if (jax_plugins() if framework == "jax" else _torch_has_cuda()) else 0
@@ -57,7 +57,7 @@ def _driver_gpus() -> int:
 
 
 def jax_plugins() -> list[str]:
-    """What JAX can drive besides CPUs, as installed: `jax-cuda12-plugin 0.10.2`."""
+    """The installed plugins of JAX, which support other devices than CPUs: `jax-cuda12-plugin 0.10.2`."""
     found = {
         entry.dist.name: entry.dist.version for entry in entry_points(group="jax_plugins") if entry.dist is not None
     }

@@ -1,8 +1,8 @@
-"""Ends the ranks' process groups when their launcher dies without being able to (SIGKILL, out of memory).
+"""Ends the ranks' process groups when their launcher is killed (SIGKILL, out of memory).
 
-Run by path as a process of its own: `guardian.py LAUNCHER_PID [RUN_DIR]`. It reads from standard input, one per line,
-the process groups to guard, `-N` for one that is gone. The launcher's end closes that pipe, whether it came to end the
-ranks itself or not. What they left half-written goes once they are gone.
+Run by path in a separate process: `guardian.py LAUNCHER_PID [RUN_DIR]`. It reads process groups from standard input,
+one per line, `-N` for one that is gone. When the launcher ends, the pipe is closed: the guardian then ends the groups
+that are left and removes their partial files.
 """
 
 import os
@@ -12,11 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-_GONE_S = 5.0  # how long killed processes may take to be gone; one in a disk's queue takes its time
+_GONE_S = 5.0  # bound on the end of killed processes; one that waits for a disk is slow
 
 
 def main() -> None:
-    """Wait for the launcher's end, then end what it left."""
+    """Wait for the end of the launcher, then end its ranks."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     sys.path.insert(0, str(Path(__file__).parents[2]))  # now, while the source is the one that the launcher has

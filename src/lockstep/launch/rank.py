@@ -1,4 +1,4 @@
-"""One rank as its launcher sees it: a process that leads a session and a process group of its own."""
+"""One rank of a launcher: a process that leads its own session and process group."""
 
 import contextlib
 import os
@@ -29,16 +29,16 @@ class Rank:
         return 128 - code if code < 0 else code
 
     def describe(self) -> str:
-        """How it ended, in words."""
+        """How it ended, for messages."""
         code = self.code or 0
         if code < 0:
             return f"rank {self.index} was killed by {signal_name(-code)}"
         return f"rank {self.index} exited with code {code}"
 
     def signal_group(self, number: int) -> bool:
-        """Signal all processes of the group; 0 only asks. Returns whether there were any.
+        """Signal all processes of the group (0: only check); returns whether there were any.
 
-        A group once found empty is never signalled again: its number may belong to somebody else by then.
+        An empty group is never signalled again: its number may have been reused.
         """
         if not self.group_gone:
             try:
@@ -53,7 +53,7 @@ class Rank:
 def any_alive(groups: set[int]) -> bool:
     """Whether a process of these groups still runs.
 
-    A group also exists while it only holds zombies, and in containers nobody may reap orphans for long.
+    Zombies are not counted: in containers, orphans may not be reaped for long.
     """
     for name in os.listdir("/proc"):
         if name.isdecimal():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     AnySession = BaseSession[Any, Any, Any, Any]
 
-_OWN_SIGNAL_S = 10.0  # until a launcher sends its own ranks the signal that ranks of another node received
+_OWN_SIGNAL_S = 10.0  # until a launcher sends its ranks the signal that ranks of another node received
 _runs = itertools.count()
 """Index of the next run in this process: a script may train several."""
 

@@ -9,15 +9,6 @@ if TYPE_CHECKING:
     from lockstep.world import World
 
 
-def check_output(run: "AnyRun", world: "World") -> None:
-    """On rank 0, refuse a path for the finished policy that cannot be written."""
-    from lockstep.run import OfflineRun
-    from lockstep.session.checks import check_model_path
-
-    if isinstance(run, OfflineRun) and world.rank == 0:
-        check_model_path(run)
-
-
 def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) -> None:
     """Refuse counts that do not divide among the (checkpoint's) shards, too much memory, and more ranks than GPUs."""
     from lockstep.launch.restarts import may_restart_ranks

@@ -6,6 +6,7 @@ normalization is the same everywhere.
 """
 
 import gzip
+import hashlib
 import json
 import os
 import secrets
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from lockstep.cli.workflow_files.files import CACHE_VARIABLE, Normalization, Source, Workflow, cache_root
-from lockstep.cli.workflow_files.sources import checked_sources
 from lockstep.data.dataset import Dataset
 from lockstep.data.feature_file import features_from_dict, features_to_dict, load_features, save_features
 from lockstep.data.features import Features
@@ -32,6 +32,7 @@ Gather = Callable[[Any, str], list[Any]]
 _T = TypeVar("_T")
 _PREPARE_S = 7 * 24 * 3600.0  # timeout; a rank that dies is detected by the launcher of its node
 _LOG_SUFFIXES = (".json", ".jsonl", ".gz")
+_SAMPLED = 1 << 16  # bytes at the beginning and end of a file that are hashed
 
 
 def together(workflow: Workflow, world: World) -> OfflineRun:
@@ -69,7 +70,7 @@ def prepare(
 
 
 def _prepare(workflow: Workflow, nodes: "_Nodes") -> None:
-    checked = nodes.each("sources", lambda: checked_sources(workflow))
+    fingerprints = nodes.each("sources", lambda: _checked_sources(workflow))
     options = PrepareOptions(
         kind=workflow.kind,
         actions=workflow.actions,
@@ -77,7 +78,7 @@ def _prepare(workflow: Workflow, nodes: "_Nodes") -> None:
         max_episode_steps=workflow.max_episode_steps,
     )
     if not workflow.training.prepared:
-        nodes.check_cache([str(one["fingerprint"]) for one in checked])
+        nodes.check_cache(fingerprints)
         files = _normalized(workflow, replace(options, norm=workflow.norm_params), nodes)
         features = {"state_features": files["state_features"], "action_features": files.get("action")}
         nodes.each("prepare", lambda: nodes.prepared(workflow.training, replace(options, **features)))
@@ -151,6 +152,41 @@ class _Nodes:
                         f"nodes {node} and {other} hold different logs under the same path, but share {cache_root()}, "
                         "where both would prepare theirs; set LOCKSTEP_CACHE to a directory on each node's own disk"
                     )
+
+
+def _checked_sources(workflow: Workflow) -> str:
+    """Check that the sources exist and suit the workflow; returns a fingerprint of the logs."""
+    lines = hashlib.blake2b(digest_size=16)
+    for name, source in (("training_data_path", workflow.training), ("eval_data_path", workflow.evaluation)):
+        if source is None:
+            continue
+        for path in source.paths:
+            if not path.exists():
+                raise ConfigError(f"{name}: {path} does not exist")
+        if source.prepared:
+            _check_prepared(workflow, name, source)
+            continue
+        for file in (file for path in source.paths for file in _files(path)):
+            lines.update(f"{file.name} {file.stat().st_size} ".encode())
+            with file.open("rb") as opened:
+                lines.update(opened.read(_SAMPLED))
+                opened.seek(max(0, file.stat().st_size - _SAMPLED))
+                lines.update(opened.read())
+    return lines.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def _check_prepared(workflow: Workflow, name: str, source: Source) -> None:
+    info = Dataset.open(source.out).info
+    if info.kind != workflow.kind:
+        raise ConfigError(f"{name}: {source.out} has {info.kind} actions, and {workflow.path.name} is for others")
+    if workflow.actions is not None and set(info.actions) != set(workflow.actions):
+        raise ConfigError(
+            f"actions={', '.join(workflow.actions)}, but those of {name}={source.out} are {', '.join(info.actions)}"
+        )
 
 
 def _create_marker(token: str) -> str:

@@ -1,7 +1,6 @@
-"""The rendezvous of the nodes, before any rank starts: all nodes join the main one, or all report why they cannot.
+"""The rendezvous of the nodes, before any rank starts: all nodes join the main node, or all fail with the same error.
 
-Contradictions between nodes are found here, over plain sockets and with a clear message, instead of later by a library
-that waits for its timeout.
+Contradictions between nodes are found here and reported at once, instead of later by the timeout of a library.
 """
 
 import contextlib
@@ -38,11 +37,11 @@ from lockstep.launch.rendezvous.waiting import Cancelled, Waiting
 __all__ = ["Cancelled", "NodeRendezvous", "rendezvous"]
 
 STORE_TIMEOUT_S = 60.0
-"""Bound on one request to the main node's store: a link that is cut for a moment does not end a run."""
+"""Bound on one request to the main node's store: a short interruption of the network does not end a run."""
 _POLL_S = 0.1
-_KEEP_S = 0.5  # how often the main node checks that the shared file is still its own
-_PORT_TAKEN_S = 2.0  # for the main node that may have taken our port to accept a connection
-_STAND_IN_S = 4.0  # nodes that look for the main node connect several times a second
+_KEEP_S = 0.5  # how often the main node checks that the shared file still has its address
+_PORT_TAKEN_S = 2.0  # how long to look for another main node on a port in use
+_STAND_IN_S = 4.0  # other nodes try to connect several times a second
 _ALL_INTERFACES = ("0.0.0.0", "::")
 _EXTERNAL = "192.0.2.1"  # a documentation address: the route to it is the one to other machines
 _LOOPBACK = "127.0.0.1"
@@ -63,7 +62,7 @@ class NodeRendezvous:
     main_address: str
     """Where this node reaches the main node."""
     key: bytes
-    """The same on all nodes of this run, and on no others: 32 bytes."""
+    """32 bytes, shared by all nodes of this run only."""
     store: Store
     """The run's store, in the main node's memory."""
     connected: Callable[[], list[str]]
@@ -103,7 +102,7 @@ def rendezvous(
         if client.no_main_here and local_error is None:
             _stand_in(nodes, node, error, waiting)
         raise
-    with contextlib.closing(connection):  # open to the end: it holds this node's place
+    with contextlib.closing(connection):  # while it is open, this node is a member
         address = nodes.local_address or str(connection.socket.getsockname()[0])
         yield NodeRendezvous(
             main=False,
@@ -204,7 +203,7 @@ def _stand_in(nodes: Nodes, node: NodeInfo, error: ConfigError, waiting: Waiting
 
 
 def _listener(nodes: Nodes, waiting: Waiting) -> tuple[socket.socket | None, LocalError | None]:
-    """The main node's listening socket; on another node None, and what is already known to be wrong there."""
+    """The main node's listening socket; on another node None, and its error, if one is known already."""
     alone, rank = nodes.maximum == 1, nodes.node_rank
     if rank is not None and not 0 <= rank < nodes.maximum:
         error = ConfigError(
@@ -233,12 +232,12 @@ def _listener(nodes: Nodes, waiting: Waiting) -> tuple[socket.socket | None, Loc
     except ConfigError as error:
         if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
             raise
-        # perhaps by the main node, which is then on this machine, too
+        # Another main node on this machine may use the port.
         return None, LocalError(error, patience_s=_PORT_TAKEN_S, port_in_use=True)
 
 
 def _address_to_bind(nodes: Nodes, addresses: Sequence[str]) -> str:
-    """Where the main node listens: on one interface, unless the endpoint leaves open which."""
+    """The address at which the main node listens: one interface, if the endpoint determines it."""
     if nodes.local_address:
         return nodes.local_address
     if nodes.maximum == 1:

@@ -24,19 +24,19 @@ from lockstep.launch.rendezvous.handshake import HANDSHAKE_S, NodeInfo, introduc
 from lockstep.launch.rendezvous.waiting import Waiting
 
 _CONNECT_S = 3.0  # per address; a machine that is up accepts in milliseconds
-_PORT_TAKEN_S = 3.0  # for whatever took the port of this main node to greet as another main node
-_ALIVE_S = 5.0  # for the run of a shared file to greet
+_PORT_TAKEN_S = 3.0  # for another main node, which uses this one's port, to send its greeting
+_ALIVE_S = 5.0  # for the run of a shared file to send its greeting
 _PAUSE_S = 0.2
 _POLL_S = 0.1
-_PATIENCE_S = 8.0  # with a failure that will hardly go away
+_PATIENCE_S = 8.0  # for failures that are rarely temporary
 _REPORT_S = 15.0  # how long to look for the main node to report what is wrong on this node
-_CLOSED_S = 5.0  # with a port that closes connections at once, as a main node that is just ending does, too
-_SILENCE_S = 30.0  # the main node sends something every 2 s to nodes that wait
+_CLOSED_S = 5.0  # for a port that closes connections at once, as that of an ending main node does
+_SILENCE_S = 30.0  # the main node sends a message every 2 s to nodes that wait
 
 
 @dataclass(frozen=True, slots=True)
 class LocalError:
-    """What is wrong on this node already. It joins all the same, if it can, so that the others fail with it."""
+    """An error of this node before it joins. It still joins, if it can, so that all nodes fail with the same error."""
 
     error: ConfigError
     patience_s: float = field(default_factory=lambda: _REPORT_S)
@@ -65,7 +65,7 @@ class RendezvousClient:
         self._failing_since = time.monotonic()
 
     def join(self) -> tuple[MessageConnection, dict[str, Any]]:
-        """Wait to be admitted; returns the open connection, and what the main node sends those it admits.
+        """Wait to be admitted; returns the open connection and the main node's message to admitted nodes.
 
         Raises:
             ConfigError: the main node cannot be found, or refused this node.
@@ -158,13 +158,13 @@ class RendezvousClient:
                     kind = ConfigError if message.get("code") == ConfigError.exit_code else RunError
                     raise kind(str(message["error"]))
                 self._awaited = f"a place at {self._endpoint}: {message.get('waiting')}"
-        except NotLockstepError:  # no message although it had proved itself: its machine has vanished
+        except NotLockstepError:  # no message from an authenticated main node: its machine has vanished
             raise DisconnectedError from None
 
     def _record_failure(
         self, kind: str, error: ConfigError | None, patience_s: float, since: float | None = None
     ) -> None:
-        """Note what keeps this node from the main one; raises `error` once that has lasted too long."""
+        """Record why this node cannot join; raises `error` once that has lasted too long."""
         now = time.monotonic()
         if kind != self._failure:
             self._failure = kind

@@ -1,4 +1,4 @@
-"""Contradictions between nodes, which the main node finds in what each sends about itself."""
+"""Contradictions between nodes, which the main node finds in their `NodeInfo`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def contradiction(nodes: Sequence[NodeInfo]) -> str | None:
 
 
 def obstacle(node: NodeInfo, present: Sequence[NodeInfo]) -> str | None:
-    """Why a node that comes later has no place now; None if it has. The place may become free."""
+    """Why a late node cannot be admitted now; None if it can. Its place may become free."""
     maximum = present[0].maximum
     if node.node_rank is not None:
         taken = [other for other in present if other.node_rank == node.node_rank]
@@ -25,7 +25,7 @@ def obstacle(node: NodeInfo, present: Sequence[NodeInfo]) -> str | None:
 
 
 def missing(nodes: Sequence[NodeInfo]) -> str:
-    """The nodes that have not come yet, in words: `node 1 is missing`."""
+    """The nodes that have not joined, for messages: `node 1 is missing`."""
     needed = nodes[0].minimum
     ranks = {node.node_rank for node in nodes}
     if nodes[0].elastic or None in ranks:

@@ -1,7 +1,7 @@
 """The handshake of two nodes: both prove that they have the run's secret before either sends anything else.
 
-The main node sends a nonce, the other one its own with a proof of the secret, then the main node proves it too; only
-now the node sends what it is (`NodeInfo`). Nothing is encrypted: the secret keeps runs apart on a trusted network.
+The main node sends a nonce, the other one its own with a proof of the secret, then the main node proves it too; then
+the node sends its `NodeInfo`. Nothing is encrypted: the secret keeps runs apart on a trusted network.
 """
 
 import hmac
@@ -44,7 +44,7 @@ class NodeInfo:
 
 
 def run_secret(nodes: Nodes) -> bytes:
-    """What a node must know to be admitted. Without a token it is the run's id, which only prevents accidents."""
+    """The secret of admission. Without a token it is the run's id, which only prevents accidents."""
     return (f"token {nodes.token}" if nodes.token else f"run {nodes.run_id}").encode()
 
 
@@ -57,7 +57,7 @@ def proof_of_main_node(message: dict[str, Any], secret: bytes, nonce: str) -> st
     """The main node's proof, if a node's message proves the secret; else None.
 
     Raises:
-        ConfigError: the node speaks another version of the protocol.
+        ConfigError: the node has another version of the protocol.
     """
     if message.get(VERSION) != PROTOCOL:
         raise ConfigError(_versions_differ(message))
@@ -68,7 +68,7 @@ def proof_of_main_node(message: dict[str, Any], secret: bytes, nonce: str) -> st
 
 
 def receive_greeting(connection: MessageConnection, timeout_s: float = HANDSHAKE_S) -> dict[str, Any]:
-    """What a main node sends first. Raises `NotLockstepError` if it is none."""
+    """The greeting of a main node. Raises `NotLockstepError` if the other side is none."""
     greeting = connection.receive(timeout_s)
     if VERSION not in greeting:
         raise NotLockstepError("it does not speak Lockstep's protocol")

@@ -1,7 +1,7 @@
 """The main node's side of the rendezvous: admits nodes that fit together, then serves them the run's store.
 
-Until enough nodes are there, a contradiction among them refuses all. Later nodes are judged one by one, and a refusal
-of theirs changes nothing for those admitted. A node keeps its place as long as its connection is open.
+Until enough nodes have joined, a contradiction among them refuses all. Later nodes are checked one by one, and a
+refusal does not affect admitted nodes. A node is a member as long as its connection is open.
 """
 
 import socket
@@ -19,7 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.rendezvous.contradictions import contradiction, missing, obstacle
 from lockstep.launch.rendezvous.handshake import HANDSHAKE_S, SECRETS_DIFFER, NodeInfo, proof_of_main_node
 
-_NOTIFY_S = 2.0  # how often waiting nodes are sent what is awaited; it also shows that the main node is alive
+_NOTIFY_S = 2.0  # interval of messages to waiting nodes; they also show that the main node is alive
 _SETTLE_S = 10.0  # after the first contradiction: for the other nodes to connect and receive the refusal, too
 _FREE_S = 20.0  # until the place of a node that vanished is free; then a later node is refused
 _MAX_UNPROVEN = 256  # connections that have not proved the secret
@@ -85,7 +85,7 @@ class RendezvousServer(MessageServer[_NodeConnection]):
 
     @property
     def reached_at(self) -> str | None:
-        """At which of our addresses another node connected; not loopback, if there is a choice."""
+        """The address of this machine to which another node connected; not loopback, if there is a choice."""
         here = [c.own_address for c in list(self.connections) if c.node is not None]
         return next((address for address in here if not is_loopback(address)), here[0] if here else None)
 
@@ -94,7 +94,7 @@ class RendezvousServer(MessageServer[_NodeConnection]):
         return missing(self.nodes) + (f" ({self._rejection})" if self._rejection else "")
 
     def on_accept(self, connection: _NodeConnection) -> None:
-        """Make room: those who have not proved the secret must not keep others out."""
+        """Drop the oldest unauthenticated connection if there are too many."""
         unproven = [other for other in self.connections if not other.proven]
         if len(unproven) >= _MAX_UNPROVEN:
             self.drop(unproven[0])
@@ -114,7 +114,7 @@ class RendezvousServer(MessageServer[_NodeConnection]):
             self._authenticate(connection, message)
 
     def on_tick(self, now: float) -> None:
-        """Decide about the nodes that wait, and send them what is awaited."""
+        """Admit or refuse waiting nodes, and send them what is awaited."""
         for connection in list(self.connections):
             if connection.node is None and now > connection.opened_at + HANDSHAKE_S:
                 self.drop(connection)

@@ -11,7 +11,7 @@ _REPORT_EVERY_S = 10.0
 
 
 class Cancelled(Exception):  # noqa: N818 - no error: it was requested
-    """This node was asked to give up waiting."""
+    """Waiting was cancelled."""
 
 
 class Waiting:
