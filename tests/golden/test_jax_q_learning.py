@@ -1,7 +1,5 @@
 """The tables of test_torch_q_learning.py, for JAX; runs without torch."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import q_cases
@@ -11,7 +9,6 @@ jax = pytest.importorskip("jax")
 from lockstep.algorithms.dqn import DQNConfig  # noqa: E402  # not where JAX is missing
 from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
 from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.jax.transitions import weighing  # noqa: E402
 from lockstep.jax.value_losses import (  # noqa: E402
     categorical_projection,
     chosen,
@@ -122,18 +119,6 @@ def test_dueling_table(case):
     seen = jax.numpy.concatenate([value.reshape(len(value), -1), advantage.reshape(len(value), -1)], 1)
     outputs = policy.outputs(params, seen)
     np.testing.assert_allclose(outputs.reshape(wanted.shape), wanted, atol=1e-6 * float(abs(advantage).max()))
-
-
-@q_cases.cases("importance")
-def test_importance_table(case):
-    config = DQNConfig(prioritized=True, importance_exponent=case["exponent"])
-    count = sum(map(len, case["priority"]))
-    weight_of = weighing(config, len(case["priority"]), count, 0.0)
-    weight = [weight_of(SimpleNamespace(probability=np.array(p) / sum(p))) for p in case["priority"]]
-    largest = max(float(w.max()) for w in weight)
-    for computed, wanted, scaled in zip(weight, case["weight"], case["scaled"], strict=True):
-        np.testing.assert_allclose(computed, wanted, rtol=1e-6)
-        np.testing.assert_allclose(computed / largest, scaled, rtol=1e-6)
 
 
 def test_cross_entropy_is_that_of_the_definition():

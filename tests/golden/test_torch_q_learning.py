@@ -7,12 +7,12 @@ torch = pytest.importorskip("torch")
 from lockstep.algorithms.dqn import DQNConfig  # noqa: E402  # not where torch is missing
 from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
 from lockstep.run import NetworkConfig  # noqa: E402
+from lockstep.session.shard_replays import importance_weights  # noqa: E402
 from lockstep.torch.q_networks import QPolicy  # noqa: E402
 from lockstep.torch.value_losses import (  # noqa: E402
     categorical_projection,
     chosen,
     cross_entropy,
-    importance_weight,
     quantile_huber,
     td_target,
 )
@@ -117,19 +117,20 @@ def test_importance_table(case):
     for computed, given in zip(probability, case["probability"], strict=True):
         np.testing.assert_allclose(computed, given)
     count = sum(map(len, case["priority"]))
-    weight = [importance_weight(torch.from_numpy(p), count, case["exponent"]) for p in probability]
+    config = DQNConfig(prioritized=True, importance_exponent=case["exponent"])
+    weight = [importance_weights(config, p, count, 0.0) for p in probability]
     largest = max(float(w.max()) for w in weight)
     for computed, given, scaled in zip(weight, case["weight"], case["scaled"], strict=True):
-        np.testing.assert_allclose(computed, given)
-        np.testing.assert_allclose(computed / largest, scaled)
+        np.testing.assert_allclose(computed, given, rtol=1e-6)
+        np.testing.assert_allclose(computed / largest, scaled, rtol=1e-6)
 
 
 def test_full_correction_is_that_of_drawing_uniformly():
     """Sum_i P(i) w_i f_i = mean f for exponent 1, however unequal the shards."""
     case, f = q_cases.TABLES["importance"][1], np.arange(5.0)
-    probability = torch.tensor([p for shard in case["probability"] for p in shard], dtype=torch.float64)
-    weight = importance_weight(probability, len(f), 1.0)
-    assert float((probability * weight * torch.from_numpy(f)).sum()) == pytest.approx(f.mean())
+    probability = np.array([p for shard in case["probability"] for p in shard])
+    weight = importance_weights(DQNConfig(prioritized=True), probability, len(f), 1.0)
+    assert float((probability * weight * f).sum()) == pytest.approx(f.mean())
 
 
 def test_cross_entropy_is_that_of_the_definition():

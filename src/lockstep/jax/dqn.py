@@ -5,7 +5,6 @@ shard's part of a minibatch, A actions, Z points of a return's distribution, P p
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,7 @@ from lockstep.jax.networks import actor_of
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.q_networks import NoisyActor, QPolicy
 from lockstep.jax.session import Session
-from lockstep.jax.transitions import Part, TransitionBatch, weighing
+from lockstep.jax.transitions import Part, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
@@ -57,6 +56,8 @@ class DQN:
         self.rows = self._shards.rows
         self.replays = self._shards.replays
         self.counters = self._shards.counters
+        self.shard_state = self._shards.shard_state
+        self.restore_shard = self._shards.restore_shard
         policy.params = comm.read(comm.broadcast(policy.params))
         self.flat = FlatParameters(policy.params)
         self.optimizer = Adam(config.adam_eps)
@@ -92,7 +93,6 @@ class DQN:
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
         new_steps = rollouts[0].reward.size * self.comm.world.num_shards
         due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not not_ready)
-        weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
         if due:
             fresh = self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
             self.state = self.state._replace(**fresh)
@@ -101,7 +101,8 @@ class DQN:
             self.comm.timers.enter(LEARN)  # a heartbeat: many steps may be due
             drawn = self._shards.sample()
             noise = self._draw_noise()
-            parts = [Part(TransitionBatch.of(rows, weight_of(rows)), *noise) for rows in drawn]
+            weights = self._shards.weights(drawn, int(size), progress.fraction)
+            parts = [Part(TransitionBatch.of(*pair), *noise) for pair in zip(drawn, weights, strict=True)]
             self._learn(parts, drawn)
             if self._stop_on_non_finite:
                 minibatches.append(parts)
@@ -260,14 +261,6 @@ class DQN:
         self.policy.params = self._split(self.comm.local(self.state.values))
         self.counters[:] = arrays.get("counters", self.counters)
         self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """Persistent state of local shard number `k`."""
-        return self._shards.shard_state(k)
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Load what `shard_state` returned for local shard number `k`."""
-        self._shards.restore_shard(k, state)
 
 
 def train(session: Session) -> None:

@@ -3,12 +3,10 @@
 Shapes: N transitions of a shard's part of a minibatch, O observation.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.replay import Transitions
 
@@ -49,22 +47,3 @@ class Part(NamedTuple):
     noise_of_target: Any
     noise_of_selector: Any
     """For the online network when it selects the next action (double Q-learning)."""
-
-
-def weighing(config: DQNConfig, num_shards: int, size: int, fraction: float) -> Callable[[Transitions], np.ndarray]:
-    """Importance weights of sampled rows [N], not yet divided by the largest weight of all shards.
-
-    w_i = (size P(i))^-beta, P(i) = p_i / (K sum_shard p) of K shards (Schaul et al., 2016, arXiv:1511.05952)
-
-    Computed on the host in float64, like the replay buffer's probabilities.
-
-    Args:
-        config: of prioritized replay.
-        num_shards: K, each of which samples an equal part of a minibatch from its own buffer.
-        size: transitions in the buffers of all shards.
-        fraction: of the run that is completed.
-    """
-    if not config.prioritized:
-        return lambda drawn: np.ones(len(drawn.index), np.float32)
-    beta = config.importance_exponent + (1.0 - config.importance_exponent) * fraction
-    return lambda drawn: ((size * drawn.probability / num_shards) ** -beta).astype(np.float32)

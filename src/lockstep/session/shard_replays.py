@@ -42,6 +42,7 @@ class ShardReplays:
         world = comm.world
         assert isinstance(config, DQNConfig)
         self._config = config
+        self._num_shards = world.num_shards
         self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
         self.replays = make_replays(run, spec, comm)
         self.streams = [stream(run.seed, "replay", shard) for shard in world.shards]
@@ -75,6 +76,17 @@ class ShardReplays:
         """Each shard's part of a minibatch."""
         return [replay.sample(self.rows, s) for replay, s in zip(self.replays, self.streams, strict=True)]
 
+    def weights(self, drawn: Sequence[Transitions], size: int, fraction: float) -> list[np.ndarray]:
+        """Importance weights [N] of each shard's part, not yet divided by the largest weight of all shards.
+
+        Args:
+            drawn: from this rank's buffers.
+            size: transitions in the buffers of all shards.
+            fraction: of the run that is completed.
+        """
+        probabilities = [part.probability / self._num_shards for part in drawn]
+        return [importance_weights(self._config, probability, size, fraction) for probability in probabilities]
+
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k`."""
         replay = self.replays[k].state() if self._config.checkpoint_replay else None
@@ -88,6 +100,24 @@ class ShardReplays:
             self.counters[_PENDING] = 0
         else:
             self.replays[k].restore(state["replay"])
+
+
+def importance_weights(config: DQNConfig, probability: np.ndarray, size: int, fraction: float) -> np.ndarray:
+    """w_i = (size P(i))^-beta as float32 (Schaul et al., 2016, arXiv:1511.05952); 1 without prioritized replay.
+
+    Each of K shards draws an equal part of a minibatch from its own rows, so P(i) = p_i / (K sum_shard p). beta rises
+    from `importance_exponent` to 1 in the course of the run; 1 corrects in full.
+
+    Args:
+        config: with or without prioritized replay.
+        probability: P [N], over all shards.
+        size: transitions in the buffers of all shards.
+        fraction: of the run that is completed.
+    """
+    if not config.prioritized:
+        return np.ones(len(probability), np.float32)
+    beta = config.importance_exponent + (1.0 - config.importance_exponent) * fraction
+    return ((size * probability) ** -beta).astype(np.float32)
 
 
 def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:

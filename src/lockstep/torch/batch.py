@@ -5,6 +5,7 @@ policy's and of the critic's observation, P parameters of the action distributio
 """
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -39,7 +40,21 @@ class EvaluatedRollout:
 
 
 @dataclass(slots=True)
-class Batch:
+class RowBatch:
+    """Columns of tensors with one row per transition."""
+
+    def rows(self, first: int, count: int) -> Self:
+        """`count` consecutive rows."""
+        return type(self)(**{name: column[first : first + count] for name, column in self.columns().items()})
+
+    def columns(self) -> dict[str, Tensor]:
+        """All columns by name."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in columns.items() if column is not None}
+
+
+@dataclass(slots=True)
+class Batch(RowBatch):
     """Transitions of one shard, [T * B] or a part [N] of them."""
 
     observation: Tensor
@@ -71,15 +86,6 @@ class Batch:
     def shuffled(self, order: Tensor) -> "Batch":
         """The rows at `order`, in that order."""
         return Batch(**{name: column.index_select(0, order) for name, column in self.columns().items()})
-
-    def rows(self, first: int, count: int) -> "Batch":
-        """`count` consecutive rows."""
-        return Batch(**{name: column[first : first + count] for name, column in self.columns().items()})
-
-    def columns(self) -> dict[str, Tensor]:
-        """All columns by name."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: column for name, column in columns.items() if column is not None}
 
     def split(self, rows: int) -> "list[Batch]":
         """Parts of `rows` consecutive rows."""

@@ -10,23 +10,23 @@ import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.distributed import messages, peers
-from lockstep.distributed.agreement import check_different
+from lockstep.distributed.agreement import check_different, layout_hash, mismatch_error
 from lockstep.distributed.network.host_layout import open_hosts
 from lockstep.distributed.shared_memory import ordered
 from lockstep.distributed.timers import SYNC, Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
-from lockstep.torch.collectives import agreement
+from lockstep.torch.collectives.checksum import checksum, identity, type_and_shape
 from lockstep.torch.collectives.group import Group
 from lockstep.torch.collectives.host_tensors import Add, HostTensors
-from lockstep.torch.flat import FlatParameters, divisor, named_tensors
+from lockstep.torch.flat import FlatParameters, divisor
 from lockstep.torch.hardware import backend_of, device_of
 from lockstep.world import World
 
@@ -106,14 +106,14 @@ class Comm:
                 self.barrier("close")  # no rank exits while others may still check whether it is alive
         finally:
             if isinstance(self._objects, HostTensors):
-                self._objects.close(error)
+                self._objects.hosts.close(error)
             self._hosts, self._objects = None, self._group
             self._group.close()
 
     def announce_failure(self, reason: str) -> None:
         """Send the other hosts the reason why this process exits; not collective, and from any thread."""
         if isinstance(self._objects, HostTensors):
-            self._objects.announce_failure(reason)
+            self._objects.hosts.announce_failure(reason)
 
     # -- sums ----------------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Comm:
         """Broadcast tensors, or the parameters and buffers of a module, from rank `source`, in place; *collective*."""
         if self.world.size == 1:
             return
-        listed = [t for _, t in named_tensors(tensors)] if isinstance(tensors, nn.Module) else list(tensors)
+        listed = [t for _, t in sorted(tensors.state_dict().items())] if isinstance(tensors, nn.Module) else tensors
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for tensor in listed:
             by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
@@ -260,9 +260,20 @@ class Comm:
         self.gather_object(None, tag)
 
     def check_equal(self, tensors: nn.Module | Mapping[str, Tensor | np.ndarray], tag: str = "check_equal") -> None:
-        """Raise `MismatchError`, naming ranks and tensors, unless all hold the same bits; *collective*, one message."""
-        named = named_tensors(tensors) if isinstance(tensors, nn.Module) else sorted(tensors.items())
-        agreement.check_equal(self, list(named), tag)
+        """Raise `MismatchError`, naming ranks and tensors, unless all hold the same bits; *collective*.
+
+        One message; only on a mismatch a second one, with a digest of each tensor.
+        """
+        if self.world.size == 1:
+            return
+        given = tensors.state_dict() if isinstance(tensors, nn.Module) else tensors
+        named = {name: torch.as_tensor(given[name]) for name in sorted(given)}
+        shapes = torch.tensor(layout_hash({name: type_and_shape(tensor) for name, tensor in named.items()}))
+        mine = torch.stack([checksum(named.values()).to(self.device), shapes.to(self.device)])
+        # One message of four integers. ~x decreases in x, so max(~x) = ~min(x): every rank decides from the same four.
+        largest = cast("list[int]", self.max(torch.cat([mine, ~mine]), tag).tolist())
+        if largest[0] != ~largest[2] or largest[1] != ~largest[3]:
+            raise mismatch_error(self.gather_object({name: identity(tensor) for name, tensor in named.items()}, tag))
 
     def check_different(self, fingerprint: str, tag: str = "check_different") -> None:
         """Raise `RunError` if two ranks have the same fingerprint, as of their data; *collective*."""

@@ -6,7 +6,7 @@ shard's part of a minibatch, A actions, Z points of a return's distribution.
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.q_networks import NoisyActor, QPolicy
 from lockstep.torch.session import Session
-from lockstep.torch.transitions import TransitionBatch, weighing
+from lockstep.torch.transitions import TransitionBatch
 from lockstep.torch.warmup import warmup
 from lockstep.world import block, stream, stream_seed
 
@@ -57,6 +57,8 @@ class DQN:
         self._shards = ShardReplays(run, policy.spec, comm)
         self.rows = self._shards.rows
         self.replays = self._shards.replays
+        self.shard_state = self._shards.shard_state
+        self.restore_shard = self._shards.restore_shard
         comm.broadcast_(policy)
         self.target = copy.deepcopy(policy)
         target_parameters = [
@@ -104,13 +106,13 @@ class DQN:
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
         new_steps = rollouts[0].reward.size * self.comm.world.num_shards
         due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not unready)
-        weight_of = weighing(c, self.comm.world.num_shards, int(size), progress.fraction)
         sums = torch.zeros_like(self._skipped)
         minibatches: list[list[TransitionBatch]] = []
         for _ in range(due):
             self.comm.timers.enter(LEARN)  # heartbeat
             drawn = self._shards.sample()
-            parts = [TransitionBatch.of(one, weight_of(one), self.comm.device) for one in drawn]
+            weights = self._shards.weights(drawn, int(size), progress.fraction)
+            parts = [TransitionBatch.of(*pair, self.comm.device) for pair in zip(drawn, weights, strict=True)]
             sums += self._step(parts, drawn)
             if self._stop_on_non_finite:
                 minibatches.append(parts)
@@ -259,14 +261,6 @@ class DQN:
         named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         named |= {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
         return named | {"counters": self.counters, "learning_rate": self.learning_rate, "metrics": self.metrics.table}
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """State of local shard `k` alone."""
-        return self._shards.shard_state(k)
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k` from its `shard_state`."""
-        self._shards.restore_shard(k, state)
 
 
 def train(session: Session[Run]) -> None:

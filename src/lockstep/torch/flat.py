@@ -3,8 +3,6 @@
 One gradient is then one message, one norm and one optimizer step.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
@@ -52,11 +50,6 @@ class FlatParameters:
         if len(self.rows) > 1:
             row[: self.num_parameters] = self.gradient
         row[self.num_parameters :] = sums
-
-
-def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers of a module in name order."""
-    yield from sorted(module.state_dict().items())
 
 
 def divisor(weight: Tensor) -> Tensor:

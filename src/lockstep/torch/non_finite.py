@@ -1,27 +1,16 @@
 """Access to PyTorch's batches and losses for `lockstep.session.non_finite`."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.torch.batch import RowBatch
 from lockstep.torch.flat import FlatParameters
 
 _PREFIXES = ("batch", "single")
-
-
-class RowBatch(Protocol):
-    """Rows of one shard [N]."""
-
-    def rows(self, first: int, count: int) -> Self:
-        """`count` consecutive rows."""
-        ...
-
-    def columns(self) -> dict[str, Tensor]:
-        """All columns by name."""
-        ...
 
 
 class LossReader:

@@ -18,7 +18,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.run import NetworkConfig
-from lockstep.torch.encoders import ACTIVATIONS, Mlp, make_encoder, own_network
+from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.layers import linear
 from lockstep.world import stream
 
@@ -83,6 +83,14 @@ class Head(nn.Module):
         return x
 
 
+def initialize(network: nn.Module, seed: int) -> None:
+    """Draw the parameters of all encoders and heads of a network, in their order."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in network.modules():
+        if isinstance(part, Mlp | Convolutions | Impala | Head):
+            part.initialize(generator)
+
+
 class QNetwork(nn.Module):
     """An encoder and its heads: one, or two streams.
 
@@ -103,12 +111,6 @@ class QNetwork(nn.Module):
         self.advantage = Head((*sizes, self.num_actions * points), activation, std)
         self.value = Head((*sizes, points), activation, std) if algorithm.dueling else None
         self.plain = not algorithm.dueling and not algorithm.noisy and algorithm.value_distribution == "none"
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the parameters."""
-        for part in (self.encoder, self.advantage, self.value):
-            if part is not None:
-                part.initialize(generator)
 
     def forward(self, observation: Tensor) -> Tensor:
         """[N, O] to [N, A Z]: Q, or V + A - mean A over the actions (Wang et al., 2016, eq. 9)."""
@@ -154,7 +156,7 @@ class QPolicy(nn.Module):
         self.register_buffer("support", atoms, persistent=False)
         if network.module is None:
             self.network: nn.Module = QNetwork(spec, network, algorithm, self.points)
-            self.network.initialize(torch.Generator().manual_seed(seed))
+            initialize(self.network, seed)
         else:
             self.network = _custom_network(network.module, spec, algorithm, self.points, seed)
         self._noisy = [layer for layer in self.network.modules() if isinstance(layer, NoisyLinear)]

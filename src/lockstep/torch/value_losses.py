@@ -85,22 +85,6 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target * logits.log_softmax(-1)).sum(-1)
 
 
-def importance_weight(probability: Tensor, count: int | Tensor, exponent: float) -> Tensor:
-    """Importance weights of rows drawn with probability P(i) instead of 1 / N (Schaul et al., 2016, arXiv:1511.05952).
-
-    w_i = (N P(i))^-exponent, not yet divided by the largest weight of all shards.
-
-    Where each of K shards draws an equal part of a minibatch from its own rows, P(i) = p_i / (K sum_shard p): a row's
-    probability within its shard, divided by K. N counts the rows of all shards.
-
-    Args:
-        probability: P [N], over all shards.
-        count: N, over all shards.
-        exponent: beta; 1 corrects in full, 0 not at all.
-    """
-    return (count * probability) ** -exponent
-
-
 def binary(logits: Tensor, target: Tensor) -> Tensor:
     """-y log p - (1 - y) log(1 - p), p = sigmoid(logits)."""
     return F.binary_cross_entropy_with_logits(logits, target, reduction="none")

@@ -24,7 +24,6 @@ pytest.importorskip("jax")
 from lockstep.jax.comm import Comm
 from lockstep.jax.dqn import DQN
 from lockstep.jax.q_networks import QPolicy
-from lockstep.jax.transitions import weighing
 
 SPEC = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", True)
 STEPS, ENVS, ROWS = 16, 4, 2 * 16 * 4  # ROWS: environment steps of a rollout of both shards
@@ -338,12 +337,3 @@ def test_the_learning_rate_falls_with_the_steps_of_all_ranks(learner):
     update(dqn, rollouts(), before=4 * ROWS)
     assert float(dqn.shared_arrays()["learning_rate"]) == pytest.approx(0.6e-2)
     assert dqn.metrics.read()["optim/learning_rate"] == pytest.approx(0.6e-2)
-
-
-def test_weights_correct_for_the_probability_of_all_shards():
-    drawn = dataclasses.make_dataclass("Drawn", ["probability", "index"])(np.array([0.5, 0.25]), np.arange(2))
-    config = DQNConfig(prioritized=True, importance_exponent=0.5)
-    found = weighing(config, num_shards=2, size=16, fraction=0.5)(drawn)  # beta 0.75, N P = 4 and 2
-    np.testing.assert_allclose(found, [4**-0.75, 2**-0.75], rtol=1e-6)
-    assert found.dtype == np.float32
-    assert weighing(DQNConfig(), 2, 16, 0.5)(drawn).tolist() == [1.0, 1.0]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.torch.flat import FlatParameters, named_tensors
+from lockstep.torch.flat import FlatParameters
 
 
 def network():
@@ -62,10 +62,3 @@ def test_frozen_parameters_are_left_alone_and_mixed_types_refused():
     module[2].double()
     with pytest.raises(ValueError, match="one type"):
         FlatParameters(module)
-
-
-def test_named_tensors_are_parameters_and_buffers_in_name_order():
-    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
-    names = [name for name, _ in named_tensors(module)]
-    assert names == sorted(names)
-    assert {"0.running_mean", "0.num_batches_tracked", "1.weight"} <= set(names)

@@ -1,1 +1,1 @@
-"""How ranks of torch meet (`rendezvous.py`), send (`group.py`) and compare what they hold (`agreement.py`)."""
+"""How ranks of torch meet (`rendezvous.py`), send (`group.py`) and compare tensors (`checksum.py`)."""

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.distributed.agreement import content_digest, dtype_and_shape
+
 _CHUNK = 1 << 20  # words that share one table of weights: 8 MB of table, however large the tensors
 _SIGNED = {1: torch.int8, 2: torch.int16}
 
@@ -34,6 +36,18 @@ def checksum(tensors: Iterable[Tensor]) -> Tensor:
             total = part if total is None else total + part.to(total.device)
             chunk += 1
     return torch.zeros((), dtype=torch.int64) if total is None else total
+
+
+def type_and_shape(tensor: Tensor) -> str:
+    """Type and shape, for messages."""
+    return dtype_and_shape(str(tensor.dtype).removeprefix("torch."), tensor.shape)
+
+
+def identity(tensor: Tensor) -> list[str]:
+    """Type and shape, and a digest of the bits."""
+    flat = tensor.detach().contiguous().view(-1)
+    bits = flat.view(torch.uint8).cpu().numpy().tobytes() if len(flat) else b""
+    return [type_and_shape(tensor), content_digest(bits)]
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -31,11 +31,3 @@ class HostTensors:
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
         """Broadcast the tensor of rank `source`, of any type."""
         self.hosts.broadcast(flat.view(torch.uint8).numpy(), source, tag)
-
-    def close(self, error: BaseException | None) -> None:
-        """Close the connections; an error is sent to the other hosts."""
-        self.hosts.close(error)
-
-    def announce_failure(self, reason: str) -> None:
-        """Send the reason of this rank's exit to the other hosts, once per host. From any thread."""
-        self.hosts.announce_failure(reason)

@@ -5,18 +5,19 @@ metrics.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from lockstep.data.columns import Ragged
 from lockstep.data.rows import Rows
+from lockstep.torch.batch import RowBatch
 from lockstep.torch.scoring.choices import ActionMask, Candidates, Choices
 
 
 @dataclass(slots=True)
-class LoggedBatch:
+class LoggedBatch(RowBatch):
     """Logged rows of one shard [N]. Fields named `next_*` belong to the state after the last of the summed rewards."""
 
     index: Tensor
@@ -60,13 +61,13 @@ class LoggedBatch:
                 columns[name] = ActionMask(tensor) if name.startswith("possible") else tensor
         return LoggedBatch(**columns)
 
-    def rows(self, first: int, count: int) -> "LoggedBatch":
+    def rows(self, first: int, count: int) -> Self:
         """`count` consecutive rows."""
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, column in columns.items():
             tensor = isinstance(column, Tensor)
             columns[name] = column[first : first + count] if tensor else column.rows(first, count)
-        return LoggedBatch(**columns)
+        return type(self)(**columns)
 
     def columns(self) -> dict[str, Tensor]:
         """All tensors by name; of candidates `<name>` and `<name>_offsets`."""

@@ -10,9 +10,8 @@ from torch import Tensor
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.torch.offline.batch import LoggedBatch
 from lockstep.torch.offline.optimizer import Scorer
-from lockstep.torch.scoring.candidates import CandidateHeads
 from lockstep.torch.scoring.choices import Choices
-from lockstep.torch.scoring.networks import ScoreHeads
+from lockstep.torch.scoring.networks import OutcomeHeads
 from lockstep.torch.value_losses import squared
 
 
@@ -40,7 +39,7 @@ def imitation(logits: Tensor, batch: LoggedBatch, smoothing: float = 0.0) -> Ten
 
 
 def outcome_losses(
-    heads: ScoreHeads | CandidateHeads,
+    heads: OutcomeHeads,
     target: Scorer,
     batch: LoggedBatch,
     choices: Choices,

@@ -16,9 +16,8 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.estimators.trajectories import Decisions, Floats, Ints, Predicted, discounts
 from lockstep.run import OfflineRun
-from lockstep.torch.scoring.candidates import CandidateHeads, CandidateNetwork
+from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import Candidates
-from lockstep.torch.scoring.networks import ScoreHeads
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 _ROWS = 8192
@@ -101,7 +100,7 @@ class PolicyEvaluator:
         pi = policy.probability(policy.scores(state, possible), possible).double()
         unlogged = pi[:, torch.from_numpy(self.unlogged).to(self.device)].sum(1)
         predicted: list[Tensor] = []
-        if isinstance(heads, ScoreHeads):
+        if heads is not None:
             every = torch.arange(len(index), device=self.device)
             for outcome in (heads.reward(state).double(), heads.value(state).double()):
                 predicted += [outcome[every, index], torch.einsum("na,nac->nc", pi, outcome)]
@@ -114,7 +113,7 @@ class PolicyEvaluator:
         scores = policy.network(state, choices.values, choices.owner)
         pi = choices.probability(scores.double(), policy.policy_spec.algorithm)
         predicted: list[Tensor] = []
-        if isinstance(heads, CandidateHeads):
+        if heads is not None:
             for head in (heads.reward, heads.value):
                 outcome = head(state, choices.values, choices.owner).double()
                 predicted += [choices.pick(outcome, index), choices.sum(pi[:, None] * outcome)]

@@ -47,12 +47,6 @@ class CandidateNetwork(nn.Module):
         self.body = Mlp((state_size + action_size, *inner), config.activation, last_gain=1.0)
         self.value = Mlp((state_size, *inner), config.activation, last_gain=1.0) if dueling else None
 
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the parameters."""
-        for part in (self.body, self.value):
-            if part is not None:
-                part.initialize(generator)
-
     def forward(self, state: Tensor, candidates: Tensor, owner: Tensor) -> Tensor:
         """Score candidates [m, K], each in the state [N, S] number `owner` [m]; [m] or [m, O]."""
         return self._scores(state, candidates, lambda x: x.index_select(0, owner))
@@ -95,22 +89,3 @@ class CandidateNetwork(nn.Module):
 
     def _shaped(self, advantage: Tensor) -> Tensor:
         return advantage.squeeze(-1) if self.outputs is None else advantage
-
-
-class CandidateHeads(nn.Module):
-    """Models of the outcome of a candidate, as `ScoreHeads`: O = 1 + M outputs each, the reward first.
-
-    Attributes:
-        reward: E[r, metrics | s, a].
-        value: the discounted sums of the same that the policy collects from (s, a) on.
-    """
-
-    def __init__(self, state_size: int, action_size: int, num_metrics: int, config: ScoreNetworkConfig) -> None:
-        super().__init__()
-        self.reward = CandidateNetwork(state_size, action_size, config, outputs=1 + num_metrics)
-        self.value = CandidateNetwork(state_size, action_size, config, outputs=1 + num_metrics)
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the parameters."""
-        self.reward.initialize(generator)
-        self.value.initialize(generator)

@@ -4,6 +4,7 @@ Shapes: N rows, S numbers of a normalized state, A actions, M metrics.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import Head
+from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import ActionMask, Choices
 from lockstep.torch.value_losses import chosen
 
@@ -36,12 +38,6 @@ class ScoreNetwork(nn.Module):
         sizes = (self.body.num_features, *config.hidden[-1:])
         self.advantage = Head((*sizes, num_actions), config.activation, None)
         self.value = Head((*sizes, 1), config.activation, None) if dueling else None
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the parameters."""
-        for part in (self.body, self.advantage, self.value):
-            if part is not None:
-                part.initialize(generator)
 
     def forward(self, state: Tensor) -> Tensor:
         """[N, S] to [N, A]."""
@@ -77,11 +73,6 @@ class ConstrainedNetwork(nn.Module):
         self.behaviour = ScoreNetwork(state_size, num_actions, config)
         self.threshold = threshold
 
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the parameters."""
-        self.scores.initialize(generator)
-        self.behaviour.initialize(generator)
-
     def forward(self, state: Tensor, possible: Tensor) -> Tensor:
         """Q [N, A] of states [N, S]; `LEFT_OUT` where an action is not `allowed` (`possible` [N, A])."""
         return torch.where(self.allowed(state, possible), self.scores(state), LEFT_OUT)
@@ -95,24 +86,20 @@ class ConstrainedNetwork(nn.Module):
         return likely(ActionMask(possible).masked(self.behaviour(state)), self.threshold) & (possible != 0)
 
 
-class ScoreHeads(nn.Module):
+class OutcomeHeads(nn.Module):
     """Models of the outcome of an action, which some estimators need; trained together with the policy.
 
-    Attributes:
-        reward: the immediate reward and metrics.
-        value: the discounted sums of the same if the policy acts from the next state on.
+    Outputs are the reward, then each metric.
 
-    Both map states [N, S] to [N, A, 1 + M]: the reward, then each metric.
+    Attributes:
+        reward: E[r, metrics | s, a].
+        value: the discounted sums of the same that the policy collects from (s, a) on.
     """
 
-    def __init__(self, state_size: int, num_actions: int, num_metrics: int, config: ScoreNetworkConfig) -> None:
+    def __init__(self, make: "Callable[[], OutcomeNetwork | CandidateNetwork]") -> None:
         super().__init__()
-        self.reward, self.value = (OutcomeNetwork(state_size, num_actions, 1 + num_metrics, config) for _ in range(2))
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the parameters."""
-        self.reward.network.initialize(generator)
-        self.value.network.initialize(generator)
+        self.reward = make()
+        self.value = make()
 
 
 class OutcomeNetwork(nn.Module):

@@ -6,6 +6,7 @@ candidate, M metrics.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.run import OFFLINE_ALGORITHMS, ScoreNetworkConfig
 from lockstep.session.policy_file import FROM_LOG, damaged_error, newer_format_error, write
 from lockstep.torch.distributions import Categorical
-from lockstep.torch.scoring.candidates import CandidateHeads, CandidateNetwork
+from lockstep.torch.q_networks import initialize
+from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import ActionMask
-from lockstep.torch.scoring.networks import LEFT_OUT, ConstrainedNetwork, ScoreHeads, score_network
+from lockstep.torch.scoring.networks import LEFT_OUT, ConstrainedNetwork, OutcomeHeads, OutcomeNetwork, score_network
 from lockstep.torch.scoring.preprocess import Preprocessor
 
 FORMAT = 1
@@ -98,21 +100,17 @@ class ScoringPolicy(nn.Module):
         self.state = Preprocessor(policy_spec.state)
         self.action = None if policy_spec.action is None else Preprocessor(policy_spec.action)
         dueling = isinstance(config, OfflineDQNConfig) and config.dueling
-        self.heads: ScoreHeads | CandidateHeads | None = None
+        outcomes = 1 + len(info.metrics)
         if self.action is None:
             size = (info.state_size, len(info.actions))
             self.network = score_network(*size, policy_spec.network, config)
-            if config.estimate:
-                self.heads = ScoreHeads(*size, len(info.metrics), policy_spec.network)
+            outcome_network = partial(OutcomeNetwork, *size, outcomes, policy_spec.network)
         else:
             size = (info.state_size, info.action_size)
             self.network = CandidateNetwork(*size, policy_spec.network, dueling=dueling)
-            if config.estimate:
-                self.heads = CandidateHeads(*size, len(info.metrics), policy_spec.network)
-        generator = torch.Generator().manual_seed(seed)
-        for part in (self.network, self.heads):
-            if part is not None:
-                part.initialize(generator)
+            outcome_network = partial(CandidateNetwork, *size, policy_spec.network, outputs=outcomes)
+        self.heads = OutcomeHeads(outcome_network) if config.estimate else None
+        initialize(self, seed)
         if self.spec is not None:
             softmax = config.policy == "softmax"
             action = self.spec.action

@@ -9,7 +9,8 @@ from torch import nn
 
 from lockstep.data.columns import Ragged
 from lockstep.run import ScoreNetworkConfig
-from lockstep.torch.scoring.candidates import CandidateHeads, CandidateNetwork
+from lockstep.torch.q_networks import initialize
+from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import Candidates
 
 STATE, ACTION, LENGTHS = 5, 3, [2, 0, 4, 1]
@@ -17,7 +18,7 @@ STATE, ACTION, LENGTHS = 5, 3, [2, 0, 4, 1]
 
 def network(hidden=(8, 6), seed=0, **changes):
     made = CandidateNetwork(STATE, ACTION, ScoreNetworkConfig(hidden=hidden), **changes)
-    made.initialize(torch.Generator().manual_seed(seed))
+    initialize(made, seed)
     for parameter in made.parameters():  # biases begin at 0, where they would hide
         with torch.no_grad():
             parameter.add_(0.1)
@@ -110,15 +111,15 @@ def test_all_score_methods_agree_in_bfloat16():
 def test_the_seed_decides():
     one, other = network(seed=0), network(seed=1)
     again = copy.deepcopy(one)
-    again.initialize(torch.Generator().manual_seed(0))
+    initialize(again, 0)
     first = one.body.layers[0].weight - 0.1
     torch.testing.assert_close(again.body.layers[0].weight, first)
     assert not torch.allclose(other.body.layers[0].weight, one.body.layers[0].weight)
 
 
-def test_heads_always_have_their_axis():
-    heads, (state, lists) = CandidateHeads(STATE, ACTION, 0, ScoreNetworkConfig()), inputs()
-    heads.initialize(torch.Generator().manual_seed(0))
-    assert heads.reward(state, lists.values, lists.owner).shape == (7, 1)
-    assert heads.value.of_one(state, lists.values[:4]).shape == (4, 1)
-    assert CandidateHeads(STATE, ACTION, 2, ScoreNetworkConfig()).value.of_choices(state, lists).shape == (7, 3)
+def test_outputs_always_have_their_axis():
+    one, three = (CandidateNetwork(STATE, ACTION, ScoreNetworkConfig(), outputs=outputs) for outputs in (1, 3))
+    state, lists = inputs()
+    assert one(state, lists.values, lists.owner).shape == (7, 1)
+    assert one.of_one(state, lists.values[:4]).shape == (4, 1)
+    assert three.of_choices(state, lists).shape == (7, 3)

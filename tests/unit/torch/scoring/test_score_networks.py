@@ -5,11 +5,13 @@ import torch
 
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.run import ScoreNetworkConfig
+from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.choices import ActionMask
 from lockstep.torch.scoring.networks import (
     LEFT_OUT,
     ConstrainedNetwork,
-    ScoreHeads,
+    OutcomeHeads,
+    OutcomeNetwork,
     ScoreNetwork,
     likely,
     score_network,
@@ -21,7 +23,7 @@ POSSIBLE = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
 
 
 def drawn(network, seed=0):
-    network.initialize(torch.Generator().manual_seed(seed))
+    initialize(network, seed)
     return network
 
 
@@ -96,7 +98,7 @@ def test_softmax_of_excluded_scores():
 
 
 def test_heads_predict_reward_and_metrics_of_every_action():
-    heads = drawn(ScoreHeads(4, 3, 2, CONFIG))
+    heads = drawn(OutcomeHeads(lambda: OutcomeNetwork(4, 3, 3, CONFIG)))
     state = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     assert heads.reward(state).shape == heads.value(state).shape == (6, 3, 3)
     assert not torch.equal(heads.reward(state), heads.value(state))
