@@ -13,12 +13,12 @@ from networks_alike import arrays, check_gradients, observed, perturbed, spec_of
 from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
 from lockstep.jax import value_losses as losses  # noqa: E402
 from lockstep.jax.networks import JaxActor, LinearActor, actor_of  # noqa: E402
-from lockstep.jax.q_networks import NoisyActor, QPolicy  # noqa: E402
+from lockstep.jax.q_networks import QPolicy, noisy_actor  # noqa: E402
 from lockstep.run import NetworkConfig  # noqa: E402
 from lockstep.torch import value_losses as torch_losses  # noqa: E402
 from lockstep.torch.networks import actor_of as torch_actor_of  # noqa: E402
-from lockstep.torch.q_networks import NoisyActor as TorchNoisyActor  # noqa: E402
 from lockstep.torch.q_networks import QPolicy as TorchQPolicy  # noqa: E402
+from lockstep.torch.q_networks import noisy_actor as torch_noisy_actor  # noqa: E402
 
 CPU, PIXELS = torch.device("cpu"), (3, 40, 44)
 KINDS = ("none", "categorical", "quantile")
@@ -106,7 +106,7 @@ def test_actors_act_alike(case):
 def test_environments_explore_by_the_same_noise():
     mine, theirs = both({"dueling": True, "noisy": True})
     observation, envs = np.stack([observed(theirs.spec, 4, seed=k) for k in range(2)]), [range(4), range(4, 8)]
-    actors = NoisyActor(mine, 3, envs), TorchNoisyActor(theirs, CPU, 3, envs)
+    actors = noisy_actor(mine, 3, envs), torch_noisy_actor(theirs, CPU, 3, envs)
     for iteration in (0, 7):
         drawn = []
         for actor in actors:

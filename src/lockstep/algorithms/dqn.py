@@ -127,6 +127,12 @@ class DQNConfig:
             end if self.epsilon_end is None else self.epsilon_end,
         )
 
+    @property
+    def num_points(self) -> int:
+        """Outputs per action: points of the return's distribution, or 1."""
+        points = {"none": 1, "categorical": self.num_atoms, "quantile": self.num_quantiles}
+        return points[self.value_distribution]
+
     def minibatch_rows(self, shard_envs: int, num_shards: int) -> int:
         """Transitions of one shard's part of a minibatch (N)."""
         del shard_envs

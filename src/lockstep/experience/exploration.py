@@ -1,15 +1,17 @@
-"""Epsilon-greedy exploration.
+"""Exploration: epsilon-greedy, and by learned noise.
 
-Shapes: A actions.
+Shapes: K shards of this rank, B environments of a shard, A actions.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
+from lockstep.world import stream
 
 
 def epsilon(config: DQNConfig, env_steps: int) -> float:
@@ -61,3 +63,40 @@ class EpsilonGreedy:
     def mode(self, parameters: np.ndarray) -> np.ndarray:
         """Actions [...] of the largest Q values [..., A]; the first of equal ones."""
         return parameters.argmax(-1)
+
+
+class NoisyActor:
+    """Computes Q values with learned noise: each environment has its own at each step, whichever rank steps it.
+
+    Args:
+        q_values: observations [B, O] and standard normal numbers [B, num_noise] to Q [B, A].
+        num_noise: random numbers per environment and step; 0 without noisy layers.
+        seed: of the run.
+        envs: the global indices of the environments of each local shard.
+    """
+
+    def __init__(
+        self,
+        q_values: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        num_noise: int,
+        seed: int,
+        envs: Sequence[range],
+    ) -> None:
+        self._q_values = q_values
+        self._num_noise = num_noise
+        self._seed = seed
+        self._envs = envs
+        self.begin(0)
+
+    def begin(self, iteration: int) -> None:
+        """Start the streams of this iteration; checkpoints need no state of them."""
+        if self._num_noise:
+            self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """[K, B, O] to Q [K, B, A] of K local shards; one forward pass each."""
+        return np.stack([self._act(part, streams) for part, streams in zip(observation, self._streams, strict=True)])
+
+    def _act(self, observation: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
+        noise = np.stack([s.standard_normal(self._num_noise, np.float32) for s in streams])
+        return self._q_values(observation, noise)

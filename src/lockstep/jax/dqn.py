@@ -5,6 +5,7 @@ shard's part of a minibatch, A actions, Z points of a return's distribution, P p
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +14,17 @@ from jax import Array
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
 from lockstep.distributed.timers import LEARN, OTHER
-from lockstep.experience.exploration import EpsilonGreedy, epsilon
+from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
 from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax import value_losses as losses
-from lockstep.jax.adam import Adam, global_norm
+from lockstep.jax.adam import Adam, AdamState, global_norm
 from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
-from lockstep.jax.dqn_state import State
-from lockstep.jax.flat import FlatParameters, Params
+from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
 from lockstep.jax.networks import actor_of
 from lockstep.jax.non_finite import LossReader
-from lockstep.jax.q_networks import NoisyActor, QPolicy
+from lockstep.jax.q_networks import QPolicy, noisy_actor
 from lockstep.jax.session import Session
 from lockstep.jax.transitions import Part, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
@@ -36,6 +36,33 @@ from lockstep.world import block, stream, stream_seed
 
 _SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
 _NO_SUMS = np.zeros(1 + len(_SUMS) + 2, np.float32)
+
+
+class State(NamedTuple):
+    """Parameters of both networks, optimizer state and metric sums."""
+
+    values: Array
+    """All parameters of the online network [P], in the order of `FlatParameters`."""
+    target: Array
+    """All parameters of the target network [P]."""
+    optimizer: AdamState
+    learning_rate: Array
+    sums: Array
+    """Over the gradient steps since the last rollout: rows, metric sums, gradient norms, skipped steps."""
+
+    def named(self, flat: FlatParameters) -> dict[str, np.ndarray]:
+        """The state as host arrays by checkpoint name; torch uses the same names."""
+        named = with_prefix("policy", flat.split(self.values)) | with_prefix("optimizer", self.optimizer._asdict())
+        named |= with_prefix("target", flat.split(self.target)) | {"learning_rate": self.learning_rate}
+        return {name: np.asarray(array) for name, array in named.items()}
+
+    def loaded(self, flat: FlatParameters, arrays: Mapping[str, np.ndarray]) -> Self:
+        """The state with the entries of `arrays`, named as in `named`, replaced; on the host."""
+        merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.named(flat).items()}
+        named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
+        values, target = (flat.join(subtree(named, network)) for network in ("policy", "target"))
+        optimizer = AdamState(**subtree(named, "optimizer"))
+        return self._replace(values=values, target=target, optimizer=optimizer, learning_rate=named["learning_rate"])
 
 
 class DQN:
@@ -274,7 +301,7 @@ def train(session: Session) -> None:
     dqn.copy_to_target()  # `session.begin` may have loaded another run's policy
     announce(session.journal, run, policy.spec, comm.world)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
-    actor = NoisyActor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
+    actor = noisy_actor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
     explorer = EpsilonGreedy(session.spec.action)
     collector = Collector(
         comm.world, session.make_envs(run.num_envs), actor, explorer,

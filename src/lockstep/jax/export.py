@@ -12,14 +12,12 @@ from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Params
-from lockstep.jax.networks import Policy, actor_of
+from lockstep.jax.networks import AnyPolicy, Policy, actor_of
 from lockstep.jax.q_networks import QPolicy
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySpec
-
-AnyPolicy = Policy | QPolicy
 
 
 def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:

@@ -32,11 +32,6 @@ class FlatParameters:
         self._sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.num_parameters = sum(self._sizes)
 
-    @property
-    def names(self) -> list[str]:
-        """Parameter names, in the order of the vector."""
-        return list(self.shapes)
-
     def join(self, params: Mapping[str, Any]) -> Array:
         """Parameters or their gradients as one vector [P]; a numpy array if all are."""
         parts = [params[name].reshape(-1) for name in self.shapes]
@@ -55,14 +50,14 @@ class FlatParameters:
         return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
 
-def part(params: Mapping[str, Array], name: str) -> Params:
+def subtree(params: Mapping[str, Array], name: str) -> Params:
     """The parameters below a name, without that prefix: `a.b.c` becomes `b.c` for `a`."""
     prefix = name + "."
     return {key.removeprefix(prefix): value for key, value in params.items() if key.startswith(prefix)}
 
 
-def below(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `part`."""
+def with_prefix(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `subtree`."""
     return {f"{name}.{key}": value for key, value in params.items()}
 
 

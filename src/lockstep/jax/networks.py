@@ -4,7 +4,7 @@ Shapes: N rows, O observation, P parameters of the action distribution.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ from lockstep.jax.encoders import (
     init_streams,
     make_encoder,
 )
-from lockstep.jax.flat import Params, below, part
+from lockstep.jax.flat import Params, subtree, with_prefix
+from lockstep.jax.q_networks import QNetwork, QPolicy
 from lockstep.run import NetworkConfig
 
 
@@ -52,29 +53,19 @@ class ActorCritic:
             parts[f"bodies.{i}"] = body
         params: dict[str, np.ndarray] = {}
         for name, network in parts.items():
-            params |= below(name, network.initialize(lambda key, name=name: draws(f"{name}.{key}")))
+            params |= with_prefix(name, network.initialize(lambda key, name=name: draws(f"{name}.{key}")))
         return params
 
     def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
         """[N, O] to distribution parameters [N, P] and value [N]."""
         if self.bodies is not None:
-            seen, valued = (body.apply(part(params, f"bodies.{i}"), observation) for i, body in enumerate(self.bodies))
+            seen, valued = (
+                body.apply(subtree(params, f"bodies.{i}"), observation) for i, body in enumerate(self.bodies)
+            )
         else:
-            seen = valued = observation if self.body is None else self.body.apply(part(params, "body"), observation)
-        value = self.critic.apply(part(params, "critic"), valued)
-        return self.actor.apply(part(params, "actor"), seen), value[:, 0]
-
-
-class Network(Protocol):
-    """A user-defined network (`network.module`), constructed as `YourClass(observation_size, num_parameters)`."""
-
-    def init(self, seed: int) -> dict[str, np.ndarray]:
-        """Initial parameters by name, float32; a function of the seed only."""
-        ...
-
-    def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
-        """[N, O] to distribution parameters [N, P] and value [N]; pure."""
-        ...
+            seen = valued = observation if self.body is None else self.body.apply(subtree(params, "body"), observation)
+        value = self.critic.apply(subtree(params, "critic"), valued)
+        return self.actor.apply(subtree(params, "actor"), seen), value[:, 0]
 
 
 class Policy:
@@ -84,12 +75,14 @@ class Policy:
         spec: of the environments.
         network: the network.
         distribution: of actions.
+        sampler: samples actions on the host.
         params: the current parameters; assigned after each update.
     """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
         self.spec = spec
         self.distribution = distribution_of(spec.action, self._log_std)
+        self.sampler: Sampler = self.distribution.sampler
         size, draws = self.distribution.num_parameters, init_streams(seed)
         if config.module is None:
             self.network: ActorCritic | UserNetwork = ActorCritic(spec, size, config)
@@ -97,24 +90,14 @@ class Policy:
         else:
             self.network = UserNetwork(config.module, spec.observation_size, size)
             params = self.network.initialize(seed)
-        params = below("network", params)
+        params = with_prefix("network", params)
         if isinstance(self.distribution, DiagonalGaussian):
             params[LOG_STD] = np.full(size, config.initial_log_std, np.float32)
         self.params: Params = cast(Params, params)
         if isinstance(self.network, UserNetwork):
             shapes = f"[2, {size}], [2]"
             needed = f"algo=ppo needs parameters of the action distribution and a value, {shapes}"
-            self.network.check_outputs(part(self.params, "network"), spec, shapes, needed)
-
-    @property
-    def algo(self) -> str:
-        """The algorithm's name in policy files."""
-        return "ppo"
-
-    @property
-    def sampler(self) -> Sampler:
-        """Samples actions on the host."""
-        return self.distribution.sampler
+            self.network.check_outputs(subtree(self.params, "network"), spec, shapes, needed)
 
     def apply(self, params: Params, observation: Array, precision: str = "float32") -> tuple[Array, Array]:
         """[N, O] to distribution parameters [N, P] and value [N], always float32.
@@ -124,7 +107,7 @@ class Policy:
             observation: [N, O]; of images [N, C, H, W], bytes.
             precision: `float32` or `bfloat16`, of the computation.
         """
-        network, observation = cast_inputs(part(params, "network"), observation, precision)
+        network, observation = cast_inputs(subtree(params, "network"), observation, precision)
         parameters, value = self.network.apply(network, observation)
         return parameters.astype(jnp.float32), value.astype(jnp.float32)
 
@@ -132,26 +115,14 @@ class Policy:
         return np.asarray(self.params[LOG_STD])
 
 
-class ActingPolicy(Protocol):
-    """A policy of any algorithm."""
-
-    spec: EnvSpec
-    params: Params
-
-    @property
-    def network(self) -> Any:
-        """The network."""
-        ...
-
-    def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
-        """[N, O] to the sampler's input [N, P] and a value [N]."""
-        ...
+AnyPolicy = Policy | QPolicy
+"""A policy of any algorithm."""
 
 
 class LinearActor:
     """Acts with numpy, for networks of linear layers on a CPU; always uses the current parameters."""
 
-    def __init__(self, policy: ActingPolicy, chain: list[str], activation: str) -> None:
+    def __init__(self, policy: AnyPolicy, chain: list[str], activation: str) -> None:
         self._policy, self._chain, self._loaded = policy, chain, policy.params
         self._actor = NumpyActor(self._layers(), activation)
 
@@ -170,7 +141,7 @@ class LinearActor:
 class JaxActor:
     """Acts with JAX, for any network on any device; always uses the current parameters."""
 
-    def __init__(self, policy: ActingPolicy, device: Any) -> None:
+    def __init__(self, policy: AnyPolicy, device: Any) -> None:
         self._policy, self._device = policy, device
         self._loaded: Params | None = None
         self._apply: Callable[[Params, Any], Array] = jax.jit(self._parameters)
@@ -191,7 +162,7 @@ class JaxActor:
 Actor = LinearActor | JaxActor
 
 
-def actor_of(policy: ActingPolicy, device: Any = None) -> Actor:
+def actor_of(policy: AnyPolicy, device: Any = None) -> Actor:
     """The fastest exact actor on a local device, by default the first; without the noise of noisy layers."""
     chosen = cast(Any, jax.local_devices()[0]) if device is None else device
     chain = _linear_chain(policy.network)
@@ -203,8 +174,10 @@ def actor_of(policy: ActingPolicy, device: Any = None) -> Actor:
 
 def _linear_chain(network: Any) -> tuple[list[str], str] | None:
     """Names of the linear layers from observation to output and their activation, if the network is such a chain."""
+    if isinstance(network, QNetwork):
+        return network.chain
     if not isinstance(network, ActorCritic):
-        return getattr(network, "chain", None)
+        return None
     names = [f"actor.layers.{i}" for i in range(len(network.actor.shapes))]
     if isinstance(network.body, Mlp):
         names = [f"body.layers.{i}" for i in range(len(network.body.shapes))] + names

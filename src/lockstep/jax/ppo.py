@@ -14,6 +14,7 @@ from jax import Array
 
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.envs.spec import EnvSpec
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax.adam import Adam, adapted, global_norm
 from lockstep.jax.batch import Batch, slots
@@ -24,7 +25,6 @@ from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.ppo_state import State
-from lockstep.jax.repeat import may_scan, repeat
 from lockstep.jax.session import Session
 from lockstep.record.progress import Progress
 from lockstep.run import Run
@@ -278,6 +278,27 @@ class PPO:
 
         reader = LossReader(gradient_and_sums, self.rows)
         return locate_non_finite(self.comm, rollouts, parts, progress, reader, self.rows)
+
+
+def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
+    """Whether the gradient steps of a run's network may be one `lax.scan`.
+
+    On CPUs XLA's convolutions are 20 times slower inside a loop. A user-defined network may contain some.
+    """
+    return platform != "cpu" or (spec.image is None and run.network.module is None)
+
+
+def repeat(
+    scan: bool, step: Callable[[State, Array], tuple[State, Array]], state: State, rows: Array
+) -> tuple[State, Array]:
+    """Apply `step` to each of `rows` in turn: as a `lax.scan`, or unrolled; the outputs are stacked."""
+    if scan:
+        return jax.lax.scan(step, state, rows)
+    outputs: list[Array] = []
+    for row in rows:
+        state, one = step(state, row)
+        outputs.append(one)
+    return state, jnp.stack(outputs)
 
 
 def train(session: Session) -> None:

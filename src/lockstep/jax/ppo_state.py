@@ -1,14 +1,14 @@
 """The replicated state of PPO as a pytree, and its names in checkpoints."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from lockstep.jax.adam import AdamState
-from lockstep.jax.flat import FlatParameters
+from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
 
 
 class State(NamedTuple):
@@ -33,15 +33,15 @@ class State(NamedTuple):
 
     def named(self, flat: FlatParameters) -> dict[str, np.ndarray]:
         """The state as host arrays by checkpoint name; torch uses the same names."""
-        named = {f"policy.{name}": array for name, array in flat.split(self.values).items()}
-        named |= {f"optimizer.{name}": array for name, array in self.optimizer._asdict().items()}
+        named = with_prefix("policy", flat.split(self.values)) | with_prefix("optimizer", self.optimizer._asdict())
         named |= {"learning_rate": self.learning_rate, "metrics": self.table}
         return {name: np.asarray(array) for name, array in named.items()}
 
     def loaded(self, flat: FlatParameters, arrays: Mapping[str, np.ndarray]) -> Self:
         """The state with the entries of `arrays`, named as in `named`, replaced; on the host."""
         merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.named(flat).items()}
-        values = flat.join({name: merged[f"policy.{name}"] for name in flat.names})
-        optimizer = AdamState(*(jnp.asarray(merged[f"optimizer.{name}"]) for name in AdamState._fields))
-        rate, table = jnp.asarray(merged["learning_rate"]), jnp.asarray(merged["metrics"])
-        return self._replace(values=values, optimizer=optimizer, learning_rate=rate, table=table)
+        named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
+        values, optimizer = flat.join(subtree(named, "policy")), AdamState(**subtree(named, "optimizer"))
+        return self._replace(
+            values=values, optimizer=optimizer, learning_rate=named["learning_rate"], table=named["metrics"]
+        )

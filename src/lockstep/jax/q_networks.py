@@ -5,7 +5,7 @@ QR-DQN), B environments of a shard.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,8 +16,7 @@ from jax import Array, lax
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
-from lockstep.experience.exploration import EpsilonGreedy
+from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
 from lockstep.jax.encoders import (
     ACTIVATIONS,
     InitStreams,
@@ -29,9 +28,9 @@ from lockstep.jax.encoders import (
     make_encoder,
     uniform_layer,
 )
-from lockstep.jax.flat import Params, below, part
+from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.run import NetworkConfig
-from lockstep.world import stream
+from lockstep.session.checks import check_custom_heads
 
 Noise = Sequence[tuple[Array, Array]]
 """Of each noisy layer f(e_in) and f(e_out): [in] and [out], or those of every row, [N, in] and [N, out]."""
@@ -112,18 +111,18 @@ class QNetwork:
         params: dict[str, np.ndarray] = {}
         for name, network in (("encoder", self.encoder), ("advantage", self.advantage), ("value", self.value)):
             if network is not None:
-                params |= below(name, network.initialize(lambda key, name=name: draws(f"{name}.{key}")))
+                params |= with_prefix(name, network.initialize(lambda key, name=name: draws(f"{name}.{key}")))
         return params
 
     def apply(self, params: Params, observation: Array, noise: Noise = ()) -> Array:
         """[N, O] to [N, A Z]: Q, or V + A - mean A over the actions (Wang et al., 2016, eq. 9)."""
-        features = self.encoder.apply(part(params, "encoder"), observation)
+        features = self.encoder.apply(subtree(params, "encoder"), observation)
         layers = len(self.advantage.shapes)
-        advantage = self.advantage.apply(part(params, "advantage"), features, noise[:layers])
+        advantage = self.advantage.apply(subtree(params, "advantage"), features, noise[:layers])
         if self.value is None:
             return advantage
         advantage = advantage.reshape(-1, self.num_actions, self.points)
-        value = self.value.apply(part(params, "value"), features, noise[layers:]).reshape(-1, 1, self.points)
+        value = self.value.apply(subtree(params, "value"), features, noise[layers:]).reshape(-1, 1, self.points)
         return (value + advantage - advantage.mean(1, keepdims=True)).reshape(advantage.shape[0], -1)
 
 
@@ -141,7 +140,7 @@ class QPolicy:
         spec: of the environments.
         algorithm: of the heads.
         network: the network.
-        distribution: epsilon-greedy with the final epsilon of training.
+        distribution: epsilon-greedy with the final epsilon of training; `sampler` is the same.
         params: the current parameters; assigned after each update.
         points: Z.
         support: z of C51 [Z], derived from the config.
@@ -150,36 +149,25 @@ class QPolicy:
 
     def __init__(self, spec: EnvSpec, network: NetworkConfig, algorithm: DQNConfig, seed: int = 0) -> None:
         self.spec, self.algorithm = spec, algorithm
-        self.distribution = EpsilonGreedy(spec.action, algorithm.epsilon_range[1])
-        self.points = {"none": 1, "categorical": algorithm.num_atoms, "quantile": algorithm.num_quantiles}[
-            algorithm.value_distribution
-        ]
+        self.distribution = self.sampler = EpsilonGreedy(spec.action, algorithm.epsilon_range[1])
+        self.points = algorithm.num_points
         self.support = np.linspace(algorithm.v_min, algorithm.v_max, algorithm.num_atoms, dtype=np.float32)
         if network.module is None:
             self.network: QNetwork | UserNetwork = QNetwork(spec, network, algorithm, self.points)
             draws = init_streams(seed)
             params = self.network.initialize(lambda name: draws(f"network.{name}"))
         else:
-            self.network = _own(network.module, spec, algorithm, self.points)
+            check_custom_heads(network.module, algorithm)
+            self.network = UserNetwork(network.module, spec.observation_size, spec.action.sizes[0] * self.points)
             params = self.network.initialize(seed)
-        self.params: Params = cast(Params, below("network", params))
+        self.params: Params = cast(Params, with_prefix("network", params))
         if isinstance(self.network, UserNetwork):
             shape = f"[2, {spec.action.sizes[0] * self.points}]"
             needed = f"algo=dqn needs values of actions, an array {shape}"
-            self.network.check_outputs(part(self.params, "network"), spec, shape, needed)
+            self.network.check_outputs(subtree(self.params, "network"), spec, shape, needed)
         sizes = self.network.noise_sizes if isinstance(self.network, QNetwork) else []
         self._noise_sizes = [size for layer in sizes for size in layer]
         self.num_noise = sum(self._noise_sizes)
-
-    @property
-    def algo(self) -> str:
-        """The algorithm's name in policy files."""
-        return "dqn"
-
-    @property
-    def sampler(self) -> EpsilonGreedy:
-        """Selects actions on the host."""
-        return self.distribution
 
     def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
         """[N, O] to Q [N, A] and the largest Q [N], without noise."""
@@ -197,7 +185,7 @@ class QPolicy:
             noise: standard normal numbers [num_noise], or those of each row [N, num_noise]; None: no noise.
             precision: `float32` or `bfloat16`, of the computation and of the outputs.
         """
-        network, observation = cast_inputs(part(params, "network"), observation, precision)
+        network, observation = cast_inputs(subtree(params, "network"), observation, precision)
         if isinstance(self.network, QNetwork):
             outputs = self.network.apply(network, observation, self._parts(noise))
         else:
@@ -228,51 +216,28 @@ class QPolicy:
         return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-class NoisyActor:
-    """Q-values with noisy layers, with noise keyed by global environment index, independent of shards and ranks.
+def noisy_actor(policy: QPolicy, seed: int, envs: Sequence[range], device: Any = None) -> NoisyActor:
+    """The actor of a policy with noisy layers, always with the current parameters.
 
     Args:
-        policy: with noisy layers.
+        policy: the policy.
         seed: of the run.
         envs: the global indices of the environments of each local shard.
         device: of the computation; default: the first local one.
     """
+    device = jax.local_devices()[0] if device is None else device
+    apply = jax.jit(lambda params, observation, noise: policy.expected(policy.outputs(params, observation, noise)))
+    loaded: Params | None = None
+    on_device: Any = None
 
-    def __init__(self, policy: QPolicy, seed: int, envs: Sequence[range], device: Any = None) -> None:
-        self._policy, self._seed, self._envs = policy, seed, envs
-        self._device = jax.local_devices()[0] if device is None else device
-        self._loaded: Params | None = None
-        self._apply: Callable[[Params, Any, Any], Array] = jax.jit(self._values)
-        self.begin(0)
+    def q_values(observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        nonlocal loaded, on_device
+        if policy.params is not loaded:
+            loaded = policy.params
+            on_device = jax.device_put(loaded, device)
+        return np.asarray(apply(on_device, observation, noise))
 
-    def begin(self, iteration: int) -> None:
-        """Switch to the random streams of `iteration`, so that no stream state has to be saved."""
-        if self._policy.num_noise:
-            self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
-
-    def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[K, B, O] to Q [K, B, A] of K local shards; one network call per shard."""
-        if self._policy.params is not self._loaded:
-            self._loaded = self._policy.params
-            self._params: Params = jax.device_put(self._loaded, self._device)
-        return np.stack([self._act(one, streams) for one, streams in zip(observation, self._streams, strict=True)])
-
-    def _act(self, observation: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
-        noise = np.stack([s.standard_normal(self._policy.num_noise, np.float32) for s in streams])
-        return np.asarray(self._apply(self._params, observation, noise))
-
-    def _values(self, params: Params, observation: Array, noise: Array) -> Array:
-        return self._policy.expected(self._policy.outputs(params, observation, noise))
-
-
-def _own(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int) -> UserNetwork:
-    for name in ("dueling", "noisy"):
-        if getattr(algorithm, name):
-            raise ConfigError(
-                f"algorithm.{name}=true shapes Lockstep's own heads, but network.module={path} has its own; "
-                f"use --set {name}=false"
-            )
-    return UserNetwork(path, spec.observation_size, spec.action.sizes[0] * points)
+    return NoisyActor(q_values, policy.num_noise, seed, envs)
 
 
 def _of_rows(numbers: Array, like: Array) -> Array:

@@ -15,8 +15,8 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.jax import hardware
 from lockstep.jax.comm import Comm
 from lockstep.jax.encoders import make_encoder
-from lockstep.jax.export import AnyPolicy, save_policy, start_from
-from lockstep.jax.networks import actor_of
+from lockstep.jax.export import save_policy, start_from
+from lockstep.jax.networks import AnyPolicy, actor_of
 from lockstep.jax.preflight import preflight
 from lockstep.jax.state import Learner, LearnerState
 from lockstep.preflight.compare import Forecast, Preflight

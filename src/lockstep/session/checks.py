@@ -184,6 +184,16 @@ def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
         )
 
 
+def check_custom_heads(path: str, algorithm: DQNConfig) -> None:
+    """Raise `ConfigError` for settings of Lockstep's heads with a user's `network.module`."""
+    for name in ("dueling", "noisy"):
+        if getattr(algorithm, name):
+            raise ConfigError(
+                f"algorithm.{name}=true shapes Lockstep's own heads, but network.module={path} has its own; "
+                f"use --set {name}=false"
+            )
+
+
 def check_host(run: Run, spec: EnvSpec, world: World) -> None:
     """Raise `ConfigError` if this host lacks the memory or the disk space for the replay buffers of its ranks."""
     config = run.algorithm

@@ -15,7 +15,7 @@ from torch.nn.utils import vector_to_parameters
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
 from lockstep.distributed.timers import LEARN, OTHER
-from lockstep.experience.exploration import EpsilonGreedy, epsilon
+from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
 from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.record.progress import Progress
@@ -29,7 +29,7 @@ from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import LossReader
-from lockstep.torch.q_networks import NoisyActor, QPolicy
+from lockstep.torch.q_networks import QPolicy, noisy_actor
 from lockstep.torch.session import Session
 from lockstep.torch.transitions import TransitionBatch
 from lockstep.torch.warmup import warmup
@@ -276,7 +276,7 @@ def train(session: Session[Run]) -> None:
     dqn.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
-    actor = NoisyActor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
+    actor = noisy_actor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
     explorer = EpsilonGreedy(session.spec.action)
     collector = Collector(
         comm.world,

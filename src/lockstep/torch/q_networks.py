@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.experience.exploration import EpsilonGreedy
+from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
 from lockstep.run import NetworkConfig
+from lockstep.session.checks import check_custom_heads
 from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.layers import linear
-from lockstep.world import stream
 
 
 class NoisyLinear(nn.Module):
@@ -146,9 +146,7 @@ class QPolicy(nn.Module):
         self.spec = spec
         self.algorithm = algorithm
         self.distribution = EpsilonGreedy(spec.action, algorithm.epsilon_range[1])
-        self.points = {"none": 1, "categorical": algorithm.num_atoms, "quantile": algorithm.num_quantiles}[
-            algorithm.value_distribution
-        ]
+        self.points = algorithm.num_points
         # Not saved: computed from settings that are.
         atoms = torch.linspace(algorithm.v_min, algorithm.v_max, algorithm.num_atoms)
         self.support: Tensor
@@ -202,39 +200,24 @@ class QPolicy(nn.Module):
                 layer.noise = noise_in, noise_out
 
 
-class NoisyActor:
-    """Compute noisy Q values: each environment has its own noise at each step, whichever rank holds it.
+def noisy_actor(policy: QPolicy, device: torch.device, seed: int, envs: Sequence[range]) -> NoisyActor:
+    """The actor of a policy with noisy layers, whose noise is disabled outside of calls.
 
     Args:
-        policy: with noisy layers; its noise is disabled outside of calls.
+        policy: the policy.
         device: of the policy.
         seed: of the run.
         envs: the global indices of the environments of each local shard.
     """
 
-    def __init__(self, policy: QPolicy, device: torch.device, seed: int, envs: Sequence[range]) -> None:
-        self._policy = policy
-        self._device = device
-        self._seed = seed
-        self._envs = envs
-        self.begin(0)
-
-    def begin(self, iteration: int) -> None:
-        """Start the streams of this iteration; checkpoints need no state of them."""
-        if self._policy.num_noise:
-            self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
-
-    def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[K, B, O] to Q [K, B, A] of K local shards; one forward pass each."""
-        return np.stack([self._act(part, streams) for part, streams in zip(observation, self._streams, strict=True)])
-
-    def _act(self, observation: np.ndarray, streams: Sequence[np.random.Generator]) -> np.ndarray:
-        policy = self._policy
-        policy.set_noise(np.stack([s.standard_normal(policy.num_noise, np.float32) for s in streams]))
+    def q_values(observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        policy.set_noise(noise)
         with torch.inference_mode():
-            q, _ = policy(torch.from_numpy(np.ascontiguousarray(observation)).to(self._device))
+            q, _ = policy(torch.from_numpy(np.ascontiguousarray(observation)).to(device))
         policy.set_noise(None)
         return q.cpu().numpy()
+
+    return NoisyActor(q_values, policy.num_noise, seed, envs)
 
 
 def _initialize(weight: Tensor, bias: Tensor, generator: torch.Generator) -> None:
@@ -244,12 +227,7 @@ def _initialize(weight: Tensor, bias: Tensor, generator: torch.Generator) -> Non
 
 
 def _custom_network(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int) -> nn.Module:
-    for name in ("dueling", "noisy"):
-        if getattr(algorithm, name):
-            raise ConfigError(
-                f"algorithm.{name}=true shapes Lockstep's own heads, but network.module={path} has its own; "
-                f"use --set {name}=false"
-            )
+    check_custom_heads(path, algorithm)
     num_outputs = spec.action.sizes[0] * points
     network = own_network(path, spec.observation_size, num_outputs, seed)
     _check_outputs(network, path, spec, num_outputs)

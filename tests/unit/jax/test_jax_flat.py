@@ -5,7 +5,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from lockstep.jax.flat import FlatParameters, below, part  # noqa: E402
+from lockstep.jax.flat import FlatParameters, subtree, with_prefix  # noqa: E402
 
 PARAMS = {
     "b.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -62,9 +62,9 @@ def test_what_is_no_float32_is_refused():
 
 
 def test_names_below_a_name():
-    assert {name: value.tolist() for name, value in part(PARAMS, "b").items()} == {
+    assert {name: value.tolist() for name, value in subtree(PARAMS, "b").items()} == {
         "weight": [[0, 1, 2], [3, 4, 5]],
         "bias": [20],
     }
-    assert below("b", part(PARAMS, "b")).keys() == {"b.weight", "b.bias"}
-    assert part({"ab.c": PARAMS["a"]}, "a") == {}
+    assert with_prefix("b", subtree(PARAMS, "b")).keys() == {"b.weight", "b.bias"}
+    assert subtree({"ab.c": PARAMS["a"]}, "a") == {}

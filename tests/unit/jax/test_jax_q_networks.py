@@ -11,7 +11,7 @@ from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
 from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
 from lockstep.errors import ConfigError  # noqa: E402
 from lockstep.jax.networks import JaxActor, LinearActor, actor_of  # noqa: E402
-from lockstep.jax.q_networks import NoisyActor, QPolicy  # noqa: E402
+from lockstep.jax.q_networks import QPolicy, noisy_actor  # noqa: E402
 from lockstep.run import NetworkConfig  # noqa: E402
 from lockstep.world import stream  # noqa: E402
 
@@ -145,7 +145,7 @@ def test_each_environment_explores_by_noise_of_its_own_wherever_it_is():
     seen[1:] = seen[0]  # what differs is the noise
 
     def acts(envs, iteration, calls=2):
-        actor = NoisyActor(policy, 3, envs)
+        actor = noisy_actor(policy, 3, envs)
         actor.begin(iteration)
         first = seen.reshape(len(envs), -1, 6)
         return np.stack([actor(first).reshape(8, 3) for _ in range(calls)])
@@ -164,16 +164,16 @@ def test_shards_of_one_process_act_as_if_alone(monkeypatch):
     envs = [range(8 * k, 8 * k + 8) for k in range(4)]
     compute, shapes = policy.outputs, list[tuple[int, ...]]()
     monkeypatch.setattr(policy, "outputs", lambda *given: shapes.append(given[1].shape) or compute(*given))
-    together = NoisyActor(policy, 0, envs)(seen)
+    together = noisy_actor(policy, 0, envs)(seen)
     assert shapes == [(8, 6)], "kernels of another shape than a shard's, or compiled twice"
     for k in range(4):
-        alone = NoisyActor(policy, 0, envs[k : k + 1])(seen[k : k + 1])
+        alone = noisy_actor(policy, 0, envs[k : k + 1])(seen[k : k + 1])
         assert (alone[0] == together[k]).all(), "bits depend on the neighbours"
 
 
 def test_a_noisy_actor_uses_the_newest_parameters():
     policy, seen = policy_of(**NOISY), observations(1, 4)
-    actor, fresh = (NoisyActor(policy, 0, [range(4)]) for _ in range(2))
+    actor, fresh = (noisy_actor(policy, 0, [range(4)]) for _ in range(2))
     before = actor(seen)
     policy.params = {name: value + np.float32(0.1) for name, value in policy.params.items()}
     actor.begin(0)

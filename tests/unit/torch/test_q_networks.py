@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.networks import NumpyActor, TorchActor, actor_of
-from lockstep.torch.q_networks import NoisyActor, NoisyLinear, QPolicy
+from lockstep.torch.q_networks import NoisyLinear, QPolicy, noisy_actor
 from lockstep.world import stream
 
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
@@ -281,7 +281,7 @@ def test_each_environment_has_separate_noise_on_any_rank():
     observation[1:] = observation[0]  # what differs is the noise
 
     def acts(envs, iteration, calls=2):
-        actor = NoisyActor(policy, CPU, 3, envs)
+        actor = noisy_actor(policy, CPU, 3, envs)
         actor.begin(iteration)
         first = observation.reshape(len(envs), -1, 6)
         return np.stack([actor(first).reshape(8, 3) for _ in range(calls)])
@@ -300,9 +300,9 @@ def test_each_environment_has_separate_noise_on_any_rank():
 def test_shards_on_one_rank_act_as_if_alone():
     policy, observation = policy_of("none", True, True, network=NetworkConfig(hidden=(64, 64))), observations(4, 8)
     envs = [range(8 * k, 8 * k + 8) for k in range(4)]
-    together = NoisyActor(policy, CPU, 0, envs)(observation)
+    together = noisy_actor(policy, CPU, 0, envs)(observation)
     for k in range(4):
-        alone = NoisyActor(policy, CPU, 0, envs[k : k + 1])(observation[k : k + 1])
+        alone = noisy_actor(policy, CPU, 0, envs[k : k + 1])(observation[k : k + 1])
         assert (alone[0] == together[k]).all(), "bits depend on the neighbours"
 
 
