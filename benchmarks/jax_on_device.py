@@ -82,7 +82,7 @@ def ours(rank: int, ranks: int, port: int, updates: int) -> None:
         task="jax/CartPole-v1", ml_framework="jax", num_envs=8 * ranks, total_steps=updates * 1024 * ranks,
         log_every=None, evaluate_every=None, checkpoint_every=None, check_every=updates, algorithm=PPOConfig(),
     )  # fmt: skip
-    world = run.cut(World(rank=rank, size=ranks, address="127.0.0.1", port=port))
+    world = run.with_shards(World(rank=rank, size=ranks, address="127.0.0.1", port=port))
     hardware.one_thread()
     with Comm(world, device="cpu") as comm:
         env = PackedEnv(make_device_env(run.task, run.env))

@@ -258,7 +258,7 @@ def test_what_a_backend_does_not_do_is_refused_by_name(changes, words):
     ],
 )
 def test_each_rank_has_a_shard_unless_told_otherwise(changes, saved, cut):
-    world = override(BASE, changes).cut(World(rank=1, size=3), saved)
+    world = override(BASE, changes).with_shards(World(rank=1, size=3), saved)
     assert (world.num_shards, world.pinned) == cut
 
 
@@ -273,7 +273,7 @@ def test_each_rank_has_a_shard_unless_told_otherwise(changes, saved, cut):
 )
 def test_a_rank_without_a_shard_is_refused(changes, saved, words):
     with pytest.raises(ConfigError, match=words):
-        override(BASE, changes).cut(World(size=3), saved)
+        override(BASE, changes).with_shards(World(size=3), saved)
 
 
 def test_jax_does_not_learn_from_logged_data():

@@ -108,7 +108,7 @@ def _play_as_rank(rank: int, job: _Job) -> dict[str, Any]:
 
 
 def _play(job: _Job, world: World) -> dict[str, Any]:
-    return (_by_jax if job.run.ml_framework == "jax" else _by_torch)(job, job.run.cut(world))
+    return (_by_jax if job.run.ml_framework == "jax" else _by_torch)(job, job.run.with_shards(world))
 
 
 def _by_torch(job: _Job, world: World) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class RunBase:
     startup_timeout_s: float = 300.0
     """Bound on everything before the first update."""
 
-    def cut(self, world: World, num_shards: int | None = None) -> World:
+    def with_shards(self, world: World, num_shards: int | None = None) -> World:
         """The world with this run's shards: pinned, else `num_shards` of a checkpoint, else one per rank.
 
         Raises:

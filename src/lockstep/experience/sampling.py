@@ -20,33 +20,25 @@ class Categorical:
         self.num_parameters = action.sizes[0]
 
     def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Gumbel noise [*shape, A]."""
+        """Gumbel noise [*shape, P]."""
         return gumbel(generator, (*shape, self.num_parameters))
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """argmax(logits + Gumbel noise) is a draw from softmax(logits) (Gumbel, 1954)."""
-        return (parameters + noise).argmax(-1)
+        return self.mode(parameters + noise)
 
     def mode(self, parameters: np.ndarray) -> np.ndarray:
         """The most likely action."""
         return parameters.argmax(-1)
 
 
-class MultiCategorical:
+class MultiCategorical(Categorical):
     """Several independent choices: P = sum of their sizes. Actions are int64 [..., number of choices]."""
 
     def __init__(self, action: ActionSpec) -> None:
         self.sizes = list(action.sizes)
         self.num_parameters = sum(self.sizes)
         self._splits = list(np.cumsum(self.sizes)[:-1])
-
-    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Gumbel noise [*shape, P]."""
-        return gumbel(generator, (*shape, self.num_parameters))
-
-    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Each choice as in `Categorical`."""
-        return self.mode(parameters + noise)
 
     def mode(self, parameters: np.ndarray) -> np.ndarray:
         """The most likely choice of each."""

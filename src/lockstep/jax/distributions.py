@@ -28,7 +28,7 @@ class Categorical:
         self.num_parameters = self.sampler.num_parameters
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """Gumbel noise [*shape, A]."""
+        """Gumbel noise [*shape, P]."""
         return jax.random.gumbel(key, (*shape, self.num_parameters), jnp.float32)
 
     def sample(self, params: Params, parameters: Array, noise: Array) -> Array:
@@ -46,20 +46,12 @@ class Categorical:
         return _of_choice(parameters, action)
 
 
-class MultiCategorical:
+class MultiCategorical(Categorical):
     """Several independent choices: P = sum of their sizes. Actions are integers [N, number of choices]."""
 
     def __init__(self, action: ActionSpec) -> None:
         self.sampler = sampling.MultiCategorical(action)
         self.sizes, self.num_parameters = self.sampler.sizes, self.sampler.num_parameters
-
-    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """Gumbel noise [*shape, P]."""
-        return jax.random.gumbel(key, (*shape, self.num_parameters), jnp.float32)
-
-    def sample(self, params: Params, parameters: Array, noise: Array) -> Array:
-        """Each choice as in `Categorical`."""
-        return self.mode(params, parameters + noise)
 
     def mode(self, params: Params, parameters: Array) -> Array:
         """The most likely choice of each, int32."""

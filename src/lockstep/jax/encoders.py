@@ -300,6 +300,5 @@ def _convolution(params: Params, name: str, x: Array, stride: int, padding: str)
 
 
 def _max_pool(x: Array) -> Array:
-    """Max pooling, 3 by 3, stride 2, padding 1."""
     lowest = np.array(-np.inf, x.dtype)  # a numpy constant, which JAX needs to know the gradient
     return lax.reduce_window(x, lowest, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), [(0, 0), (0, 0), (1, 1), (1, 1)])

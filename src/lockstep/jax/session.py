@@ -104,7 +104,6 @@ class Session(BaseSession[Run, Comm, AnyPolicy, Learner]):
 
 
 def _copy(tensor: np.ndarray | Array, device: Any) -> np.ndarray:
-    """The copy on a local device."""
     if isinstance(tensor, Array):  # `addressable_data` would return the first device's copy of a replicated array
         return np.asarray(next(part.data for part in tensor.addressable_shards if part.device == device))
     return tensor

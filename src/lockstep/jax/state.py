@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from lockstep.jax.comm import Comm
+from lockstep.session.run_state import ShardStates
 
 
-class Learner(Protocol):
+class Learner(ShardStates, Protocol):
     """The persistent state of an algorithm."""
 
     @property
@@ -26,14 +27,6 @@ class Learner(Protocol):
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Load what `shared_arrays` returned, into the policy's parameters too."""
-        ...
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """Persistent state of local shard number `k`: random streams, accumulators; plain values and numpy arrays."""
-        ...
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Load what `shard_state` returned for local shard number `k`."""
         ...
 
 

@@ -22,7 +22,7 @@ from lockstep.errors import ConfigError
 from lockstep.record.partial_files import modified_at
 from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import AnyRun
-from lockstep.session.resume import Resumption, go_on
+from lockstep.session.resume import Resumption, load_resumption
 from lockstep.system.files import write_atomically
 from lockstep.system.processes import TORCHRUN, identity, private_folder, torchrun_agent
 from lockstep.world import World
@@ -180,7 +180,7 @@ def warn_restart(problem: str) -> None:
 def _find_checkpoint(trained: TrainedRun, run: AnyRun) -> dict[str, Any]:
     """Find the checkpoint on rank 0, as values to broadcast."""
     try:
-        found = go_on(trained.source, run)
+        found = load_resumption(trained.source, run)
     except ConfigError as error:
         return {"error": str(error)}
     exact = str(found.exact) if found.exact is not None else None

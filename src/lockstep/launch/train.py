@@ -28,7 +28,7 @@ from lockstep.record.pending_run import PendingRun
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.session.checks import check_framework
 from lockstep.session.env_checks.before_run import check_before_run
-from lockstep.session.resume import ended, go_on, nothing_left
+from lockstep.session.resume import ended_summary, load_resumption, nothing_left
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def train(
     check_framework(run)
     run = with_absolute_paths(run)
     alone, world = world is None, world or World.from_environment()
-    if resume is not None and not joined and is_complete(go_on(Path(resume), run), world):
-        return ended(Path(resume))
+    if resume is not None and not joined and is_complete(load_resumption(Path(resume), run), world):
+        return ended_summary(Path(resume))
     if ranks is not None and ranks != 1 and alone and world.launcher == "none":
         from lockstep.launch.train_ranks import train_on_ranks
 
@@ -141,7 +141,7 @@ def _open(
     pending_run: PendingRun, run: AnyRun, world: World, resume: Path | None, launch: "_RestartableLaunch | None"
 ) -> None:
     """Make the run directory of a new run and show the first line, before a framework is loaded."""
-    found = go_on(resume, run) if resume is not None else None
+    found = load_resumption(resume, run) if resume is not None else None
     if launch is not None and launch.run_dir is not None:
         pending_run.path, found = launch.run_dir, None  # its newest checkpoint is not known yet
     elif found is not None:
@@ -208,7 +208,7 @@ class _RestartableLaunch:
         with _all_processes(self._run, self._world) as gather:
             self.earlier = find_restart(self._record, self._run, self._world, gather)
         if self.earlier is None:  # not checked before: a resumed run keeps its shards
-            self._run.minibatch_rows(self._run.cut(self._world))
+            self._run.minibatch_rows(self._run.with_shards(self._world))
         return self.earlier
 
     def begin(self, session: "AnySession", resume: Path | None) -> None:

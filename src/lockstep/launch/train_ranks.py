@@ -90,14 +90,14 @@ def train_on_ranks(
     """
     from lockstep.launch.flags import policy_source
     from lockstep.launch.world_checks import check_world
-    from lockstep.session.resume import go_on
+    from lockstep.session.resume import load_resumption
     from lockstep.world import World
 
     if ranks < 1:
         raise ConfigError(f"ranks={ranks} must be at least 1")
     run = _with_script_paths(run)
     _check(run)
-    found = None if resume is None else go_on(Path(resume), run)
+    found = None if resume is None else load_resumption(Path(resume), run)
     check_world(run, World(size=ranks), None if found is None else found.num_shards)
     source = policy_source(None if init_from is None else str(init_from))
     code, path = launch_training(

@@ -15,7 +15,7 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
 
     if may_restart_ranks(world):
         return  # a restarted run has the shards of its checkpoint, and this start may be a restart
-    shards = run.cut(world, num_shards)
+    shards = run.with_shards(world, num_shards)
     run.minibatch_rows(shards)
     from lockstep.run import Run
     from lockstep.session.checks import check_host, check_rows

@@ -63,7 +63,7 @@ class CheckpointManager:
         problem = self._open() if comm.world.rank == 0 else ""
         if problem := comm.broadcast_object(problem, tag="checkpoint"):
             raise ConfigError(problem)
-        self._writer = CheckpointWriter(self._folder, comm.world, self._gather, self._warn, num_kept)
+        self._writer = CheckpointWriter(self._folder, comm.world, comm.gather_object, self._warn, num_kept)
 
     def __enter__(self) -> Self:
         return self
@@ -166,15 +166,11 @@ class CheckpointManager:
             return ""
         return ""
 
-    def _gather(self, value: Any, tag: str) -> list[Any]:
-        return self._comm.gather_object(value, tag)
-
     def _warn(self, text: str) -> None:
         if self._comm.world.rank == 0:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def _pack(self, value: Any, place: str) -> Any:
-        """Convert a state to the tree that checkpoints store."""
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value).items()
             if all(isinstance(key, str) and not key.startswith("__") for key, _ in items):
@@ -210,7 +206,6 @@ class CheckpointManager:
 
 
 def _collect(value: Any, place: str, arrays: dict[str, np.ndarray]) -> None:
-    """Collect the arrays of a tree by their place in it."""
     if isinstance(value, np.ndarray):
         arrays[place] = value
     elif isinstance(value, dict):

@@ -133,5 +133,4 @@ class Checkpoints:
         self._writer.take(manifest, {**self._state.shared(), "elapsed_s": elapsed_s}, self._state.shards())
 
     def _heartbeat(self) -> None:
-        """Signal the watch that this rank is alive."""
         self._timers.enter(CHECKPOINT)

@@ -69,11 +69,11 @@ def prepare(path: Path, changes: Mapping[str, Any]) -> Resumption:
     """
     run_dir, _ = _place(path)
     run = load(run_dir / RUN_FILE)
-    return go_on(path, override(run, changes) if changes else run)
+    return load_resumption(path, override(run, changes) if changes else run)
 
 
-def go_on(path: Path, run: AnyRun) -> Resumption:
-    """As `prepare`, for the complete config."""
+def load_resumption(path: Path, run: AnyRun) -> Resumption:
+    """As `prepare`, for the complete config; writes nothing."""
     run_dir, exact = _place(path)
     manifest, notes = _newest(run_dir, exact)
     if manifest is None:
@@ -141,7 +141,7 @@ def nothing_left(found: Resumption) -> str | None:
     )
 
 
-def ended(path: Path) -> dict[str, Any]:
+def ended_summary(path: Path) -> dict[str, Any]:
     """The summary of a run that has ended."""
     return _summary(_place(path)[0])
 

@@ -14,7 +14,19 @@ from lockstep.record.progress import Progress
 from lockstep.world import World, block
 
 
-class Learner(Protocol):
+class ShardStates(Protocol):
+    """State that each shard has alone."""
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """State of local shard `k` alone: random streams, accumulators. Plain values and numpy arrays."""
+        ...
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Restore local shard `k` from its `shard_state`."""
+        ...
+
+
+class Learner(ShardStates, Protocol):
     """The state of an algorithm, as each backend adapts it."""
 
     def proof(self) -> Mapping[str, Any]:
@@ -30,14 +42,6 @@ class Learner(Protocol):
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore the result of `shared_arrays`."""
-        ...
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """State of local shard `k` alone: random streams, accumulators. Plain values and numpy arrays."""
-        ...
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k` from its `shard_state`."""
         ...
 
 

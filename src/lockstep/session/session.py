@@ -35,7 +35,7 @@ from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.session.checkpoints import Checkpoints
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
-from lockstep.session.resume import Resumption, go_on
+from lockstep.session.resume import Resumption, load_resumption
 from lockstep.session.run_state import RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
 from lockstep.world import World
@@ -84,12 +84,12 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         resume: Path | Resumption | None = None,
         joined: bool = False,
     ) -> None:
-        self._resumed = resumed = go_on(resume, run) if isinstance(resume, Path) else resume
+        self._resumed = resumed = load_resumption(resume, run) if isinstance(resume, Path) else resume
         self._pending_run = PendingRun.resolve(run_dir, joined, resumed.run_dir if resumed is not None else None)
         self._init_from = init_from if resumed is None or resumed.step is None else None
         world = world or World.from_environment()
         self.run = run
-        self.world = run.cut(world, resumed.num_shards if resumed is not None else None)
+        self.world = run.with_shards(world, resumed.num_shards if resumed is not None else None)
         self.timers = Timers()
         self._spec = env_spec(run.task, run.env) if run.task is not None else None
         self.progress = Progress(run.total_steps if isinstance(run, Run) else 1)

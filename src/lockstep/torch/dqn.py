@@ -221,7 +221,6 @@ class DQN:
     def _non_finite_error(
         self, rollouts: list[Rollout], minibatches: Sequence[Sequence[TransitionBatch]], progress: Progress
     ) -> NonFiniteError:
-        """The error that names the source of a non-finite value; *collective*."""
         reader = LossReader(self.loss, self.flat)
         batches = [[(part,) for part in parts] for parts in minibatches]
         return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)

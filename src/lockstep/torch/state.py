@@ -1,14 +1,16 @@
 """The state of a learner as tensors: compared between ranks on the device, copied to the host for checkpoints."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.session.run_state import ShardStates
 
-class Learner(Protocol):
+
+class Learner(ShardStates, Protocol):
     """The state of an algorithm."""
 
     def shared_tensors(self) -> dict[str, Tensor]:
@@ -16,14 +18,6 @@ class Learner(Protocol):
 
         Parameters, optimizer, normalizers, learning rate, sums of metrics.
         """
-        ...
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """State of local shard `k` alone: random streams, accumulators. Plain values and numpy arrays."""
-        ...
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k` from its `shard_state`."""
         ...
 
 

@@ -227,7 +227,7 @@ def test_one_thread_unless_a_step_is_worth_more(monkeypatch):
     asked = []
     monkeypatch.setattr(jax_session.hardware, "share_cores", lambda world, work: asked.append(work))
     open_comm, timers = jax_session.Jax().open, jax_session.Timers()
-    open_comm(RUN, RUN.cut(World()), timers)
+    open_comm(RUN, RUN.with_shards(World()), timers)
     open_comm(override(RUN, {"hidden": [4096, 4096], "num_shards": None}), World(), timers)
     assert asked[0] == 0, "a pinned run computes on one thread"
     assert 16e6 * 64 < asked[1] < 17e6 * 64

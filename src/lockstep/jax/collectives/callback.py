@@ -55,8 +55,6 @@ class _Buffer(Structure):
 
 
 class _Buffers(Structure):
-    """Of the arguments or of the results."""
-
     _fields_ = [
         ("size", c_size_t),
         ("extension", c_void_p),

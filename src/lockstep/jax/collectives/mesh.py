@@ -173,24 +173,6 @@ def _digest(array: np.ndarray) -> list[str]:
     return [agreement.dtype_and_shape(str(array.dtype), array.shape), agreement.content_digest(array.tobytes())]
 
 
-def read(tree: Tree) -> Tree:
-    """Host copies of arrays that are the same on all devices."""
-    return jax.tree.map(_read, tree)
-
-
-def local(tree: Tree) -> Tree:
-    """The arrays on the first device of this process, without a copy."""
-    return jax.tree.map(_local, tree)
-
-
 def flat(tree: Tree) -> tuple[list[Any], Any]:
     """Leaves and structure of a pytree, typed."""
     return cast(Any, jax.tree.flatten(tree))
-
-
-def _read(leaf: Array) -> np.ndarray:
-    return np.array(_local(leaf))
-
-
-def _local(leaf: Array) -> Array:
-    return leaf.addressable_data(0)

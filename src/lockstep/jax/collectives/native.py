@@ -121,10 +121,10 @@ def library() -> ctypes.CDLL | None:
     """The C code, compiled on first use and cached per user; None without a compiler or a private folder."""
     if not ordered():
         return None
-    map_shards = LAYOUT | {"PHASE": PHASE, "SINCE_NS": SINCE_NS, "SYNC": SYNC, "WAIT": WAIT, "DEPTH": _DEPTH}
-    map_shards |= {"API_MAJOR": API[0], "API_MINOR": API[1], "MOST_USES": _MAX_SUMS}
+    definitions = LAYOUT | {"PHASE": PHASE, "SINCE_NS": SINCE_NS, "SYNC": SYNC, "WAIT": WAIT, "DEPTH": _DEPTH}
+    definitions |= {"API_MAJOR": API[0], "API_MINOR": API[1], "MOST_USES": _MAX_SUMS}
     command = [*shlex.split(os.environ.get("CC") or "cc"), "-O3", "-shared", "-fPIC"]
-    command += [f"-D{name}={value}" for name, value in map_shards.items()]
+    command += [f"-D{name}={value}" for name, value in definitions.items()]
     version = hashlib.sha256(_SOURCE.read_bytes() + repr(command).encode()).hexdigest()[:16]
     try:
         path = private_folder() / f"exchange-{version}.so"

@@ -230,7 +230,6 @@ def _world_under_torchrun(world: World) -> World:
 
 
 def _own_address(world: World) -> str:
-    """The address at which other processes reach this one."""
     if not several_hosts(world):
         return "127.0.0.1"
     return towards(world.address.split(",")[0], world.port)

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,26 +20,6 @@ Tree = Any
 Function = Callable[[Tree, Tree], tuple[Tree, Tree]]
 Exchange = Callable[[np.ndarray, np.ndarray], None]
 _NETWORK_ERRORS = ("Gloo", "gloo", "NCCL", "nccl", "ollective", "imed out", "DEADLINE_EXCEEDED")
-
-
-class Transport(Protocol):
-    """The collectives that `Comm` uses inside compiled code."""
-
-    def compiled(self, function: Function, *, donate: bool) -> Function:
-        """Compile a function of replicated arrays and this device's slots, for every device."""
-        ...
-
-    def index(self) -> Array:
-        """The index of the executing device among all devices, int32."""
-        ...
-
-    def gather(self, flat: Array, tag: str) -> Array:
-        """The arrays [n] of all devices, [devices, n]."""
-        ...
-
-    def sum_slots(self, rows: Array, tag: str) -> Array:
-        """The sum [n] along the shard tree of one row per slot [num_slots, n]."""
-        ...
 
 
 class SingleDevice:
@@ -148,7 +128,7 @@ class ProcessTransport:
                 raise
             finally:
                 for collective in self._calls:
-                    self._processes.num_messages[collective.tag] += collective.take_native_calls()
+                    self._processes.num_messages[collective.tag] += collective.callback.take_native_calls()
 
         return call
 
@@ -165,7 +145,7 @@ class ProcessTransport:
         def exchange(value: np.ndarray, out: np.ndarray) -> None:
             np.copyto(out, self._processes.gather(value.reshape(-1), unique_tag).reshape(out.shape))
 
-        return self._call(exchange, unique_tag)(own, (len(self._device_map.shards), *flat.shape))
+        return self._call(exchange, unique_tag).callback(own, (len(self._device_map.shards), *flat.shape))
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
         """One message per process, with the sums of its complete subtrees."""
@@ -175,7 +155,8 @@ class ProcessTransport:
             every = self._local.gather(rows.reshape(-1), tag).reshape(-1, *rows.shape)
             own_shards = enumerate(self._device_map.own_shards)
             known = jnp.concatenate([every[device, : len(shards)] for device, shards in own_shards])
-        parts = lax.optimization_barrier(jnp.stack(owned_sums(self._shards, self._device_map.num_shards, known)))
+        leaves, nodes = _leaves(self._shards, known), owned_nodes(self._shards, self._device_map.num_shards)
+        parts = lax.optimization_barrier(jnp.stack([tree_sum(leaves, node, jnp.add) for node in nodes]))
         unique_tag = self._unique_tag(tag)
 
         def exchange(value: np.ndarray, out: np.ndarray) -> None:
@@ -184,7 +165,7 @@ class ProcessTransport:
         call = self._call(exchange, unique_tag)
         if self._local is None and parts.dtype == jnp.float32:
             call.use_native(self._processes, parts[0].size)
-        return call(parts, rows.shape[1:])
+        return call.callback(parts, rows.shape[1:])
 
     def _unique_tag(self, tag: str) -> str:
         self._tag_counts[tag] += 1
@@ -206,6 +187,9 @@ class CollectiveCall:
         exchange: fills the output of the process from its input.
         tag: its name.
         count: devices of the process.
+
+    Attributes:
+        callback: the operation in compiled code.
     """
 
     def __init__(self, exchange: Exchange, tag: str, count: int) -> None:
@@ -214,27 +198,19 @@ class CollectiveCall:
         self._count = count
         self._ready = threading.Condition()
         self._waiting: list[np.ndarray] = []
-        self._callback = Callback("exchange", exchange if count == 1 else self._exchange_once)
+        self.callback = Callback("exchange", exchange if count == 1 else self._exchange_once)
         self._failure: BaseException | None = None
 
     @property
     def error(self) -> BaseException | None:
         """The exception that the exchange raised, if any."""
-        return self._failure or self._callback.error
+        return self._failure or self.callback.error
 
     def use_native(self, processes: Processes, length: int) -> None:
         """Use the C implementation of a sum of `length` numbers where it is available; for one device only."""
         in_c = processes.native_sum(length, self.tag)
         if in_c is not None:
-            self._callback.use_native(*in_c)
-
-    def take_native_calls(self) -> int:
-        """The number of exchanges made in C since the last call."""
-        return self._callback.take_native_calls()
-
-    def __call__(self, value: Array, shape: tuple[int, ...]) -> Array:
-        """The output [*shape]; inside compiled code."""
-        return self._callback(value, shape)
+            self.callback.use_native(*in_c)
 
     def _exchange_once(self, value: np.ndarray, out: np.ndarray) -> None:
         with self._ready:
@@ -262,10 +238,8 @@ def block_until_ready(outputs: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     return cast("tuple[Tree, Tree]", jax.block_until_ready(outputs))
 
 
-def owned_sums(shards: range, num_shards: int, rows: Array) -> list[Array]:
-    """The sum at each tree node that `shards` own completely, from one row per shard."""
-    leaves = _leaves(shards, rows)
-    return [tree_sum(leaves, node, jnp.add) for node in owned_nodes(shards, num_shards)]
+Transport = SingleDevice | MeshTransport | ProcessTransport
+"""The collectives that `Comm` uses inside compiled code."""
 
 
 def _compile_for_device(function: Function, device: Any, *, donate: bool) -> Function:
@@ -291,7 +265,6 @@ def _attribute_failures(compiled: Function, processes: Processes, function: Func
 
 
 def _sum_nodes(known: Sequence[Mapping[Node, Array]], num_shards: int) -> Array:
-    """The sum over all shards, from the sums at the tree nodes that each device owns."""
     values = {node: value for sums in known for node, value in sums.items()}
     return tree_sum(values, (0, num_shards), jnp.add)
 

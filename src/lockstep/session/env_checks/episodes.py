@@ -103,7 +103,6 @@ def check_episodes(driver: EnvDriver, another: Callable[[], EnvDriver], limits: 
 
 
 def _check_seeds(driver: EnvDriver, first: Any) -> None:
-    """Check that `reset` uses its seed."""
     report = driver.report
     firsts = [first]
     while len(firsts) < len(SEEDS) and _same(firsts[-1], first) and report.finite:
@@ -126,7 +125,6 @@ def _check_seeds(driver: EnvDriver, first: Any) -> None:
 
 
 def _check_repeatable(driver: EnvDriver) -> None:
-    """Check that the same seed and actions give the same episode."""
     report = driver.report
     if any("two different first observations" in warning for warning in report.warnings):
         return
@@ -139,7 +137,6 @@ def _check_repeatable(driver: EnvDriver) -> None:
 
 
 def _check_state(driver: EnvDriver, another: Callable[[], EnvDriver]) -> None:
-    """Check that `restore` reproduces what follows after `state`."""
     report = driver.report
     report.savable = driver.can_save()
     if not report.savable:
@@ -174,7 +171,6 @@ def _check_state(driver: EnvDriver, another: Callable[[], EnvDriver]) -> None:
 
 
 def _check_episode_ends(driver: EnvDriver, most: int, deadline: float) -> None:
-    """Check that episodes end."""
     generator = np.random.default_rng(2)
     driver.reset(SEEDS[0])
     steps, ends = 0, 0

@@ -54,7 +54,6 @@ def check_single(
 
 
 def _check_support(env: Env, task: str, report: Report) -> None:
-    """Check that networks and policies support the spaces."""
     try:
         _, size = action_spec(env.action_space, task), observation_size(env.observation_space, task)
     except ConfigError as error:

@@ -115,7 +115,6 @@ def _check_vector_class(cls: type, task: str, config: EnvConfig, report: Report,
 
 
 def _check_gymnasium(create: Callable[[], Any], limit: int | None, task: str, report: Report, limits: Limits) -> None:
-    """Check a vector environment of Gymnasium."""
     env = report.call("__init__", create)
     try:
         check_spaces(env, report, "single_")
@@ -129,7 +128,6 @@ def _check_gymnasium(create: Callable[[], Any], limit: int | None, task: str, re
 
 
 def _check_protocol(create: Callable[[], VectorEnv], report: Report, limits: Limits) -> None:
-    """Check environments that follow `VectorEnv`."""
     env = create()
     try:
         report.facts += describe_spec(env.spec)

@@ -231,5 +231,4 @@ def _as_flags(flags: Any) -> Any:
 
 
 def _env_seed(seed: int, index: int) -> int:
-    """The seed of environment `index` in a batch."""
     return (seed + 7919 * index) & 0x7FFFFFFF

@@ -81,7 +81,6 @@ def export_acting(policy: Policy | QPolicy, observations: RunningMoments | None,
 def _compare(
     policy: Policy | QPolicy, observations: RunningMoments | None, path: Path, run: Callable[[Arrays], Arrays]
 ) -> Exported:
-    """Compare the outputs of the file with those of the policy in an evaluation."""
     observation = _random(policy, observations, _ROWS)
     normalized = observation if observations is None else observations.normalize(observation)
     with torch.inference_mode():

@@ -93,7 +93,6 @@ def _metadata(policy: ScoringPolicy) -> dict[str, Any]:
 
 
 def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
-    """Raise `ConfigError` if the data was prepared with other features than those of the policy."""
     spec = policy.policy_spec
     of_policy = [None if features is None else features.digest for features in (spec.state, spec.action)]
     features_of_data = (dataset.state_features, dataset.action_features)
@@ -105,7 +104,6 @@ def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
 
 
 def _compare(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable[[Arrays], Arrays]) -> Exported:
-    """Compare the file's scores of raw rows with the policy's scores of the same rows after preparation."""
     raw = dataset.check_rows()
     rows, inputs = raw["row"], _inputs("state", raw["state_value"])
     if policy.action is not None:

@@ -64,7 +64,6 @@ def run_onnx(path: Path, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[A
 
 
 def _name_axes(model: Any, axes: Mapping[str, str]) -> None:
-    """Replace torch's symbols of dynamic axes by their names."""
     graph = model.graph
     symbols = {value.type.tensor_type.shape.dim[0].dim_param: axes[value.name] for value in graph.input}
     for value in (*graph.input, *graph.output, *graph.value_info):

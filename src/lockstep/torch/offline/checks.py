@@ -54,7 +54,6 @@ def _check_candidates(config: LoggedConfig, dataset: Dataset) -> None:
 
 
 def _check_rewards(config: OfflineDQNConfig, dataset: Dataset) -> None:
-    """Refuse rewards outside [0, 1] for `loss=bce`."""
     if config.loss != "bce":
         return
     for part in _chunks(dataset):
@@ -94,7 +93,6 @@ def _num_unknown(dataset: Dataset, part: slice) -> int:
 
 
 def _boost(config: OfflineDQNConfig, dataset: Dataset, part: slice) -> NDArray[np.float32] | float:
-    """The `reward_boost` of some rows."""
     if not config.reward_boost:
         return 0.0
     boost = np.array([config.reward_boost.get(name, 0.0) for name in dataset.info.actions], np.float32)

@@ -117,7 +117,6 @@ class OfflineDQN:
         return extra[: extra_sums.shape[1]]
 
     def _batches(self, rows: Rows) -> tuple[LoggedBatch, LoggedBatch]:
-        """The arguments of `loss`."""
         batch = LoggedBatch.of(rows, self.comm.device)
         if self.heads is None or self.config.n_step == 1:
             return batch, batch

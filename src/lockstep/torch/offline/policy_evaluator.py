@@ -122,5 +122,4 @@ class PolicyEvaluator:
 
 
 def _predicted(x: Floats) -> Predicted:
-    """From [N, 4, C]."""
     return Predicted(reward=x[:, 0], policy_reward=x[:, 1], q=x[:, 2], value=x[:, 3])

@@ -55,8 +55,6 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Names of states and actions in the log."""
-
     states: list[str]
     """Feature ids of an observation."""
     actions: list[Any] | None
@@ -73,8 +71,6 @@ class _Names:
 
 @dataclass(slots=True)
 class _Trajectory:
-    """The current trajectory of an environment."""
-
     name: str
     length: int = 0
     total: float = 0.0

@@ -76,8 +76,6 @@ class Preprocessor(nn.Module):
 
 
 class _Group(nn.Module):
-    """The features of one type."""
-
     def __init__(self, group: Group) -> None:
         super().__init__()
         self.kind: FeatureType = group.type
