@@ -14,9 +14,9 @@ class EpisodeStats:
         self.returns, self.lengths = np.zeros(0), np.zeros(0)
 
     def update(self, reward: np.ndarray, ended: np.ndarray, weight: np.ndarray) -> None:
-        """Take in a rollout [T, B]; `returns` and `lengths` [episodes] are those that ended in it.
+        """Add a rollout [T, B]; `returns` and `lengths` [episodes] are those of the episodes that ended in it.
 
-        A reward that is not finite counts 0, or no later episode of its environment would have a return.
+        A reward that is not finite counts 0, or no later episode of its environment would have a finite return.
         """
         summed = np.cumsum(np.where(np.isfinite(reward), reward, 0), 0, dtype=np.float64) + self._return
         counted = np.cumsum(weight, 0, dtype=np.float64) + self._length

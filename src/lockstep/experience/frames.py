@@ -24,8 +24,8 @@ class Frames:
         spec: of the environments.
         num_envs: B.
         num_rows: R.
-        path: a file to keep the rows in, mapped into memory. It is made anew, its space is reserved, and it is gone
-            when the process ends.
+        path: a file for the rows, mapped into memory. It is created, its space is reserved, and it is removed when the
+            process ends.
 
     Raises:
         ConfigError: the file cannot be made, or its disk is too full.
@@ -128,7 +128,7 @@ def ring_rows(spec: EnvSpec, num_envs: int, capacity: int, n_step: int) -> int:
 
 
 def observation_bytes(spec: EnvSpec, num_rows: int) -> int:
-    """What rows of observations take."""
+    """Memory of rows of observations."""
     return num_rows * math.prod(_row_shape(spec)) * np.dtype(spec.observation_dtype).itemsize
 
 
@@ -143,8 +143,8 @@ def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarr
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w+b") as file:
-            path.unlink()  # the space is given back when the process ends, however it ends
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is told now, not by a signal in mid-training
+            path.unlink()  # the space is freed when the process ends, however it ends
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error now, not a signal in mid-training
             return np.asarray(np.memmap(file, kind, "r+", shape=shape))
     except OSError as error:
         raise ConfigError(

@@ -43,7 +43,7 @@ class RunningMoments:
 
     @property
     def num_sums(self) -> int:
-        """Length of what `sums` returns."""
+        """Length of the result of `sums`."""
         return 1 + 2 * len(self.mean)
 
     def sums(self, rows: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ class Transitions:
     probability: np.ndarray
     """[N] float64, with which each was drawn among the transitions of this shard."""
     index: np.ndarray
-    """[N] int64, names them for `update_priorities`; good until the next step is added."""
+    """[N] int64, names them for `update_priorities`; valid until the next step is added."""
 
 
 class Replay:
@@ -63,8 +63,8 @@ class Replay:
         prioritized: draw by TD error.
         priority_exponent: alpha; 0 draws uniformly.
         priority_eps: eps.
-        path: a file to keep observations in, mapped into memory. It is made anew, its space is reserved, and it is
-            gone when the process ends.
+        path: a file for the observations, mapped into memory. It is created, its space is reserved, and it is removed
+            when the process ends.
 
     Raises:
         ConfigError: the file cannot be made, or its disk is too full.
@@ -104,11 +104,11 @@ class Replay:
         """Transitions that can be sampled."""
 
     def ready(self, rows: int) -> bool:
-        """Whether there are at least so many transitions; a local fact."""
+        """Whether there are at least so many transitions; local."""
         return self.size >= max(rows, 1)
 
     def begin(self, observation: np.ndarray) -> None:
-        """Start new episodes everywhere, with first observations [B, *O]; what ran counts as truncated where it is."""
+        """Start new episodes everywhere, with first observations [B, *O]; episodes in progress count as truncated."""
         frames = self._frames
         last = frames.index(frames.env, 1)
         self._kind[last[self._kind[last] == _GOES_ON]] = _TRUNCATED
@@ -126,16 +126,16 @@ class Replay:
         observation: np.ndarray,
         final: np.ndarray | None,
     ) -> None:
-        """Keep one step of all environments: the actions [B] or [B, D], and what `VectorEnv.step` returned to them."""
+        """Add one step of all environments: the actions [B] or [B, D], and the result of `VectorEnv.step`."""
         last = None
         if self._same_step and (rows := np.flatnonzero(truncated & ~terminated)).size:
             if final is None:
-                raise ValueError("an episode was truncated, and its final observation is not told")
+                raise ValueError("an episode was truncated, and its final observation is not given")
             last = rows, final[rows]
         self._add(action, reward, (terminated, truncated), observation, last)
 
     def extend(self, rollout: Rollout) -> None:
-        """Keep the T steps of a rollout. One that does not begin where the last one ended begins new episodes."""
+        """Add the T steps of a rollout. One that does not begin where the last one ended begins new episodes."""
         over = rollout.weight[0] == 0
         if not self._frames.newest_is(rollout.observation[0]) or (over != self._over).any():
             self.begin(rollout.observation[0])

@@ -114,7 +114,7 @@ class DQN:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        (faults, not_ready, size), totals = self._store(rollouts, extra_sums)
+        (faults, not_ready, size), totals = self._shards.extend(rollouts, extra_sums)
         if faults and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, [], progress)
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
@@ -128,7 +128,7 @@ class DQN:
             self.comm.timers.enter(LEARN)  # a heartbeat: many steps may be due
             drawn = self._shards.sample()
             noise = self._draw_noise()
-            weights = self._shards.weights(drawn, int(size), progress.fraction)
+            weights = self._shards.weights(drawn, size, progress.fraction)
             parts = [Part(TransitionBatch.of(*pair), *noise) for pair in zip(drawn, weights, strict=True)]
             self._learn(parts, drawn)
             if self._stop_on_non_finite:
@@ -146,17 +146,6 @@ class DQN:
             self.metrics.add(("optim/skipped",), sums[-1:], due)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
-
-    def _store(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
-        """Add the rollouts to the replay buffers; one message.
-
-        Returns:
-            Over all shards: the number with a non-finite rollout, the number whose replay is not ready, the number of
-            transitions; and the sums of `extra_sums`.
-        """
-        statistics = self._shards.extend(rollouts)
-        total = self.comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "facts")
-        return total[:3].tolist(), total[3:]
 
     def _learn(self, parts: Sequence[Part], drawn: Sequence[Transitions]) -> None:
         """Take one gradient step on a minibatch, of which every local shard sampled its part."""

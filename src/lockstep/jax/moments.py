@@ -1,7 +1,7 @@
 """Running moments on the device: `lockstep.experience.normalize` as pure functions in float32.
 
-Each number that is kept between updates is two of float32, a number and what its rounding left out: counts go beyond
-2^24, and late updates move a mean by less than its last digit.
+Each number that is kept between updates is a pair of float32, the number and its rounding error: counts exceed 2^24,
+and late updates change a mean by less than its last digit.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from lockstep.experience.normalize import EPS, LIMIT, RunningMoments, batch_mome
 
 
 class Moments(NamedTuple):
-    """Number of rows seen [1], mean [F] and variance [F]; and what float32 leaves out of them."""
+    """Number of rows seen [1], mean [F] and variance [F]; and the rounding error of each."""
 
     seen: Array
     mean: Array
@@ -27,17 +27,17 @@ class Moments(NamedTuple):
 
     @property
     def num_sums(self) -> int:
-        """Length of what `sums` returns."""
+        """Length of the result of `sums`."""
         return 1 + 2 * len(self.mean)
 
     def sums(self, rows: Array) -> Array:
-        """What one shard adds: number, sum and sum of squares of `rows` [N, F], relative to the mean so far."""
+        """Sums of one shard: number, sum and sum of squares of `rows` [N, F], relative to the mean so far."""
         centred = (rows - self.mean[None]) - self.mean_rest[None]
         count = jnp.full(1, len(rows), jnp.float32)
         return jnp.concatenate([count, centred.sum(0), jnp.square(centred).sum(0)])
 
     def update(self, sums: Array) -> "Moments":
-        """With the sums of all shards (Chan, Golub and LeVeque, 1979)."""
+        """The moments after an update with the sums of all shards (Chan, Golub and LeVeque, 1979)."""
         weight, shift, inner = batch_moments(sums, jnp)
         seen, seen_rest = _sum(self.seen, self.seen_rest, weight)
         old, new = self.seen / seen, weight / seen
@@ -48,7 +48,7 @@ class Moments(NamedTuple):
         return Moments(seen, mean, variance, seen_rest, mean_rest, variance_rest)
 
     def normalize(self, rows: Array) -> Array:
-        """(x - mean) / deviation within 10 deviations, of rows [..., F]; as they are before the first update."""
+        """(x - mean) / deviation within 10 deviations, of rows [..., F]; unchanged before the first update."""
         scale = 1.0 / jnp.sqrt(self.variance + EPS)
         mean, scale = (jnp.broadcast_to(x, rows.shape) for x in (self.mean, scale))
         return jnp.where(self.seen[0] > 0, jnp.clip((rows - mean) * scale, -LIMIT, LIMIT), rows)
@@ -60,16 +60,16 @@ class Moments(NamedTuple):
 
 
 def merged(normalizers: Mapping[str, Moments], sums: Array, finite: Array) -> tuple[dict[str, Moments], Array]:
-    """All normalizers with the sums of all shards, one after another.
+    """Update all normalizers with the sums of all shards.
 
     Args:
         normalizers: by name.
-        sums: what `sums` of each gives, added up over all shards.
-        finite: whether anything may be taken in.
+        sums: the results of `sums`, one after another, summed over all shards.
+        finite: False leaves all normalizers unchanged.
 
     Returns:
-        Those that all are to have from now on; and the first number, counted through all of them, whose moments would
-        not be finite: then nothing is taken in. -1 where all are.
+        The normalizers; and the index, over the columns of all of them, of the first column whose moments would not be
+        finite, in which case none is changed. -1 if all are finite.
     """
     place, after, healthy = 0, dict[str, Moments](), list[Array]()
     for name, held in normalizers.items():
@@ -85,7 +85,7 @@ def merged(normalizers: Mapping[str, Moments], sums: Array, finite: Array) -> tu
 
 
 def read(moments: RunningMoments) -> Moments:
-    """What the host holds in float64."""
+    """The moments of the host, which are float64."""
     held = list(moments.state().values())
     columns = [array.astype(np.float32) for array in held]
     columns += [(array - column).astype(np.float32) for array, column in zip(held, columns, strict=True)]
@@ -93,15 +93,15 @@ def read(moments: RunningMoments) -> Moments:
 
 
 def write(found: Moments, moments: RunningMoments) -> None:
-    """Take what a device came to for the host, which saves it and evaluates with it."""
+    """Copy the moments of a device to the host, which saves them and evaluates with them."""
     wide = [np.asarray(column, np.float64) for column in found]
     together = (column + rest for column, rest in zip(wide[:3], wide[3:], strict=True))
     moments.restore(dict(zip(moments.state(), together, strict=True)))
 
 
 def _sum(high: Array, low: Array, more: Array) -> tuple[Array, Array]:
-    """The sum of all three, as a float32 number and what its rounding left out (Knuth's and Dekker's sums)."""
-    # The compiler must not fuse the product that `more` is into the additions, nor shorten them.
+    """The sum of all three, as a float32 number and its rounding error (Knuth's and Dekker's sums)."""
+    # The compiler must neither fuse the product in `more` into the additions nor simplify them.
     more = jax.lax.optimization_barrier(more)
     total = jax.lax.optimization_barrier(high + more)
     part = jax.lax.optimization_barrier(total - high)

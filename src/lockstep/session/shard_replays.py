@@ -42,24 +42,33 @@ class ShardReplays:
         world = comm.world
         assert isinstance(config, DQNConfig)
         self._config = config
-        self._num_shards = world.num_shards
+        self._comm = comm
         self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
         self.replays = make_replays(run, spec, comm)
         self.streams = [stream(run.seed, "replay", shard) for shard in world.shards]
         self.counters = np.array([0.0, config.learning_starts, 0.0])
 
-    def extend(self, rollouts: Sequence[Rollout]) -> np.ndarray:
-        """Add each shard's rollout to its buffer, unless it has a non-finite value.
+    def extend(
+        self, rollouts: Sequence[Rollout], extra_sums: np.ndarray
+    ) -> tuple[tuple[float, float, int], np.ndarray]:
+        """Add each shard's rollout to its buffer, unless it has a non-finite value; *collective*, one message.
+
+        Args:
+            rollouts: one for each local shard.
+            extra_sums: [K, M] numbers to sum over all shards in the same message.
 
         Returns:
-            [K, 3]: whether it has one, whether its buffer has too few transitions to draw, number of transitions.
+            Over all shards: how many rollouts have a non-finite value, how many buffers cannot be drawn from yet, how
+            many transitions there are; and the sums of `extra_sums` [M].
         """
         statistics = np.zeros((len(rollouts), 3))
         for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
             if rollout.fault is None:
                 replay.extend(rollout)
             statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
-        return statistics
+        total = self._comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "facts")
+        faults, unready, size = total[:3].tolist()
+        return (faults, unready, int(size)), total[3:]
 
     def due(self, env_steps: int, new_steps: int, updates_per_step: float, *, ready: bool) -> int:
         """Gradient steps to take after a rollout of `new_steps`, from numbers that are equal on all ranks."""
@@ -84,7 +93,7 @@ class ShardReplays:
             size: transitions in the buffers of all shards.
             fraction: of the run that is completed.
         """
-        probabilities = [part.probability / self._num_shards for part in drawn]
+        probabilities = [part.probability / self._comm.world.num_shards for part in drawn]
         return [importance_weights(self._config, probability, size, fraction) for probability in probabilities]
 
     def shard_state(self, k: int) -> dict[str, Any]:

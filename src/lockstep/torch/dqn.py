@@ -99,7 +99,7 @@ class DQN:
         """
         c = self.config
         progress = progress or Progress(1)
-        (faults, unready, size), totals = self._extend(rollouts, extra_sums)
+        (faults, unready, size), totals = self._shards.extend(rollouts, extra_sums)
         if faults and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         if c.learning_rate_schedule == "linear":
@@ -111,7 +111,7 @@ class DQN:
         for _ in range(due):
             self.comm.timers.enter(LEARN)  # heartbeat
             drawn = self._shards.sample()
-            weights = self._shards.weights(drawn, int(size), progress.fraction)
+            weights = self._shards.weights(drawn, size, progress.fraction)
             parts = [TransitionBatch.of(*pair, self.comm.device) for pair in zip(drawn, weights, strict=True)]
             sums += self._step(parts, drawn)
             if self._stop_on_non_finite:
@@ -128,17 +128,6 @@ class DQN:
             self.metrics.add(("optim/skipped",), sums[-1:], due)
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
-
-    def _extend(self, rollouts: list[Rollout], extra_sums: np.ndarray) -> tuple[list[float], np.ndarray]:
-        """Add the rollouts to the replay buffers; one message.
-
-        Returns:
-            Over all shards: how many have a non-finite value, how many cannot draw yet, number of transitions; and the
-            sums of `extra_sums`.
-        """
-        statistics = self._shards.extend(rollouts)
-        total = self.comm.sum_shards(torch.from_numpy(np.concatenate([statistics, extra_sums], 1)), "facts")
-        return cast("list[float]", total[:3].tolist()), total[3:].numpy()
 
     def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.

@@ -83,8 +83,3 @@ def categorical_projection(probability: Tensor, reward: Tensor, discount: Tensor
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """-sum_j target_j log softmax(logits)_j, of [N, Z] each: the loss of C51 (Bellemare et al., 2017), [N]."""
     return -(target * logits.log_softmax(-1)).sum(-1)
-
-
-def binary(logits: Tensor, target: Tensor) -> Tensor:
-    """-y log p - (1 - y) log(1 - p), p = sigmoid(logits)."""
-    return F.binary_cross_entropy_with_logits(logits, target, reduction="none")

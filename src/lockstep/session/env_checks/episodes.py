@@ -2,13 +2,15 @@
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
+from lockstep.envs import wrapper_state
 from lockstep.envs.spec import ActionSpec
 from lockstep.record.checkpoint import check_state as check_serializable
 from lockstep.record.checkpoint import snapshot
@@ -40,42 +42,50 @@ class Outcome(NamedTuple):
     """[B] whether the environment's episode ended; it has been reset."""
 
 
-class EnvDriver(Protocol):
-    """Drives environments of any kind and checks every returned value."""
+class EnvDriver(ABC):
+    """Drives environments of any kind and checks every returned value.
 
-    report: Report
-    limit: int | None
-    """Steps after which an episode is truncated, if known."""
-    vectorized: bool
+    Args:
+        env: the environments.
+        limit: steps after which an episode is truncated, if known.
+        report: receives the findings.
+    """
+
+    vectorized = True
     """Whether a reset returns the first observations of several environments."""
 
+    def __init__(self, env: Any, limit: int | None, report: Report) -> None:
+        self.report = report
+        self.limit = limit
+        self._env = env
+
+    @abstractmethod
     def reset(self, seed: int) -> Any:
-        """A copy of the first observation."""
-        ...
+        """Start new episodes; returns a copy of the first observation."""
 
+    @abstractmethod
     def act(self, generator: np.random.Generator) -> Any:
-        """A random action."""
-        ...
+        """A random action, for each environment if there are several."""
 
+    @abstractmethod
     def step(self, action: Any) -> Outcome:
         """One step."""
-        ...
 
     def can_save(self) -> bool:
-        """Whether `state` and `restore` are available."""
-        ...
+        """Whether every layer can be saved."""
+        return wrapper_state.savable(self._env)
 
     def state(self) -> dict[str, Any]:
-        """The environment's state."""
-        ...
+        """The state of all layers."""
+        return wrapper_state.save(self._env)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Load a state."""
-        ...
+        """Load the state of all layers."""
+        wrapper_state.restore(self._env, state)
 
     def close(self) -> None:
-        """Close the environment."""
-        ...
+        """Close the environments."""
+        self._env.close()
 
 
 def check_episodes(driver: EnvDriver, another: Callable[[], EnvDriver], limits: Limits) -> None:

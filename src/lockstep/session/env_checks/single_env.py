@@ -9,10 +9,9 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
-from lockstep.envs import wrapper_state
 from lockstep.envs.spaces import action_spec, image_shape, observation_size, restore_action
 from lockstep.errors import ConfigError
-from lockstep.session.env_checks.episodes import Limits, Outcome, check_episodes, random_action
+from lockstep.session.env_checks.episodes import EnvDriver, Limits, Outcome, check_episodes, random_action
 from lockstep.session.env_checks.report import Report
 from lockstep.session.env_checks.values import (
     check_flag,
@@ -78,13 +77,13 @@ def _close(env: Env, report: Report) -> None:
         report.warn(f"close raised {type(error).__name__}: {error}")
 
 
-class SingleEnvDriver:
+class SingleEnvDriver(EnvDriver):
     """Drives one environment, with same-step autoreset."""
 
     vectorized = False
 
     def __init__(self, env: Env, limit: int | None, report: Report) -> None:
-        self.report, self.limit, self._env = report, limit, env
+        super().__init__(env, limit, report)
         self._space: Any = env.observation_space
         try:
             self._action = action_spec(env.action_space, "")
@@ -129,15 +128,7 @@ class SingleEnvDriver:
         if len(half) == 1:
             lacking = "restore(state)" if half == ["state"] else "state()"
             self.report.warn(f"{half[0]} is there and {lacking} is not: both are needed to save the environment")
-        return wrapper_state.savable(self._env)
-
-    def state(self) -> dict[str, Any]:
-        """The state of all layers."""
-        return wrapper_state.save(self._env)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Load the state of all layers."""
-        wrapper_state.restore(self._env, state)
+        return super().can_save()
 
     def close(self) -> None:
         """Close it; an error is a warning."""

@@ -8,12 +8,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from lockstep.envs import wrapper_state
 from lockstep.envs.spaces import action_spec, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import can_save
 from lockstep.envs.vector import VectorEnv
-from lockstep.session.env_checks.episodes import SEEDS, Outcome, random_action
+from lockstep.session.env_checks.episodes import SEEDS, EnvDriver, Outcome, random_action
 from lockstep.session.env_checks.report import Report, describe_value
 from lockstep.session.env_checks.values import (
     as_numbers,
@@ -28,14 +27,13 @@ NUM_ENVS = 3
 """Environments per check; more than one, to detect confused rows."""
 
 
-class ProtocolDriver:
+class ProtocolDriver(EnvDriver):
     """Drives environments that follow `lockstep.envs.vector.VectorEnv`."""
-
-    vectorized = True
 
     def __init__(self, env: VectorEnv, report: Report) -> None:
         spec: EnvSpec = env.spec
-        self.report, self.limit, self._env, self._spec = report, spec.max_episode_steps, env, spec
+        super().__init__(env, spec.max_episode_steps, report)
+        self._spec = spec
         shape = (env.num_envs, *spec.observation_shape)
         low, high = (-np.inf, np.inf) if spec.image is None else (0, 255)
         self._space = spaces.Box(low, high, shape, spec.observation_dtype)
@@ -83,17 +81,11 @@ class ProtocolDriver:
 
     def state(self) -> dict[str, Any]:
         """The environments' state."""
-        env: Any = self._env
-        return env.state()
+        return self._env.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Load a state."""
-        env: Any = self._env
-        env.restore(state)
-
-    def close(self) -> None:
-        """Close them."""
-        self._env.close()
+        self._env.restore(state)
 
     def _reset(self, seeds: list[int]) -> Any:
         observation: Any = self.report.call("reset", lambda: self._env.reset(seeds))
@@ -126,13 +118,11 @@ class ProtocolDriver:
             )
 
 
-class GymnasiumVectorDriver:
+class GymnasiumVectorDriver(EnvDriver):
     """Drives a `gymnasium.vector.VectorEnv`."""
 
-    vectorized = True
-
     def __init__(self, env: Any, limit: int | None, task: str, report: Report) -> None:
-        self.report, self.limit, self._env = report, limit, env
+        super().__init__(env, limit, report)
         self._space: Any = batch_space(env.single_observation_space, env.num_envs)
         self._action = action_spec(env.single_action_space, task)
         self._restore_action = restore_action(env.single_action_space, (env.num_envs,))
@@ -165,22 +155,6 @@ class GymnasiumVectorDriver:
                 'observations before the reset into info["final_obs"], an array of num_envs rows'
             )
         return Outcome(np.array(observation), rewards, ended)
-
-    def can_save(self) -> bool:
-        """Whether every layer can be saved."""
-        return wrapper_state.savable(self._env)
-
-    def state(self) -> dict[str, Any]:
-        """The state of all layers."""
-        return wrapper_state.save(self._env)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Load the state of all layers."""
-        wrapper_state.restore(self._env, state)
-
-    def close(self) -> None:
-        """Close them."""
-        self._env.close()
 
 
 def check_modes(env: gymnasium.vector.VectorEnv[Any, Any, Any], report: Report) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -144,7 +145,10 @@ class OfflineDQN:
                 if self.heads is not None and not same:
                     choices, scores = self._next(single, with_scores=True)
             other_losses = self._other_losses(batch, single, choices, scores)
-        row, predicted = (losses.binary(q, y), q.sigmoid()) if c.loss == "bce" else (_ERROR[c.loss](y - q), q)
+        if c.loss == "bce":  # -y log p - (1 - y) log(1 - p), p = sigmoid(q)
+            row, predicted = F.binary_cross_entropy_with_logits(q, y, reduction="none"), q.sigmoid()
+        else:
+            row, predicted = _ERROR[c.loss](y - q), q
         q_metrics = [row.detach(), predicted.detach(), y, (y - predicted.detach()).abs()]
         if conservative is not None:
             row = row + c.cql_alpha * conservative
