@@ -276,7 +276,7 @@ def test_invalid_calls_raise_errors():
         replay.sample(1, stream(0, "sample"))
     replay.begin(film.reset([]))
     yes, no = np.ones(3, bool), np.zeros(3, bool)
-    with pytest.raises(ValueError, match="final observation is not told"):
+    with pytest.raises(ValueError, match="final observation is not given"):
         replay.add(np.zeros(3, int), np.zeros(3), no, yes, film.reset([]), None)
 
 
