@@ -16,7 +16,7 @@ PARAMS = {
 
 def test_they_lie_in_the_order_of_their_names():
     flat = FlatParameters(PARAMS)
-    assert flat.names == ["a", "b.bias", "b.weight"]
+    assert list(flat.shapes) == ["a", "b.bias", "b.weight"]
     assert flat.shapes == {"a": (2,), "b.bias": (1,), "b.weight": (2, 3)}
     assert flat.num_parameters == 9
     assert flat.join(PARAMS).tolist() == [10, 11, 20, 0, 1, 2, 3, 4, 5]
@@ -28,7 +28,7 @@ def test_they_come_back_as_they_were(kind):
     vector = flat.join(given)
     assert type(vector) is type(given["a"])
     back = flat.split(vector)
-    assert list(back) == flat.names
+    assert list(back) == list(flat.shapes)
     for name, value in PARAMS.items():
         assert type(back[name]) is type(vector)
         np.testing.assert_array_equal(back[name], value)
