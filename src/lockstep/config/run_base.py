@@ -63,15 +63,15 @@ class RunBase:
         Raises:
             ConfigError: there are fewer shards than ranks.
         """
-        cut, ranks = world.with_shards(self.num_shards), world.size * self.devices_per_process
-        cut = replace(cut, num_shards=self.num_shards or num_shards or ranks)
-        if cut.num_shards < ranks:
+        sharded, ranks = world.with_shards(self.num_shards), world.size * self.devices_per_process
+        sharded = replace(sharded, num_shards=self.num_shards or num_shards or ranks)
+        if sharded.num_shards < ranks:
             raise ConfigError(
-                f"num_shards={cut.num_shards} is fewer than the {ranks} ranks ({world.size} processes x "
+                f"num_shards={sharded.num_shards} is fewer than the {ranks} ranks ({world.size} processes x "
                 f"devices_per_process={self.devices_per_process}); use fewer, or --set num_shards={ranks} "
                 f"({SHARDS})"
             )
-        return cut
+        return sharded
 
     def check(self) -> None:
         """Validate the values; raises `ConfigError`."""
