@@ -124,8 +124,8 @@ class SingleEnvDriver(EnvDriver):
 
     def can_save(self) -> bool:
         """Whether every layer can be saved."""
-        kind: Any = type(self._env.unwrapped)
-        half = [name for name in ("state", "restore") if callable(getattr(kind, name, None))]
+        env: Env = self._env
+        half = [name for name in ("state", "restore") if callable(getattr(type(env.unwrapped), name, None))]
         if len(half) == 1:
             lacking = "restore(state)" if half == ["state"] else "state()"
             self.report.warn(f"{half[0]} is there and {lacking} is not: both are needed to save the environment")
