@@ -38,6 +38,11 @@ class EvaluatedRollout:
     critic: Tensor | None = None
     """[T * B, C]: the critic's own observation, normalized, if there is one."""
 
+    @property
+    def observations(self) -> tuple[Tensor, ...]:
+        """The arguments of the policy."""
+        return (self.observation,) if self.critic is None else (self.observation, self.critic)
+
 
 @dataclass(slots=True)
 class RowBatch:
@@ -69,6 +74,11 @@ class Batch(RowBatch):
     """0 for the rows of an autoreset, 1 otherwise."""
     critic: Tensor | None = None
     """The critic's own observation, if there is one."""
+
+    @property
+    def observations(self) -> tuple[Tensor, ...]:
+        """The arguments of the policy."""
+        return (self.observation,) if self.critic is None else (self.observation, self.critic)
 
     @staticmethod
     def blank(spec: EnvSpec, rows: int, device: torch.device) -> "Batch":

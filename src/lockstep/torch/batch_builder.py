@@ -74,7 +74,7 @@ class BatchBuilder:
         parameters, old_value = seen.parameters, seen.value.flatten()
         if self._precision is not None:  # as `loss` computes them, or the first ratio would not be 1
             with self._precision:
-                parameters, old_value = self._forward(seen.observation, seen.critic, self._rows)
+                parameters, old_value = self._forward(seen.observations, self._rows)
         log_prob, _ = self._policy.distribution.log_prob_and_entropy(parameters, seen.action)
         weight = seen.weight.flatten()
         return Batch(
@@ -85,7 +85,7 @@ class BatchBuilder:
         """The rollout of host environments on the device, with the policy's outputs in one pass."""
         steps, size = rollout.reward.shape
         observation = self._normalized(rollout.observation)
-        parameters, values = self._forward(observation.flatten(0, 1), None, self._forward_rows)
+        parameters, values = self._forward((observation.flatten(0, 1),), self._forward_rows)
         values = values.view(steps + 1, size)
         next_value = values[1:].clone()
         for t, envs, final in rollout.final:  # the next row is already the next episode's: bootstrap from the true one
@@ -102,11 +102,10 @@ class BatchBuilder:
             *(torch.from_numpy(column).to(self._device, torch.float32) for column in columns),
         )
 
-    def _forward(self, observation: Tensor, critic: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
+    def _forward(self, observations: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
         """Parameters and values of all rows, `rows` at a time."""
-        observations = torch.split(observation, rows)
-        critics = [None] * len(observations) if critic is None else torch.split(critic, rows)
-        parts = [self._policy(*part) for part in zip(observations, critics, strict=True)]
+        columns = (torch.split(observation, rows) for observation in observations)
+        parts = [self._policy(*part) for part in zip(*columns, strict=True)]
         parameters, value = (torch.cat(column).float() for column in zip(*parts, strict=True))
         return parameters, value
 

@@ -179,7 +179,7 @@ class PPO:
         c = self.config
         weight = batch.weight
         with self._precision:
-            parameters, value = (x.float() for x in self.policy(batch.observation, batch.critic))
+            parameters, value = (x.float() for x in self.policy(*batch.observations))
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         ratio = log_ratio.exp()
