@@ -163,8 +163,8 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
             kept["before"] = {name: p.detach().clone() for name, p in self.named_parameters()}
             kept["policy"] = self
 
-        def forward(self, observation: Any) -> Any:
-            parameters, value = super().forward(observation)
+        def forward(self, *observations: Any) -> Any:
+            parameters, value = super().forward(*observations)
             count_differentiated(value)
             return parameters, value
 
