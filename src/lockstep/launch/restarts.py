@@ -59,9 +59,7 @@ class TrainedRun:
 class StartRecord:
     """The start record of this node's launcher; its file need not exist yet.
 
-    Attributes:
-        path: the file.
-        number: index of the run in this process, from 0: a script may train several.
+    `number` is the index of the run in this process, from 0: a script may train several.
     """
 
     path: Path

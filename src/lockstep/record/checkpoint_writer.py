@@ -71,10 +71,7 @@ class CheckpointWriter:
     def take(self, manifest: Mapping[str, Any], learner: State, shards: Mapping[int, State]) -> None:
         """Copy the state and start writing it.
 
-        Args:
-            manifest: of the checkpoint, without files; has `step`. The same on all ranks.
-            learner: the state that all ranks share; written by rank 0.
-            shards: the state of each shard of this rank.
+        Manifest (without files, with `step`) and learner are the same on all ranks; `shards` are those of this rank.
         """
         assert self._writing is None
         self._manifest = dict(manifest)

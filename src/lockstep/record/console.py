@@ -18,9 +18,7 @@ _REDRAW_S = 0.1
 class Console:
     """Rank 0's output for the user. A closed pipe (`| head`) silences it, and never ends the run.
 
-    Args:
-        file: where to write. Default: the launcher's terminal (`LOCKSTEP_TERMINAL_FD`) if this rank's own output goes
-            to a log, else stdout.
+    Default file: the launcher's terminal (`LOCKSTEP_TERMINAL_FD`) if this rank's own output goes to a log, else stdout.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:

@@ -24,8 +24,8 @@ _ZSTD_LEVEL = 6
 class LogWriter:
     """Writes rows to a temporary file and renames it when complete; an error leaves nothing behind.
 
-    Args:
-        path: `.jsonl` or `.json` (also with .gz, .bz2, .zst): a row in each line; `.parquet`: maps are of the type MAP.
+    The path ends in `.jsonl` or `.json` (also with .gz, .bz2, .zst), with a row in each line, or in `.parquet`, where
+    maps are of the type MAP.
 
     Raises:
         ConfigError: the file exists, has an unsupported suffix, or cannot be created.

@@ -40,14 +40,8 @@ def open_hosts(
 ) -> tuple[Segment | None, Hosts | None]:
     """Open this host's shared memory, if it has any, and the collectives of hosts, if they apply; *collective*.
 
-    Args:
-        world: the ranks.
-        gather: gathers values of all ranks over the backend.
-        timers: published to the other ranks of the host.
-        num_messages: by tag; the hosts add theirs.
-        memory: whether numbers may go through shared memory.
-        timeout_s: bound on a collective.
-        always: whether to use `Hosts` also on one host without shared memory, with each rank as a host.
+    `gather` gathers values of all ranks over the backend. `memory`: numbers may go through shared memory. `always`: use
+    `Hosts` also on one host without shared memory, with each rank as a host.
     """
     segment = Segment.create(0, world.local_size) if world.local_rank == 0 and supported() else None
     address, cores = segment.address if segment else None, sorted(os.sched_getaffinity(0))

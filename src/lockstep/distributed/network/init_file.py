@@ -115,15 +115,10 @@ def find(
     waiting: Callable[[str], None] = lambda _: None,
     writer: str = "rank 0",
 ) -> PublishedEndpoint:
-    """Wait for the address of a live server.
+    """Wait for the address of a live server, until `deadline` (`time.monotonic()`); then raise `ConfigError`.
 
-    Args:
-        path: the file.
-        deadline: `time.monotonic()` at which to give up with a `ConfigError`.
-        refused: nonces of other runs.
-        alive: whether the server of an endpoint answers; if not, the file is polled further.
-        waiting: called ten times a second with what is awaited; may raise.
-        writer: process that writes the file; for messages.
+    `refused` are nonces of other runs. While no server is `alive`, the file is polled, and `waiting` is called ten
+    times a second with what is awaited; it may raise. `writer` is the process that writes the file, for messages.
     """
     began = time.monotonic()
     while True:

@@ -59,10 +59,8 @@ ConnectionT = TypeVar("ConnectionT", bound=ServedConnection)
 class MessageServer(Generic[ConnectionT]):
     """A thread that serves all connections of a listening socket. Subclasses define what the messages mean.
 
-    Args:
-        listener: a listening socket; closed with the server.
-        connection_type: the state that a subclass keeps for each connection.
-        greeting: added to the greeting.
+    The listener is closed with the server; `connection_type` is the state of each connection; `greeting` is added to
+    the greeting.
 
     Attributes:
         connections: all open ones, in the order in which they were accepted.
