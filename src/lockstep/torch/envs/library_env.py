@@ -1,0 +1,167 @@
+"""The environments of a rank as other training libraries see them.
+
+`RecordedEnv` measures what a library collects. `HostTaskEnv` gives a Gymnasium or built-in task the interface of Isaac
+Lab's environments, for which these libraries have wrappers.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.env import EnvConfig
+from lockstep.envs.make import env_spec, make_vector_env
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+
+_POLICY = "policy"  # the group of observations that libraries give the policy
+_COMPARED_STEPS = 8
+
+
+class EpisodeSums:
+    """Returns and lengths of the episodes that ended, as sums on the device."""
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self._return = torch.zeros(num_envs, device=device)
+        self._length = torch.zeros(num_envs, device=device)
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+
+    def add(self, reward: Tensor, ended: Tensor) -> None:
+        """Add one step of all environments: rewards [B], and where an episode ended, bool [B]."""
+        self._return += reward
+        self._length += 1
+        done = ended.to(self._return.dtype)
+        self._sums += torch.stack([(self._return * done).sum(), (self._length * done).sum(), done.sum()]).double()
+        self._return *= 1 - done
+        self._length *= 1 - done
+
+    def take(self) -> tuple[float, float, float]:
+        """Sum of returns, sum of lengths and number of the episodes since the last call; waits for the device."""
+        total_return, total_length, count = cast("list[float]", self._sums.tolist())
+        self._sums.zero_()
+        return total_return, total_length, count
+
+
+class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Measures the steps of an environment with Isaac Lab's interface, and changes nothing.
+
+    Args:
+        env: the environment.
+        num_envs: of this rank.
+        on_first_steps: called once, with a fingerprint of the observations and actions of the first steps.
+        on_step: called after each step.
+
+    Attributes:
+        steps: calls of `step` so far.
+        episodes: sums over the episodes that ended.
+    """
+
+    def __init__(
+        self, env: Any, num_envs: int, on_first_steps: Callable[[str], None], on_step: Callable[[], None]
+    ) -> None:
+        super().__init__(env)
+        self.steps = 0
+        self.episodes = EpisodeSums(num_envs, torch.device(env.unwrapped.device))
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._on_first_steps, self._on_step = on_first_steps, on_step
+
+    def step(self, action: Any) -> Any:
+        """Step all environments."""
+        observations, reward, terminated, truncated, extras = self.env.step(action)
+        self.steps += 1
+        with torch.no_grad():
+            self.episodes.add(torch.as_tensor(reward), torch.as_tensor(terminated) | torch.as_tensor(truncated))
+            if self.steps <= _COMPARED_STEPS:
+                self._add_to_digest([action, observations])
+        if self.steps == _COMPARED_STEPS:
+            self._on_first_steps(self._digest.hexdigest())
+        self._on_step()
+        return observations, reward, terminated, truncated, extras
+
+    def _add_to_digest(self, tree: Any) -> None:
+        """Add all tensors of a tree."""
+        if isinstance(tree, dict):
+            tree = [one for _, one in sorted(cast("dict[str, Any]", tree).items())]
+        if isinstance(tree, list | tuple):
+            for part in cast("list[Any]", tree):
+                self._add_to_digest(part)
+        elif isinstance(tree, Tensor):
+            self._digest.update(tree.detach().cpu().contiguous().numpy().tobytes())
+
+
+class HostTaskEnv(gymnasium.Env[Any, Any]):
+    """A Gymnasium or built-in task with the interface of Isaac Lab's environments.
+
+    Args:
+        task: its name.
+        num_envs: environments of this rank.
+        device: of the tensors.
+        seed: of this rank; environments that are separately seedable get streams of it.
+    """
+
+    def __init__(self, task: str, num_envs: int, device: torch.device, seed: int) -> None:
+        config = EnvConfig()
+        if env_spec(task, config).autoreset == "next_step":  # libraries cannot leave out the steps that reset
+            config = EnvConfig(vectorization="sync")
+        self._env = make_vector_env(task, config, num_envs)
+        self.vector_spec: EnvSpec = self._env.spec
+        if self.vector_spec.autoreset == "next_step":
+            raise ConfigError(
+                f"task={task} resets in a step of its own, which other libraries would learn from; train it with "
+                f"lockstep train {task}"
+            )
+        self.num_envs, self.device, self._seed = num_envs, device, seed
+        self.max_episode_length = self.vector_spec.max_episode_steps or 1_000_000
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
+        self.cfg = {"task": task, "num_envs": num_envs}
+        space = gymnasium.spaces.Box(-np.inf, np.inf, self.vector_spec.observation_shape, np.float32)
+        self.single_observation_space = gymnasium.spaces.Dict({_POLICY: space})
+        self.single_action_space = _action_space(self.vector_spec)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.obs_buf: dict[str, Tensor] = {}
+        action = self.vector_spec.action
+        self._bounds = (np.array(action.low), np.array(action.high)) if action.kind == "continuous" else None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes everywhere."""
+        streams = np.random.SeedSequence(self._seed if seed is None else seed).generate_state(self.num_envs)
+        self.obs_buf = {_POLICY: self._tensor(self._env.reset([int(stream) for stream in streams]))}
+        self.episode_length_buf.zero_()
+        return self.obs_buf, {}
+
+    def step(self, action: Any) -> Any:
+        """Step all environments."""
+        observation, reward, terminated, truncated, _ = self._env.step(self._host_action(action))
+        ended = torch.from_numpy(np.array(terminated | truncated)).to(self.device)
+        self.episode_length_buf = (self.episode_length_buf + 1) * ~ended
+        self.obs_buf = {_POLICY: self._tensor(observation)}
+        return self.obs_buf, self._tensor(reward), self._tensor(terminated), self._tensor(truncated), {}
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+    def _host_action(self, action: Tensor) -> np.ndarray:
+        array = action.detach().cpu().numpy()
+        if self._bounds is not None:
+            return np.clip(array.reshape(self.num_envs, -1), *self._bounds).astype(np.float32)
+        kind = self.vector_spec.action.kind
+        return array.reshape(self.num_envs, -1).astype(np.int64) if kind == "multi_discrete" else array.reshape(-1)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(array)).to(self.device)
+
+
+def _action_space(spec: EnvSpec) -> gymnasium.Space[Any]:
+    action = spec.action
+    if action.kind == "discrete":
+        return gymnasium.spaces.Discrete(action.sizes[0])
+    if action.kind == "multi_discrete":
+        return gymnasium.spaces.MultiDiscrete(list(action.sizes))
+    low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)

@@ -1,0 +1,501 @@
+"""One rank of a training by another library: what Lockstep does around it, the same for all libraries.
+
+It opens the process group, makes the run directory, gives each rank a seed, compares the data that ranks collect at
+the beginning and their parameters at the end, and writes metrics and the summary.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from lockstep.config import settings
+from lockstep.distributed.agreement import check_different, content_digest, dtype_and_shape, mismatch_error
+from lockstep.distributed.fingerprint import fingerprint
+from lockstep.distributed.timers import Timers
+from lockstep.envs import isaac
+from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
+from lockstep.record.console import Console
+from lockstep.record.failure import record_failure
+from lockstep.record.run_dir import RunDir, mark_failed
+from lockstep.record.summary import empty_summary, seconds_since_process_start
+from lockstep.system.exit_signals import cleanup_on_signal
+from lockstep.workflows.library_arguments import ENTRY_POINTS, LibraryRequest, parse, without_ranks
+from lockstep.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstep.torch.envs.library_env import RecordedEnv
+
+_TIMEOUT_S = 600.0  # a simulator may compile kernels for minutes on one rank while another waits
+_DISTRIBUTIONS = {"skrl": "skrl", "rl_games": "rl-games", "rsl_rl": "rsl-rl-lib"}
+_TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LOCAL_ADVANTAGES = "advantages are normalized with the moments of each rank alone"
+_PEER_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
+
+
+class Gatherer:
+    """The collective that a run needs; `lockstep.torch.comm.Comm` and JAX's `Processes` have it."""
+
+    def __init__(self, gather: Callable[[Any, str], list[Any]]) -> None:
+        self._gather = gather
+
+    def gather_object(self, value: Any, tag: str = "workflow") -> list[Any]:
+        """The values of all ranks, in rank order; *collective*."""
+        return self._gather(value, tag)
+
+
+class LibraryRun:
+    """One rank of a run.
+
+    Attributes:
+        request: the command line.
+        world: all ranks.
+        device: of this rank's environments, and of its networks in torch.
+        path: the run directory.
+        seed: of this rank; set by `open_env`.
+        num_envs: of this rank; set by `open_env`.
+    """
+
+    def __init__(self, request: LibraryRequest, world: World, comm: Gatherer, device: "torch.device") -> None:
+        self.request, self.world, self.device = request, world, device
+        self.seed = self.num_envs = 0
+        self._base_seed = 0
+        self._comm = comm
+        self._console = Console()
+        self._writer: RunDir | None = None
+        self.path = self._make_run_dir()
+        self._env: RecordedEnv | None = None
+        self._rollout = 1
+        self._total_steps = 0
+        self._started_at = self._startup_s = 0.0
+        self._logged: tuple[int, float] = (0, 0.0)
+        self._recent: deque[tuple[float, float]] = deque()
+        self._episodes = 0.0
+        self._updates = 0
+        self._first_steps: list[str] = []
+        self._summary: dict[str, Any] = {}
+        self._notes = list(request.notes)
+
+    def say(self, line: str) -> None:
+        """Print a line to the user, on rank 0."""
+        if self.world.rank == 0:
+            self._console.line(f"lockstep: {line}")
+
+    def note(self, line: str) -> None:
+        """Print a line and keep it in the summary."""
+        self._notes.append(line)
+        self.say(f"note: {line}")
+
+    @contextlib.contextmanager
+    def open_env(self) -> Generator[tuple["RecordedEnv", Any]]:
+        """The environments of this rank, and the library's settings: a dict, or a config object of Isaac Lab.
+
+        Sets `seed` and `num_envs`.
+        """
+        from lockstep.torch.envs.library_env import HostTaskEnv, RecordedEnv
+
+        request = self.request
+        for line in request.notes:
+            self.say(line)
+        with contextlib.ExitStack() as stack:
+            if isaac.is_isaac(request.task):
+                env, agent = self._open_isaac(stack)
+            else:
+                agent = read_agent_file(request.agent)
+                self._set_seed(agent)
+                assert request.num_envs is not None
+                env = cast("Any", HostTaskEnv(request.task, request.num_envs, self.device, self.seed))
+            stack.callback(env.close)
+            self.num_envs = int(env.unwrapped.num_envs)
+            self._env = RecordedEnv(env, self.num_envs, self._compare_first_steps, self._after_step)
+            yield self._env, agent
+
+    def begin(self, agent: Mapping[str, Any], rollout: int, iterations: int) -> None:
+        """Write the config; called before the library builds its agent.
+
+        Args:
+            agent: the library's settings, as it gets them.
+            rollout: steps of all environments between two updates.
+            iterations: number of rollouts.
+        """
+        self._rollout = rollout
+        self._total_steps = rollout * iterations * self.num_envs * self.world.size
+        request = self.request
+        config = {
+            "task": request.task,
+            "algo": request.library,
+            "ml_framework": request.ml_framework,
+            "seed": self._base_seed,
+            "num_envs": self.num_envs * self.world.size,
+            "num_envs_per_rank": self.num_envs,
+            "ranks": self.world.size,
+            "overrides": list(request.overrides),
+            "agent": plain(agent),
+        }
+        self._summary = empty_summary(config) | {"num_shards": self.world.size}
+        if self._writer is not None:
+            (self.path / "run.yaml").write_text(settings.to_yaml(config), encoding="utf-8")
+        ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)}"
+        self.say(
+            f"{request.task}, {request.library} {self._library_version()} ({request.ml_framework}), {ranks} on "
+            f"{self.device.type}, {self.num_envs} environments each, run directory {os.path.relpath(self.path)}"
+        )
+
+    def finish(self, parameters: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> None:
+        """Compare the ranks and write the summary; *collective*.
+
+        Args:
+            parameters: of the networks, which must be equal on all ranks.
+            state: other tensors of the agent, such as the moments of normalizers. Those that differ are reported.
+
+        Raises:
+            MismatchError: ranks hold different parameters.
+            RunError: too few steps to tell whether ranks collect different data.
+        """
+        env = self._env
+        assert env is not None
+        if env.steps % self._rollout:
+            self._log()
+        elapsed = time.monotonic() - self._started_at if self._started_at else 0.0
+        check_equal(self._comm, parameters)
+        held: list[dict[str, list[str]]] = self._comm.gather_object(_digests(state), "state")
+        differing = sorted(name for name, digest in held[0].items() if any(one.get(name) != digest for one in held))
+        if self.world.size > 1:
+            self.note(f"left by {self.request.library}: {_LOCAL_ADVANTAGES}")
+            if differing:
+                self.note(f"left by {self.request.library}: each rank has its own {', '.join(differing)}")
+        mine: dict[str, Any] = {
+            "rank": self.world.rank,
+            "host": os.uname().nodename,
+            "device": str(self.device),
+            "seed": self.seed,
+            "params_fingerprint": fingerprint(parameters),
+            "first_rollout_fingerprint": next(iter(self._first_steps), None),
+            "env_steps": env.steps * self.num_envs,
+        }
+        ranks = self._comm.gather_object(mine, "summary")
+        if self._writer is not None:
+            self._write_summary(elapsed, ranks, differing)
+        equal = f"are equal on all {self.world.size} ranks" if self.world.size > 1 else "have the fingerprint"
+        self.say(f"parameters {equal}: {mine['params_fingerprint'][:8]}")
+
+    def fail(self, message: str, status: str, code: int) -> None:
+        """Record why this rank ends early."""
+        if status == "failed":
+            record_failure(self.path, rank=self.world.rank, message=message, code=code)
+        if self.world.rank == 0:
+            mark_failed(self.path, message, status, self.world.size)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
+        self._console.close()
+
+    def _make_run_dir(self) -> Path:
+        """The run directory, which rank 0 makes unless the launcher did; *collective*."""
+        request, error = self.request, ""
+        if self.world.rank == 0:
+            try:
+                if request.joined and request.run_dir is not None:
+                    self._writer = RunDir.join(request.run_dir)
+                else:
+                    self._writer = RunDir.create(request.run_dir, {}, f"{request.task}-{request.library}")
+            except ConfigError as refused:
+                error = str(refused)
+        mine = None if self._writer is None else str(self._writer.path.absolute())
+        path, error = cast("tuple[str, str]", self._comm.gather_object((mine, error), "run_dir")[0])
+        if error:
+            raise ConfigError(error)
+        return Path(path)
+
+    def _open_isaac(self, stack: contextlib.ExitStack) -> tuple[Any, Any]:
+        from lockstep.torch.envs.isaac_launch import open_task
+
+        request = self.request
+        file = request.agent.endswith((".yaml", ".yml"))
+        entry_point = ENTRY_POINTS[request.library] if file else request.agent
+        task = stack.enter_context(
+            open_task(request.task, str(self.device), None if file else entry_point, request.overrides)
+        )
+        agent = read_agent_file(request.agent) if file else task.agent_cfg
+        if agent is None:
+            raise ConfigError(
+                f"task={request.task} publishes no {entry_point}; give the library's own config file: --agent FILE.yaml"
+            )
+        self._set_seed(agent)
+        env = task.make(num_envs=request.num_envs, seed=self.seed)
+        if hasattr(env.unwrapped, "possible_agents"):
+            env.close()
+            raise ConfigError(f"task={request.task} has several agents; the workflows train one")
+        return env, agent
+
+    def _set_seed(self, agent: Any) -> None:
+        """The seed of this rank, from the command line or from the library's settings."""
+        from lockstep.torch.envs.isaac_launch import rank_seed
+
+        seed = self.request.seed
+        if seed is None:
+            found: Any = cast("dict[str, Any]", agent) if isinstance(agent, dict) else {"seed": agent.seed}
+            seed = int(found.get("params", found).get("seed") or 0)
+        self._base_seed, self.seed = seed, rank_seed(seed, self.world.rank)
+
+    def _compare_first_steps(self, digest: str) -> None:
+        """Check that ranks collect different data, once the first steps are made; *collective*."""
+        check_different(self._comm, digest, "first_steps")
+        self._first_steps.append(digest)
+        self._started_at = time.monotonic()
+        self._startup_s = seconds_since_process_start()
+
+    def _after_step(self) -> None:
+        assert self._env is not None
+        if self._env.steps % self._rollout == 0:
+            self._updates += 1
+            self._log()
+
+    def _log(self) -> None:
+        """Add the sums of all ranks to the metrics; *collective*."""
+        assert self._env is not None
+        gathered = self._comm.gather_object(self._env.episodes.take(), "metrics")
+        total_return, total_length, count = (sum(column) for column in zip(*gathered, strict=True))
+        step = self._env.steps * self.num_envs * self.world.size
+        now = time.monotonic() - self._started_at if self._started_at else 0.0
+        before, then = self._logged
+        self._logged = step, now
+        self._episodes += count
+        metrics: dict[str, float] = {"progress/episodes": self._episodes, "progress/updates": float(self._updates)}
+        if count:
+            self._recent.append((total_return, count))
+            while sum(n for _, n in self._recent) - self._recent[0][1] >= 100:
+                self._recent.popleft()
+            metrics |= {
+                "episode/return_mean": total_return / count,
+                "episode/length_mean": total_length / count,
+                "episode/count": count,
+                "episode/return_mean_100": self._return_mean(),
+            }
+        if now > then:
+            metrics["time/steps_per_second"] = (step - before) / (now - then)
+        if self._writer is not None:
+            self._writer.write_metrics(step, now, metrics)
+            self._console.progress(
+                steps=step,
+                total_steps=max(step, self._total_steps),
+                steps_per_second=metrics.get("time/steps_per_second", 0.0),
+                return_mean=self._return_mean() if self._recent else None,
+            )
+
+    def _return_mean(self) -> float:
+        """Mean return of the last rollouts that have at least 100 episodes together."""
+        return sum(total for total, _ in self._recent) / sum(count for _, count in self._recent)
+
+    def _write_summary(self, elapsed: float, ranks: list[dict[str, Any]], differing: list[str]) -> None:
+        assert self._writer is not None
+        steps = sum(one["env_steps"] for one in ranks)
+        library = self.request.library
+        on_gpu = self.device.type == "cuda"
+        self._summary |= {
+            "status": "finished",
+            "world_size": self.world.size,
+            "backend": "nccl" if on_gpu else "gloo",
+            "devices": [one["device"] for one in ranks],
+            "env_steps": steps,
+            "updates": self._updates,
+            "episodes": int(self._episodes),
+            "wall_time_s": elapsed,
+            "startup_s": self._startup_s,
+            "steps_per_second": steps / elapsed if elapsed else 0.0,
+            "return_mean_100": self._return_mean() if self._recent else None,
+            "params_fingerprint": ranks[0]["params_fingerprint"],
+            "ranks": ranks,
+            "versions": self._summary["versions"] | {library: self._library_version()},
+            "notes": self._notes,
+            "different_per_rank": differing,
+        }
+        self._writer.write_summary(self._summary)
+
+    def _library_version(self) -> str:
+        return version(_DISTRIBUTIONS[self.request.library])
+
+
+def main(library: str, train: Callable[[LibraryRun], None], arguments: list[str] | None = None) -> int:
+    """The command line of a workflow; returns the exit code.
+
+    Args:
+        library: its name.
+        train: trains with the library on one rank.
+        arguments: default: the command line.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        request, ranks = parse(library, words)
+        if ranks:
+            return _start_ranks(request, ranks, words)
+        world = World.from_environment()
+        return _train(request, world, train)
+    except (ConfigError, RunError) as error:
+        print(f"lockstep: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
+    """Start the same command once per rank on this machine."""
+    from lockstep.launch.local import launch
+    from lockstep.launch.train_ranks import search_path
+
+    module = f"lockstep.workflows.{request.library}"
+    command = {"task": request.task, "algo": request.library, "command": shlex.join([module, *words])}
+    path = RunDir.create(request.run_dir, command, f"{request.task}-{request.library}").path
+    print(f"lockstep: {ranks} ranks, logs in {os.path.relpath(path)}/logs", flush=True)
+    return launch(
+        [sys.executable, "-m", module, *without_ranks(words), "--run_dir", str(path), "--joined"],
+        ranks=ranks,
+        run_dir=path,
+        environment={"PYTHONPATH": search_path()},
+        ml_framework=request.ml_framework,
+    )
+
+
+def _train(request: LibraryRequest, world: World, train: Callable[[LibraryRun], None]) -> int:
+    """Train on this rank, and record how it ended."""
+    with _connected(request, world) as (comm, device):
+        run = LibraryRun(request, world, comm, device)
+
+        def interrupted() -> None:
+            run.fail("interrupted by SIGTERM", "interrupted", 128 + signal.SIGTERM)
+
+        try:
+            with cleanup_on_signal(interrupted):
+                train(run)
+        except KeyboardInterrupt:
+            run.fail("interrupted by SIGINT", "interrupted", 128 + signal.SIGINT)
+            raise
+        except BaseException as error:
+            if isinstance(error, SystemExit) and not error.code:
+                raise
+            return _report_failure(run, error)
+        finally:
+            run.close()
+    return 0
+
+
+def _report_failure(run: LibraryRun, error: BaseException) -> int:
+    """Print and record why this rank failed; ends the process at once, because other ranks wait in collectives."""
+    from lockstep.launch.child import exit_process
+
+    text = " ".join(str(error).split())
+    if isinstance(error, PeerError) or any(word in text.lower() for word in _PEER_WORDS):
+        time.sleep(PEER_DELAY_S)  # the rank that failed first reports first
+    if isinstance(error, ConfigError | RunError):
+        code, message = error.exit_code, text
+        print(f"lockstep: error: {message}", file=sys.stderr)
+    elif isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+        message = f"{run.request.library} ended with code {code}"
+        print(f"lockstep: error: {message}", file=sys.stderr)
+    else:
+        code, message = 1, f"{type(error).__name__}: {text}"
+        traceback.print_exception(error)
+    run.fail(message, "failed", code)
+    run.close()
+    exit_process(code)
+
+
+@contextlib.contextmanager
+def _connected(request: LibraryRequest, world: World) -> Generator[tuple[Gatherer, "torch.device"]]:
+    """Connect the ranks, in a way that the library uses too."""
+    from lockstep.torch.hardware import device_of
+
+    set_library_environment(world, request.ml_framework)
+    if request.ml_framework == "jax":
+        from lockstep.jax.collectives.library_processes import lend_jax_processes
+        from lockstep.jax.collectives.processes import Processes
+
+        processes = Processes(world, Timers(), _TIMEOUT_S, _TIMEOUT_S)
+        processes.open()
+        try:
+            with lend_jax_processes(world, processes, request.device, _TIMEOUT_S, _TIMEOUT_S):
+                yield Gatherer(processes.gather_object), device_of(world, request.device)
+        except BaseException as error:
+            processes.close(error)
+            raise
+        processes.close(None)
+        return
+    from lockstep.torch.collectives.library_group import lend_process_group
+    from lockstep.torch.comm import Comm
+
+    comm = Comm(world, device=request.device, timeout_s=_TIMEOUT_S, startup_timeout_s=_TIMEOUT_S)
+    with comm, lend_process_group(comm.device):
+        yield Gatherer(comm.gather_object), comm.device
+
+
+def set_library_environment(world: World, ml_framework: str) -> None:
+    """Set the variables that libraries read, whatever launcher started this rank, and remove those that mislead them.
+
+    skrl opens a process group of torch as soon as WORLD_SIZE is more than 1, also for JAX.
+    """
+    for name in _TORCH_VARIABLES:
+        os.environ.pop(name, None)
+    if ml_framework == "jax":
+        os.environ |= {
+            "JAX_RANK": str(world.rank),
+            "JAX_WORLD_SIZE": str(world.size),
+            "JAX_LOCAL_RANK": str(world.local_rank),
+        }
+    else:
+        os.environ |= {
+            "RANK": str(world.rank),
+            "WORLD_SIZE": str(world.size),
+            "LOCAL_RANK": str(world.local_rank),
+            "LOCAL_WORLD_SIZE": str(world.local_size),
+            "MASTER_ADDR": world.address,
+            "MASTER_PORT": str(world.port),
+        }
+
+
+def check_equal(comm: Gatherer, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise `MismatchError` on all ranks unless all hold the same arrays, bit for bit; *collective*."""
+    gathered: list[dict[str, list[str]]] = comm.gather_object(_digests(arrays), "parameters")
+    if any(one != gathered[0] for one in gathered):
+        raise mismatch_error(gathered)
+
+
+def read_agent_file(path: str) -> dict[str, Any]:
+    """The settings in a YAML file of a library."""
+    found = settings.parse(Path(path).read_text(encoding="utf-8"), path)
+    if not isinstance(found, dict):
+        raise ConfigError(f"--agent {path} holds no settings")
+    return cast("dict[str, Any]", found)
+
+
+def plain(value: Any) -> Any:
+    """A tree of settings as plain values for run.yaml; objects become text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in cast("list[Any]", value)]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _digests(arrays: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+    return {
+        name: [dtype_and_shape(str(array.dtype), array.shape), content_digest(np.ascontiguousarray(array).tobytes())]
+        for name, array in arrays.items()
+    }

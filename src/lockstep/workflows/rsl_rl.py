@@ -1,0 +1,84 @@
+"""`python -m lockstep.workflows.rsl_rl --task=Isaac-Ant --ranks 2`: train with rsl_rl itself."""
+
+import importlib
+import inspect
+from typing import Any
+
+from lockstep.errors import ConfigError
+from lockstep.workflows.library_run import LibraryRun, main
+
+
+def train(run: LibraryRun) -> None:
+    """Train with rsl_rl on this rank."""
+    with run.open_env() as (env, agent):
+        runners: Any = importlib.import_module("rsl_rl.runners")
+        settings = _settings(agent)
+        settings |= {"seed": run.seed, "device": str(run.device)}
+        if run.request.max_iterations is not None:
+            settings["max_iterations"] = run.request.max_iterations
+        run.begin(settings, int(settings["num_steps_per_env"]), int(settings["max_iterations"]))
+        name = settings.get("class_name", "OnPolicyRunner")
+        if not hasattr(runners, name):
+            raise ConfigError(f"agent class_name={name} is no runner of rsl_rl")
+        runner = _runner_class(getattr(runners, name), run)(
+            _vector_env(run, env, settings.get("clip_actions")),
+            settings,
+            log_dir=str(run.path / "rsl_rl") if run.world.rank == 0 else None,
+            device=str(run.device),
+        )
+        runner.learn(
+            settings["max_iterations"], init_at_random_ep_len=bool(settings.get("init_at_random_ep_len", True))
+        )
+        parameters, state = _tensors(runner.alg)
+        run.finish(parameters, state)
+
+
+def _settings(agent: Any) -> dict[str, Any]:
+    """The settings of the runner, as a dict."""
+    if isinstance(agent, dict):
+        return dict(agent)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    utils: Any = importlib.import_module("isaaclab_rl.rsl_rl")
+    library: Any = importlib.import_module("importlib.metadata")
+    configs: Any = importlib.import_module("isaaclab.utils")
+    return configs.to_dict(utils.handle_deprecated_rsl_rl_cfg(agent, library.version("rsl-rl-lib")))
+
+
+def _runner_class(base: Any, run: LibraryRun) -> Any:
+    """The runner, with the process group that is open: its own needs a GPU and opens nccl."""
+    world = run.world
+
+    def configure(self: Any) -> None:
+        self.gpu_world_size = world.size
+        self.gpu_local_rank = world.local_rank
+        self.gpu_global_rank = world.rank
+        self.is_distributed = world.size > 1
+        alone = {"global_rank": world.rank, "local_rank": world.local_rank, "world_size": world.size}
+        self.cfg["multi_gpu"] = alone if world.size > 1 else None
+
+    return type(base.__name__, (base,), {"_configure_multi_gpu": configure})
+
+
+def _vector_env(run: LibraryRun, env: Any, clip_actions: float | None) -> Any:
+    if hasattr(env.unwrapped, "sim"):
+        wrappers: Any = importlib.import_module("isaaclab_rl.rsl_rl")
+        return wrappers.RslRlVecEnvWrapper(env, clip_actions=clip_actions)
+    from lockstep.torch.envs.library_wrappers import rsl_rl_env
+
+    return rsl_rl_env(env, clip_actions)
+
+
+def _tensors(algorithm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters, and buffers such as the moments of normalizers, of all networks."""
+    parameters: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    for name, module in inspect.getmembers(algorithm, lambda value: hasattr(value, "named_parameters")):
+        parameters |= {f"{name}.{key}": one.detach().cpu().numpy() for key, one in module.named_parameters()}
+        state |= {f"{name}.{key}": one.detach().cpu().numpy() for key, one in module.named_buffers()}
+    return parameters, state
+
+
+if __name__ == "__main__":
+    from lockstep.launch.child import die_with_launcher, exit_process
+
+    die_with_launcher()
+    exit_process(main("rsl_rl", train))
