@@ -6,19 +6,10 @@ episode ended; and the environment draws from the global generators of torch, nu
 """
 
 import functools
-import hashlib
-import io
-import json
-import os
-import random
-import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,10 +17,11 @@ from lockstep.config import settings
 from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
 from lockstep.torch.envs.isaac_launch import open_task
-from lockstep.torch.envs.isaac_spaces import Space, action_spec, flat_size, flatten, groups_of, image_shape
+from lockstep.torch.envs.simulator_process import GlobalRandomState, quiet
+from lockstep.torch.envs.spaces import action_spec, chosen_groups, flat_size, groups_of, image_shape, joined
+from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.torch.envs.worker import WorkerEnv
 
 _PRESETS = ("presets", "physics", "renderer")
@@ -85,26 +77,16 @@ class IsaacLabEnv:
             self._stack.callback(self._env.close)
             if max_episode_steps is not None:
                 self._env.cfg.episode_length_s = max_episode_steps * self._env.step_dt
-            self._choose_groups(policy_keys, critic_keys)
+            spaces = groups_of(self._env.single_observation_space)
+            if not critic_keys and "critic" in spaces:
+                critic_keys = ("critic",)
+            self._policy, self._critic = chosen_groups(spaces, policy_keys, critic_keys)
+            first = next(iter(self._policy.values()))
+            self._image = image_shape(first) if len(self._policy) == 1 else None
             self.spec = self._make_spec()
         except BaseException:
             self.close()
             raise
-
-    def _choose_groups(self, policy_keys: Sequence[str], critic_keys: Sequence[str]) -> None:
-        spaces = groups_of(self._env.single_observation_space)
-        if not critic_keys and "critic" in spaces:
-            critic_keys = ("critic",)
-        for setting, keys in (("policy_keys", policy_keys), ("critic_keys", critic_keys)):
-            for key in keys:
-                if key not in spaces:
-                    raise ConfigError(
-                        f"env.kwargs {setting}={list(keys)}: there is no group {key}; the task has {', '.join(spaces)}"
-                    )
-        self._policy = {key: spaces[key] for key in policy_keys}
-        self._critic = {key: spaces[key] for key in critic_keys} if tuple(critic_keys) != tuple(policy_keys) else {}
-        first = next(iter(self._policy.values()))
-        self._image = image_shape(first) if len(self._policy) == 1 else None
 
     def _make_spec(self) -> EnvSpec:
         return EnvSpec(
@@ -146,8 +128,8 @@ class IsaacLabEnv:
         return bool(getattr(self._env.cfg, "is_finite_horizon", False))
 
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
-        policy = _joined(self._policy, groups) if self._image is None else groups[next(iter(self._policy))]
-        return Observation(policy, _joined(self._critic, groups) if self._critic else None)
+        policy = joined(self._policy, groups) if self._image is None else groups[next(iter(self._policy))]
+        return Observation(policy, joined(self._critic, groups) if self._critic else None)
 
     def close(self) -> None:
         """Stop the simulator."""
@@ -156,31 +138,15 @@ class IsaacLabEnv:
             self._stack.close()
 
 
-def _joined(spaces: Mapping[str, Space], groups: Mapping[str, Any]) -> Tensor:
-    parts = [flatten(space, groups[name]) for name, space in spaces.items()]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
 def env_spec(task: str, config: EnvConfig) -> EnvSpec:
     """The spec of `task`: from this process' simulator, from the cache of specs, or from a worker that makes one."""
-    settings_text = json.dumps({"task": task, "kwargs": dict(config.kwargs), "limit": config.max_episode_steps})
-    name = hashlib.sha256(f"{version('isaaclab')} {settings_text}".encode()).hexdigest()[:24]
-    path = _cache_folder() / f"{name}.json"
-    try:
-        return EnvSpec.from_dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
+    return cached_spec("isaaclab", task, config, lambda: _spec_of_worker(task, config))
+
+
+def _spec_of_worker(task: str, config: EnvConfig) -> EnvSpec:
     env = WorkerEnv(task, config, 1, torch.device("cpu"))
     env.close()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(env.spec.to_dict()))
-    temporary.replace(path)
     return env.spec
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "isaac_lab"
 
 
 def _overrides(overrides: Mapping[str, Any]) -> list[str]:
@@ -189,52 +155,3 @@ def _overrides(overrides: Mapping[str, Any]) -> list[str]:
         f"{name if name in _PRESETS else 'env.' + name}={settings.to_yaml(value).strip() if value is None else value}"
         for name, value in settings.leaves(overrides).items()
     ]
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Keep the tables that Isaac Lab prints while it starts; print them only if it fails."""
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed):
-            yield
-    except BaseException:
-        sys.stderr.write(printed.getvalue())
-        raise
-
-
-class GlobalRandomState:
-    """A state of the global generators of torch, numpy and Python that belongs to one simulator.
-
-    Isaac Lab draws from them. Without a state of its own, its numbers would depend on everything else in the process
-    that draws.
-    """
-
-    def __init__(self) -> None:
-        self._own: Any = None
-
-    @contextmanager
-    def swapped_in(self) -> Generator[None]:
-        """Exchange the states of the global generators, and keep those of the simulator afterwards."""
-        others = _random_states()
-        if self._own is not None:
-            _set_random_states(self._own)
-        try:
-            yield
-        finally:
-            self._own = _random_states()
-            _set_random_states(others)
-
-
-def _random_states() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
-
-
-def _set_random_states(states: tuple[Any, ...]) -> None:
-    cpu, cuda, numpy, python = states
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda)
-    np.random.set_state(numpy)
-    random.setstate(python)

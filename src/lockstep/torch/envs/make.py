@@ -18,7 +18,10 @@ from lockstep.torch.envs.interface import TensorVectorEnv
 
 BUILT_IN = {"lockstep/Cartpole-v0": ("lockstep.torch.envs.cartpole", "Cartpole")}
 """Classes of the built-in tasks."""
-_ADAPTERS = {prefix: "lockstep.torch.envs.isaac_lab" for prefix in isaac.PREFIXES}
+_ADAPTERS = {
+    **dict.fromkeys(isaac.PREFIXES, "lockstep.torch.envs.isaac_lab"),
+    "Mjlab-": "lockstep.torch.envs.mjlab",
+}
 """Modules of the adapters, by prefix of their tasks (the prefixes are also in `lockstep.envs.make.ON_TENSORS`).
 
 An adapter has the function `maker(task)`, which returns a factory that is called as `Class(num_envs=..., device=...,

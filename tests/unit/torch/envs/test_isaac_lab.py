@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from lockstep.config.env import EnvConfig
 from lockstep.errors import ConfigError
-from lockstep.torch.envs import isaac_lab
+from lockstep.torch.envs import isaac_lab, spec_cache
 from lockstep.torch.envs.isaac_lab import IsaacLabEnv
 
 CPU = torch.device("cpu")
@@ -192,7 +192,7 @@ def test_the_spec_is_read_once(monkeypatch, tmp_path):
         return env
 
     monkeypatch.setattr(isaac_lab, "WorkerEnv", worker)
-    monkeypatch.setattr(isaac_lab, "version", lambda package: "3.0.0")
+    monkeypatch.setattr(spec_cache, "version", lambda package: "3.0.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     specs = [isaac_lab.env_spec("Isaac-Mine", EnvConfig()) for _ in range(2)]
     assert specs == [env.spec, env.spec]

@@ -1,7 +1,7 @@
-"""Isaac Lab's observation and action spaces as flat tensors, without importing Isaac Lab."""
+"""Gymnasium's observation and action spaces as flat tensors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium
@@ -79,3 +79,27 @@ def groups_of(space: Space) -> Mapping[str, Space]:
     if not isinstance(space, gymnasium.spaces.Dict):
         raise ConfigError(f"an observation is a {type(space).__name__}, not a Dict of groups")
     return dict(_parts(space))
+
+
+def chosen_groups(
+    spaces: Mapping[str, Space], policy_keys: Sequence[str], critic_keys: Sequence[str]
+) -> tuple[dict[str, Space], dict[str, Space]]:
+    """The groups of the policy and of the value network; no group for a value network that receives the policy's.
+
+    Raises:
+        ConfigError: a group does not exist; names the setting and the groups that do.
+    """
+    for setting, keys in (("policy_keys", policy_keys), ("critic_keys", critic_keys)):
+        for key in keys:
+            if key not in spaces:
+                raise ConfigError(
+                    f"env.{setting}={list(keys)}: there is no group {key}; the task has {', '.join(spaces)}"
+                )
+    same = tuple(critic_keys) == tuple(policy_keys)
+    return {key: spaces[key] for key in policy_keys}, {} if same else {key: spaces[key] for key in critic_keys}
+
+
+def joined(spaces: Mapping[str, Space], groups: Mapping[str, Any]) -> Tensor:
+    """The flattened groups [B, O], one after the other."""
+    parts = [flatten(space, groups[name]) for name, space in spaces.items()]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

@@ -1,4 +1,4 @@
-"""Observation and action spaces of Isaac Lab as flat tensors."""
+"""Observation and action spaces as flat tensors."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
-from lockstep.torch.envs.isaac_spaces import action_spec, flat_size, flatten, groups_of, image_shape
+from lockstep.torch.envs.spaces import action_spec, flat_size, flatten, groups_of, image_shape
 
 BOX = spaces.Box(-1, 1, (2,))
 

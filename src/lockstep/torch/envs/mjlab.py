@@ -1,0 +1,154 @@
+"""mjlab's tasks (MuJoCo-Warp) as environments on torch tensors.
+
+mjlab resets in the same step and does not keep the observation before. With `auto_reset=False` it returns that
+observation, and this adapter resets what has ended.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import settings
+from lockstep.config.env import EnvConfig
+from lockstep.envs.load import near
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import kwargs_of
+from lockstep.errors import ConfigError
+from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
+from lockstep.torch.envs.simulator_process import GlobalRandomState, quiet
+from lockstep.torch.envs.spaces import Space, action_spec, chosen_groups, flat_size, joined
+from lockstep.torch.envs.spec_cache import cached_spec
+
+
+def maker(task: str) -> Callable[..., TensorVectorEnv]:
+    """What makes the environments of `task`."""
+    if find_spec("mjlab") is None:
+        raise ConfigError(f"task={task} is mjlab's, which is not installed: pip install 'lockstep-rl[mjlab]'")
+    return functools.partial(MjlabEnv, task)
+
+
+def env_spec(task: str, config: EnvConfig) -> EnvSpec:
+    """The spec of `task`, from the cache or from an environment that is made and closed."""
+
+    def find() -> EnvSpec:
+        env = maker(task)(num_envs=1, device=torch.device("cpu"), **kwargs_of(config))
+        env.close()
+        return env.spec
+
+    return cached_spec("mjlab", task, config, find)
+
+
+class MjlabEnv:
+    """The environments of one shard.
+
+    Args:
+        task: an id of mjlab.
+        num_envs: B.
+        device: of the simulation and of all tensors.
+        policy_keys: groups of observations that the policy receives; empty: `actor`.
+        critic_keys: groups that the value network receives; empty: `critic`.
+        max_episode_steps: truncates episodes here instead of at the task's own limit.
+        overrides: fields of the task's own configuration as nested mappings.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        num_envs: int,
+        device: torch.device,
+        policy_keys: Sequence[str] = (),
+        critic_keys: Sequence[str] = (),
+        max_episode_steps: int | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.num_envs, self.device = num_envs, device
+        self._random = GlobalRandomState()
+        self._env: Any = None
+        with self._random.swapped_in(), quiet():
+            self._env = _start(task, num_envs, device, overrides)
+        if max_episode_steps is not None:
+            self._env.cfg.episode_length_s = max_episode_steps * self._env.step_dt
+        spaces = {name: _gymnasium_space(space) for name, space in self._env.single_observation_space.spaces.items()}
+        self._policy, self._critic = chosen_groups(spaces, policy_keys or ("actor",), critic_keys or ("critic",))
+        self.spec = EnvSpec(
+            observation_size=sum(map(flat_size, self._policy.values())),
+            action=action_spec(_gymnasium_space(self._env.single_action_space)),
+            autoreset="same_step",
+            separately_seedable=False,
+            max_episode_steps=self._env.max_episode_length,
+            critic_size=sum(map(flat_size, self._critic.values())) or None,
+        )
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Start new episodes everywhere, all from the first seed."""
+        with self._random.swapped_in(), quiet():
+            groups, _ = self._env.reset(seed=seeds[0] % 2**31)
+        return self._observation(groups)
+
+    def step(self, action: Tensor) -> TensorStep:
+        """Step all environments, and reset those whose episode ended."""
+        with self._random.swapped_in():
+            groups, reward, terminated, truncated, _ = self._env.step(action)
+            # A reset overwrites the flags.
+            terminated, truncated = terminated.clone(), truncated.clone()
+            observation, final = self._observation(groups), None
+            ended = (terminated | truncated).nonzero().flatten()
+            if len(ended) > 0:
+                final = _copied(observation)
+                groups, _ = self._env.reset(env_ids=ended)
+                observation = self._observation(groups)
+        if self._env.cfg.is_finite_horizon:  # the time left is part of the task: its end is not to be bootstrapped
+            terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
+        return TensorStep(observation, reward, terminated, truncated, final)
+
+    def _observation(self, groups: Mapping[str, Any]) -> Observation:
+        return Observation(joined(self._policy, groups), joined(self._critic, groups) if self._critic else None)
+
+    def close(self) -> None:
+        """Free the simulation."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def _copied(observation: Observation) -> Observation:
+    critic = observation.critic
+    return Observation(observation.policy.clone(), None if critic is None else critic.clone())
+
+
+def _start(task: str, num_envs: int, device: torch.device, overrides: Mapping[str, Any]) -> Any:
+    importlib.import_module("mjlab.tasks")  # registers the tasks
+    registry: Any = importlib.import_module("mjlab.tasks.registry")
+    known: list[str] = registry.list_tasks()
+    if task not in known:
+        raise ConfigError(f"task={task} does not exist in the installed mjlab{near(task, known)}")
+    config: Any = registry.load_env_cfg(task)
+    for name, value in settings.leaves(overrides).items():
+        _set_field(config, name, value)
+    config.scene.num_envs = num_envs
+    config.seed = 0
+    config.auto_reset = False
+    return importlib.import_module("mjlab.envs").ManagerBasedRlEnv(cfg=config, device=str(device))
+
+
+def _set_field(config: Any, name: str, value: Any) -> None:
+    """Set a field of nested dataclasses by its dotted name."""
+    *path, last = name.split(".")
+    node = functools.reduce(lambda node, part: getattr(node, part, None), path, config)
+    if not hasattr(node, last):
+        raise ConfigError(f"env.kwargs {name}={value!r} is no field of the task's configuration{near(last, dir(node))}")
+    setattr(node, last, value)
+
+
+def _gymnasium_space(space: Any) -> Space:
+    """A space of mjlab, which has shapes and bounds only."""
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
+    return gymnasium.spaces.Box(low, high, space.shape, np.float32)

@@ -1,0 +1,60 @@
+"""What a simulator shares with its process: the global random generators and the standard output."""
+
+import io
+import random
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Hold back what a simulator prints while it starts; print it only if the start fails."""
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    except BaseException:
+        sys.stderr.write(printed.getvalue())
+        raise
+
+
+class GlobalRandomState:
+    """A state of the global generators of torch, numpy and Python that belongs to one simulator.
+
+    Isaac Lab and mjlab draw from them. With one state for all, a simulator's numbers would depend on everything else in
+    the process that draws.
+    """
+
+    def __init__(self) -> None:
+        self._own: Any = None
+
+    @contextmanager
+    def swapped_in(self) -> Generator[None]:
+        """Exchange the states of the global generators, and keep those of the simulator afterwards."""
+        others = _random_states()
+        if self._own is not None:
+            _set_random_states(self._own)
+        try:
+            yield
+        finally:
+            self._own = _random_states()
+            _set_random_states(others)
+
+
+def _random_states() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    cpu, cuda, numpy, python = states
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)
+    np.random.set_state(numpy)
+    random.setstate(python)

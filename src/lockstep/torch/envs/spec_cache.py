@@ -1,0 +1,46 @@
+"""Facts about the tasks of a suite that take a start of its simulator or long imports to find, kept on disk."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.env import EnvConfig
+from lockstep.envs.spec import EnvSpec
+
+
+def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer from the cache, or from `find`, which is then kept.
+
+    Args:
+        package: the suite; another version of it has other answers.
+        question: plain values that the answer depends on.
+        find: returns the answer as a tree of plain values.
+    """
+    key = json.dumps([package, version(package), question], sort_keys=True)
+    path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    try:
+        kept = json.loads(path.read_text())
+        if kept["key"] == key:
+            return kept["answer"]
+    except (OSError, ValueError, TypeError, KeyError):
+        pass  # nothing there yet, or a damaged file
+    answer = find()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps({"key": key, "answer": answer}))
+    temporary.replace(path)
+    return answer
+
+
+def cached_spec(package: str, task: str, config: EnvConfig, find: Callable[[], EnvSpec]) -> EnvSpec:
+    """The spec of `task` from the cache, or from `find`."""
+    question = {"spec": task, "kwargs": dict(config.kwargs), "max_episode_steps": config.max_episode_steps}
+    return EnvSpec.from_dict(cached(package, question, lambda: find().to_dict()))
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "tasks"

@@ -1,0 +1,137 @@
+"""The adapter of mjlab, with a simulation that returns terminal observations and waits for a reset."""
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from lockstep.errors import ConfigError
+from lockstep.torch.envs import mjlab
+from lockstep.torch.envs.mjlab import MjlabEnv
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Scene:
+    num_envs: int = 1
+
+
+@dataclass
+class Config:
+    scene: Scene = field(default_factory=Scene)
+    seed: int = 7
+    auto_reset: bool = True
+    is_finite_horizon: bool = False
+    episode_length_s: float = 2.0
+    decimation: int = 2
+
+
+class Simulation:
+    """Positions from torch's global generator; environment 0 ends every third step, by time. Buffers are live."""
+
+    step_dt = 0.5
+    max_episode_length = 4
+
+    def __init__(self, cfg, device):
+        assert not cfg.auto_reset
+        self.cfg = cfg
+        box = SimpleNamespace(shape=(2,), low=-float("inf"), high=float("inf"))
+        self.single_observation_space = SimpleNamespace(spaces={"actor": box, "critic": box})
+        self.single_action_space = SimpleNamespace(shape=(2,), low=-1.0, high=(1.0, 2.0))
+        self._position = torch.zeros(cfg.scene.num_envs, 2)
+        self._flags = torch.zeros(2, cfg.scene.num_envs, dtype=torch.bool)
+        self._pending = False
+        self._steps = 0
+
+    def reset(self, *, seed=None, env_ids=None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        self._position[slice(None) if env_ids is None else env_ids] = torch.rand(2) - 9
+        self._flags.zero_()
+        self._pending = False
+        return self._groups(), {}
+
+    def step(self, action):
+        assert not self._pending
+        self._steps += 1
+        self._position += action + torch.rand(self._position.shape)
+        self._flags[1, 0] = self._steps % 3 == 0
+        self._pending = bool(self._flags.any())
+        return self._groups(), self._position[:, 0], self._flags[0], self._flags[1], {}
+
+    def _groups(self):
+        return {"actor": self._position, "critic": -self._position}
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch):
+    """A package `mjlab` with one task."""
+    registry, envs = ModuleType("mjlab.tasks.registry"), ModuleType("mjlab.envs")
+    registry.list_tasks = lambda: ["Mjlab-Mine"]
+    registry.load_env_cfg = lambda task: Config()
+    envs.ManagerBasedRlEnv = Simulation
+    for name, module in (
+        ("mjlab", ModuleType("mjlab")),
+        ("mjlab.tasks", ModuleType("mjlab.tasks")),
+        ("mjlab.tasks.registry", registry),
+        ("mjlab.envs", envs),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_the_spec_and_both_groups():
+    env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU)
+    assert (env.spec.observation_size, env.spec.critic_size, env.spec.max_episode_steps) == (2, 2, 4)
+    assert (env.spec.action.low, env.spec.action.high) == ((-1, -1), (1, 2))
+    observation = env.reset([1])
+    assert torch.equal(observation.critic, -observation.policy)
+
+
+def test_the_last_observation_of_an_episode_is_kept_and_the_next_episode_begins():
+    env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU)
+    env.reset([1])
+    steps = [env.step(torch.ones(3, 2)) for _ in range(4)]
+    assert [step.final is not None for step in steps] == [False, False, True, False]
+    third = steps[2]
+    assert third.truncated.tolist() == [True, False, False]
+    assert (third.final.policy[0] > third.observation.policy[0] + 3).all()
+    assert torch.equal(third.final.critic, -third.final.policy)
+
+
+def test_the_same_seed_gives_the_same_numbers_whatever_others_draw():
+    found = []
+    for disturb in (False, True):
+        env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU)
+        env.reset([1])
+        for _ in range(5):
+            if disturb:
+                torch.rand(2)
+            step = env.step(torch.zeros(3, 2))
+        found.append(step.observation.policy.clone())
+    assert torch.equal(*found)
+
+
+def test_settings_of_the_task_are_fields_of_its_configuration():
+    env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, decimation=5, max_episode_steps=8)
+    assert (env._env.cfg.decimation, env._env.cfg.episode_length_s) == (5, 4.0)
+    with pytest.raises(ConfigError, match=r"scene.num_env=4 is no field.*did you mean num_envs"):
+        MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, scene={"num_env": 4})
+
+
+def test_unknown_names_are_refused_with_those_that_exist():
+    with pytest.raises(ConfigError, match=r"Mjlab-Mne does not exist.*did you mean Mjlab-Mine"):
+        MjlabEnv("Mjlab-Mne", num_envs=3, device=CPU)
+    with pytest.raises(ConfigError, match=r"env.critic_keys=\['state'\]: there is no group state.*actor, critic"):
+        MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, critic_keys=("state",))
+
+
+def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(mjlab, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"lockstep-rl\[mjlab\]"):
+        mjlab.maker("Mjlab-Mine")
