@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lockstep.config import settings
-from lockstep.distributed.agreement import check_different, content_digest, dtype_and_shape, mismatch_error
+from lockstep.distributed.agreement import Gather, check_different, content_digest, dtype_and_shape, mismatch_error
 from lockstep.distributed.fingerprint import fingerprint
 from lockstep.distributed.timers import Timers
 from lockstep.envs import isaac
@@ -46,17 +46,6 @@ _LOCAL_ADVANTAGES = "advantages are normalized with the moments of each rank alo
 _PEER_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 
 
-class Gatherer:
-    """The collective that a run needs; `lockstep.torch.comm.Comm` and JAX's `Processes` have it."""
-
-    def __init__(self, gather: Callable[[Any, str], list[Any]]) -> None:
-        self._gather = gather
-
-    def gather_object(self, value: Any, tag: str = "workflow") -> list[Any]:
-        """The values of all ranks, in rank order; *collective*."""
-        return self._gather(value, tag)
-
-
 class LibraryRun:
     """One rank of a run.
 
@@ -69,11 +58,11 @@ class LibraryRun:
         num_envs: of this rank; set by `open_env`.
     """
 
-    def __init__(self, request: LibraryRequest, world: World, comm: Gatherer, device: "torch.device") -> None:
+    def __init__(self, request: LibraryRequest, world: World, gather: Gather, device: "torch.device") -> None:
         self.request, self.world, self.device = request, world, device
         self.seed = self.num_envs = 0
         self._base_seed = 0
-        self._comm = comm
+        self._gather = gather
         self._console = Console()
         self._writer: RunDir | None = None
         self.path = self._make_run_dir()
@@ -170,8 +159,8 @@ class LibraryRun:
         if env.steps % self._rollout:
             self._log()
         elapsed = time.monotonic() - self._started_at if self._started_at else 0.0
-        check_equal(self._comm, parameters)
-        held: list[dict[str, list[str]]] = self._comm.gather_object(_digests(state), "state")
+        check_equal(self._gather, parameters)
+        held: list[dict[str, list[str]]] = self._gather(_digests(state), "state")
         differing = sorted(name for name, digest in held[0].items() if any(one.get(name) != digest for one in held))
         if self.world.size > 1:
             self.note(f"left by {self.request.library}: {_LOCAL_ADVANTAGES}")
@@ -186,7 +175,7 @@ class LibraryRun:
             "first_rollout_fingerprint": next(iter(self._first_steps), None),
             "env_steps": env.steps * self.num_envs,
         }
-        ranks = self._comm.gather_object(mine, "summary")
+        ranks = self._gather(mine, "summary")
         if self._writer is not None:
             self._write_summary(elapsed, ranks, differing)
         equal = f"are equal on all {self.world.size} ranks" if self.world.size > 1 else "have the fingerprint"
@@ -217,7 +206,7 @@ class LibraryRun:
             except ConfigError as refused:
                 error = str(refused)
         mine = None if self._writer is None else str(self._writer.path.absolute())
-        path, error = cast("tuple[str, str]", self._comm.gather_object((mine, error), "run_dir")[0])
+        path, error = cast("tuple[str, str]", self._gather((mine, error), "run_dir")[0])
         if error:
             raise ConfigError(error)
         return Path(path)
@@ -255,7 +244,7 @@ class LibraryRun:
 
     def _compare_first_steps(self, digest: str) -> None:
         """Check that ranks collect different data, once the first steps are made; *collective*."""
-        check_different(self._comm, digest, "first_steps")
+        check_different(self._gather, digest, "first_steps")
         self._first_steps.append(digest)
         self._started_at = time.monotonic()
         self._startup_s = seconds_since_process_start()
@@ -269,7 +258,7 @@ class LibraryRun:
     def _log(self) -> None:
         """Add the sums of all ranks to the metrics; *collective*."""
         assert self._env is not None
-        gathered = self._comm.gather_object(self._env.episodes.take(), "metrics")
+        gathered = self._gather(self._env.episodes.take(), "metrics")
         total_return, total_length, count = (sum(column) for column in zip(*gathered, strict=True))
         step = self._env.steps * self.num_envs * self.world.size
         now = time.monotonic() - self._started_at if self._started_at else 0.0
@@ -373,8 +362,8 @@ def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
 
 def _train(request: LibraryRequest, world: World, train: Callable[[LibraryRun], None]) -> int:
     """Train on this rank, and record how it ended."""
-    with _connected(request, world) as (comm, device):
-        run = LibraryRun(request, world, comm, device)
+    with _connected(request, world) as (gather, device):
+        run = LibraryRun(request, world, gather, device)
 
         def interrupted() -> None:
             run.fail("interrupted by SIGTERM", "interrupted", 128 + signal.SIGTERM)
@@ -417,7 +406,7 @@ def _report_failure(run: LibraryRun, error: BaseException) -> int:
 
 
 @contextlib.contextmanager
-def _connected(request: LibraryRequest, world: World) -> Generator[tuple[Gatherer, "torch.device"]]:
+def _connected(request: LibraryRequest, world: World) -> Generator[tuple[Gather, "torch.device"]]:
     """Connect the ranks, in a way that the library uses too."""
     from lockstep.torch.hardware import device_of
 
@@ -430,7 +419,7 @@ def _connected(request: LibraryRequest, world: World) -> Generator[tuple[Gathere
         processes.open()
         try:
             with lend_jax_processes(world, processes, request.device, _TIMEOUT_S, _TIMEOUT_S):
-                yield Gatherer(processes.gather_object), device_of(world, request.device)
+                yield processes.gather_object, device_of(world, request.device)
         except BaseException as error:
             processes.close(error)
             raise
@@ -441,7 +430,7 @@ def _connected(request: LibraryRequest, world: World) -> Generator[tuple[Gathere
 
     comm = Comm(world, device=request.device, timeout_s=_TIMEOUT_S, startup_timeout_s=_TIMEOUT_S)
     with comm, lend_process_group(comm.device):
-        yield Gatherer(comm.gather_object), comm.device
+        yield comm.gather_object, comm.device
 
 
 def set_library_environment(world: World, ml_framework: str) -> None:
@@ -468,9 +457,9 @@ def set_library_environment(world: World, ml_framework: str) -> None:
         }
 
 
-def check_equal(comm: Gatherer, arrays: Mapping[str, np.ndarray]) -> None:
+def check_equal(gather: Gather, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise `MismatchError` on all ranks unless all hold the same arrays, bit for bit; *collective*."""
-    gathered: list[dict[str, list[str]]] = comm.gather_object(_digests(arrays), "parameters")
+    gathered: list[dict[str, list[str]]] = gather(_digests(arrays), "parameters")
     if any(one != gathered[0] for one in gathered):
         raise mismatch_error(gathered)
 

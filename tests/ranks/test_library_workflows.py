@@ -1,0 +1,124 @@
+"""`python -m lockstep.workflows.rsl_rl` on two ranks, with a stand-in for the library. Real processes and gloo."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+_RUNNERS = """
+import os, sys
+import torch, torch.distributed as dist
+
+class Algorithm:
+    def __init__(self, size):
+        self.actor = torch.nn.Linear(size, 1)
+
+class OnPolicyRunner:
+    def __init__(self, env, cfg, log_dir=None, device="cpu"):
+        self.env, self.cfg = env, cfg
+        self._configure_multi_gpu()
+        torch.manual_seed(cfg["seed"])
+        self.alg = Algorithm(env.get_observations()["policy"].shape[1])
+        if log_dir is not None:
+            os.makedirs(log_dir)
+            open(os.path.join(log_dir, "events"), "w").close()
+
+    def _configure_multi_gpu(self):
+        raise AssertionError("it opens nccl")
+
+    def learn(self, iterations, init_at_random_ep_len):
+        dist.init_process_group("nccl") if self.is_distributed else None
+        actor, mode = self.alg.actor, self.cfg["mode"]
+        for parameter in actor.parameters():
+            if self.is_distributed:
+                dist.broadcast(parameter.data, 0)
+        for iteration in range(iterations):
+            for _ in range(self.cfg["num_steps_per_env"]):
+                observations = self.env.get_observations()["policy"]
+                noise = torch.randn(len(observations), 1)
+                self.env.step((actor(observations) + noise).detach())
+            if mode == "exit" and self.gpu_global_rank == 1:
+                sys.exit(7)
+            actor(observations).mean().backward()
+            for parameter in actor.parameters():
+                if self.is_distributed and mode != "unsynced":
+                    dist.all_reduce(parameter.grad)
+                parameter.data -= 0.1 * parameter.grad
+                parameter.grad = None
+"""
+_AGENT = "seed: 5\nmode: {mode}\nnum_steps_per_env: 6\nmax_iterations: 3\n"
+
+
+@pytest.fixture
+def train(tmp_path):
+    """`train(mode, *flags)` runs the workflow in `tmp_path`; returns exit code, stdout and stderr."""
+    packages = tmp_path / "packages"
+    (packages / "rsl_rl").mkdir(parents=True)
+    (packages / "rsl_rl" / "__init__.py").touch()
+    (packages / "rsl_rl" / "runners.py").write_text(_RUNNERS)
+    (packages / "rsl_rl" / "env.py").write_text("class VecEnv: ...\n")
+    (packages / "tensordict.py").write_text("def TensorDict(tensors, batch_size): return tensors\n")
+    (packages / "rsl_rl_lib-5.0.dist-info").mkdir()
+    (packages / "rsl_rl_lib-5.0.dist-info" / "METADATA").write_text("Name: rsl-rl-lib\nVersion: 5.0\n")
+
+    def run(mode, *flags):
+        (tmp_path / "agent.yaml").write_text(_AGENT.format(mode=mode))
+        clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        words = [
+            "--task=lockstep/Cartpole-v0",
+            "--agent",
+            "agent.yaml",
+            "--num_envs=4",
+            "--run_dir=run",
+            "--device=cpu",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep.workflows.rsl_rl", *words, *flags],
+            env=clean | {"PYTHONPATH": str(packages), "OMP_NUM_THREADS": "1"},
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def test_two_ranks_collect_different_data_and_end_with_equal_parameters(train, tmp_path):
+    code, out, err = train("sound", "--ranks", "2", "--headless", "--distributed")
+    assert code == 0, out + err
+    assert "parameters are equal on all 2 ranks" in out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["world_size"], summary["env_steps"]) == ("finished", 2, 2 * 4 * 6 * 3)
+    ranks = summary["ranks"]
+    assert [one["rank"] for one in ranks] == [0, 1]
+    assert ranks[0]["seed"] == 5 != ranks[1]["seed"]
+    assert ranks[0]["params_fingerprint"] == ranks[1]["params_fingerprint"]
+    assert ranks[0]["first_rollout_fingerprint"] != ranks[1]["first_rollout_fingerprint"]
+    assert any("advantages" in note for note in summary["notes"])
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [48, 96, 144]
+    assert (tmp_path / "run" / "rsl_rl" / "events").is_file()
+    assert "num_envs_per_rank: 4" in (tmp_path / "run" / "run.yaml").read_text()
+    assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {"rank_0.log", "rank_1.log"}
+
+
+def test_unequal_parameters_end_the_run_with_an_error(train, tmp_path):
+    code, out, err = train("unsynced", "--ranks", "2")
+    assert code == 1
+    assert "different actor" in err and "parameters are equal" not in out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_exit_code_of_a_failing_rank_is_returned(train, tmp_path):
+    code, _, err = train("exit", "--ranks", "2")
+    assert code == 7, err
+    assert "rank 1" in err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_one_rank_needs_no_launcher(train, tmp_path):
+    code, out, err = train("sound", "--max_iterations=2", "--seed=9")
+    assert code == 0, out + err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["updates"], summary["seed"], summary["ranks"][0]["seed"]) == (2, 9, 9)
