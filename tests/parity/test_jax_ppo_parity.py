@@ -34,7 +34,7 @@ CASES = {
         {},
     ),
     "adaptive": ({"learning_rate_schedule": "adaptive", "desired_kl": 0.004}, {}),
-    "normalizers": ({"normalize_observation": True, "normalize_return": True}, {}),
+    "normalizers": ({"normalize_observation": True, "normalize_return": True, "reward_scale": 0.3}, {}),
     "continuous": ({"learning_rate": 1e-3}, {"action": "continuous"}),
     "multi_discrete": ({}, {"action": "multi_discrete"}),
     "images": ({"num_epochs": 2, "num_minibatches": 2, "learning_rate": 2e-4, "clip_range": 2e-4}, {"image": IMAGE}),

@@ -34,6 +34,8 @@ class PPOConfig:
     """`linear` falls to 0 at `total_steps`; `adaptive` follows the global KL: see `desired_kl`."""
     desired_kl: float = 0.01
     """`adaptive` only: divide the rate by 1.5 when an epoch's global KL exceeds twice this, multiply it below half."""
+    reward_scale: float = 1.0
+    """Multiplies rewards before anything learns from them; not in the statistics of episodes."""
     gamma: float = 0.99
     """Discount per step."""
     gae_lambda: float = 0.95
@@ -64,7 +66,7 @@ class PPOConfig:
         for name in ("num_steps", "num_epochs", "num_minibatches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps"):
+        for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps", "reward_scale"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
         for name in ("value_clip_range", "max_grad_norm", "target_kl"):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lockstep.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvConfig:
@@ -16,6 +18,21 @@ class EnvConfig:
     """`auto`: the task's own vectorized entry point if it has one, else `sync`; `async`: a process per environment."""
     max_episode_steps: int | None = None
     """Truncate episodes here instead of at the task's own limit."""
+    policy_keys: tuple[str, ...] = ()
+    """Groups of observations that the policy receives, joined in this order; empty: the task's own choice."""
+    critic_keys: tuple[str, ...] = ()
+    """Groups of observations that the value network receives; empty: the task's own choice."""
+    clip_action: float | None = None
+    """Clip continuous actions to within this of 0, besides the task's own bounds; `null`: only the task's own."""
+    clip_observation: float | None = None
+    """Clip observations, before they are normalized, to within this of 0."""
     placement: Literal["auto", "host", "device"] = "auto"
     """Where PPO steps the environments: `host` (numpy) or `device` (tensors of `ml_framework` on the learner's device).
     `auto`: on the device if the task is only there, or is there faster."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that leave nothing."""
+        for name in ("clip_action", "clip_observation"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"env.{name}={value} must be greater than 0, or null to switch it off")

@@ -16,6 +16,7 @@ from gymnasium.wrappers import TimeLimit
 from lockstep.config.env import EnvConfig
 from lockstep.envs import atari
 from lockstep.envs.adapters import Env, EnvFactory, SingleEnvs, VectorizedTask, config_errors
+from lockstep.envs.groups import ObservationGroups, no_groups
 from lockstep.envs.load import load_object, near
 from lockstep.envs.spaces import action_spec, image_shape, observation_size
 from lockstep.envs.spec import EnvSpec
@@ -32,6 +33,7 @@ def known_tasks() -> list[str]:
 
 def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training: bool = True) -> VectorEnv:
     """The vector environment of a registered Gymnasium id."""
+    _refuse_critic_keys(config, task)
     registered = gymnasium.registry.get(task)
     if registered is None:
         known = known_tasks()  # registers Atari games as a side effect
@@ -42,6 +44,8 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
                 "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood)"
             )
     if atari.is_game(registered):
+        if config.policy_keys:
+            raise no_groups(config.policy_keys, f"{task} observes images")
         return _games(registered, config, num_envs, render=render, training=training)
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit = registered.max_episode_steps if config.max_episode_steps is None else config.max_episode_steps
@@ -90,7 +94,11 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
     """
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit, threshold = config.max_episode_steps, _number(getattr(cls, "reward_threshold", None))
+    if issubclass(cls, GymnasiumVectorEnv | gymnasium.Env):
+        _refuse_critic_keys(config, task)
     if issubclass(cls, GymnasiumVectorEnv):
+        if config.policy_keys:
+            raise no_groups(config.policy_keys, f"{task} is vectorized itself")
         if config.wrappers or config.vectorization not in ("auto", "entry_point"):
             raise ConfigError(f"task={task} is vectorized itself: remove env.wrappers and env.vectorization")
         limits = {} if limit is None else {"max_episode_steps": limit}
@@ -126,7 +134,10 @@ def creator_of_class(cls: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> 
 
 def env_factory(create: Callable[[], Env], task: str, config: EnvConfig) -> EnvFactory:
     """The factory of the environments of a shard, with the wrappers of the config."""
-    return EnvFactory(create, tuple(load_object(path, "env.wrappers") for path in config.wrappers), task, os.getpid())
+    wrappers = [load_object(path, "env.wrappers") for path in config.wrappers]
+    if config.policy_keys:
+        wrappers.append(partial(ObservationGroups, keys=config.policy_keys))
+    return EnvFactory(create, tuple(wrappers), task, os.getpid())
 
 
 def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> str | None:
@@ -135,6 +146,8 @@ def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str
         return "the task has no vectorized entry point"
     if config.wrappers or registered.additional_wrappers:
         return "wrappers need single environments"
+    if config.policy_keys:
+        return "env.policy_keys needs single environments"
     if config.max_episode_steps is not None and registered.max_episode_steps is None:
         return "its entry point takes no max_episode_steps"
     with config_errors(registered.id):
@@ -143,6 +156,15 @@ def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return f"its entry point takes no {', '.join(unknown)}"
     return None
+
+
+def _refuse_critic_keys(config: EnvConfig, task: str) -> None:
+    """Refuse an observation of the critic's own, which environments of Gymnasium do not have."""
+    if config.critic_keys:
+        raise ConfigError(
+            f"env.critic_keys={list(config.critic_keys)}: {task} is an environment of Gymnasium, whose critic has the "
+            "policy's observation; leave it out"
+        )
 
 
 def _number(threshold: float | None) -> float | None:

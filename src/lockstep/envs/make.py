@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
+from lockstep.envs.limits import LimitedEnv, has_limits, without_limits
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import (
@@ -43,13 +44,19 @@ def make_vector_env(
         training: `False` disables training aids (Atari: episodic life and reward clipping).
     """
     _check(config, num_envs)
+    env = _make(task, config, num_envs, render=render, training=training)
+    return LimitedEnv(env, config, task) if has_limits(config) else env
+
+
+def _make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
+    """The environments without the limits of `lockstep.envs.limits`."""
     if render:  # without this SDL, which Gymnasium's tasks render with, searches for a display and prints errors
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if on_device(task) or on_tensors(task):
         if render:
             raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
         module = jax_module if on_device(task) else torch_module
-        return module("host", task).make(task, config, num_envs)
+        return module("host", task).make(task, without_limits(config), num_envs)
     if task in BUILT_IN:
         module, name = BUILT_IN[task]
         return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)

@@ -23,6 +23,12 @@ BUILT_IN = {
 """Classes of the built-in tasks, which need only numpy."""
 
 
+SETTINGS = ("max_episode_steps", "policy_keys", "critic_keys")
+"""Settings of environments that are passed to a class as keyword arguments."""
+GROUPS = ("policy_keys", "critic_keys")
+"""Those that choose groups of observations: only a class that names them takes them."""
+
+
 class VectorEnv(Protocol):
     """The environments of one shard, stepped together.
 
@@ -69,9 +75,9 @@ class VectorEnv(Protocol):
 
 
 def kwargs_of(config: EnvConfig) -> dict[str, Any]:
-    """The keyword arguments of an environment class: `env.kwargs`, and `max_episode_steps` if it is set."""
-    limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-    return dict(config.kwargs) | limits
+    """The keyword arguments of an environment class: `env.kwargs`, and the settings of `SETTINGS` that are set."""
+    chosen = {name: getattr(config, name) for name in SETTINGS}
+    return dict(config.kwargs) | {name: value for name, value in chosen.items() if value not in (None, ())}
 
 
 def refuse_single_env_settings(config: EnvConfig, reason: str) -> None:
@@ -89,13 +95,17 @@ def refuse_unknown_kwargs(creator: Any, kwargs: dict[str, Any], task: str) -> No
         parameters = inspect.signature(creator).parameters.values()
     except (TypeError, ValueError):  # no signature available; the call itself will fail
         return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     known = [
         p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name not in ("num_envs", "render_mode")
     ]
     for name in kwargs:
-        if name not in known:
-            setting = "env.max_episode_steps" if name == "max_episode_steps" else f"env.kwargs {name}"
+        if name in GROUPS and name not in known:
+            raise ConfigError(
+                f"env.{name}={list(kwargs[name])} is for tasks whose observations have groups; {task} has none: "
+                "leave it out"
+            )
+        if not takes_all and name not in known:
+            setting = f"env.{name}" if name in SETTINGS else f"env.kwargs {name}"
             takes = ", ".join(known) or "no keyword arguments"
             raise ConfigError(f"{setting}={kwargs[name]!r} is unknown to {task}{near(name, known)} (it takes {takes})")

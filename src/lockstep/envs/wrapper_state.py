@@ -20,6 +20,7 @@ from gymnasium.envs.classic_control import (
 )
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
+from lockstep.envs.groups import ObservationGroups
 from lockstep.envs.state import has_state_methods
 
 ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
@@ -39,6 +40,7 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
     wrappers.RescaleAction: (),
     wrappers.RescaleObservation: (),
     wrappers.ReshapeObservation: (),
+    ObservationGroups: (),
 }
 """The attributes that determine the next step, besides the random generator, by class.
 

@@ -78,7 +78,9 @@ class BatchBuilder:
         self._precision = precision
         size = policy.spec.observation_size if config.normalize_observation else None
         gamma = config.gamma if config.normalize_return else None
-        self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs)
+        self.normalizers = Normalizers(
+            size, gamma, len(comm.world.shards), shard_envs, reward_scale=config.reward_scale
+        )
         self.fault: tuple[str, int] | None = None
         self._flat = flat = FlatParameters(policy.params)
         self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
@@ -147,11 +149,10 @@ class BatchBuilder:
             where = times, np.concatenate([envs for _, envs, _ in rollout.final])
             final_value[where] = np.concatenate([value(chunk) for chunk in chunks])[: len(final)]
             is_final[where] = 1.0
-        returns = self.normalizers.returns
         columns = (
             self._normalize(rollout.observation),
             rollout.action if rollout.action.dtype == np.float32 else rollout.action.astype(np.int32),
-            rollout.reward if returns is None else returns.scale(rollout.reward),
+            self.normalizers.scaled_reward(rollout.reward),
             rollout.terminated.astype(np.float32),
             rollout.ended.astype(np.float32),
             rollout.weight,

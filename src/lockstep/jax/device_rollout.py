@@ -37,11 +37,22 @@ class DeviceRollout:
         num_steps: T.
         shard_envs: B.
         gamma: discount, for the normalizer of returns.
+        reward_scale: multiplies rewards before anything learns from them.
     """
 
-    def __init__(self, env: PackedEnv, policy: Policy, *, num_steps: int, shard_envs: int, gamma: float) -> None:
+    def __init__(
+        self,
+        env: PackedEnv,
+        policy: Policy,
+        *,
+        num_steps: int,
+        shard_envs: int,
+        gamma: float,
+        reward_scale: float = 1.0,
+    ) -> None:
         self._env, self._policy = env, policy
         self._num_steps, self._size, self._gamma = num_steps, shard_envs, gamma
+        self._reward_scale = reward_scale
         self._clip = _clipper(env.spec)
 
     def begin(self, keys: Array, action_key: Array, order_key: Array) -> Shard:
@@ -73,7 +84,7 @@ class DeviceRollout:
         (state, observation, *episode), seen = jax.lax.scan(
             lambda carry, drawn: self._step(params, normalizers, carry, drawn), start, self._draw(shard, update)
         )
-        reward, sums = seen.reward, list[Array]()
+        reward, sums = seen.reward * self._reward_scale, list[Array]()
         last = observation[None]
         if "observations" in normalizers:
             assert seen.raw is not None
@@ -133,7 +144,7 @@ class DeviceRollout:
         state, observation, value = jax.lax.cond(ended.any(), begin, lambda: (state, final, none))
         counted = jnp.where(jnp.isfinite(reward), reward, 0.0)
         returned, length = returned + counted, length + 1
-        grown = self._gamma * discounted + counted if "returns" in normalizers else None
+        grown = self._gamma * discounted + self._reward_scale * counted if "returns" in normalizers else None
         totals = StepRecord(
             None if observations is None else raw, seen, parameters, action, reward, terminated.astype(jnp.float32),
             ended.astype(jnp.float32), value, is_final.astype(jnp.float32), returned, length, grown,

@@ -82,7 +82,10 @@ class DeviceCollector:
         self._comm = comm
         self._size = size
         self._batch_size = run.num_envs * config.num_steps
-        self._rollout = DeviceRollout(env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma)
+        self._rollout = DeviceRollout(
+            env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma,
+            reward_scale=config.reward_scale,
+        )  # fmt: skip
         start = jax.jit(self._rollout.begin)
         with jax.default_device(comm.devices[0]):
             parts = [jax.device_get(start(*keys_of(run.seed, shard, size))) for shard in world.shards]

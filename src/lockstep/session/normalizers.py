@@ -59,6 +59,7 @@ class Normalizers:
         num_shards: K.
         shard_envs: B.
         critic_size: F of the critic's own observations; None if it has none, or they are not normalized.
+        reward_scale: multiplies rewards first.
 
     Attributes:
         observations: None where observations are not normalized.
@@ -74,7 +75,9 @@ class Normalizers:
         num_shards: int,
         shard_envs: int,
         critic_size: int | None = None,
+        reward_scale: float = 1.0,
     ) -> None:
+        self.reward_scale = reward_scale
         self.observations = None if observation_size is None else RunningMoments(observation_size)
         self.critic_observations = None if critic_size is None else RunningMoments(critic_size)
         self.returns = None if gamma is None else RunningMoments(1)
@@ -89,6 +92,11 @@ class Normalizers:
         }
         return {name: moments for name, moments in named.items() if moments is not None}
 
+    def scaled_reward(self, reward: np.ndarray) -> np.ndarray:
+        """Rewards as the learner receives them: scaled, and divided by the deviation of the return if that is on."""
+        scaled = reward * np.float32(self.reward_scale)
+        return scaled if self.returns is None else self.returns.scale(scaled)
+
     def sums(self, comm: Comm, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         """The sums of each local shard for all moments, to be summed over shards; *collective* in the first update.
 
@@ -102,7 +110,8 @@ class Normalizers:
             rows["observations"] = [r.observation[:-1].reshape(-1, r.observation.shape[-1]) for r in rollouts]
         if self.returns is not None:
             pairs = zip(self.discounted, rollouts, strict=True)
-            rows["returns"] = [returns.update(r.reward, r.ended).reshape(-1, 1) for returns, r in pairs]
+            scale = np.float32(self.reward_scale)
+            rows["returns"] = [returns.update(r.reward * scale, r.ended).reshape(-1, 1) for returns, r in pairs]
         begin(comm, [(moments, rows[name]) for name, moments in self.named().items()], weights)
         return [
             np.concatenate([np.zeros(0), *(m.sums(rows[name][k], weight) for name, m in self.named().items())])

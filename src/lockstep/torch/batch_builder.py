@@ -90,8 +90,7 @@ class BatchBuilder:
         next_value = values[1:].clone()
         for t, envs, final in rollout.final:  # the next row is already the next episode's: bootstrap from the true one
             next_value[t, torch.from_numpy(envs)] = self._policy(self._normalized(final))[1].float()
-        returns = self._normalizers.returns
-        reward = rollout.reward if returns is None else returns.scale(rollout.reward)
+        reward = self._normalizers.scaled_reward(rollout.reward)
         columns = (reward, rollout.terminated, rollout.ended, rollout.weight)
         return EvaluatedRollout(
             observation[:-1].flatten(0, 1),

@@ -129,7 +129,7 @@ class _Buffer:
 class _Shard:
     """The environments of one shard, and the tensors of their rollout."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
         self,
         env: TensorVectorEnv,
         policy: Policy,
@@ -138,6 +138,7 @@ class _Shard:
         num_steps: int,
         moments: dict[str, DeviceMoments],
         gamma: float,
+        reward_scale: float,
         generator: torch.Generator,
     ) -> None:
         spec, size, device = env.spec, env.num_envs, env.device
@@ -147,6 +148,7 @@ class _Shard:
         self._policy = policy
         self._returns = moments.get("returns")
         self._gamma = gamma
+        self._reward_scale = reward_scale
         self._same_step = spec.autoreset == "same_step"
         self._clip = clipper(spec.action, device)
         names = ("observations", "critic_observations")
@@ -228,13 +230,14 @@ class _Shard:
         _, episodes, sums = np.split(facts, [1, 1 + 2 * len(env)])
         self.episodes.report(episodes.reshape(2, -1))
         flat = [group.seen[:-1].flatten(0, 1) for group in self.groups]
+        scaled = reward * self._reward_scale
         evaluated = EvaluatedRollout(
             observation=flat[0],
             action=self.action.flatten(0, 1),
             parameters=self._parameters.flatten(0, 1),
             value=self._value[:-1],
             next_value=next_value,
-            reward=reward if self._returns is None else self._returns.scale(reward),
+            reward=scaled if self._returns is None else self._returns.scale(scaled),
             terminated=self._terminated.float(),
             ended=ended.float(),
             weight=weight,
@@ -266,7 +269,7 @@ class _Shard:
 
     def _discounted_returns(self) -> Tensor:
         """G_t = r_t + gamma G_{t-1} of every step [T, B]; an episode starts at 0. See `DiscountedReturns`."""
-        reward = self._reward.double().nan_to_num(0.0, 0.0, 0.0)
+        reward = (self._reward * self._reward_scale).double().nan_to_num(0.0, 0.0, 0.0)
         continues = (~self.ended[1:]).double()
         discounted = torch.empty_like(reward)
         for t in range(len(reward)):
@@ -333,7 +336,7 @@ class TensorCollector:
             self._shards.append(
                 _Shard(
                     env, policy, first=first, num_steps=num_steps, moments=self._moments, gamma=gamma,
-                    generator=generator,
+                    reward_scale=normalizers.reward_scale, generator=generator,
                 )
             )  # fmt: skip
         self._begin_normalizers(comm, normalizers)

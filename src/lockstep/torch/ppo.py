@@ -58,7 +58,9 @@ class PPO:
         size = policy.spec.observation_size if config.normalize_observation else None
         gamma = config.gamma if config.normalize_return else None
         critic_size = policy.spec.critic_size if config.normalize_observation else None
-        self.normalizers = Normalizers(size, gamma, len(comm.world.shards), shard_envs, critic_size)
+        self.normalizers = Normalizers(
+            size, gamma, len(comm.world.shards), shard_envs, critic_size, config.reward_scale
+        )  # fmt: skip
         self.observations = self.normalizers.observations
         self.returns = self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]

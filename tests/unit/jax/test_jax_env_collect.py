@@ -27,7 +27,7 @@ from quick import others_slow
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from device_envs import Drift
 
-T, B, GAMMA, UPDATE = 40, 4, 0.9, 3
+T, B, GAMMA, UPDATE, SCALE = 40, 4, 0.9, 3, 0.5
 
 
 def frozen(mean, variance):
@@ -39,10 +39,10 @@ def frozen(mean, variance):
 FROZEN = {"observations": frozen([0.1, 0.4], [0.2, 0.1]), "returns": frozen([0.0], [4.0])}
 
 
-def made(continuous=False, **kwargs):
+def made(continuous=False, reward_scale=1.0, **kwargs):
     env = PackedEnv(Drift(continuous=continuous, **kwargs))
     policy = Policy(env.spec, NetworkConfig(hidden=(8,)), seed=1)
-    collect = DeviceRollout(env, policy, num_steps=T, shard_envs=B, gamma=GAMMA)
+    collect = DeviceRollout(env, policy, num_steps=T, shard_envs=B, gamma=GAMMA, reward_scale=reward_scale)
     return env, policy, collect, jax.jit(collect.begin)(*keys_of(0, 1, B))
 
 
@@ -83,7 +83,7 @@ def by_hand(env, policy, shard, normalizers):
     ids=["discrete-plain", "discrete-normalized", "continuous-plain", "continuous-normalized"],
 )
 def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
-    env, policy, collect, shard = made(continuous, max_episode_steps=9, push=0.2)
+    env, policy, collect, shard = made(continuous, SCALE, max_episode_steps=9, push=0.2)
     after, steps, sums = jax.jit(collect.rollout)(policy.params, normalizers, shard, jnp.int32(UPDATE))
     seen, action, rows = by_hand(env, policy, shard, normalizers)
     np.testing.assert_allclose(steps.observation, seen, atol=1e-4)
@@ -92,7 +92,7 @@ def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
         np.testing.assert_array_equal(getattr(steps, name), rows[name])
     final = np.asarray(steps.final_value)[rows["is_final"] > 0]
     np.testing.assert_allclose(final, rows["final_value"][rows["is_final"] > 0], atol=1e-4)
-    reward = rows["reward"] / np.sqrt(4 + 1e-8) if normalizers else rows["reward"]
+    reward = SCALE * rows["reward"] / (np.sqrt(4 + 1e-8) if normalizers else 1)
     np.testing.assert_allclose(steps.reward, reward, atol=1e-4)
     assert rows["terminated"].sum() >= 1
     assert rows["is_final"].sum() >= 4
@@ -112,7 +112,7 @@ def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
         raw = (seen[:-1] * np.sqrt(np.array([0.2, 0.1]) + 1e-8) + np.array([0.1, 0.4])).reshape(-1, 2)
         expected = host.sums(raw, np.ones(T * B))
         np.testing.assert_allclose(sums[:5], expected, rtol=1e-3, atol=1e-2)
-        given = discounted.update(rows["reward"], where)
+        given = discounted.update(SCALE * rows["reward"], where)
         np.testing.assert_allclose(sums[5:], [T * B, given.sum(), np.square(given).sum()], rtol=1e-3)
         np.testing.assert_allclose(after.discounted, discounted.value, rtol=1e-3, atol=1e-4)
 

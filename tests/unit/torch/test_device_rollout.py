@@ -30,18 +30,26 @@ CPU = torch.device("cpu")
 STEPS, ENVS = 12, 4
 
 
-def collector(normalize=False, world=None, policy=None, **kwargs):
+def collector(normalize=False, world=None, policy=None, reward_scale=1.0, **kwargs):
     world = world or World()
     comm = Comm(world, device="cpu")
     envs = [make_tensor_env(WALK, EnvConfig(kwargs=kwargs), ENVS, CPU) for _ in world.shards]
     spec = envs[0].spec
     policy = policy or Policy(spec, NetworkConfig(hidden=(8,)), seed=1)
     sizes = (1, 0.9, len(envs), ENVS, spec.critic_size) if normalize else (None, None, len(envs), ENVS)
-    normalizers = Normalizers(*sizes)
+    normalizers = Normalizers(*sizes, reward_scale=reward_scale)
     made = TensorCollector(
         comm, envs, policy, normalizers, num_steps=STEPS, gamma=0.9, seed=3, timers=Timers()
     )  # fmt: skip
     return made, policy, normalizers
+
+
+def test_reward_scale_leaves_episodes_as_they_are():
+    (plain, *_), (scaled, *_) = (collector(normalize=True, reward_scale=scale) for scale in (1.0, 0.5))
+    (first,), (second,) = plain.collect(), scaled.collect()
+    np.testing.assert_array_equal(second.evaluated.reward, 0.5 * first.evaluated.reward)
+    np.testing.assert_array_equal(plain.episodes[0].returns, scaled.episodes[0].returns)
+    np.testing.assert_allclose(second.normalizer_sums[-2:], first.normalizer_sums[-2:] * [0.5, 0.25])
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])

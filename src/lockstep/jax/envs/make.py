@@ -5,11 +5,13 @@ import inspect
 from typing import Any, cast
 
 from lockstep.config.env import EnvConfig
+from lockstep.envs.limits import has_limits
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.interface import DeviceEnv
+from lockstep.jax.envs.limits import LimitedEnv
 
 BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
 """Classes of the tasks `jax/NAME`."""
@@ -40,7 +42,8 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
         raise ConfigError(f"task={task}: {error}") from error
     except Exception as error:
         raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
-    return _check_protocol(env, task)
+    checked = _check_protocol(env, task)
+    return LimitedEnv(checked, config, task) if has_limits(config) else checked
 
 
 def _find_maker(task: str) -> Any:

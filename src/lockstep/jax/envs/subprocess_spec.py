@@ -43,7 +43,7 @@ def _run_subprocess(task: str, config: str) -> EnvSpec:
 def main(task: str, config: str) -> int:
     """Print the spec, or the error, as the last line; returns the exit code."""
     settings = json.loads(config)
-    settings["wrappers"] = tuple(settings["wrappers"])
+    settings |= {name: tuple(settings[name]) for name in ("wrappers", "policy_keys", "critic_keys")}
     try:
         spec = make_device_env(task, EnvConfig(**settings)).spec
     except ConfigError as error:

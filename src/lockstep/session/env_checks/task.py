@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.config.env import EnvConfig
 from lockstep.envs import gymnasium as tasks
 from lockstep.envs.adapters import Env, SingleEnvs, VectorizedTask
+from lockstep.envs.limits import without_limits
 from lockstep.envs.load import load_module
 from lockstep.envs.make import jax_module, make_vector_env, on_device
 from lockstep.envs.spec import EnvSpec
@@ -44,6 +45,7 @@ def check_task(task: str, config: EnvConfig, report: Report, limits: Limits, *, 
     Raises:
         ConfigError: the task does not exist, or cannot be made with this config.
     """
+    config = without_limits(config)  # the faults are those of the environment itself
     with _preserve_random_state(), warnings.catch_warnings(), suppress(CheckEndedError):
         warnings.simplefilter("ignore")
         if on_device(task):

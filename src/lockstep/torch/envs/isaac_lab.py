@@ -35,7 +35,17 @@ def maker(task: str) -> Callable[..., TensorVectorEnv]:
     return functools.partial(_make, task)
 
 
-def _make(task: str, *, num_envs: int, device: torch.device, **kwargs: Any) -> TensorVectorEnv:
+def _make(
+    task: str,
+    *,
+    num_envs: int,
+    device: torch.device,
+    policy_keys: Sequence[str] = (),
+    critic_keys: Sequence[str] = (),
+    **kwargs: Any,
+) -> TensorVectorEnv:
+    groups = {"policy_keys": tuple(policy_keys), "critic_keys": tuple(critic_keys)}
+    kwargs |= {name: keys for name, keys in groups.items() if keys}
     if _open:
         return WorkerEnv(task, EnvConfig(kwargs=kwargs), num_envs, device)
     return IsaacLabEnv(task, num_envs=num_envs, device=device, **kwargs)

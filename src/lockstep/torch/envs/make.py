@@ -8,6 +8,7 @@ import torch
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
+from lockstep.envs.limits import has_limits, limited_spec, without_limits
 from lockstep.envs.load import load_module
 from lockstep.envs.make import stays_on_device
 from lockstep.envs.spec import EnvSpec
@@ -15,6 +16,7 @@ from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_u
 from lockstep.errors import ConfigError, RunError
 from lockstep.run import Run
 from lockstep.torch.envs.interface import TensorVectorEnv
+from lockstep.torch.envs.limits import LimitedEnv
 
 BUILT_IN = {"lockstep/Cartpole-v0": ("lockstep.torch.envs.cartpole", "Cartpole")}
 """Classes of the built-in tasks."""
@@ -60,14 +62,15 @@ def make_tensor_env(task: str, config: EnvConfig, num_envs: int, device: torch.d
         raise ConfigError(f"task={task}: {error}") from error
     except Exception as error:
         raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
-    return _check_protocol(env, task, num_envs)
+    checked = _check_protocol(env, task, num_envs)
+    return LimitedEnv(checked, config, task) if has_limits(config) else checked
 
 
 def tensor_env_spec(task: str, config: EnvConfig) -> EnvSpec:
     """The spec of `task`; unless its adapter has a cheaper way, one environment is made on the CPU and closed."""
     adapter = _adapter_of(task)
     if adapter is not None and hasattr(adapter, "env_spec"):
-        return adapter.env_spec(task, config)
+        return limited_spec(adapter.env_spec(task, without_limits(config)), config, task)
     env = make_tensor_env(task, config, 1, torch.device("cpu"))
     try:
         return env.spec

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import kwargs_of
 
 
 def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[st
 
 def cached_spec(package: str, task: str, config: EnvConfig, find: Callable[[], EnvSpec]) -> EnvSpec:
     """The spec of `task` from the cache, or from `find`."""
-    question = {"spec": task, "kwargs": dict(config.kwargs), "max_episode_steps": config.max_episode_steps}
+    question = {"spec": task, "kwargs": kwargs_of(config)}
     return EnvSpec.from_dict(cached(package, question, lambda: find().to_dict()))
 
 

@@ -1,0 +1,133 @@
+"""Limits of actions and observations, and groups of observations, that a run sets for its environments."""
+
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from lockstep.config.env import EnvConfig
+from lockstep.envs.make import env_spec, make_vector_env
+from lockstep.errors import ConfigError
+
+TENSORS = f"{Path(__file__).parents[1] / 'torch' / 'envs' / 'tensor_envs.py'}:Walk"
+
+
+class Grouped(gymnasium.Env):
+    """Observes groups, each filled with a number of its own."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {name: gymnasium.spaces.Box(-9, 9, (size,), np.float32) for name, size in (("a", 1), ("b", 2), ("c", 3))}
+    )
+    action_space = gymnasium.spaces.Box(-2, 2, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observed(), {}
+
+    def step(self, action):
+        return self.observed(), float(action[0]), False, False, {}
+
+    def observed(self):
+        return {name: np.full(size, size, np.float32) for name, size in (("a", 1), ("b", 2), ("c", 3))}
+
+
+GROUPED = f"{__file__}:Grouped"
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_policy_keys_choose_and_order_groups(vectorization):
+    config = EnvConfig(policy_keys=("c", "a"), vectorization=vectorization)
+    env = make_vector_env(GROUPED, config, 2)
+    assert env.reset([0, 1]).tolist() == [[3, 3, 3, 1]] * 2
+    assert env.step(np.zeros((2, 1), np.float32))[0].tolist() == [[3, 3, 3, 1]] * 2
+    env.close()
+    assert env_spec(GROUPED, EnvConfig(policy_keys=("b",))).observation_size == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "message"),
+    [
+        (GROUPED, {"policy_keys": ("d",)}, "there is no group d"),
+        (GROUPED, {"critic_keys": ("a",)}, "env.critic_keys"),
+        ("CartPole-v1", {"policy_keys": ("a",)}, "observations have groups"),
+        ("lockstep/Reach-v0", {"policy_keys": ("a",)}, "observations have groups"),
+        ("lockstep/Reach-v0", {"critic_keys": ("a",)}, "env.critic_keys"),
+        (TENSORS, {"policy_keys": ("a",)}, "observations have groups"),
+        ("CartPole-v1", {"clip_action": 1.0}, "env.clip_action=1.0 is for continuous actions"),
+    ],
+)
+def test_settings_that_do_not_fit_a_task_are_refused_by_name(task, config, message):
+    with pytest.raises(ConfigError, match=message):
+        env_spec(task, EnvConfig(**config))
+
+
+@pytest.mark.parametrize("name", ["clip_action", "clip_observation"])
+def test_limits_must_be_positive(name):
+    with pytest.raises(ConfigError, match=rf"env.{name}=0.0 must be greater than 0"):
+        EnvConfig(**{name: 0.0})
+
+
+@pytest.mark.parametrize("task", ["lockstep/Cartpole-v0", "Pendulum-v1", GROUPED])
+def test_clip_action_narrows_the_bounds_of_actions(task):
+    spec = env_spec(task, EnvConfig(clip_action=0.5))
+    assert (spec.action.low, spec.action.high) == ((-0.5,), (0.5,))
+    wide, narrow = env_spec(task, EnvConfig(clip_action=1e9)), env_spec(task, EnvConfig())
+    assert max(wide.action.high) == min(1e9, *narrow.action.high), "the task's own bounds stay"
+
+
+def test_clip_observation_limits_first_later_and_final_observations():
+    plain, limited = (
+        make_vector_env("Pendulum-v1", EnvConfig(clip_observation=limit, max_episode_steps=3), 4)
+        for limit in (None, 0.25)
+    )
+    expected, found = plain.reset([0, 1, 2, 3]), limited.reset([0, 1, 2, 3])
+    np.testing.assert_array_equal(found, expected.clip(-0.25, 0.25))
+    action = np.zeros((4, 1), np.float32)
+    for _ in range(3):
+        expected, found = plain.step(action), limited.step(action)
+        for a, b in ((expected[0], found[0]), (expected[4], found[4])):
+            np.testing.assert_array_equal(b, a.clip(-0.25, 0.25))
+        np.testing.assert_array_equal(expected[1], found[1])
+    assert found[3].all()
+
+
+def test_limited_environments_are_saved_and_restored():
+    config = EnvConfig(clip_observation=0.25, clip_action=1.0)
+    first, second = (make_vector_env("Pendulum-v1", config, 4) for _ in range(2))
+    first.reset([0, 1, 2, 3])
+    second.reset([4, 5, 6, 7])
+    second.restore(first.state())
+    action = np.ones((4, 1), np.float32)
+    np.testing.assert_array_equal(first.step(action)[0], second.step(action)[0])
+
+
+def test_limits_hold_for_environments_on_tensors():
+    torch = pytest.importorskip("torch")
+    from lockstep.torch.envs.interface import can_save
+    from lockstep.torch.envs.make import make_tensor_env
+
+    config = EnvConfig(clip_observation=0.01, clip_action=0.5, max_episode_steps=2)
+    env = make_tensor_env("lockstep/Cartpole-v0", config, 4, torch.device("cpu"))
+    assert env.spec.action.high == (0.5,)
+    assert can_save(env)
+    seen = [env.reset([0, 1, 2, 3])]
+    for _ in range(3):
+        step = env.step(torch.ones(4, 1))
+        seen += [step.observation] if step.final is None else [step.observation, step.final]
+    assert all(part.policy.abs().max() <= 0.01 for part in seen)
+    assert any(part.policy.abs().max() == 0.01 for part in seen)
+
+
+def test_limits_hold_for_environments_in_jax():
+    pytest.importorskip("jax")
+    from lockstep.jax.envs.make import make_device_env
+    from lockstep.jax.envs.packed import PackedEnv, wrap_key
+
+    config = EnvConfig(clip_observation=0.01, clip_action=0.5)
+    env = PackedEnv(make_device_env("lockstep/Cartpole-v0", config))
+    assert env.spec.action.high == (0.5,)
+    state = env.reset(wrap_key(np.zeros(2, np.uint32)))
+    _, observation, *_ = env.step(state, np.ones(1, np.float32), wrap_key(np.ones(2, np.uint32)))
+    for seen in (env.observe(state), observation):
+        assert abs(np.asarray(seen)).max() == np.float32(0.01)
