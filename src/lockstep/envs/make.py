@@ -21,7 +21,7 @@ from lockstep.errors import ConfigError
 
 ON_DEVICE = ("jax", "gymnax", "brax", "playground")
 """Prefixes of tasks `FAMILY/NAME` whose environments are written in JAX."""
-ON_TENSORS = (*isaac.PREFIXES, "Mjlab-")
+ON_TENSORS = (*isaac.PREFIXES, "Mjlab-", "envpool/")
 """Prefixes of tasks whose environments are on torch tensors, from adapters of `lockstep.torch.envs`."""
 ANYWHERE = ("lockstep/Cartpole-v0",)
 """Tasks written in numpy, torch and JAX."""

@@ -23,6 +23,7 @@ BUILT_IN = {"lockstep/Cartpole-v0": ("lockstep.torch.envs.cartpole", "Cartpole")
 _ADAPTERS = {
     **dict.fromkeys(isaac.PREFIXES, "lockstep.torch.envs.isaac_lab"),
     "Mjlab-": "lockstep.torch.envs.mjlab",
+    "envpool/": "lockstep.torch.envs.envpool",
 }
 """Modules of the adapters, by prefix of their tasks (the prefixes are also in `lockstep.envs.make.ON_TENSORS`).
 

@@ -1,0 +1,112 @@
+"""The adapter of EnvPool, with a pool that takes seeds when it is made and gives Dicts of float64."""
+
+import sys
+from collections import namedtuple
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.errors import ConfigError
+from lockstep.torch.envs import envpool
+from lockstep.torch.envs.envpool import EnvPoolEnv
+
+CPU = torch.device("cpu")
+OPTIONS = namedtuple("Config", ("num_envs", "num_threads", "max_episode_steps", "noise"))
+
+
+class Pool:
+    """Environment i starts at its seed; the last one ends in the second step, and resets itself in the third."""
+
+    observation_space = spaces.Dict(
+        {
+            "state": spaces.Box(-9, 9, (1,), np.float64),
+            "more": spaces.Dict({"goal": spaces.Box(-9, 9, (2,), np.float64)}),
+        }
+    )
+    action_space = spaces.Box(-1, 1, (1,), np.float64)
+
+    def __init__(self, seeds, config):
+        self.config = config
+        self._seeds, self._position, self._steps = seeds, np.array(seeds, np.float64), 0
+        self.closed = False
+
+    def reset(self):
+        return self._observation(), {}
+
+    def step(self, action):
+        assert action.dtype == np.float64
+        self._steps += 1
+        self._position = self._position + action[:, 0]
+        truncated = np.arange(len(self._seeds)) == len(self._seeds) - 1
+        flags = truncated & (self._steps == 2)
+        return self._observation(), self._position.astype(np.float32), np.zeros_like(flags), flags, {}
+
+    def _observation(self):
+        return {"state": self._position[:, None], "more": {"goal": np.stack([self._position, -self._position], 1)}}
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch):
+    """The pools that were made."""
+    package, pools = ModuleType("envpool"), []
+
+    def make(task, *, env_type, num_envs, seed, **options):
+        assert (env_type, num_envs) == ("gymnasium", len(seed))
+        unknown = set(options) - set(OPTIONS._fields)
+        if unknown:
+            raise TypeError(f"unexpected {unknown}")
+        pools.append(Pool(seed, {"max_episode_steps": 3, "reward_threshold": float("inf"), **options}))
+        return pools[-1]
+
+    package.make = make
+    package.list_all_envs = lambda: ["Mine-v1"]
+    package.make_spec = lambda task: SimpleNamespace(config=OPTIONS(1, 0, 3, 0.0))
+    monkeypatch.setitem(sys.modules, "envpool", package)
+    return pools
+
+
+def test_the_spec_and_both_groups():
+    env = EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, critic_keys=("state", "more.goal"))
+    assert (env.spec.observation_size, env.spec.critic_size) == (1, 3)
+    assert (env.spec.max_episode_steps, env.spec.reward_threshold) == (3, None)
+    observation = env.reset([4, 5])
+    assert observation.policy.dtype == observation.critic.dtype == torch.float32
+    assert observation.policy.tolist() == [[4], [5]]
+    assert observation.critic.tolist() == [[4, 4, -4], [5, 5, -5]]
+
+
+def test_each_environment_has_the_seed_of_its_index_in_every_reset(made):
+    env = EnvPoolEnv("Mine-v1", num_envs=2, device=CPU)
+    env.reset([4, 2**31 + 5])
+    assert env.reset([6, 7]).policy.tolist() == [[6], [7]]
+    assert [pool._seeds for pool in made] == [[0, 0], [4, 5], [6, 7]]
+    assert [pool.closed for pool in made] == [True, True, False]
+
+
+def test_the_observation_of_the_last_step_is_the_true_one():
+    env = EnvPoolEnv("Mine-v1", num_envs=2, device=CPU)
+    env.reset([1, 2])
+    steps = [env.step(torch.ones(2, 1)) for _ in range(2)]
+    assert env.spec.autoreset == "next_step"
+    assert [step.final for step in steps] == [None, None]
+    assert steps[1].truncated.tolist() == [False, True]
+    assert steps[1].observation.policy.tolist() == [[3], [4]]
+    assert steps[1].reward.dtype == torch.float32
+
+
+def test_unknown_names_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match=r"Mine-v2 does not exist.*did you mean Mine-v1"):
+        EnvPoolEnv("Mine-v2", num_envs=2, device=CPU)
+    with pytest.raises(ConfigError, match=r"env.kwargs nois is no option of Mine-v1.*did you mean noise"):
+        EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, nois=1)
+    with pytest.raises(ConfigError, match=r"there is no group goal; the task has more.goal, state"):
+        EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, policy_keys=("goal",))
+    monkeypatch.setattr(envpool, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"lockstep-rl\[envpool\]"):
+        envpool.maker("envpool/Mine-v1")
