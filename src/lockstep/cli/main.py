@@ -18,6 +18,7 @@ _ELSEWHERE = {
     "check": "lockstep.cli.check:check_command",
     "report": "lockstep.cli.report:report_command",
     "submit": "lockstep.cli.submit:submit_command",
+    "tasks": "lockstep.cli.tasks:tasks_command",
     "completion": "lockstep.cli.completion:completion_command",
 }
 """Commands that other modules define."""

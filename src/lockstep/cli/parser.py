@@ -36,6 +36,7 @@ a recipe has values of its own: `lockstep recipe NAME` shows all settings, docs/
 _OTHER_COMMANDS = {
     **dict.fromkeys(("eval", "play", "enjoy", "test", "watch"), "evaluate"),
     **dict.fromkeys(("run", "learn", "fit", "start"), "train"),
+    **dict.fromkeys(("envs", "list", "environments"), "tasks"),
     "resume": "train --resume",
     **dict.fromkeys(("compare", "plot", "show"), "report"),
 }
@@ -70,6 +71,9 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     _add_launch_arguments(launch)
     evaluate = add_command("evaluate", "evaluate the policy of a run")
     _add_evaluate_arguments(evaluate)
+    tasks = add_command("tasks", "list the tasks that can run here, and what to install for others")
+    tasks.add_argument("pattern", metavar="PATTERN", nargs="?", help="part of an id, or a pattern such as '*Ant*'")
+    tasks.add_argument("--json", action="store_true", help="for scripts")
     check = add_command("check", "look for faults in an environment, before training")
     _add_check_arguments(check)
     chaos = add_command("chaos", "inject faults into a run, and see what survives")
@@ -89,7 +93,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
     completion = add_command("completion", "tab completion for your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="prints what switches it on there")
-    for command in (launch, evaluate, check, recipe, export, doctor):
+    for command in (launch, evaluate, tasks, check, recipe, export, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top
 

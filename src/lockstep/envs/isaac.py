@@ -96,11 +96,16 @@ def current_id(task: str) -> tuple[str, str]:
     )
 
 
+def install_lines() -> str:
+    """How to install Isaac Lab, on a CPU and with a GPU."""
+    return f"{_INSTALL_CPU}; or {_INSTALL_GPU} {_ASSETS}"
+
+
 def refusal(task: str) -> ConfigError:
     """The error that explains why `task` cannot run here and what to do."""
     reason = (
         f"task={task} is Isaac Lab's, and it is not installed (missing: {', '.join(_missing())}); install it "
-        f"{_INSTALL_CPU}; or {_INSTALL_GPU} {_ASSETS}"
+        f"{install_lines()}"
     )
     equal = next((_EQUALS[one] for one in [task, *_candidates(task)] if one in _EQUALS), None)
     return ConfigError(f"{reason}. The same MDP runs here as --task={equal}" if equal else reason)

@@ -1,0 +1,166 @@
+"""`lockstep tasks`: the tasks that can run here, by source, and what to install for the rest."""
+
+import argparse
+import contextlib
+import fnmatch
+import importlib
+import io
+import json
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_SHOWN = 12
+"""Names of a source that are printed without a pattern."""
+_WIDTH = 110
+_MJLAB = re.compile(r"""\btask_id\s*=\s*["'](Mjlab-[\w-]+)""")
+_NEEDS = {"mujoco": ("mujoco", "gymnasium[mujoco]"), "box2d": ("Box2D", "gymnasium[box2d]")}
+"""Package of Gymnasium's tasks by the folder of their classes: its module, and what installs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where tasks come from."""
+
+    name: str
+    module: str
+    """Module that must be installed."""
+    install: str
+    """How to install it."""
+    find: Callable[[], list[str]]
+    """Returns the ids; imports the module."""
+
+
+def tasks_command(args: argparse.Namespace) -> int:
+    """Print the tasks whose id matches the pattern."""
+    found, missing = _search(args.pattern)
+    if args.json:
+        print(json.dumps({"tasks": found, "missing": missing}, indent=2))
+        return 0
+    for name, ids in found.items():
+        if ids:
+            print(_paragraph(name, ids, whole=args.pattern is not None))
+    if not any(found.values()):
+        print(f"no task that can run here matches {args.pattern}")
+    print("\nnot installed:")
+    for name, install in missing.items():
+        print(f"  {name}: {install}")
+    return 0
+
+
+def _search(pattern: str | None) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The matching ids by source, and what would install the sources that are missing."""
+    found: dict[str, list[str]] = {}
+    missing: dict[str, str] = {}
+    for source in _sources():
+        if find_spec(source.module) is None:
+            missing[source.name] = source.install
+        else:
+            found[source.name] = _matching(_quietly(source.find), pattern)
+    for name, (module, package) in _NEEDS.items():
+        if find_spec(module) is None:
+            missing[f"Gymnasium's {name} tasks"] = f"pip install '{package}'"
+    return found, missing
+
+
+def _sources() -> list[Source]:
+    from lockstep.envs import isaac
+    from lockstep.envs.vector import BUILT_IN
+
+    return [
+        Source("built in", "numpy", "", lambda: list(BUILT_IN)),
+        Source("Gymnasium", "gymnasium", "", _gymnasium_tasks),
+        Source("Atari", "ale_py", "pip install 'lockstep-rl[atari]'", _atari_tasks),
+        Source("Isaac Lab", "isaaclab", isaac.install_lines(), lambda: list(isaac.task_ids())),
+        Source("mjlab", "mjlab", "pip install 'lockstep-rl[mjlab]'", _mjlab_tasks),
+        Source("EnvPool", "envpool", "pip install 'lockstep-rl[envpool]'", _envpool_tasks),
+        Source("JAX", "jax", "pip install 'lockstep-rl[jax]'", lambda: ["jax/CartPole-v1"]),
+        Source("gymnax", "gymnax", "pip install 'lockstep-rl[jax,gymnax]'", _gymnax_tasks),
+        Source("Brax", "brax", "pip install 'lockstep-rl[jax,brax]'", _brax_tasks),
+        Source(
+            "MuJoCo Playground",
+            "mujoco_playground",
+            "pip install 'lockstep-rl[jax,playground]'",
+            _playground_tasks,
+        ),
+    ]
+
+
+def _gymnasium_tasks() -> list[str]:
+    """The newest version of each of Gymnasium's own tasks whose package is installed."""
+    import gymnasium
+
+    newest: dict[str, int] = {}
+    for spec in gymnasium.registry.values():
+        entry_point = str(spec.entry_point)
+        if spec.namespace is None and entry_point.startswith("gymnasium.") and not _lacks_package(entry_point):
+            newest[spec.name] = max(newest.get(spec.name, 0), spec.version or 0)
+    return [f"{name}-v{version}" for name, version in newest.items()]
+
+
+def _lacks_package(entry_point: str) -> bool:
+    return any(f".{folder}" in entry_point and find_spec(module) is None for folder, (module, _) in _NEEDS.items())
+
+
+def _atari_tasks() -> list[str]:
+    import gymnasium
+
+    from lockstep.envs import atari
+
+    atari.register()
+    return [name for name in gymnasium.registry if name.startswith("ALE/")]
+
+
+def _mjlab_tasks() -> list[str]:
+    """Read from the sources: importing mjlab takes ten seconds."""
+    spec = find_spec("mjlab")
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in (folder / "tasks").rglob("*.py")]
+    return sorted({task for file in files for task in _MJLAB.findall(file.read_text(encoding="utf-8"))})
+
+
+def _envpool_tasks() -> list[str]:
+    return [f"envpool/{name}" for name in sorted(_imported("envpool").list_all_envs())]
+
+
+def _gymnax_tasks() -> list[str]:
+    return [f"gymnax/{name}" for name in _imported("gymnax").registered_envs]
+
+
+def _brax_tasks() -> list[str]:
+    return [f"brax/{name}" for name in _imported("brax.envs")._envs]  # Brax has no public list
+
+
+def _playground_tasks() -> list[str]:
+    return [f"playground/{name}" for name in _imported("mujoco_playground").registry.ALL_ENVS]
+
+
+def _imported(module: str) -> Any:
+    return importlib.import_module(module)
+
+
+def _quietly(find: Callable[[], list[str]]) -> list[str]:
+    """The ids, without what packages print while they are imported."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return find()
+
+
+def _matching(ids: Sequence[str], pattern: str | None) -> list[str]:
+    """The ids that contain the pattern, or match it if it has `*` or `?`; upper and lower case are the same."""
+    if pattern is None:
+        return list(ids)
+    wildcard = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+    return [name for name in ids if fnmatch.fnmatch(name.lower(), wildcard.lower())]
+
+
+def _paragraph(source: str, ids: Sequence[str], *, whole: bool) -> str:
+    """The ids of a source under its name; without a pattern only the first of many."""
+    shown = list(ids) if whole or len(ids) <= _SHOWN else list(ids[:_SHOWN])
+    body = textwrap.fill("  ".join(shown), _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    rest = len(ids) - len(shown)
+    more = f"\n  ... and {rest} more: lockstep tasks PATTERN" if rest else ""
+    return f"{source} ({len(ids)})\n{body}{more}"

@@ -1,0 +1,48 @@
+"""`lockstep tasks`."""
+
+import json
+
+import pytest
+
+from lockstep.cli import tasks
+from lockstep.cli.main import main
+
+
+def test_tasks_are_listed_by_source_with_what_is_missing(capsys, monkeypatch):
+    monkeypatch.setattr(tasks, "find_spec", lambda name: None if name in ("mjlab", "mujoco") else True)
+    sources = [
+        tasks.Source("built in", "numpy", "", lambda: ["lockstep/Cartpole-v0"]),
+        tasks.Source("many", "numpy", "", lambda: [f"Task-{i}" for i in range(40)]),
+        tasks.Source("mjlab", "mjlab", "pip install 'lockstep-rl[mjlab]'", lambda: 1 / 0),
+    ]
+    monkeypatch.setattr(tasks, "_sources", lambda: sources)
+    assert main(["tasks"]) == 0
+    text = capsys.readouterr().out
+    assert "built in (1)\n  lockstep/Cartpole-v0" in text
+    assert "... and 28 more" in text
+    assert "  mjlab: pip install 'lockstep-rl[mjlab]'" in text
+    assert "Gymnasium's mujoco tasks: pip install 'gymnasium[mujoco]'" in text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("cartpole", ["CartPole-v1"]), ("*-v0", ["Blackjack-v0"]), ("nothing", [])],
+)
+def test_a_pattern_selects(capsys, monkeypatch, pattern, expected):
+    sources = [tasks.Source("some", "numpy", "", lambda: ["CartPole-v1", "Blackjack-v0"])]
+    monkeypatch.setattr(tasks, "_sources", lambda: sources)
+    assert main(["tasks", pattern, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"] == {"some": expected}
+
+
+def test_what_gymnasium_registers_is_found_once_in_its_newest_version(capsys):
+    assert main(["tasks", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tasks"]
+    assert "CartPole-v1" in found["Gymnasium"]
+    assert "CartPole-v0" not in found["Gymnasium"]
+    assert "lockstep/Cartpole-v0" in found["built in"]
+
+
+def test_a_pattern_without_a_match_says_so(capsys):
+    assert main(["tasks", "no-such-task"]) == 0
+    assert "no task that can run here matches no-such-task" in capsys.readouterr().out
