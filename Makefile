@@ -18,7 +18,7 @@ CLOCKED := $(wildcard $(addprefix tests/ranks/test_,faults.py rendezvous.py resu
 # What of JAX needs no torch: `make test-jax` runs it where there is none.
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 
-.PHONY: help setup train test test-jax test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
+.PHONY: help setup train test test-jax test-isaac test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ test-learning: setup  ## Train until solved, many seeds.
 test-slow: setup  ## Repeats of what `make test` proves once: by rank count, layout, launcher, variant; and long runs.
 	$(BIN)/python -m pytest -m slow
 
+test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl on CPU ranks, in an environment of their own that stays.
+	.venv-isaac/bin/python -m pytest -m isaac tests/isaac
+
 test-gpu: setup  ## The tests that need a GPU; they skip without one.
 	$(BIN)/python -m pytest -m gpu
 
@@ -89,6 +92,10 @@ endef
 	$(call new_venv,.venv)
 	$(BIN)/pip install $(PIP_FLAGS) -r requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	$(BIN)/pip install $(PIP_FLAGS) --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-isaac/.installed: tests/isaac/install.sh tests/isaac/make_assets.py pyproject.toml
+	PYTHON=$(PYTHON) tests/isaac/install.sh .venv-isaac
 	@touch $@
 
 .venv-jax/.installed: requirements-jax.lock pyproject.toml

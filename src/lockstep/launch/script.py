@@ -7,12 +7,15 @@ A script that fails exits at once, with its own code. Python itself would first 
 `jax.distributed` waits for all other ranks, up to five minutes, and they wait for this one.
 """
 
+import contextlib
+import importlib
 import io
 import os
 import runpy
 import sys
 import threading
 import traceback
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +28,7 @@ def main(words: list[str]) -> None:
     """Run FILE, or -m MODULE, as the main program with the other arguments."""
     die_with_launcher()
     _write_whole_lines()
+    sys.meta_path.insert(0, _ImportForSkrl())
     module = words[0] == "-m"
     name, sys.argv = words[module], words[module:]
     try:
@@ -42,6 +46,15 @@ def main(words: list[str]) -> None:
     except BaseException as error:
         _print_traceback(error)
         _exit_with_deadline(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+class _ImportForSkrl(MetaPathFinder):
+    """Imports a submodule of JAX that skrl 2.1 uses on several processes, and does not import itself."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "skrl.models.jax":
+            with contextlib.suppress(ImportError):
+                importlib.import_module("jax.experimental.multihost_utils")
 
 
 def _write_whole_lines() -> None:

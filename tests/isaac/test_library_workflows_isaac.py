@@ -1,0 +1,150 @@
+"""The workflows of skrl, rl_games and rsl_rl: the real libraries on the real `Isaac-Cartpole`, two ranks on a CPU."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.isaac
+if find_spec("isaaclab_tasks") is None:
+    pytest.skip("needs Isaac Lab: make test-isaac", allow_module_level=True)
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ("torch.distributed.run", "--nnodes=1", "--nproc_per_node=2")
+JAX = ("lockstep.launch.jax", "--nnodes=1", "--nproc_per_node=2")
+TASK = ("--task=Isaac-Cartpole-v0", "--headless", "--distributed", "--run_dir=run")
+SHORT = ("--num_envs=64", "--max_iterations=2")
+# skrl's published examples are scripts like this one. It knows nothing of Lockstep.
+SKRL_SCRIPT = """
+import gymnasium as gym
+import yaml
+from skrl import config
+from skrl.envs.wrappers.jax import wrap_env
+from skrl.utils.runner.jax import Runner
+
+env = wrap_env(gym.make_vec("Pendulum-v1", num_envs=4, vectorization_mode="sync"))
+runner = Runner(env, yaml.safe_load(open("agent.yaml")))
+runner.run()
+print(f"rank {config.jax.rank} of {config.jax.world_size} has finished", flush=True)
+"""
+SKRL_AGENT = """
+seed: 7
+models:
+  separate: True
+  policy: &policy
+    class: GaussianMixin
+    initial_log_std: 0.0
+    network: [{name: net, input: OBSERVATIONS, layers: [8], activations: elu}]
+    output: ACTIONS
+  value:
+    class: DeterministicMixin
+    network: [{name: net, input: OBSERVATIONS, layers: [8], activations: elu}]
+    output: ONE
+memory: {class: RandomMemory, memory_size: -1}
+agent:
+  class: PPO
+  rollouts: 8
+  learning_epochs: 1
+  mini_batches: 1
+  experiment: {write_interval: 0, checkpoint_interval: 0}
+trainer: {class: SequentialTrainer, timesteps: 16, close_environment_at_exit: False}
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(*words)` starts `python -m WORDS` in `tmp_path`."""
+    started = []
+
+    def _start(*words):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_", "JAX_"))}
+        clean["JAX_PLATFORMS"] = "cpu"
+        assets = clean.get("ISAACSIM_ASSET_ROOT", str(Path(sys.prefix) / "assets"))
+        environment = clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "ISAACSIM_ASSET_ROOT": assets}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, env=environment, **pipes))
+        return started[-1]
+
+    yield _start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def end(process):
+    out, _ = process.communicate(timeout=540)
+    return process.returncode, out
+
+
+def check_two_ranks(folder, out, num_ranks=2):
+    """Ranks collected different data and ended with equal parameters; rank 0 wrote the results."""
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["world_size"], summary["task"]) == ("finished", num_ranks, "Isaac-Cartpole"), out
+    ranks = summary["ranks"]
+    assert len({one["params_fingerprint"] for one in ranks}) == 1
+    assert len({one["first_rollout_fingerprint"] for one in ranks}) == num_ranks
+    assert len({one["seed"] for one in ranks}) == num_ranks
+    assert "is called Isaac-Cartpole" in out and f"parameters are equal on all {num_ranks} ranks" in out
+    assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == summary["updates"] == 2
+    return summary
+
+
+@pytest.mark.parametrize(
+    ("library", "flags"),
+    [
+        ("rsl_rl", SHORT),
+        ("skrl", SHORT),
+        ("rl_games", ("--num_envs=512", "--max_iterations=2")),  # its minibatch of 8192 needs as many
+    ],
+)
+def test_torchrun_starts_two_ranks(start, tmp_path, library, flags):
+    code, out = end(start(*TORCHRUN, "-m", f"lockstep.workflows.{library}", *TASK, *flags))
+    assert code == 0, out
+    check_two_ranks(tmp_path, out)
+
+
+def test_own_launcher_starts_two_ranks(start, tmp_path):
+    code, out = end(start("lockstep.workflows.rsl_rl", *TASK, *SHORT, "--ranks", "2"))
+    assert code == 0, out
+    check_two_ranks(tmp_path, out)
+    assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {"rank_0.log", "rank_1.log"}
+
+
+def test_skrl_on_two_nodes(start, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meet = ("--rdzv_id=123", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{port}", "--nproc_per_node=1")
+    words = ("-m", "lockstep.workflows.skrl", *TASK, *SHORT)
+    nodes = [start("torch.distributed.run", "--nnodes=2", f"--node_rank={rank}", *meet, *words) for rank in range(2)]
+    codes, outs = zip(*(end(node) for node in nodes), strict=True)
+    assert codes == (0, 0), outs
+    check_two_ranks(tmp_path, "".join(outs))
+
+
+def test_skrl_on_jax_with_two_processes(start, tmp_path):
+    pytest.importorskip("flax")
+    code, out = end(start(*JAX, "-m", "lockstep.workflows.skrl", *TASK, *SHORT, "--ml_framework", "jax"))
+    assert code == 0, out
+    assert check_two_ranks(tmp_path, out)["ml_framework"] == "jax"
+
+
+def test_skrl_script_for_jax_runs_unchanged_on_two_processes(start, tmp_path):
+    pytest.importorskip("flax")
+    (tmp_path / "train.py").write_text(SKRL_SCRIPT)
+    (tmp_path / "agent.yaml").write_text(SKRL_AGENT)
+    code, out = end(start(*JAX, "train.py"))
+    assert code == 0, out
+    for rank in range(2):
+        assert f"rank {rank} of 2 has finished" in out
+
+
+def test_wrong_settings_end_all_ranks_with_code_2(start, tmp_path):
+    code, out = end(start("lockstep.workflows.rl_games", *TASK, "--num_envs=100", "--ranks", "2"))
+    assert code == 2
+    assert "num_envs=100: rl_games cuts" in out and "--num_envs 512" in out
