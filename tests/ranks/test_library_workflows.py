@@ -66,6 +66,7 @@ def train(tmp_path):
     def run(mode, *flags):
         (tmp_path / "agent.yaml").write_text(_AGENT.format(mode=mode))
         clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        search = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         words = [
             "--task=lockstep/Cartpole-v0",
             "--agent",
@@ -76,7 +77,7 @@ def train(tmp_path):
         ]
         done = subprocess.run(
             [sys.executable, "-m", "lockstep.workflows.rsl_rl", *words, *flags],
-            env=clean | {"PYTHONPATH": str(packages), "OMP_NUM_THREADS": "1"},
+            env=clean | {"PYTHONPATH": os.pathsep.join([str(packages), *search]), "OMP_NUM_THREADS": "1"},
             cwd=tmp_path, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
