@@ -28,9 +28,9 @@ def main(words: list[str]) -> None:
     """Run FILE, or -m MODULE, as the main program with the other arguments."""
     die_with_launcher()
     _write_whole_lines()
-    sys.meta_path.insert(0, _ImportForSkrl())
     module = words[0] == "-m"
     name, sys.argv = words[module], words[module:]
+    sys.meta_path.insert(0, _ImportForSkrl())
     try:
         if module:
             sys.path[0] = os.getcwd()  # as `python -m` has it
