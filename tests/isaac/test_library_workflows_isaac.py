@@ -144,6 +144,16 @@ def test_skrl_script_for_jax_runs_unchanged_on_two_processes(start, tmp_path):
         assert f"rank {rank} of 2 has finished" in out
 
 
+@pytest.mark.parametrize("task", ["Pendulum-v1", "lockstep/Cartpole-v0"])
+def test_other_tasks_train_with_a_config_file(start, tmp_path, task):
+    (tmp_path / "agent.yaml").write_text(SKRL_AGENT)
+    flags = ("--agent=agent.yaml", "--num_envs=8", "--ranks=2", "--run_dir=run")
+    code, out = end(start("lockstep.workflows.skrl", f"--task={task}", *flags))
+    assert code == 0, out
+    assert "parameters are equal on all 2 ranks" in out
+    assert list((tmp_path / "run" / "skrl" / "checkpoints").iterdir())
+
+
 def test_wrong_settings_end_all_ranks_with_code_2(start, tmp_path):
     code, out = end(start("lockstep.workflows.rl_games", *TASK, "--num_envs=100", "--ranks", "2"))
     assert code == 2

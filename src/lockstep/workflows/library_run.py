@@ -7,6 +7,7 @@ the beginning and their parameters at the end, and writes metrics and the summar
 import contextlib
 import dataclasses
 import os
+import re
 import shlex
 import signal
 import sys
@@ -202,7 +203,7 @@ class LibraryRun:
                 if request.joined and request.run_dir is not None:
                     self._writer = RunDir.join(request.run_dir)
                 else:
-                    self._writer = RunDir.create(request.run_dir, {}, f"{request.task}-{request.library}")
+                    self._writer = RunDir.create(request.run_dir, {}, run_name(request))
             except ConfigError as refused:
                 error = str(refused)
         mine = None if self._writer is None else str(self._writer.path.absolute())
@@ -349,7 +350,7 @@ def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
 
     module = f"lockstep.workflows.{request.library}"
     command = {"task": request.task, "algo": request.library, "command": shlex.join([module, *words])}
-    path = RunDir.create(request.run_dir, command, f"{request.task}-{request.library}").path
+    path = RunDir.create(request.run_dir, command, run_name(request)).path
     print(f"lockstep: {ranks} ranks, logs in {os.path.relpath(path)}/logs", flush=True)
     return launch(
         [sys.executable, "-m", module, *without_ranks(words), "--run_dir", str(path), "--joined"],
@@ -462,6 +463,11 @@ def check_equal(gather: Gather, arrays: Mapping[str, np.ndarray]) -> None:
     gathered: list[dict[str, list[str]]] = gather(_digests(arrays), "parameters")
     if any(one != gathered[0] for one in gathered):
         raise mismatch_error(gathered)
+
+
+def run_name(request: LibraryRequest) -> str:
+    """Task and library as the name of a folder."""
+    return re.sub(r"[^\w.-]+", "-", f"{request.task}-{request.library}").strip("-.")
 
 
 def read_agent_file(path: str) -> dict[str, Any]:

@@ -31,6 +31,9 @@ def train(run: LibraryRun) -> None:
         runner.run()
         if run.world.rank == 0:
             steps = int(settings["trainer"]["timesteps"])
+            (run.path / "skrl" / "checkpoints").mkdir(
+                parents=True, exist_ok=True
+            )  # skrl makes it for its intervals only
             runner.agent.write_checkpoint(timestep=steps, timesteps=steps)
         parameters, state = _torch_arrays(runner.agent) if framework == "torch" else _jax_arrays(runner.agent)
         run.finish(parameters, state)

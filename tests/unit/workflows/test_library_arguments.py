@@ -7,7 +7,7 @@ from lockstep.errors import ConfigError
 from lockstep.torch.envs.isaac_launch import rank_seed
 from lockstep.workflows import library_arguments
 from lockstep.workflows.library_arguments import parse, without_ranks
-from lockstep.workflows.library_run import main, set_library_environment
+from lockstep.workflows.library_run import main, run_name, set_library_environment
 from lockstep.world import World
 
 
@@ -54,6 +54,11 @@ def test_wrong_usage_is_one_line_and_code_2(words, message, capsys):
     assert main("rl_games", lambda run: None, words) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and message in lines[0]
+
+
+def test_run_directory_is_named_by_task_and_library():
+    request, _ = parse("rsl_rl", ["--task=lockstep/Cartpole-v0", "--agent", "agent.yaml"])
+    assert run_name(request) == "lockstep-Cartpole-v0-rsl_rl"
 
 
 def test_missing_library_is_refused_with_its_install_line(monkeypatch):
