@@ -110,7 +110,7 @@ def train_each(rank: int, jobs: dict[str, Job]) -> dict[str, Outcome]:
     return {name: train_one(rank, one) for name, one in jobs.items()}
 
 
-def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters around real functions
+def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small counters around real functions
     """Train, counting what happens in this process: steps of environments, rows acted on, rows differentiated."""
     from unittest import mock
 
@@ -134,10 +134,15 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
     kept: dict[str, Any] = {}
 
     def counted_env(*args: Any, **kwargs: Any) -> Any:
-        env = make_env(*args, **kwargs)
+        return counted(make_env(*args, **kwargs))
+
+    def counted_tensor_env(*args: Any, **kwargs: Any) -> Any:
+        return counted(make_tensor_env(*args, **kwargs))
+
+    def counted(env: Any) -> Any:
         step, reset = env.step, env.reset
 
-        def counted_step(action: np.ndarray) -> Any:
+        def counted_step(action: Any) -> Any:
             counts["steps"] += len(action)
             return step(action)
 
@@ -181,21 +186,27 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901  # small counters a
         kept["comm"] = Comm(*args, **kwargs, shared_memory=one.shared_memory)
         return kept["comm"]
 
-    class FailingCollector(algorithm.Collector):
-        def collect(self) -> list[Rollout]:
-            if kept.setdefault("rollouts", 0) == one.fails_at:
-                raise RunError("the test ends this run")
-            kept["rollouts"] += 1
-            return super().collect()
+    def failing(collector: Any) -> Any:
+        class FailingCollector(collector):
+            def collect(self) -> list[Rollout]:
+                if kept.setdefault("rollouts", 0) == one.fails_at:
+                    raise RunError("the test ends this run")
+                kept["rollouts"] += 1
+                return super().collect()
+
+        return FailingCollector
 
     make_env, actor_of, run_compiles = surroundings.make_vector_env, algorithm.actor_of, one.run.compile
+    make_tensor_env = session.make_tensor_env
+    collectors = [name for name in ("Collector", "TensorCollector") if hasattr(algorithm, name)]
     summary, error = {}, ""
     with (
         mock.patch.object(surroundings, "make_vector_env", counted_env),
         mock.patch.object(algorithm, "actor_of", counted_actor),
         mock.patch.object(algorithm, network_name, CountedPolicy),
         mock.patch.object(session, "Comm", keep_comm),
-        mock.patch.object(algorithm, "Collector", FailingCollector),
+        mock.patch.object(session, "make_tensor_env", counted_tensor_env),
+        mock.patch.multiple(algorithm, **{name: failing(getattr(algorithm, name)) for name in collectors}),
     ):
         try:
             init_from = one.init_from[rank] if one.init_from else None
