@@ -28,7 +28,9 @@ def main(path: str) -> None:
     config.scene.num_envs, config.sim.device, config.seed = _ENVS, "cpu", 7
     with launch_simulation(config, args):
         env = gymnasium.make("Isaac-Cartpole", cfg=config)
-        drawn = np.random.default_rng(0).uniform(-3.9, 3.9, (_STEPS, _ENVS, 1))  # Newton does not apply the effort limit
+        drawn = np.random.default_rng(0).uniform(
+            -3.9, 3.9, (_STEPS, _ENVS, 1)
+        )  # Newton does not apply the effort limit
         actions = torch.from_numpy(drawn.astype(np.float32))
         observations = [env.reset()[0]["policy"].numpy().copy()]
         rewards, ended = [], []

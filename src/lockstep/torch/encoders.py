@@ -17,7 +17,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_encoder
-from lockstep.torch.layers import conv2d, linear
+from lockstep.torch.layers import conv2d, elu, linear
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu}
 _CONVOLUTIONS = {
@@ -50,7 +50,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, first size] to [N, last size]; images are flattened."""
-        activation = ACTIVATIONS[self.activation]
+        activation = elu if self.activation == "elu" else ACTIVATIONS[self.activation]
         last = len(self.layers) - 1
         if x.ndim > 2:
             x = x.flatten(1).float().div_(255)

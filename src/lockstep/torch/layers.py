@@ -15,6 +15,8 @@ _MANY_CHANNELS = 64
 """Output channels above which the weight gradient of a convolution is faster as one matrix product."""
 _LARGE = 1 << 18
 """Size of a linear layer's weight above which adding its gradient in place is faster."""
+_MANY = 1 << 15
+"""Numbers above which an activation that writes into its argument is faster than torch's."""
 _ADDS = "adds_in_place"
 
 
@@ -36,6 +38,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.numel() >= _LARGE and x.ndim == 2 and _trains(x, weight) and getattr(weight, _ADDS, False):
         return cast(Tensor, _Linear.apply(x, weight, bias))
     return F.linear(x, weight, bias)
+
+
+def elu(x: Tensor) -> Tensor:
+    """max(x, 0) + exp(min(x, 0)) - 1. A large `x` on a CPU is overwritten: no other function may have saved it."""
+    plain = x.numel() < _MANY or x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling()
+    return F.elu(x) if plain else cast(Tensor, _Elu.apply(x))
 
 
 def add_in_place(parameter: nn.Parameter) -> None:
@@ -96,6 +104,23 @@ def _unfolded(x: Tensor, side: int, stride: int) -> Tensor:
     image, row, pixel = height * width * channels, width * channels, channels
     windows = x.as_strided(shape, (image, stride * row, stride * pixel, row, 1))
     return windows.reshape(-1, side * side * channels)
+
+
+class _Elu(torch.autograd.Function):
+    """y = elu(x), in place; dy/dx = min(y, 0) + 1. Torch's kernel spends three quarters of its time in expm1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        negative = x.clamp(max=0).exp_().sub_(1)
+        torch.maximum(x, negative, out=x)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.elu_backward(gradients[0], 1.0, 1.0, 1.0, True, y)
 
 
 class _Linear(torch.autograd.Function):

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from lockstep.torch.flat import FlatParameters
-from lockstep.torch.layers import add_in_place, conv2d, linear
+from lockstep.torch.layers import add_in_place, conv2d, elu, linear
 
 LAYERS = {
     "nature 2": (32, 64, 4, 2, 20, 20),
@@ -169,3 +169,16 @@ def test_a_compiled_network_has_the_same_gradients():
     assert wanted.any()
     torch.testing.assert_close(flat.gradient, wanted)
     assert module[0].weight.grad.data_ptr() == flat.gradient.data_ptr()
+
+
+def test_a_large_elu_equals_torchs():
+    for size in (100, 1 << 15):
+        x = torch.randn(size, generator=torch.Generator().manual_seed(0)).mul_(3).requires_grad_()
+        y = x.detach().clone().requires_grad_()
+        ours, theirs = elu(x * 1.0), torch.nn.functional.elu(y * 1.0)
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+        weight = torch.linspace(-1, 1, size)
+        (ours * weight).sum().backward()
+        (theirs * weight).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, atol=1e-6, rtol=1e-5)
+    assert elu(torch.full((1 << 15,), float("nan"))).isnan().all()
