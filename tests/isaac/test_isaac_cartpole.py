@@ -21,7 +21,11 @@ def recorded(tmp_path_factory):
         pytest.skip("Isaac Lab is not installed here, and LOCKSTEP_ISAAC_PYTHON names no interpreter that has it")
     path = tmp_path_factory.mktemp("isaac") / "steps.npz"
     script = Path(__file__).parent / "record_cartpole.py"
-    done = subprocess.run([python, script, path], capture_output=True, text=True, check=False, timeout=600)
+    assets = os.environ.get("ISAACSIM_ASSET_ROOT", str(Path(sys.prefix) / "assets"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ISAACSIM_ASSET_ROOT": assets}
+    done = subprocess.run(
+        [python, script, path], env=environment, capture_output=True, text=True, check=False, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return np.load(path)
 
