@@ -61,7 +61,7 @@ class ActorCritic(nn.Module):
         parameters = self.actor(actor_features)
         if self.critic_size is not None:
             if critic is None:
-                return parameters, parameters.new_full((len(parameters),), math.nan)
+                return parameters, torch.full_like(parameters[:, 0], math.nan)
             critic_features = critic
         return parameters, self.critic(critic_features).squeeze(-1)
 

@@ -1,6 +1,7 @@
 """Exported policies of environments: they map observations to the actions of an evaluation."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,6 +37,11 @@ def spec(action, **image):
     return EnvSpec(size, action, "next_step", separately_seedable=True, **image)
 
 
+def privileged():
+    """A spec whose value network has an observation of its own."""
+    return replace(spec(FORCE), critic_size=3)
+
+
 def moments():
     found = RunningMoments(4)
     rows = np.random.default_rng(0).normal([0.0, 50.0, -3.0, 0.0], [1.0, 20.0, 0.1, 1e-3], (100, 4))
@@ -43,10 +49,12 @@ def moments():
     return found
 
 
+CONTINUOUS = ("normalized", "privileged")
 POLICIES = {
     "choice": (lambda: Policy(spec(CHOICE), SMALL, 1), None),
     "choices": (lambda: Policy(spec(CHOICES), SMALL, 1), None),
     "normalized": (lambda: Policy(spec(FORCE), SMALL, 1), moments()),
+    "privileged": (lambda: Policy(privileged(), SMALL, 1), moments()),
     "image": (lambda: Policy(spec(CHOICE, image=(2, 40, 40)), NetworkConfig(features=16), 1), None),
     "dqn": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(dueling=True, noisy=True), 1), None),
     "c51": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(value_distribution="categorical"), 1), None),
@@ -61,7 +69,7 @@ def some(spec):
     return (100 * draws.normal(size=(6, 4))).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", others_slow(POLICIES, "normalized", "image", "dqn"))
+@pytest.mark.parametrize("name", others_slow(POLICIES, "normalized", "privileged", "image", "dqn"))
 def test_exported_file_acts_like_policy(tmp_path, name):
     make, observations = POLICIES[name]
     policy = make()
@@ -69,14 +77,14 @@ def test_exported_file_acts_like_policy(tmp_path, name):
         for parameter in policy.parameters():
             parameter.mul_(3)
     done = export_acting(policy, observations, tmp_path / "policy.onnx", "onnx")
-    assert (done.rows, done.num_same_action) == (1000, None if name == "normalized" else 1000)
+    assert (done.rows, done.num_same_action) == (1000, None if name in CONTINUOUS else 1000)
     assert done.difference < 1e-5
     observation = some(policy.spec)
     seen = observation if observations is None else observations.normalize(observation)
     with torch.no_grad():
         wanted = policy(torch.from_numpy(seen))[0].numpy()
     action = policy.distribution.mode(wanted)
-    if name == "normalized":
+    if name in CONTINUOUS:
         action = action.clip(FORCE.low, FORCE.high)
     for rows in (slice(0, 6), slice(2, 3)):
         found = run_onnx(done.path, {"observation": observation[rows]})
