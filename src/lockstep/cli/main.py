@@ -33,7 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     commands = (train, evaluate, recipe, chaos, doctor)
-    top = parser({command.__name__: command for command in commands} | {name: _imported(name) for name in _ELSEWHERE})
+    top = parser(
+        {command.__name__: command for command in commands}
+        | {"play": evaluate}
+        | {name: _imported(name) for name in _ELSEWHERE}
+    )
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be typed
         from lockstep.cli.completion import complete
 

@@ -34,7 +34,8 @@ settings that are changed most, with --set NAME=VALUE (all counts are over all r
 a recipe has values of its own: `lockstep recipe NAME` shows all settings, docs/settings.md explains them
 """
 _OTHER_COMMANDS = {
-    **dict.fromkeys(("eval", "play", "enjoy", "test", "watch"), "evaluate"),
+    **dict.fromkeys(("eval", "test"), "evaluate"),
+    **dict.fromkeys(("enjoy", "watch"), "play"),
     **dict.fromkeys(("run", "learn", "fit", "start"), "train"),
     **dict.fromkeys(("envs", "list", "environments"), "tasks"),
     "resume": "train --resume",
@@ -70,7 +71,9 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     launch = add_command("launch", "start any script once per rank, on one or many machines")
     _add_launch_arguments(launch)
     evaluate = add_command("evaluate", "evaluate the policy of a run")
-    _add_evaluate_arguments(evaluate)
+    _add_evaluate_arguments(evaluate, episodes=100)
+    play = add_command("play", "play a few episodes with the policy of a run; --video draws one")
+    _add_evaluate_arguments(play, episodes=3)
     tasks = add_command("tasks", "list the tasks that can run here, and what to install for others")
     tasks.add_argument("pattern", metavar="PATTERN", nargs="?", help="part of an id, or a pattern such as '*Ant*'")
     tasks.add_argument("--json", action="store_true", help="for scripts")
@@ -93,7 +96,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
     completion = add_command("completion", "tab completion for your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="prints what switches it on there")
-    for command in (launch, evaluate, tasks, check, recipe, export, doctor):
+    for command in (launch, evaluate, play, tasks, check, recipe, export, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top
 
@@ -138,9 +141,9 @@ def _trained(word: str) -> list[str]:
     return [f"train {word}"] if is_task else []
 
 
-def _add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_evaluate_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> None:
     add_policy_choice(parser)
-    parser.add_argument("--episodes", type=int, default=100, help="number of episodes (default: 100)")
+    parser.add_argument("--episodes", type=int, default=episodes, help=f"number of episodes (default: {episodes})")
     parser.add_argument("--seed", metavar="S", help="of the episodes (default: that of the run, plus 1)")
     parser.add_argument("--ranks", metavar="N|auto", help="processes that share the episodes (default: 1)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")

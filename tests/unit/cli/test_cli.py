@@ -36,7 +36,7 @@ assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    commands = ("train", "launch", "submit", "evaluate", "check", "report", "recipe", "doctor", "offline", "export")
+    commands = ("train", "launch", "submit", "evaluate", "play", "tasks", "check", "report", "recipe", "doctor", "offline", "export")
     for word in (*commands, "examples:"):
         assert word in done.stdout
 
@@ -362,6 +362,8 @@ def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
     told = calls[-1][1]
     assert [told[name] for name in ("ml_framework", "best", "seed", "ranks")] == ["jax", True, 3, 2]
     assert capsys.readouterr().out.endswith("the best policy\nvideo: videos/evaluate.gif\n")
+    assert cli.main(["play", str(here), "--video"]) == 0
+    assert (calls[-1][1]["episodes"], calls[-1][1]["video"]) == (3, True)
     assert cli.main(["evaluate", str(here), "--checkpoint", "4096"]) == 0
     assert calls[-1][1]["step"] == "4096"
     for bad in (["--episodes", "0"], ["--seed", "-1"], ["--seed=x"], ["--ranks", "0"]):
