@@ -41,6 +41,8 @@ class NetworkConfig:
     """Units of the linear layer behind the convolutions."""
     hidden: tuple[int, ...] = (64, 64)
     """`mlp` only: units of each hidden layer."""
+    critic_hidden: tuple[int, ...] | None = None
+    """`mlp` only: units of each hidden layer of the value network; `null`: those of `hidden`."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     """`mlp` only: between layers."""
     shared: bool | None = None
@@ -49,6 +51,11 @@ class NetworkConfig:
     """Your own network, `module:Class`; `docs/networks.md` says what it is called with."""
     initial_log_std: float = 0.0
     """Log deviation of continuous actions at the start."""
+
+    @property
+    def value_hidden(self) -> tuple[int, ...]:
+        """Units of each hidden layer of the value network."""
+        return self.hidden if self.critic_hidden is None else self.critic_hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

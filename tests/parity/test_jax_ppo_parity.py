@@ -34,8 +34,27 @@ CASES = {
         {},
     ),
     "adaptive": ({"learning_rate_schedule": "adaptive", "desired_kl": 0.004}, {}),
-    "normalizers": ({"normalize_observation": True, "normalize_return": True, "reward_scale": 0.3}, {}),
-    "continuous": ({"learning_rate": 1e-3}, {"action": "continuous"}),
+    "normalizers": (
+        {
+            "normalize_observation": True,
+            "normalize_return": True,
+            "reward_scale": 0.3,
+            "observation_limit": 1.5,
+            "normalize_value": True,
+            "value_clip_range": 0.1,
+        },
+        {},
+    ),
+    "continuous": (
+        {
+            "learning_rate": 1e-3,
+            "bounds_loss_coef": 3.0,
+            "learning_rate_schedule": "adaptive",
+            "desired_kl": 0.004,
+            "adapt_every": "minibatch",
+        },
+        {"action": "continuous"},
+    ),
     "multi_discrete": ({}, {"action": "multi_discrete"}),
     "images": ({"num_epochs": 2, "num_minibatches": 2, "learning_rate": 2e-4, "clip_range": 2e-4}, {"image": IMAGE}),
 }

@@ -43,6 +43,7 @@ def one_update(backend: Any, world: World, run: Run, **kwargs: Any) -> dict[str,
             "messages": dict(ppo.comm.num_messages),
             "observations": ppo.observations and ppo.observations.state(),
             "returns": ppo.returns and ppo.returns.state(),
+            "targets": ppo.normalizers.values and ppo.normalizers.values.state(),
             "seen": seen,
         }
 
@@ -85,6 +86,10 @@ def running_statistics(backend: Any, world: World, folder: str) -> dict[str, Any
     return one_update(backend, world, config(normalize_observation=True, normalize_return=True))
 
 
+def value_statistics(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    return one_update(backend, world, config(normalize_value=True))
+
+
 def far_statistics(backend: Any, world: World, folder: str) -> dict[str, Any]:
     return one_update(backend, world, config(normalize_observation=True, normalize_return=True), far=FAR)
 
@@ -117,6 +122,14 @@ def adaptive_rate(backend: Any, world: World, folder: str) -> dict[str, Any]:
     run = config(
         num_epochs=6, num_minibatches=2, learning_rate_schedule="adaptive", desired_kl=0.01, learning_rate=3e-3,
         normalize_advantage=True,
+    )  # fmt: skip
+    return one_update(backend, world, run, unlike=8.0)
+
+
+def adaptive_rate_of_minibatches(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    run = config(
+        num_epochs=3, num_minibatches=4, learning_rate_schedule="adaptive", desired_kl=0.01, learning_rate=3e-3,
+        normalize_advantage=True, adapt_every="minibatch",
     )  # fmt: skip
     return one_update(backend, world, run, unlike=8.0)
 
@@ -191,8 +204,8 @@ def data_shards(backend: Any, world: World, folder: str) -> dict[str, Any]:
 
 
 SEAMS = [
-    start_equal, broadcast, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics, far_statistics,
-    reset_rows, stop_on_kl, adaptive_rate,
+    start_equal, broadcast, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics,
+    value_statistics, far_statistics, reset_rows, stop_on_kl, adaptive_rate, adaptive_rate_of_minibatches,
     solved_by_all, signal_stops_all, no_episode_weighs_nothing, seeds, files, data_shards,
 ]  # fmt: skip
 

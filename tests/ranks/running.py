@@ -17,6 +17,13 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.launch.rank_environment import free_port
 from lockstep.run import NetworkConfig, Run, override
 
+ROBOTS = {
+    "learning_rate_schedule": "adaptive", "adapt_every": "minibatch", "reward_scale": 0.1, "bounds_loss_coef": 0.01,
+    "normalize_observation": True, "observation_limit": 3.0, "normalize_value": True, "value_clip_range": 0.2,
+    "normalize_return": True, "network.critic_hidden": [24], "env.clip_action": 1.0, "env.clip_observation": 4.0,
+}  # fmt: skip
+"""Settings that robot suites rely on, all at once; for tasks with continuous actions."""
+
 
 def small(task: str, **changes: Any) -> Run:
     """20 updates of a small network, a few seconds on one core."""

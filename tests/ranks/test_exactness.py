@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from running import Job, Outcome, job, lines, slow_tests_selected, small, timeless, train_all
+from running import ROBOTS, Job, Outcome, job, lines, slow_tests_selected, small, timeless, train_all
 
 from lockstep.run import Run
 from quick import others_slow
@@ -13,7 +13,7 @@ STOP = {"evaluate_every": 128 * 5, "evaluate_greedy": False, "stop_return": 0.8,
 RUNS: dict[str, Run] = {
     "discrete": small("CartPole-v1", num_shards=4),
     "other seed": small("CartPole-v1", num_shards=4, seed=1),
-    "continuous": small("Pendulum-v1", num_shards=4, **ADAPTIVE),
+    "continuous": small("Pendulum-v1", num_shards=4, **ROBOTS),
     "toy": small("lockstep/Reach-v0", num_shards=4, max_grad_norm=0.1, **ADAPTIVE),
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2),
     "early stop": small("lockstep/Corridor-v0", num_shards=4, total_steps=128 * 100, learning_rate=3e-3, **STOP),

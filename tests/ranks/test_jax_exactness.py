@@ -5,17 +5,16 @@ import pytest
 pytest.importorskip("jax")
 
 from jax_running import train_all
-from running import job, lines, runs_of_selected_tests, slow_tests_selected, small, timeless
+from running import ROBOTS, job, lines, runs_of_selected_tests, slow_tests_selected, small, timeless
 
 from quick import others_slow
 
-ADAPTIVE = {"learning_rate_schedule": "adaptive", "normalize_observation": True, "normalize_return": True}
 SHORT = {"total_steps": 8 * 128, "log_every": 2 * 128}
 PICTURES = {"features": 16, "encoder": "nature", "num_epochs": 1, "total_steps": 4 * 128, "log_every": 128}
 RUNS = {
     "discrete": small("CartPole-v1", num_shards=4),
     "other seed": small("CartPole-v1", num_shards=4, seed=1),
-    "continuous": small("Pendulum-v1", num_shards=4, max_grad_norm=0.1, **ADAPTIVE, **SHORT),
+    "continuous": small("Pendulum-v1", num_shards=4, max_grad_norm=0.1, **ROBOTS, **SHORT),
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
     "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=8 * 96, log_every=96 * 2),

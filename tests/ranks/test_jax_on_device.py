@@ -10,19 +10,18 @@ import pytest
 pytest.importorskip("jax")
 
 from jax_running import train_all
-from running import job, lines, runs_of_selected_tests, slow_tests_selected, small, timeless
+from running import ROBOTS, job, lines, runs_of_selected_tests, slow_tests_selected, small, timeless
 
 from lockstep.jax.export import load_policy
 from lockstep.run import override
 from quick import others_slow
 
 EVERY = {"check_every": 4, "network.hidden": [8], "checkpoint_every": 6 * 128}
-DRIFT = {"normalize_observation": True, "normalize_return": True, "learning_rate_schedule": "adaptive"}
 RUNS = {
     "cartpole": small("jax/CartPole-v1", num_shards=4, **EVERY),
     "other seed": small("jax/CartPole-v1", num_shards=4, seed=1, **EVERY),
     "continuous": small(
-        "device_envs:Drift", num_shards=4, total_steps=12 * 128, log_every=3 * 128, **DRIFT, **EVERY,
+        "device_envs:Drift", num_shards=4, total_steps=12 * 128, log_every=3 * 128, **ROBOTS, **EVERY,
         **{"env.kwargs": {"continuous": True}},
     ),
     "looked at often": small("jax/CartPole-v1", num_shards=4, **EVERY | {"check_every": 1}),

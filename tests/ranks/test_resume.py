@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from running import job, lines, small, timeless, train_all
+from running import ROBOTS, job, lines, small, timeless, train_all
 
 from lockstep.record import checkpoint
 from lockstep.run import load
@@ -17,7 +17,7 @@ from quick import others_slow
 
 TASKS = {
     "CartPole-v1": {"normalize_observation": True, "learning_rate_schedule": "linear"},
-    "lockstep/Reach-v0": {"normalize_observation": True, "normalize_return": True, "env.kwargs.max_episode_steps": 11},
+    "lockstep/Reach-v0": {**ROBOTS, "env.kwargs.max_episode_steps": 11},
     "lockstep/Match-v0": {"learning_rate_schedule": "adaptive", "target_kl": 0.02},
 }
 

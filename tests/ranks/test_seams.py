@@ -36,8 +36,8 @@ def plain_gae(reward, value, terminated, ended, gamma, gae_lambda):
     return advantage
 
 
-def plain_gradient(backend, run) -> np.ndarray:
-    """The clipped gradient of the first step on the rollouts of both shards together."""
+def plain_columns(backend, run) -> list[np.ndarray]:
+    """Observations, actions, advantages and targets of the rollouts of both shards together."""
     c, columns = run.algorithm, ([], [], [], [])
     for r in (make_rollout(shard) for shard in range(2)):
         value = backend.ppo_values(run, r.observation.reshape(-1, SIZE)).reshape(STEPS + 1, ENVS)
@@ -50,7 +50,15 @@ def plain_gradient(backend, run) -> np.ndarray:
         )
         for column, part in zip(columns, parts, strict=True):
             column.append(part[r.weight.ravel() > 0])  # rows of weight 0 are no data
-    observation, action, advantage, target = (np.concatenate(column) for column in columns)
+    return [np.concatenate(column) for column in columns]
+
+
+def plain_gradient(backend, run) -> np.ndarray:
+    """The clipped gradient of the first step on the rollouts of both shards together."""
+    c = run.algorithm
+    observation, action, advantage, target = plain_columns(backend, run)
+    if c.normalize_value:
+        target = (target - target.mean()) / target.std()
     if c.normalize_advantage:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     gradient = backend.ppo_gradient(run, observation, action, advantage, target)
@@ -118,6 +126,19 @@ def test_running_statistics(seam):
             assert state["count"] == len(rows), f"{name} are not counted over all ranks"
             assert np.allclose(state["mean"], rows.mean(0)), f"the mean of {name} is not pooled"
             assert np.allclose(state["variance"], rows.var(0)), f"the variance of {name} is not pooled"
+
+
+def test_value_statistics(seam):
+    run = config(normalize_value=True)
+    target = plain_columns(seam.backend, run)[-1]
+    expected = plain_gradient(seam.backend, run)
+    for rank in seam["value_statistics"]:
+        state = rank["targets"]
+        assert state["count"] == len(target), "targets are not counted over all ranks"
+        assert np.allclose(state["mean"], target.mean(), rtol=1e-5), "the mean of targets is not pooled"
+        assert np.allclose(state["variance"], target.var(), rtol=1e-5), "the variance of targets is not pooled"
+        assert np.allclose(rank["gradient"], expected, rtol=1e-4, atol=1e-5), "targets are not normalized by the pool"
+        assert rank["messages"]["moments"] == 1
 
 
 @slow_in_jax
@@ -188,6 +209,25 @@ def test_adaptive_rate(seam):
     )
     for rank in ranks:
         assert rank["learning_rate"] == pytest.approx(rate(together)), "the rate does not follow the global KL"
+
+
+@slow_in_jax
+def test_adaptive_rate_of_minibatches(seam):
+    ranks = seam["adaptive_rate_of_minibatches"]
+    together, alone = kl_of_epochs(ranks, 1)
+
+    def rate(kls):
+        value = 3e-3
+        for kl in kls:
+            value = min(value * (1 / 1.5 if kl > 0.02 else 1.5 if kl < 0.005 else 1.0), 1e-2)
+        return value
+
+    assert len(together) == 12
+    assert not np.isclose(rate(alone[0]), rate(together)), "rank 0 alone would have decided alike; nothing is proved"
+    for rank in ranks:
+        assert rank["learning_rate"] == pytest.approx(rate(together)), (
+            "the rate does not follow the global KL of each minibatch"
+        )
 
 
 @slow_in_jax

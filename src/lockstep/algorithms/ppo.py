@@ -17,6 +17,9 @@ METRICS = (
     "value/explained_variance",
 )
 
+BOUND = 1.1
+"""Means of actions beyond +-this are penalized with `bounds_loss_coef`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
@@ -33,7 +36,9 @@ class PPOConfig:
     learning_rate_schedule: Literal["constant", "linear", "adaptive"] = "linear"
     """`linear` falls to 0 at `total_steps`; `adaptive` follows the global KL: see `desired_kl`."""
     desired_kl: float = 0.01
-    """`adaptive` only: divide the rate by 1.5 when an epoch's global KL exceeds twice this, multiply it below half."""
+    """`adaptive` only: divide the rate by 1.5 where the global KL exceeds twice this, multiply it below half."""
+    adapt_every: Literal["epoch", "minibatch"] = "epoch"
+    """`adaptive` only: of which the global KL changes the rate, after it was learned from."""
     reward_scale: float = 1.0
     """Multiplies rewards before anything learns from them; not in the statistics of episodes."""
     gamma: float = 0.99
@@ -48,6 +53,8 @@ class PPOConfig:
     """Weight of the value loss, (V - target)^2 / 2."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
+    bounds_loss_coef: float = 0.0
+    """Weight of a penalty for means of continuous actions beyond 1.1, (|mean| - 1.1)^2 summed over dimensions."""
     max_grad_norm: float | None = 0.5
     """Largest 2-norm of the global gradient; `null` does not clip."""
     target_kl: float | None = None
@@ -56,6 +63,10 @@ class PPOConfig:
     """Normalize the advantages of a rollout, over all ranks, to mean 0 and standard deviation 1."""
     normalize_observation: bool = False
     """Normalize observations by their running mean and deviation, pooled over all ranks, frozen during a rollout."""
+    observation_limit: float = 10.0
+    """Normalized observations are clipped to this many deviations."""
+    normalize_value: bool = False
+    """Have the value network predict targets normalized by their running mean and deviation, pooled over all ranks."""
     normalize_return: bool = False
     """Divide rewards by the running deviation of the discounted return, pooled over all ranks."""
     adam_eps: float = 1e-5
@@ -66,7 +77,7 @@ class PPOConfig:
         for name in ("num_steps", "num_epochs", "num_minibatches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps", "reward_scale"):
+        for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps", "reward_scale", "observation_limit"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
         for name in ("value_clip_range", "max_grad_norm", "target_kl"):
@@ -76,7 +87,7 @@ class PPOConfig:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1]")
-        for name in ("value_coef", "entropy_coef"):
+        for name in ("value_coef", "entropy_coef", "bounds_loss_coef"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
 

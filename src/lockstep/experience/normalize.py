@@ -8,7 +8,7 @@ import numpy as np
 EPS = 1e-8
 """Added to a variance before its square root."""
 LIMIT = 10.0
-"""Normalized numbers are clipped to this many standard deviations."""
+"""Normalized numbers are clipped to this many standard deviations by default."""
 
 
 def batch_moments(sums: Any, xp: ModuleType = np) -> tuple[Any, Any, Any]:
@@ -27,12 +27,17 @@ def batch_moments(sums: Any, xp: ModuleType = np) -> tuple[Any, Any, Any]:
 class RunningMoments:
     """Mean and variance of everything seen so far, over all ranks (float64).
 
+    Args:
+        size: F.
+        limit: of normalized numbers, in deviations.
+
     Attributes:
         mean: [F].
         variance: [F].
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, limit: float = LIMIT) -> None:
+        self.limit = limit
         self._count = np.zeros(1)
         self.mean, self.variance = np.zeros(size), np.ones(size)
 
@@ -74,18 +79,23 @@ class RunningMoments:
             self.restore(self.merged(sums))
 
     def normalize(self, rows: np.ndarray) -> np.ndarray:
-        """(x - mean) / deviation as float32, within 10 deviations. Nothing changes before the first update."""
+        """(x - mean) / deviation as float32, within `limit` deviations. Nothing changes before the first update."""
         if self.count == 0:
             return rows.astype(np.float32, copy=False)
         scale = (1.0 / np.sqrt(self.variance + EPS)).astype(np.float32)
         scaled = (rows - self.mean.astype(np.float32)) * scale
-        return np.clip(scaled, -LIMIT, LIMIT, out=scaled)
+        return np.clip(scaled, -self.limit, self.limit, out=scaled)
 
     def scale(self, rows: np.ndarray) -> np.ndarray:
-        """`x / deviation` as float32, within 10; for rewards, whose sign must stay."""
+        """`x / deviation` as float32, within `limit`; for rewards, whose sign must stay."""
         if self.count == 0:
             return rows
-        return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + EPS)), -LIMIT, LIMIT)
+        return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + EPS)), -self.limit, self.limit)
+
+    @property
+    def center_and_deviation(self) -> tuple[float, float]:
+        """Mean and deviation of the first number; 0 and 1 before the first update."""
+        return (float(self.mean[0]), float(np.sqrt(self.variance[0] + EPS))) if self.count else (0.0, 1.0)
 
     def state(self) -> dict[str, np.ndarray]:
         """All arrays, not copied."""

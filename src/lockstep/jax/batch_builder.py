@@ -22,11 +22,18 @@ from lockstep.jax.returns import gae
 from lockstep.session.normalizers import Normalizers, UpdateStatistics
 
 
-def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps, precision: str) -> Batch:
+def batch_of(
+    config: PPOConfig,
+    policy: Policy,
+    params: Params,
+    steps: Steps,
+    precision: str,
+    targets: tuple[Array, Array] | None = None,
+) -> Batch:
     """Values, log-probabilities and advantages of a shard's rollout, [T * B]; pure.
 
-    Old values and log-probabilities have the `precision` of the loss, so that ratios start at 1. Advantages are always
-    float32.
+    `targets` are mean and deviation by which the targets of the value network are normalized, if they are. Old values
+    and log-probabilities have the `precision` of the loss, so that ratios start at 1. Advantages are always float32.
     """
     num_steps, size = steps.reward.shape
     rows = num_steps * size
@@ -34,9 +41,13 @@ def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps, pr
     parameters, values = policy.apply(params, observation)
     if steps.parameters is not None:  # XLA then removes the unused actor output above
         parameters = steps.parameters.reshape(-1, steps.parameters.shape[-1])
+
+    def in_real_units(value: Array) -> Array:
+        return value if targets is None else value * targets[1] + targets[0]
+
     values = values.reshape(num_steps + 1, size)
-    value = values[:-1]
-    next_value = jnp.where(steps.is_final > 0, steps.final_value, values[1:])
+    value = in_real_units(values[:-1])
+    next_value = in_real_units(jnp.where(steps.is_final > 0, steps.final_value, values[1:]))
     advantage = gae(
         steps.reward,
         value,
@@ -49,6 +60,7 @@ def batch_of(config: PPOConfig, policy: Policy, params: Params, steps: Steps, pr
     old_value = value
     if precision != "float32":
         parameters, old_value = policy.apply(params, observation[:rows], precision)
+        old_value = in_real_units(old_value)
     action = steps.action.reshape(rows, *steps.action.shape[2:])
     log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
     return Batch(
@@ -76,11 +88,7 @@ class BatchBuilder:
         self._comm = comm
         self._shard_envs = shard_envs
         self._precision = precision
-        size = policy.spec.observation_size if config.normalize_observation else None
-        gamma = config.gamma if config.normalize_return else None
-        self.normalizers = Normalizers(
-            size, gamma, len(comm.world.shards), shard_envs, reward_scale=config.reward_scale
-        )
+        self.normalizers = Normalizers.of(config, policy.spec, len(comm.world.shards), shard_envs)
         self.fault: tuple[str, int] | None = None
         self._flat = flat = FlatParameters(policy.params)
         self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
@@ -114,7 +122,9 @@ class BatchBuilder:
         """The batches of the rollouts of local shards, [L, T * B] on each device."""
         value = partial(self._value, self._comm.local(values))
         sharded = self._comm.shard([self.steps(rollout, value) for rollout in rollouts])
-        return self._build_spmd(values, sharded)[1]
+        moments = self.normalizers.values
+        targets = () if moments is None else tuple(np.float32(x) for x in moments.center_and_deviation)
+        return self._build_spmd((values, targets), sharded)[1]
 
     def blank(self) -> Rollout:
         """A rollout of zeros with weight 0, to compile with."""
@@ -125,11 +135,15 @@ class BatchBuilder:
         final = [(0, np.arange(shape[1]), observation[0])]
         return Rollout(observation, action.reshape(*shape, *action.shape[1:]), zeros, never, never, zeros, final)
 
-    def _batches_of_shards(self, values: Array, own: Steps) -> tuple[tuple[()], Batch]:
+    def _batches_of_shards(
+        self, shared: tuple[Array, tuple[Array, Array] | tuple[()]], own: Steps
+    ) -> tuple[tuple[()], Batch]:
         batches: list[Batch] = []
+        values, targets = shared
         for steps in slots(own, len(own.reward)):
             isolated, steps = jax.lax.optimization_barrier((values, steps))  # as in `PPO._shard_sums`
-            batch = batch_of(self._config, self._policy, self._flat.split(isolated), steps, self._precision)
+            params = self._flat.split(isolated)
+            batch = batch_of(self._config, self._policy, params, steps, self._precision, targets or None)
             batches.append(jax.lax.optimization_barrier(batch))
         return (), jax.tree.map(lambda *columns: jnp.stack(columns), *batches)
 
@@ -169,6 +183,7 @@ class BatchBuilder:
         """A shard's contribution to the moments of advantages and targets [T * B], and whether it has a fault."""
         weight = rollout.weight.ravel().astype(np.float64)
         wide = np.stack([advantage, target]).astype(np.float64)
+        wide[1] -= self.normalizers.target_origin
         sums = [weight.sum(keepdims=True), wide @ weight, np.square(wide) @ weight, [float(rollout.fault is not None)]]
         return np.concatenate(sums)
 

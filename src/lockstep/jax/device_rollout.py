@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.experience.normalize import LIMIT
 from lockstep.jax.batch import Steps
 from lockstep.jax.device_shard import (
     RandomDraws,
@@ -38,6 +39,7 @@ class DeviceRollout:
         shard_envs: B.
         gamma: discount, for the normalizer of returns.
         reward_scale: multiplies rewards before anything learns from them.
+        observation_limit: of normalized observations, in deviations.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class DeviceRollout:
         shard_envs: int,
         gamma: float,
         reward_scale: float = 1.0,
+        observation_limit: float = LIMIT,
     ) -> None:
         self._env, self._policy = env, policy
         self._num_steps, self._size, self._gamma = num_steps, shard_envs, gamma
         self._reward_scale = reward_scale
+        self._observation_limit = observation_limit
         self._clip = _clipper(env.spec)
 
     def begin(self, keys: Array, action_key: Array, order_key: Array) -> Shard:
@@ -89,7 +93,7 @@ class DeviceRollout:
         if "observations" in normalizers:
             assert seen.raw is not None
             sums.append(normalizers["observations"].sums(seen.raw.reshape(-1, seen.raw.shape[-1])))
-            last = normalizers["observations"].normalize(last)
+            last = normalizers["observations"].normalize(last, self._observation_limit)
         if "returns" in normalizers:
             assert seen.discounted is not None
             sums.append(normalizers["returns"].sums(seen.discounted.reshape(-1, 1)))
@@ -125,7 +129,7 @@ class DeviceRollout:
         observations = normalizers.get("observations")
 
         def see(observation: Array) -> Array:
-            return observation if observations is None else observations.normalize(observation)
+            return observation if observations is None else observations.normalize(observation, self._observation_limit)
 
         seen = see(raw)
         parameters, _ = self._policy.apply(params, seen)

@@ -70,7 +70,7 @@ def _read(path: Path) -> tuple[PolicySpec, dict[str, np.ndarray], RunningMoments
     if policy_file.from_log(header):
         raise ConfigError(f"{path} learned from a log, which only torch does; use --ml-framework torch")
     about = PolicySpec.from_dict(header)
-    return about, *policy_file.split_normalizer(about.spec, arrays)
+    return about, *policy_file.split_normalizer(about, arrays)
 
 
 def _policy_spec(policy: AnyPolicy, task: str, network: NetworkConfig) -> PolicySpec:

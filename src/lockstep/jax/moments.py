@@ -32,9 +32,13 @@ class Moments(NamedTuple):
 
     def sums(self, rows: Array) -> Array:
         """Sums of one shard: number, sum and sum of squares of `rows` [N, F], relative to the mean so far."""
-        centred = (rows - self.mean[None]) - self.mean_rest[None]
+        centred = self.centred(rows)
         count = jnp.full(1, len(rows), jnp.float32)
         return jnp.concatenate([count, centred.sum(0), jnp.square(centred).sum(0)])
+
+    def centred(self, rows: Array) -> Array:
+        """Rows [N, F] relative to the mean so far."""
+        return (rows - self.mean[None]) - self.mean_rest[None]
 
     def update(self, sums: Array) -> "Moments":
         """The moments after an update with the sums of all shards (Chan, Golub and LeVeque, 1979)."""
@@ -47,11 +51,17 @@ class Moments(NamedTuple):
         variance, variance_rest = _sum(before, self.variance_rest, more)
         return Moments(seen, mean, variance, seen_rest, mean_rest, variance_rest)
 
-    def normalize(self, rows: Array) -> Array:
-        """(x - mean) / deviation within 10 deviations, of rows [..., F]; unchanged before the first update."""
+    def normalize(self, rows: Array, limit: float = LIMIT) -> Array:
+        """(x - mean) / deviation within `limit` deviations, of rows [..., F]; unchanged before the first update."""
         scale = 1.0 / jnp.sqrt(self.variance + EPS)
         mean, scale = (jnp.broadcast_to(x, rows.shape) for x in (self.mean, scale))
-        return jnp.where(self.seen[0] > 0, jnp.clip((rows - mean) * scale, -LIMIT, LIMIT), rows)
+        return jnp.where(self.seen[0] > 0, jnp.clip((rows - mean) * scale, -limit, limit), rows)
+
+    @property
+    def center_and_deviation(self) -> tuple[Array, Array]:
+        """Mean and deviation of the first number; 0 and 1 before the first update."""
+        deviation = jnp.where(self.seen[0] > 0, jnp.sqrt(self.variance[0] + EPS), 1.0)
+        return jnp.where(self.seen[0] > 0, self.mean[0], 0.0), deviation
 
     def scale(self, rows: Array) -> Array:
         """`x / deviation` within 10; for rewards, whose sign must stay."""

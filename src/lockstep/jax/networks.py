@@ -40,9 +40,13 @@ class ActorCritic:
             self.body = encoder
         elif images:
             self.bodies = (encoder, encoder)  # the same architecture with separate parameters
-        before = (encoder.num_features,) if self.body or images else (spec.observation_size, *config.hidden)
-        self.actor = Mlp((*before, num_parameters), config.activation, last_gain=0.01)
-        self.critic = Mlp((*before, 1), config.activation, last_gain=1.0)
+        if self.body or images:
+            of_actor = of_critic = (encoder.num_features,)
+        else:
+            of_actor = (spec.observation_size, *config.hidden)
+            of_critic = (spec.observation_size, *config.value_hidden)
+        self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01)
+        self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0)
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Draw initial parameters."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.algorithms.ppo import METRICS, PPOConfig
+from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.rollout import Collector, Rollout
@@ -30,7 +30,7 @@ from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite
-from lockstep.session.normalizers import NormalizerError
+from lockstep.session.normalizers import NormalizerError, UpdateStatistics
 from lockstep.world import stream, stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
@@ -76,6 +76,7 @@ class PPO:
 
         rho = pi(a|s) / pi_old(a|s)
         L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
+              + c_b sum_d max(|mean_d| - 1.1, 0)^2
         """
         c, weight = self.config, batch.weight
         parameters, value = self.policy.apply(params, batch.observation, precision=self._precision)
@@ -89,6 +90,10 @@ class PPO:
             near = batch.value + jnp.clip(value - batch.value, -c.value_clip_range, c.value_clip_range)
             square = jnp.maximum(square, jnp.square(near - batch.target))
         objective = surrogate - 0.5 * c.value_coef * square + c.entropy_coef * entropy
+        if c.bounds_loss_coef > 0:
+            mean = parameters[:, : self.policy.spec.action.width]
+            beyond = jnp.maximum(jnp.abs(mean) - BOUND, 0.0)
+            objective = objective - c.bounds_loss_coef * jnp.square(beyond).sum(-1)
         kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
         outside = (clipped != ratio).astype(jnp.float32)
         rows = jnp.stack([jnp.ones_like(weight), -surrogate, 0.5 * square, entropy, kl, outside])
@@ -122,7 +127,9 @@ class PPO:
         c = self.config
 
         def step(state: State, rows: Array) -> tuple[State, Array]:
-            return self._step(state, [batch.at(indices) for batch, indices in zip(batches, rows, strict=True)])
+            parts = [batch.at(indices) for batch, indices in zip(batches, rows, strict=True)]
+            state, sums = self._step(state, parts)
+            return self._adapt_learning_rate(state, "minibatch", sums), sums
 
         parts = order.reshape(len(batches), c.num_minibatches, self.rows).swapaxes(0, 1)
         state, totals = repeat(self._scan, step, state, parts)
@@ -131,12 +138,17 @@ class PPO:
         table = self.metrics.add(table, ("optim/grad_norm",), sums[-3:-2], sums[-2])
         table = self.metrics.add(table, ("optim/skipped",), sums[-1:], sums[-2] + sums[-1])
         state = state._replace(table=table)
-        kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]  # NaN once stopped, which compares as False
-        if c.learning_rate_schedule == "adaptive":
-            state = state._replace(learning_rate=adapted(state.learning_rate, kl, c.desired_kl))
+        state = self._adapt_learning_rate(state, "epoch", sums)
         if c.target_kl is not None:
-            state = state._replace(stopped=state.stopped | (kl > c.target_kl))
+            state = state._replace(stopped=state.stopped | (_kl(sums) > c.target_kl))
         return state, totals
+
+    def _adapt_learning_rate(self, state: State, after: str, sums: Array) -> State:
+        """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
+        c = self.config
+        if c.learning_rate_schedule != "adaptive" or c.adapt_every != after:
+            return state
+        return state._replace(learning_rate=adapted(state.learning_rate, _kl(sums), c.desired_kl))
 
     def _step(self, state: State, parts: Sequence[Batch]) -> tuple[State, Array]:
         """Take one gradient step on every shard's part [N] of a minibatch; a no-op if any number is not finite.
@@ -191,7 +203,7 @@ class PPO:
             if self._stop_on_non_finite:
                 if self._builder.fault:
                     raise NormalizerError(*self._builder.fault, progress)
-                raise self._locate_non_finite(rollouts, batches, (0, 1), progress)
+                raise self._locate_non_finite(rollouts, batches, UpdateStatistics(scale=1.0), progress)
             steps = np.full(1, c.num_epochs * c.num_minibatches, np.float32)
             table = self.metrics.add(comm.read(self.state.table), ("optim/skipped",), steps, steps[0])
             self.state = self.state._replace(table=comm.replicate(table))
@@ -211,7 +223,7 @@ class PPO:
         values, halted = comm.read((self.state.values, self.state.halted))
         self.policy.params = self.flat.split(values)
         if halted:
-            raise self._locate_non_finite(rollouts, batches, statistics[:2], progress)
+            raise self._locate_non_finite(rollouts, batches, statistics, progress)
         return totals
 
     def warmup(self, actor: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -220,23 +232,33 @@ class PPO:
         actor(np.stack([blank.observation[0]] * num_shards))
         batches = self._builder.batches(self.state.values, [blank] * num_shards)
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
-        copy, host_values = self.comm.replicate(self.comm.read(self.state)), np.zeros(7, np.float32)
+        copy = self.comm.replicate(self.comm.read(self.state))
+        host_values = np.zeros(len(UpdateStatistics()) + 3, np.float32)
         (state, *_), _ = self._learn_spmd((copy, host_values), (batches, self.comm.shard([order] * num_shards)))
         self.comm.read(state.halted)  # wait, so that errors are raised here
+
+    def normalized(self, batch: Batch, statistics: UpdateStatistics) -> Batch:
+        """The batch with advantages, targets and old values normalized by statistics over all ranks, as configured."""
+        mean, scale = statistics.mean, statistics.scale
+        if self.config.normalize_advantage:
+            batch = batch._replace(advantage=(batch.advantage - mean) * scale)
+        mean, scale = statistics.target_mean, statistics.target_scale
+        if self.config.normalize_value:
+            batch = batch._replace(target=(batch.target - mean) * scale, value=(batch.value - mean) * scale)
+        return batch
 
     def _learn_shards(self, shared: tuple[State, Array], own: tuple[Batch, Array]) -> tuple[Any, Any]:
         """`learn`, or one epoch of it, with the advantage statistics and flags from the host; see `update`."""
         (state, host_values), (stacked, orders) = shared, own
-        mean, scale, explained, explained_weight, rate, first, last = host_values
+        *numbers, rate, first, last = host_values
+        statistics = UpdateStatistics(*numbers)
         state = state._replace(stopped=state.stopped & (first == 0.0))
         if self.config.learning_rate_schedule == "linear":
             state = state._replace(learning_rate=rate)
-        batches = slots(stacked, len(orders))
-        if self.config.normalize_advantage:
-            batches = [batch._replace(advantage=(batch.advantage - mean) * scale) for batch in batches]
+        batches = [self.normalized(batch, statistics) for batch in slots(stacked, len(orders))]
         state, totals = self._epochs(state, batches, orders)
-        name, weight = "value/explained_variance", explained_weight * last
-        table = self.metrics.add(state.table, (name,), explained[None] * last, weight)
+        explained, weight = jnp.reshape(statistics.explained, 1), statistics.weight * last
+        table = self.metrics.add(state.table, ("value/explained_variance",), explained * last, weight)
         state = self._add_learning_rate(state._replace(table=table), last)
         return (state, host_values, totals), ()
 
@@ -266,11 +288,9 @@ class PPO:
         self.normalizers.discounted[k].value[:] = state["discounted"]
 
     def _locate_non_finite(
-        self, rollouts: list[Rollout], batches: Batch, scale: tuple[float, float], progress: Progress
+        self, rollouts: list[Rollout], batches: Batch, statistics: UpdateStatistics, progress: Progress
     ) -> NonFiniteError:
-        parts: list[Batch] = self.comm.unshard(batches)
-        if self.config.normalize_advantage:
-            parts = [part._replace(advantage=(part.advantage - scale[0]) * scale[1]) for part in parts]
+        parts = [self.normalized(part, statistics) for part in self.comm.unshard(batches)]
         values = self.comm.local(self.state.values)
 
         def gradient_and_sums(part: Batch) -> list[Array]:
@@ -299,6 +319,11 @@ def repeat(
         state, one = step(state, row)
         outputs.append(one)
     return state, jnp.stack(outputs)
+
+
+def _kl(sums: Array) -> Array:
+    """The mean KL of the weighted sums of `PPO.loss`; NaN, which compares as False, if their weight is 0."""
+    return sums[1 + _SUMS.index("policy/kl")] / sums[0]
 
 
 def train(session: Session) -> None:

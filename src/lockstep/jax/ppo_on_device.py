@@ -7,7 +7,7 @@ Shapes: K shards of this process, L of them on a device, T steps of a rollout, B
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from lockstep.record.episodes import KEPT, RecentEpisodes
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.non_finite import Finding, NonFiniteError, nearest
-from lockstep.session.normalizers import NormalizerError, begin
+from lockstep.session.normalizers import NormalizerError, UpdateStatistics, begin
 from lockstep.world import stream_seed
 
 _LOW_BITS = 14
@@ -84,7 +84,7 @@ class DeviceCollector:
         self._batch_size = run.num_envs * config.num_steps
         self._rollout = DeviceRollout(
             env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma,
-            reward_scale=config.reward_scale,
+            reward_scale=config.reward_scale, observation_limit=config.observation_limit,
         )  # fmt: skip
         start = jax.jit(self._rollout.begin)
         with jax.default_device(comm.devices[0]):
@@ -124,11 +124,14 @@ class DeviceCollector:
             orders.append(order)
         total = self._comm.sum_shards(jnp.stack(rows), "moments")
         finite = jnp.isfinite(total).all()
-        normalizers, bad = moments.merged(normalizers, total[5:], finite)
+        sums = [total[5:]] + ([total[jnp.array([0, 2, 4])]] if c.normalize_value else [])
+        normalizers, bad = moments.merged(normalizers, jnp.concatenate(sums), finite)
         finite &= bad < 0
-        state, scale = self._measure(state, total, finite)
-        if c.normalize_advantage:
-            batches = [batch._replace(advantage=(batch.advantage - scale[0]) * scale[1]) for batch in batches]
+        state, statistics = self._measure(state, total, finite)
+        if c.normalize_value:
+            center, deviation = normalizers["values"].center_and_deviation
+            statistics = statistics._replace(target_mean=center, target_scale=1.0 / deviation)
+        batches = [ppo.normalized(batch, statistics) for batch in batches]
         # NaN advantages make `learn` skip every step of an update whose sums are not finite.
         poison = jnp.where(finite, 0.0, jnp.nan)
         batches = [batch._replace(advantage=batch.advantage + poison) for batch in batches]
@@ -141,15 +144,18 @@ class DeviceCollector:
         """Collect a shard's rollout: the shard after it, its batch, its sums, and its row orders [E, T * B]."""
         params = self._ppo.flat.split(values)
         shard, steps, sums = self._rollout.rollout(params, normalizers, shard, update)
-        batch = batch_of(self._ppo.config, self._ppo.policy, params, steps, self._run.precision)
-        columns = jnp.stack([jnp.ones_like(batch.target), batch.advantage, batch.target])
+        values_of = normalizers.get("values")
+        targets = None if values_of is None else values_of.center_and_deviation
+        batch = batch_of(self._ppo.config, self._ppo.policy, params, steps, self._run.precision, targets)
+        target = batch.target if values_of is None else values_of.centred(batch.target[:, None])[:, 0]
+        columns = jnp.stack([jnp.ones_like(batch.target), batch.advantage, target])
         row = jnp.concatenate([columns.sum(1), jnp.square(columns[1:]).sum(1), sums])
         row = row + jnp.where(shard.fault.what > 0, jnp.nan, 0.0)  # the sum carries the fault to every rank
         key = jax.random.fold_in(wrap_key(shard.order_key), update)
         return shard, batch, row, permutations(key, self._ppo.config.num_epochs, len(batch.target))
 
-    def _measure(self, state: State, total: Array, finite: Array) -> tuple[State, Array]:
-        """Mean and scale of the advantages, from the sums over all shards; adds the explained variance to the table."""
+    def _measure(self, state: State, total: Array, finite: Array) -> tuple[State, UpdateStatistics]:
+        """Statistics of the advantages, from the sums over all shards; adds the explained variance to the table."""
         mean, target_mean, square, target_square = total[1:5] / total[0]
         variance = jnp.maximum(target_square - jnp.square(target_mean), 1e-8)
         scale = 1.0 / (jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0.0)) + 1e-8)
@@ -158,7 +164,7 @@ class DeviceCollector:
             state.table, ("value/explained_variance",), explained[None], finite.astype(jnp.float32)
         )
         halted = state.halted | (~finite & (self._run.non_finite == "stop"))
-        return state._replace(table=table, halted=halted), jnp.stack([mean, scale])
+        return state._replace(table=table, halted=halted), UpdateStatistics(*cast(Any, (mean, scale)))
 
     # -- on the host ---------------------------------------------------------------------------------------------------
 

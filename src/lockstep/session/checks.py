@@ -58,9 +58,15 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             f"task={run.task} has an observation of its own for the critic, which ml_framework=jax does not support; "
             "use ml_framework=torch"
         )
+    elif config.bounds_loss_coef > 0 and spec.action.kind != "continuous":
+        raise ConfigError(
+            f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "
+            f"{spec.action.kind}: use 0"
+        )
     elif config.normalize_observation and spec.image is not None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
     check_encoder(run.network, spec)
+    _check_value_network(run, spec)
     if run.evaluate_video:
         check_drawing(run)
 
@@ -182,6 +188,25 @@ def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
         raise ConfigError(
             f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
         )
+
+
+def _check_value_network(run: Run, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for layers of a value network that does not exist."""
+    network = run.network
+    if network.critic_hidden is None:
+        return
+    images = spec.image is not None and network.encoder != "mlp"
+    reason = None
+    if run.algo != "ppo":
+        reason = f"algo={run.algo} has no value network"
+    elif network.module is not None:
+        reason = f"network.module={network.module} has layers of its own"
+    elif network.shared:
+        reason = "network.shared=true has one body for policy and value; use --set network.shared=false"
+    elif images and spec.critic_size is None:
+        reason = "the value network of a task with images has convolutions"
+    if reason is not None:
+        raise ConfigError(f"network.critic_hidden={list(network.critic_hidden)}: {reason}, or leave it out")
 
 
 def check_custom_heads(path: str, algorithm: DQNConfig) -> None:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.distributed.comm import Comm
-from lockstep.experience.normalize import DiscountedReturns, RunningMoments
+from lockstep.envs.spec import EnvSpec
+from lockstep.experience.normalize import LIMIT, DiscountedReturns, RunningMoments
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.session.non_finite import NonFiniteError
@@ -18,15 +20,21 @@ _SETTINGS = {
     "observations": "normalize_observation",
     "critic_observations": "normalize_observation",
     "returns": "normalize_return",
+    "values": "normalize_value",
 }
-_WHAT = {"observations": "observation", "critic_observations": "critic's observation"}
+_WHAT = {
+    "observations": "of number {} of the observation",
+    "critic_observations": "of number {} of the critic's observation",
+    "returns": "of the discounted return",
+    "values": "of the targets of values",
+}
 
 
 class NormalizerError(NonFiniteError):
     """Running moments that are not finite although all numbers of the environments are; raised by all ranks."""
 
     def __init__(self, name: str, feature: int, progress: Progress) -> None:
-        what = f"of number {feature} of the {_WHAT[name]}" if name in _WHAT else "of the discounted return"
+        what = _WHAT[name].format(feature)
         super().__init__(
             f"the running mean and variance {what} are not finite with the rollout of update {progress.updates + 1}, "
             "although all that the environments gave is finite: its square is too large, or what the run began from "
@@ -48,10 +56,14 @@ class UpdateStatistics(NamedTuple):
     """Fraction of the variance of the targets that the values explain."""
     weight: float = 0.0
     """1; 0 if all rows are resets, which have weight 0."""
+    target_mean: float = 0.0
+    """Of the targets of values so far, with `normalize_value`."""
+    target_scale: float = 1.0
+    """Reciprocal of their standard deviation."""
 
 
 class Normalizers:
-    """The normalizers of observations and of returns.
+    """The normalizers of observations, of returns and of the targets of values.
 
     Args:
         observation_size: F of observations; None does not normalize them.
@@ -60,28 +72,55 @@ class Normalizers:
         shard_envs: B.
         critic_size: F of the critic's own observations; None if it has none, or they are not normalized.
         reward_scale: multiplies rewards first.
+        observation_limit: of normalized observations, in deviations.
+        normalize_value: whether targets of values are normalized.
 
     Attributes:
         observations: None where observations are not normalized.
         critic_observations: of the critic's own observations.
         returns: None where rewards are not scaled.
+        values: of the targets of values; None where they are not normalized.
         discounted: running discounted returns of each local shard's host environments.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one argument for each setting
         self,
         observation_size: int | None,
         gamma: float | None,
         num_shards: int,
         shard_envs: int,
         critic_size: int | None = None,
+        *,
         reward_scale: float = 1.0,
+        observation_limit: float = LIMIT,
+        normalize_value: bool = False,
     ) -> None:
         self.reward_scale = reward_scale
-        self.observations = None if observation_size is None else RunningMoments(observation_size)
-        self.critic_observations = None if critic_size is None else RunningMoments(critic_size)
+        limit = observation_limit
+        self.observations = None if observation_size is None else RunningMoments(observation_size, limit)
+        self.critic_observations = None if critic_size is None else RunningMoments(critic_size, limit)
+        self.values = RunningMoments(1) if normalize_value else None
         self.returns = None if gamma is None else RunningMoments(1)
         self.discounted = [DiscountedReturns(shard_envs, gamma or 0.0) for _ in range(num_shards)]
+
+    @classmethod
+    def of(cls, config: PPOConfig, spec: EnvSpec, num_shards: int, shard_envs: int) -> "Normalizers":
+        """The normalizers that the settings of PPO ask for."""
+        return cls(
+            spec.observation_size if config.normalize_observation else None,
+            config.gamma if config.normalize_return else None,
+            num_shards,
+            shard_envs,
+            spec.critic_size if config.normalize_observation else None,
+            reward_scale=config.reward_scale,
+            observation_limit=config.observation_limit,
+            normalize_value=config.normalize_value,
+        )
+
+    @property
+    def target_origin(self) -> float:
+        """What targets are summed relative to: squares of large numbers would lose digits."""
+        return 0.0 if self.values is None else float(self.values.mean[0])
 
     def named(self) -> dict[str, RunningMoments]:
         """The enabled normalizers by name."""
@@ -89,6 +128,7 @@ class Normalizers:
             "observations": self.observations,
             "critic_observations": self.critic_observations,
             "returns": self.returns,
+            "values": self.values,
         }
         return {name: moments for name, moments in named.items() if moments is not None}
 
@@ -98,7 +138,9 @@ class Normalizers:
         return scaled if self.returns is None else self.returns.scale(scaled)
 
     def sums(self, comm: Comm, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-        """The sums of each local shard for all moments, to be summed over shards; *collective* in the first update.
+        """The sums of each local shard for the moments of what environments return; *collective* in the first update.
+
+        Those of values follow from the sums of targets; see `update_statistics`.
 
         Args:
             comm: the ranks.
@@ -112,9 +154,10 @@ class Normalizers:
             pairs = zip(self.discounted, rollouts, strict=True)
             scale = np.float32(self.reward_scale)
             rows["returns"] = [returns.update(r.reward * scale, r.ended).reshape(-1, 1) for returns, r in pairs]
-        begin(comm, [(moments, rows[name]) for name, moments in self.named().items()], weights)
+        named = self.named()
+        begin(comm, [(named[name], rows[name]) for name in rows], weights)
         return [
-            np.concatenate([np.zeros(0), *(m.sums(rows[name][k], weight) for name, m in self.named().items())])
+            np.concatenate([np.zeros(0), *(named[name].sums(rows[name][k], weight) for name in rows)])
             for k, weight in enumerate(weights)
         ]
 
@@ -122,14 +165,16 @@ class Normalizers:
         """Update the normalizers from the sums of all shards, unless one of them is not finite.
 
         Args:
-            total: sums over all shards: weight, advantages, targets, their squares, rollouts with a non-finite value,
-                and the result of `sums`.
+            total: sums over all shards: weight, advantages, targets relative to `target_origin`, squares of both,
+                rollouts with a non-finite value, and the result of `sums`.
 
         Returns:
             The statistics, or None if a value is not finite; and the `fault` of the normalizers, if all numbers of the
             environments are finite.
         """
         moments, faults, sums = total[:5], total[5], total[6:]
+        if self.values is not None:
+            sums = np.concatenate([sums, moments[[0, 2, 4]]])
         fault = None if faults else self.fault(sums)
         if faults or fault or not np.isfinite(total).all():
             return None, fault
@@ -140,7 +185,11 @@ class Normalizers:
         self.update(sums)
         scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
         # The advantage is the residual of the value.
-        return UpdateStatistics(mean, scale, 1.0 - square / target_variance, 1.0), None
+        statistics = UpdateStatistics(mean, scale, 1.0 - square / target_variance, 1.0)
+        if self.values is None:
+            return statistics, None
+        center, deviation = self.values.center_and_deviation
+        return statistics._replace(target_mean=center, target_scale=1.0 / deviation), None
 
     def fault(self, sums: np.ndarray) -> tuple[str, int] | None:
         """Name and feature of the moments that these sums would make non-finite; None for none. Equal on all ranks."""

@@ -17,7 +17,7 @@ from lockstep.config.settings import updated
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.experience.normalize import RunningMoments
+from lockstep.experience.normalize import LIMIT, RunningMoments
 from lockstep.record import checkpoint
 from lockstep.record.array_file import write_arrays
 from lockstep.record.run_dir import RUN_FILE
@@ -53,6 +53,8 @@ class PolicySpec:
     network: NetworkConfig
     algorithm: DQNConfig | None
     """The settings of DQN, of which only `_SAVED_SETTINGS` are written to the file; None for PPO."""
+    observation_limit: float = LIMIT
+    """Limit of normalized observations, in deviations."""
 
     @property
     def algo(self) -> str:
@@ -68,6 +70,7 @@ class PolicySpec:
             "spec": self.spec.to_dict(),
             "algo": self.algo,
             "algorithm": _saved_settings(self.algorithm),
+            "observation_limit": self.observation_limit,
         }
 
     @classmethod
@@ -79,6 +82,7 @@ class PolicySpec:
             spec=EnvSpec.from_dict(data["spec"]),
             network=updated(NetworkConfig(), data["network"]),
             algorithm=updated(DQNConfig(), data["algorithm"]) if is_dqn else None,
+            observation_limit=data.get("observation_limit", LIMIT),
         )
 
 
@@ -101,6 +105,8 @@ def write(
 ) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     moments = {} if observations is None else observations.state()
+    if observations is not None:
+        metadata = {**metadata, "observation_limit": observations.limit}
     write_arrays(path, {**parameters, **{_NORMALIZER + name: array for name, array in moments.items()}}, metadata)
 
 
@@ -145,7 +151,14 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     moments = {name: tensors[name] for name in tensors if name.startswith("observations.")}
     arrays |= {_NORMALIZER + name.removeprefix("observations."): array for name, array in moments.items()}
     config = run.algorithm if isinstance(run.algorithm, DQNConfig) else None
-    spec = PolicySpec(task=run.task, spec=env_spec(run.task, run.env), network=run.network, algorithm=config)
+    limit = LIMIT if isinstance(run.algorithm, DQNConfig) else run.algorithm.observation_limit
+    spec = PolicySpec(
+        task=run.task,
+        spec=env_spec(run.task, run.env),
+        network=run.network,
+        algorithm=config,
+        observation_limit=limit,
+    )
     return json.loads(json.dumps(spec.to_dict())), arrays  # JSON turns tuples into lists, as in a file
 
 
@@ -160,14 +173,14 @@ def from_log(metadata: Mapping[str, Any]) -> bool:
 
 
 def split_normalizer(
-    spec: EnvSpec, arrays: Mapping[str, np.ndarray]
+    policy: PolicySpec, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], RunningMoments | None]:
     """Split the arrays of a file into parameters and a normalizer, if there is one."""
     parameters = {name: array for name, array in arrays.items() if not name.startswith(_NORMALIZER)}
     moments = {name.removeprefix(_NORMALIZER): arrays[name] for name in arrays.keys() - parameters.keys()}
     if not moments:
         return parameters, None
-    observations = RunningMoments(spec.observation_size)
+    observations = RunningMoments(policy.spec.observation_size, policy.observation_limit)
     observations.restore(moments)
     return parameters, observations
 

@@ -21,7 +21,7 @@ _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state depends on."""
 _FIXED_PARTS = ("network.", "env.")
 _FIXED_OF_ALGORITHM = (
-    *("normalize_observation", "normalize_return", "dueling", "noisy"),
+    *("normalize_observation", "normalize_return", "normalize_value", "dueling", "noisy"),
     *("value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles"),
 )
 """Settings that decide the shape of normalizers and the meaning of a network's outputs."""

@@ -69,17 +69,27 @@ class BatchBuilder:
         c = self._config
         seen = rollout.evaluated if isinstance(rollout, TensorRollout) else self._evaluated(rollout)
         flags = (seen.terminated, seen.ended)
-        advantage = gae(seen.reward, seen.value, seen.next_value, *flags, gamma=c.gamma, gae_lambda=c.gae_lambda)
-        target = (advantage + seen.value).flatten()
-        parameters, old_value = seen.parameters, seen.value.flatten()
+        value, next_value = self._in_real_units(seen.value), self._in_real_units(seen.next_value)
+        advantage = gae(seen.reward, value, next_value, *flags, gamma=c.gamma, gae_lambda=c.gae_lambda)
+        target = (advantage + value).flatten()
+        parameters, old_value = seen.parameters, value.flatten()
         if self._precision is not None:  # as `loss` computes them, or the first ratio would not be 1
             with self._precision:
                 parameters, old_value = self._forward(seen.observations, self._rows)
+            old_value = self._in_real_units(old_value)
         log_prob, _ = self._policy.distribution.log_prob_and_entropy(parameters, seen.action)
         weight = seen.weight.flatten()
         return Batch(
             seen.observation, seen.action, log_prob, old_value, advantage.flatten(), target, weight, seen.critic
         )
+
+    def _in_real_units(self, value: Tensor) -> Tensor:
+        """What the value network predicted, without the normalization of the targets that it was trained on."""
+        moments = self._normalizers.values
+        if moments is None:
+            return value
+        mean, deviation = moments.center_and_deviation
+        return value * deviation + mean
 
     def _evaluated(self, rollout: Rollout) -> EvaluatedRollout:
         """The rollout of host environments on the device, with the policy's outputs in one pass."""

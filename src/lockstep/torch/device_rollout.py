@@ -327,7 +327,9 @@ class TensorCollector:
         self._world = comm.world
         self._timers = timers
         self._seed = seed
-        self._moments = {name: DeviceMoments(host, comm.device) for name, host in normalizers.named().items()}
+        self._moments = {
+            name: DeviceMoments(host, comm.device) for name, host in normalizers.named().items() if name != "values"
+        }
         self._shards = list[_Shard]()
         for k, env in enumerate(envs):
             generator = torch.Generator(env.device)

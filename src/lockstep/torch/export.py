@@ -44,7 +44,7 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     if policy_file.from_log(metadata):
         return scoring_from_file(path, metadata, _tensors(arrays)), None
     about = PolicySpec.from_dict(metadata)
-    parameters, observations = policy_file.split_normalizer(about.spec, arrays)
+    parameters, observations = policy_file.split_normalizer(about, arrays)
     policy = (
         Policy(about.spec, about.network)
         if about.algorithm is None

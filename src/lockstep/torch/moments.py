@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.experience.normalize import EPS, LIMIT, RunningMoments
+from lockstep.experience.normalize import EPS, RunningMoments
 
 
 class DeviceMoments:
@@ -32,14 +32,14 @@ class DeviceMoments:
         self._mean, self._scale = mean.float(), scale.float()
 
     def normalize(self, rows: Tensor) -> Tensor:
-        """(x - mean) / deviation, within `LIMIT` deviations. Nothing changes before the first update."""
+        """(x - mean) / deviation, within the host's `limit`. Nothing changes before the first update."""
         if self._is_empty:
             return rows
-        return ((rows - self._mean) * self._scale).clamp_(-LIMIT, LIMIT)
+        return ((rows - self._mean) * self._scale).clamp_(-self._host.limit, self._host.limit)
 
     def scale(self, rows: Tensor) -> Tensor:
-        """`x / deviation`, within `LIMIT`; for rewards, whose sign must stay."""
-        return rows if self._is_empty else (rows * self._scale).clamp_(-LIMIT, LIMIT)
+        """`x / deviation`, within the host's `limit`; for rewards, whose sign must stay."""
+        return rows if self._is_empty else (rows * self._scale).clamp_(-self._host.limit, self._host.limit)
 
     def sums(self, rows: Tensor, weight: Tensor) -> Tensor:
         """`RunningMoments.sums` of rows [N, F] weighted by [N]: float64 [1 + 2 F]."""

@@ -44,9 +44,14 @@ class ActorCritic(nn.Module):
             self.body = encoder
         elif images:
             self.bodies = nn.ModuleList([encoder, make_encoder(spec, config)])
-        sizes = (encoder.num_features,) if self.body or images else (spec.observation_size, *config.hidden)
-        of_critic = sizes if spec.critic_size is None else (spec.critic_size, *config.hidden)
-        self.actor = Mlp((*sizes, num_parameters), config.activation, last_gain=0.01)
+        if self.body or images:
+            of_actor = of_critic = (encoder.num_features,)
+        else:
+            of_actor = (spec.observation_size, *config.hidden)
+            of_critic = (spec.observation_size, *config.value_hidden)
+        if spec.critic_size is not None:
+            of_critic = (spec.critic_size, *config.value_hidden)
+        self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01)
         self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0)
 
     def forward(self, observation: Tensor, critic: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.ppo import METRICS, PPOConfig
+from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.errors import ConfigError
 from lockstep.experience.rollout import Collector
@@ -55,12 +55,7 @@ class PPO:
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
-        size = policy.spec.observation_size if config.normalize_observation else None
-        gamma = config.gamma if config.normalize_return else None
-        critic_size = policy.spec.critic_size if config.normalize_observation else None
-        self.normalizers = Normalizers(
-            size, gamma, len(comm.world.shards), shard_envs, critic_size, config.reward_scale
-        )  # fmt: skip
+        self.normalizers = Normalizers.of(config, policy.spec, len(comm.world.shards), shard_envs)
         self.observations = self.normalizers.observations
         self.returns = self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
@@ -113,13 +108,14 @@ class PPO:
             minibatches = [b.shuffled(order).split(self.rows) for b, order in zip(batches, epoch, strict=True)]
             sums = torch.zeros_like(self._skipped)
             for parts in zip(*minibatches, strict=True):
-                sums += self._step(parts)
+                of_step = self._step(parts)
+                sums += of_step
+                self._adapt_learning_rate("minibatch", of_step)
             self.metrics.add(_SUMS, sums[1:-3], sums[0])
             self.metrics.add(("optim/grad_norm",), sums[-3:-2], sums[-2])
             self.metrics.add(("optim/skipped",), sums[-1:], sums[-2] + sums[-1])
-            kl = sums[1 + _SUMS.index("policy/kl")] / sums[0]
-            if c.learning_rate_schedule == "adaptive":
-                self.learning_rate.copy_(adapted(self.learning_rate, kl, c.desired_kl))
+            kl = _kl(sums)
+            self._adapt_learning_rate("epoch", sums)
             # `kl` is equal on all ranks, so all leave the loop together and none waits in average_gradients_.
             if c.target_kl is not None and bool(kl > c.target_kl):
                 break
@@ -128,6 +124,12 @@ class PPO:
             raise self._non_finite_error(rollouts, batches, progress)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
+
+    def _adapt_learning_rate(self, after: str, sums: Tensor) -> None:
+        """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
+        c = self.config
+        if c.learning_rate_schedule == "adaptive" and c.adapt_every == after:
+            self.learning_rate.copy_(adapted(self.learning_rate, _kl(sums), c.desired_kl))
 
     def _non_finite_error(
         self, rollouts: Sequence[AnyRollout], batches: Sequence[Batch], progress: Progress
@@ -174,6 +176,7 @@ class PPO:
 
         rho = pi(a|s) / pi_old(a|s)
         L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
+              + c_b sum_d max(|mean_d| - 1.1, 0)^2
 
         Returns:
             The weighted *sum* of L over the rows [N], and weighted sums of the metrics, the total weight first.
@@ -192,6 +195,10 @@ class PPO:
             near = batch.value + (value - batch.value).clamp(-c.value_clip_range, c.value_clip_range)
             square = torch.maximum(square, (near - batch.target).square())
         objective = surrogate.sub(square, alpha=0.5 * c.value_coef).add(entropy, alpha=c.entropy_coef)
+        if c.bounds_loss_coef > 0:
+            mean = parameters[:, : self.policy.spec.action.width]
+            beyond = (mean.abs() - BOUND).clamp(min=0.0)
+            objective = objective.sub(beyond.square().sum(-1), alpha=c.bounds_loss_coef)
 
         with torch.no_grad():
             kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
@@ -215,6 +222,7 @@ class PPO:
         for k, rollout in enumerate(rollouts):
             batch = self._builder.batch(rollout)
             columns = torch.stack([torch.ones_like(batch.target), batch.advantage, batch.target]).double()
+            columns[2] -= self.normalizers.target_origin
             weight = batch.weight.double()
             moments = torch.cat([columns @ weight, columns[1:].square() @ weight]).cpu().numpy()
             faults = [float(rollout.fault is not None)]
@@ -226,9 +234,12 @@ class PPO:
         if statistics is not None and statistics.weight > 0:
             explained = torch.tensor([statistics.explained])
             self.metrics.add(("value/explained_variance",), explained.to(self.comm.device), 1.0)
-            if self.config.normalize_advantage:
-                for batch in batches:
+            for batch in batches:
+                if self.config.normalize_advantage:
                     batch.advantage = (batch.advantage - statistics.mean) * statistics.scale
+                if self.config.normalize_value:
+                    batch.target = (batch.target - statistics.target_mean) * statistics.target_scale
+                    batch.value = (batch.value - statistics.target_mean) * statistics.target_scale
         return batches, statistics, fault, totals
 
     def shared_tensors(self) -> dict[str, Tensor]:
@@ -247,6 +258,11 @@ class PPO:
         """Restore local shard `k` from its `shard_state`."""
         self._streams[k].bit_generator.state = state["minibatches"]
         self.normalizers.discounted[k].value[:] = state["discounted"]
+
+
+def _kl(sums: Tensor) -> Tensor:
+    """The mean KL of the weighted sums of `PPO.loss`, over all ranks; NaN if their weight is 0."""
+    return sums[1 + _SUMS.index("policy/kl")] / sums[0]
 
 
 def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollector:

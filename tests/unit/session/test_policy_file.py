@@ -11,7 +11,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
-from lockstep.session.policy_file import POLICY_FILE
+from lockstep.session.policy_file import POLICY_FILE, PolicySpec
 from lockstep.torch.export import load_policy, save_policy, start_from
 from lockstep.torch.networks import Policy
 
@@ -27,10 +27,17 @@ NETWORK = NetworkConfig(hidden=(8,), activation="elu", shared=True, initial_log_
 @pytest.fixture
 def saved(tmp_path):
     """A policy, its normalizer, and the directory that they were saved to."""
-    policy, moments = Policy(SPEC, NETWORK, seed=3), RunningMoments(3)
+    policy, moments = Policy(SPEC, NETWORK, seed=3), RunningMoments(3, limit=2.0)
     moments.update(moments.sums(np.random.default_rng(0).normal(2.0, 3.0, (50, 3)), np.ones(50)))
     save_policy(tmp_path / POLICY_FILE, policy, moments, Run(task="any", network=NETWORK))
     return policy, moments, tmp_path
+
+
+def test_a_file_without_an_observation_limit_has_the_default():
+    about = PolicySpec(task="any", spec=SPEC, network=NETWORK, algorithm=None, observation_limit=2.0).to_dict()
+    assert PolicySpec.from_dict(about).observation_limit == 2.0
+    del about["observation_limit"], about["network"]["critic_hidden"]
+    assert PolicySpec.from_dict(about).observation_limit == 10.0
 
 
 class Attack:
@@ -50,6 +57,7 @@ def test_it_comes_back_as_it_was(saved):
         torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), policy.state_dict().values(), strict=True)
     )
     assert normalizer is not None
+    assert normalizer.limit == 2.0
     for mine, theirs in zip(normalizer.state().values(), moments.state().values(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert [path.name for path in folder.iterdir()] == [POLICY_FILE], "a half-written file was left"

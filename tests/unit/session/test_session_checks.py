@@ -54,6 +54,14 @@ def test_a_task_that_can_be_learned_passes():
             IMAGE,
             ["normalize_observation=true", "set it false"],
         ),
+        (override(Run(task="a"), {"bounds_loss_coef": 0.1}), VECTOR, ["bounds_loss_coef=0.1", "discrete", "use 0"]),
+        (override(RUN, {"critic_hidden": [8]}), VECTOR, ["network.critic_hidden=[8]", "algo=dqn"]),
+        (
+            override(Run(task="a"), {"critic_hidden": [8], "shared": True}),
+            VECTOR,
+            ["network.critic_hidden=[8]", "network.shared=false"],
+        ),
+        (override(Run(task="a"), {"critic_hidden": [8]}), IMAGE, ["network.critic_hidden=[8]", "convolutions"]),
     ],
 )
 def test_a_task_that_cannot_be_learned_is_refused(run, spec, words):

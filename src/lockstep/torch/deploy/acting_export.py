@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lockstep.errors import RunError
-from lockstep.experience.normalize import RunningMoments
+from lockstep.experience.normalize import EPS, RunningMoments
 from lockstep.torch.deploy.exported_file import LARGEST_DIFFERENCE, Arrays, Exported, Format, difference, write_program
 from lockstep.torch.deploy.program import trace
 from lockstep.torch.networks import Policy
@@ -21,7 +21,6 @@ from lockstep.torch.q_networks import QPolicy
 from lockstep.world import stream
 
 _ROWS = 1000
-_LIMIT = 10.0  # standard deviations, as in RunningMoments.normalize
 
 
 class GreedyPolicy(nn.Module):
@@ -33,7 +32,8 @@ class GreedyPolicy(nn.Module):
         self.action = policy.spec.action
         self.normalizes = observations is not None and observations.count > 0
         if observations is not None:
-            deviation = np.sqrt(observations.variance + 1e-8)
+            self.limit = observations.limit
+            deviation = np.sqrt(observations.variance + EPS)
             self.register_buffer("mean", torch.from_numpy(observations.mean).float())
             self.register_buffer("scale", torch.from_numpy(1 / deviation).float())
         self.register_buffer("low", torch.tensor(self.action.low))
@@ -48,7 +48,7 @@ class GreedyPolicy(nn.Module):
         """
         if self.normalizes:
             normalized = (observation - self.get_buffer("mean")) * self.get_buffer("scale")
-            observation = normalized.clamp(-_LIMIT, _LIMIT)
+            observation = normalized.clamp(-self.limit, self.limit)
         scores, _ = self.policy(observation)
         if self.action.kind == "continuous":
             return {"scores": scores, "action": scores.clamp(self.get_buffer("low"), self.get_buffer("high"))}

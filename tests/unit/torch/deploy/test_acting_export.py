@@ -43,7 +43,7 @@ def privileged():
 
 
 def moments():
-    found = RunningMoments(4)
+    found = RunningMoments(4, limit=2.0)
     rows = np.random.default_rng(0).normal([0.0, 50.0, -3.0, 0.0], [1.0, 20.0, 0.1, 1e-3], (100, 4))
     found.update(found.sums(rows, np.ones(100)))
     return found
@@ -100,7 +100,7 @@ def test_pt2_file_acts_like_policy(tmp_path):
 
 
 def test_file_that_differs_from_policy_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(acting_export, "_LIMIT", 0.5)  # of the file alone: the policy's normalizer has its own
+    monkeypatch.setattr(acting_export, "EPS", 100.0)  # of the file alone: the policy's normalizer has its own
     make, observations = POLICIES["normalized"]
     with pytest.raises(RunError, match=r"was not written: of random observation \d+ it would make something else"):
         export_acting(make(), observations, tmp_path / "policy.pt2", "torch")
