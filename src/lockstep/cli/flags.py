@@ -11,6 +11,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
     add("--task", metavar="ID", help="the task to train, if not named first")
     add("--algo", metavar="ppo|dqn", help="algorithm (default: ppo for a task; a recipe has its own)")
+    add(
+        "--agent",
+        metavar="NAME|FILE.yaml",
+        help="settings of rl_games, skrl, rsl_rl or sb3: one that Isaac Lab or mjlab publishes for the task, or a file",
+    )
     add("--num-envs", metavar="N", help="environments, all ranks together")
     add("--max-iterations", metavar="N", help="train for N rollouts")
     add("--headless", action="store_true", help="do not render; nothing renders unless asked to")

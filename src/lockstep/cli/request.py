@@ -29,8 +29,21 @@ def requested_run(args: argparse.Namespace) -> "AnyRun":
     if args.task not in (None, run.task) and run.task == target:
         raise ConfigError(f"two tasks, {target} and --task={args.task}; give one")
     changes = changes_of(args, task=args.task if args.target else None)
-    run = override(run, changes)
+    run = override(_with_agent(args, run, target, changes), changes)
     return override(run, {"total_steps": _steps_of(args, run)}) if args.max_iterations is not None else run
+
+
+def _with_agent(args: argparse.Namespace, run: "AnyRun", target: str, changes: dict[str, str]) -> "AnyRun":
+    """The run with the settings of `--agent`, or of the configuration that a suite publishes for its task."""
+    from lockstep.cli.agent import with_agent
+    from lockstep.run import Run
+
+    if not isinstance(run, Run) or run.task != target:
+        if args.agent is not None:
+            raise ConfigError(f"--agent {args.agent} goes with a task, and {target} has settings of its own")
+        return run
+    num_envs = changes.get("num_envs")
+    return with_agent(run, args.agent, None if num_envs is None else number(num_envs, "num_envs"))
 
 
 def resumption(args: argparse.Namespace) -> "Resumption":

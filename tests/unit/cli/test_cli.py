@@ -36,7 +36,20 @@ assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    commands = ("train", "launch", "submit", "evaluate", "play", "tasks", "check", "report", "recipe", "doctor", "offline", "export")
+    commands = (
+        "train",
+        "launch",
+        "submit",
+        "evaluate",
+        "play",
+        "tasks",
+        "check",
+        "report",
+        "recipe",
+        "doctor",
+        "offline",
+        "export",
+    )
     for word in (*commands, "examples:"):
         assert word in done.stdout
 

@@ -1,0 +1,103 @@
+"""`--agent`: the settings of another library's agent configuration as the defaults of a run."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from lockstep.config import settings
+from lockstep.config.agents.reader import AgentSettings
+from lockstep.config.agents.settings import LIBRARIES, agent_settings
+from lockstep.envs import isaac
+from lockstep.errors import ConfigError
+from lockstep.run import Run, override
+from lockstep.world import World
+
+_NUM_ENVS = 4096
+"""Where a task's own configuration has one environment, as in mjlab."""
+
+
+def with_agent(run: Run, agent: str | None, num_envs: int | None) -> Run:
+    """The run with the settings of an agent configuration; unchanged if there is none.
+
+    Args:
+        run: the run of a task alone.
+        agent: a YAML file; or the name of a configuration that Isaac Lab or mjlab publishes for the task. By default
+            its first one that can be read.
+        num_envs: environments that the user asked for; default: those of the task.
+    """
+    if agent is not None and agent.endswith((".yaml", ".yml")):
+        return _with_file(run, agent, num_envs)
+    if not run.task.startswith((*isaac.PREFIXES, "Mjlab-")):
+        if agent is not None:
+            raise ConfigError(
+                f"--agent {agent}: only tasks of Isaac Lab and mjlab publish agent configurations; give a YAML file of "
+                f"{', '.join(LIBRARIES)}"
+            )
+        return run
+    return _with_published(run, agent, num_envs)
+
+
+def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
+    try:
+        config = settings.parse(Path(path).read_text(encoding="utf-8"), path)
+    except OSError as error:
+        raise ConfigError(f"--agent {path}: {error.strerror}") from None
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"--agent {path} must be a mapping")
+    config = cast(Mapping[str, Any], config)
+    keys = {"params": "rl_games", "models": "skrl", "num_steps_per_env": "rsl_rl", "n_steps": "sb3"}
+    library = next((name for key, name in keys.items() if key in config), None)
+    if library is None:
+        raise ConfigError(
+            f"--agent {path} has none of the keys {', '.join(keys)}, by which the files of {', '.join(LIBRARIES)} are "
+            "recognized"
+        )
+    envs = num_envs or run.num_envs
+    return _applied(run, envs, agent_settings(library, config, envs), f"{library} file {path}")
+
+
+def _with_published(run: Run, agent: str | None, num_envs: int | None) -> Run:
+    from lockstep.torch.envs.published_agents import published_agents
+
+    task = isaac.current_id(run.task)[0] if isaac.is_isaac(run.task) else run.task
+    published = published_agents(task)
+    names = sorted(
+        published.configs, key=lambda name: [name.startswith(library) for library in LIBRARIES], reverse=True
+    )
+    if agent is not None and agent not in published.configs:
+        raise ConfigError(f"--agent {agent}: {task} publishes {', '.join(names) or 'no agent configuration'}")
+    envs = num_envs or (published.num_envs if published.num_envs > 1 else _NUM_ENVS)
+    refusals: list[str] = []
+    for name in names if agent is None else [agent]:
+        library = next(library for library in LIBRARIES if name.startswith(library))
+        try:
+            found = agent_settings(library, published.configs[name], envs)
+        except ConfigError as error:
+            if agent is not None:
+                raise
+            refusals.append(str(error))
+            continue
+        others = ", ".join(other for other in names if other != name)
+        return _applied(
+            run, envs, found, f"{name} configuration of {task}" + (f" (others: {others})" if others else "")
+        )
+    for refusal in refusals:
+        _print_note(refusal)
+    _print_note(f"{task} publishes no agent configuration that can be read; the settings are Lockstep's own defaults")
+    return override(run, {"num_envs": envs})
+
+
+def _applied(run: Run, num_envs: int, found: AgentSettings, source: str) -> Run:
+    """The run with the settings found, reported by rank 0."""
+    _print_note(f"settings from the {source}")
+    for difference in found.differences:
+        _print_note(difference)
+    if found.no_effect:
+        _print_note(f"without effect here: {', '.join(found.no_effect)}")
+    return override(run, {**found.settings, "num_envs": num_envs})
+
+
+def _print_note(text: str) -> None:
+    if World.from_environment().rank == 0:
+        print(f"lockstep: note: {text}", file=sys.stderr)

@@ -1,0 +1,105 @@
+"""Reading an agent configuration so that no key is lost: each is mapped, has no effect, or is refused."""
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from lockstep.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """An agent configuration in our words."""
+
+    settings: Mapping[str, Any]
+    """Our settings by dotted name."""
+    no_effect: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Keys that do not change learning, each with the reason."""
+    differences: tuple[str, ...] = ()
+    """Sentences on what Lockstep does in another way than the library."""
+
+
+class AgentReader:
+    """The leaves of a configuration by dotted name; each is read, has no effect, or is refused at the end.
+
+    Args:
+        library: its name, for errors.
+        config: nested mappings; lists are leaves.
+    """
+
+    def __init__(self, library: str, config: Mapping[str, Any]) -> None:
+        self._library = library
+        self._left = dict(_leaves(config))
+        self._settings: dict[str, Any] = {}
+        self._no_effect: dict[str, str] = {}
+        self._differences: list[str] = []
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """The value of `name`, or `default` where it is absent."""
+        return self._left.pop(name, default)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """The value of `name` as a number: PyYAML reads `5e-4` as text."""
+        value = self.take(name, default)
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise self.refusal(name, value, "it must be a number") from None
+
+    def has(self, pattern: str) -> bool:
+        """Whether a key that was not read yet matches a pattern such as `network.rnn.*`."""
+        return bool(fnmatch.filter(self._left, pattern))
+
+    def set(self, name: str, value: Any) -> None:
+        """Record one of our settings."""
+        self._settings[name] = value
+
+    def note(self, difference: str) -> None:
+        """Record a difference, once."""
+        if difference not in self._differences:
+            self._differences.append(difference)
+
+    def ignore(self, reason: str, *patterns: str) -> None:
+        """Record that the keys matching these patterns have no effect."""
+        for pattern in patterns:
+            for name in fnmatch.filter(list(self._left), pattern):
+                self._no_effect[name] = reason
+                del self._left[name]
+
+    def expect(self, name: str, *allowed: Any, why: str) -> None:
+        """Refuse `name` unless it is absent or has one of the allowed values, which have no effect."""
+        if name in self._left:
+            value = self.take(name)
+            if value not in allowed:
+                raise self.refusal(name, value, why)
+            self._no_effect[name] = "this value is the only one"
+
+    def refuse(self, pattern: str, why: str) -> None:
+        """Refuse the configuration if a key matches the pattern."""
+        for name in fnmatch.filter(self._left, pattern):
+            raise self.refusal(name, self._left[name], why)
+
+    def refusal(self, name: str, value: Any, why: str) -> ConfigError:
+        """The error for a key that Lockstep's PPO cannot follow."""
+        return ConfigError(
+            f"the {self._library} configuration sets {name}={value!r}: {why}; choose another --agent, or leave "
+            "--agent out and set what you need with --set"
+        )
+
+    def finish(self) -> AgentSettings:
+        """The settings; raises `ConfigError` for a key that nothing has read."""
+        for name, value in self._left.items():
+            raise self.refusal(name, value, "Lockstep does not know this key")
+        return AgentSettings(settings=self._settings, no_effect=self._no_effect, differences=tuple(self._differences))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted name. An empty mapping is a value that was left out."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= _leaves(cast(Mapping[str, Any], value), f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -1,0 +1,127 @@
+"""Agent configurations of rl_games (`params:` in its YAML files) as settings of our PPO."""
+
+from lockstep.config.agents.reader import AgentReader
+
+_RECURRENT = "recurrent policies are not supported yet"
+_ONE_NETWORK = "the policy and a central value function are trained by one optimizer on the same minibatches here"
+
+
+def read_rl_games(agent: AgentReader, num_envs: int) -> None:
+    """Map `params` of an rl_games file, for `num_envs` environments over all ranks."""
+    agent.expect("algo.name", "a2c_continuous", why="only its PPO for continuous actions is read")
+    agent.expect("model.name", "continuous_a2c_logstd", why="only a Gaussian policy with a learned deviation is read")
+    agent.expect("network.name", "actor_critic", why="only its actor_critic network is read")
+    agent.expect("config.ppo", True, why="only PPO is read")
+    agent.set("seed", int(agent.number("seed", 42)))
+    _read_network(agent)
+    _read_environment(agent)
+    _read_batches(agent, num_envs)
+    _read_losses(agent)
+    _read_learning_rate(agent)
+    _read_central_value(agent)
+    if not agent.take("config.value_bootstrap", False):
+        agent.note("value_bootstrap=false: Lockstep always adds the value of the true last observation at a time limit")
+    score = agent.number("config.score_to_win", 1e9)
+    agent.set("stop_return", score)
+    agent.ignore("names, files and devices are Lockstep's own", "config.name", "config.env_name", "config.device",
+                 "config.device_name", "config.save_*", "load_checkpoint", "load_path", "config.print_stats",
+                 "config.use_diagnostics")  # fmt: skip
+    agent.ignore(
+        "the number of ranks decides this", "config.multi_gpu", "config.num_actors", "config.env_config.num_envs"
+    )
+    agent.ignore("evaluations take the most likely action", "config.player.*", "player.*")
+    agent.ignore("rl_games reads it for recurrent networks only", "config.seq_len", "config.seq_length")
+    agent.ignore("it changes nothing in rl_games", "config.clip_actions", "config.use_smooth_clamp")
+
+
+def _read_network(agent: AgentReader) -> None:
+    agent.refuse("network.rnn.*", _RECURRENT)
+    agent.refuse("network.cnn.*", "convolutions are chosen with network.encoder here")
+    agent.set("network.hidden", tuple(agent.take("network.mlp.units")))
+    agent.set("network.activation", agent.take("network.mlp.activation"))
+    agent.set("network.shared", not agent.take("network.separate", False))
+    agent.expect("network.mlp.d2rl", False, why="dense connections are not supported")
+    agent.ignore("rl_games' default initializer takes no scale", "network.mlp.initializer.scale")
+    agent.expect("network.mlp.initializer.name", "default", why="only the default initializer is read")
+    agent.expect("network.mlp.regularizer.name", "None", why="no regularizer is supported")
+    space = "network.space.continuous"
+    for name in ("mu_activation", "sigma_activation"):
+        agent.expect(f"{space}.{name}", "None", why="actions have no activation here")
+    agent.expect(f"{space}.mu_init.name", "default", why="only the default initializer is read")
+    agent.expect(f"{space}.sigma_init.name", "const_initializer", why="only a constant first deviation is read")
+    agent.set("network.initial_log_std", agent.number(f"{space}.sigma_init.val", 0.0))
+    agent.expect(f"{space}.fixed_sigma", True, why="a deviation that depends on the state is not supported yet")
+
+
+def _read_environment(agent: AgentReader) -> None:
+    """What Isaac Lab's wrapper for rl_games does with the numbers of the environment."""
+    for name, setting in (("clip_observations", "env.clip_observation"), ("clip_actions", "env.clip_action")):
+        if (bound := agent.take(f"env.{name}")) is not None:
+            agent.set(setting, float(bound))
+
+
+def _read_batches(agent: AgentReader, num_envs: int) -> None:
+    steps = int(agent.number("config.horizon_length"))
+    rows = int(agent.number("config.minibatch_size"))
+    batch = num_envs * steps
+    if batch % rows and batch > rows:
+        raise agent.refusal(
+            "config.minibatch_size",
+            rows,
+            f"it does not divide {num_envs} environments x {steps} steps; change num_envs",
+        )
+    if batch < rows:
+        agent.note(f"minibatch_size={rows} is more than the {batch} transitions of a rollout: one minibatch is used")
+    agent.set("num_steps", steps)
+    agent.set("num_minibatches", max(batch // rows, 1))
+    agent.set("num_epochs", int(agent.number("config.mini_epochs")))
+    agent.set("total_steps", int(agent.number("config.max_epochs")) * batch)
+
+
+def _read_losses(agent: AgentReader) -> None:
+    clip = agent.number("config.e_clip")
+    agent.set("clip_range", clip)
+    agent.set("value_clip_range", clip if agent.take("config.clip_value", True) else None)
+    agent.set("value_coef", agent.number("config.critic_coef"))
+    agent.set("entropy_coef", agent.number("config.entropy_coef"))
+    agent.set("bounds_loss_coef", agent.number("config.bounds_loss_coef", 0.0))
+    agent.set("gamma", agent.number("config.gamma"))
+    agent.set("gae_lambda", agent.number("config.tau"))
+    agent.set("reward_scale", agent.number("config.reward_shaper.scale_value", 1.0))
+    agent.set("normalize_advantage", bool(agent.take("config.normalize_advantage", False)))
+    agent.set("normalize_value", bool(agent.take("config.normalize_value", False)))
+    agent.set("normalize_observation", bool(agent.take("config.normalize_input", False)))
+    agent.set("observation_limit", 5.0)
+    norm = agent.number("config.grad_norm", 1.0)
+    agent.set("max_grad_norm", norm if agent.take("config.truncate_grads", False) else None)
+    agent.set("precision", "bfloat16" if agent.take("config.mixed_precision", False) else "float32")
+
+
+def _read_learning_rate(agent: AgentReader) -> None:
+    schedule = agent.take("config.lr_schedule", "fixed")
+    kinds = {"adaptive": "adaptive", "fixed": "constant", "linear": "linear", "None": "constant", None: "constant"}
+    if schedule not in kinds:
+        raise agent.refusal("config.lr_schedule", schedule, "known are adaptive, fixed and linear")
+    agent.set("learning_rate", agent.number("config.learning_rate"))
+    agent.set("learning_rate_schedule", kinds[schedule])
+    agent.set("desired_kl", agent.number("config.kl_threshold", 0.008))
+    per_minibatch = agent.take("config.schedule_type", "legacy") == "legacy"
+    agent.set("adapt_every", "minibatch" if per_minibatch else "epoch")
+
+
+def _read_central_value(agent: AgentReader) -> None:
+    """The critic on its own observations, with its own layers."""
+    name = "config.central_value_config"
+    if not agent.has(f"{name}.*"):
+        return
+    agent.refuse(f"{name}.network.rnn.*", _RECURRENT)
+    agent.set("network.critic_hidden", tuple(agent.take(f"{name}.network.mlp.units")))
+    agent.set("network.shared", False)
+    for what in ("learning_rate", "kl_threshold", "minibatch_size", "mini_epochs", "lr_schedule", "schedule_type"):
+        if agent.has(f"{name}.{what}"):
+            agent.note(f"central_value_config.{what}={agent.take(f'{name}.{what}')}: {_ONE_NETWORK}")
+    agent.ignore("as for the policy", f"{name}.clip_value", f"{name}.normalize_input", f"{name}.truncate_grads",
+                 f"{name}.network.*")  # fmt: skip
+
+
+__all__ = ["read_rl_games"]

@@ -1,0 +1,139 @@
+"""Agent configurations of rsl_rl (its runner configurations, as mappings) as settings of our PPO."""
+
+import math
+
+from lockstep.config.agents.reader import AgentReader
+
+_RECURRENT = "recurrent policies are not supported yet"
+_STATE_DEPENDENT = "a deviation that depends on the state is not supported yet"
+_WIDE = (1e-6, 1e6)
+"""The range of deviations that rsl_rl has by default."""
+
+
+def read_rsl_rl(agent: AgentReader, num_envs: int) -> None:
+    """Map a runner configuration, for `num_envs` environments over all ranks."""
+    agent.expect("class_name", "OnPolicyRunner", why="only its on-policy runner is read")
+    agent.expect("algorithm.class_name", "PPO", why="only its own PPO is read")
+    agent.set("seed", int(agent.number("seed", 42)))
+    steps = int(agent.number("num_steps_per_env"))
+    agent.set("num_steps", steps)
+    agent.set("num_epochs", int(agent.number("algorithm.num_learning_epochs")))
+    agent.set("num_minibatches", int(agent.number("algorithm.num_mini_batches")))
+    agent.set("total_steps", int(agent.number("max_iterations")) * steps * num_envs)
+    _read_networks(agent)
+    _read_algorithm(agent)
+    if (bound := agent.take("clip_actions")) is not None:
+        agent.set("env.clip_action", float(bound))
+    agent.ignore("names, files and devices are Lockstep's own", "device", "save_interval", "experiment_name",
+                 "run_name", "logger", "*_project", "resume", "load_*",
+                 "torch_compile_mode", "store_code_state", "wandb_tags", "upload_model")  # fmt: skip
+    agent.ignore("non-finite numbers are always looked for", "check_for_nan")
+    if agent.take("init_at_random_ep_len", False):
+        agent.note("init_at_random_ep_len: Lockstep starts every environment at the beginning of an episode")
+
+
+def _read_networks(agent: AgentReader) -> None:
+    if agent.has("policy.*"):  # rsl_rl before 5
+        _read_actor_critic(agent)
+        return
+    for model in ("actor", "critic"):
+        kind = agent.take(f"{model}.class_name", "MLPModel")
+        if kind != "MLPModel":
+            reasons = {"RNNModel": _RECURRENT, "CNNModel": "convolutions are chosen with network.encoder here"}
+            raise agent.refusal(f"{model}.class_name", kind, reasons.get(kind, "it is the task's own code"))
+        agent.ignore(
+            "rsl_rl replaces it by the distribution", f"{model}.noise_std_type", f"{model}.state_dependent_std"
+        )
+        agent.expect(f"{model}.cnn_cfg", None, why="convolutions are chosen with network.encoder here")
+        agent.expect(f"{model}.rnn_type", None, why=_RECURRENT)
+        agent.ignore("it is used with rnn_type only", f"{model}.rnn_hidden_dim", f"{model}.rnn_num_layers")
+    agent.set("network.shared", False)
+    agent.set("network.hidden", tuple(agent.take("actor.hidden_dims")))
+    critic = tuple(agent.take("critic.hidden_dims"))
+    agent.set("network.critic_hidden", critic)
+    activation = agent.take("actor.activation")
+    agent.set("network.activation", activation)
+    agent.expect("critic.activation", activation, why="policy and value have one activation here")
+    actor_normalized, critic_normalized = agent.take("actor.obs_normalization"), agent.take("critic.obs_normalization")
+    agent.set("normalize_observation", bool(actor_normalized or critic_normalized))
+    if actor_normalized != critic_normalized:
+        agent.note("obs_normalization differs between actor and critic: Lockstep normalizes the observations of both")
+    agent.expect("critic.distribution_cfg", None, why="the critic predicts one value")
+    _read_distribution(agent)
+    _read_groups(agent)
+
+
+def _read_distribution(agent: AgentReader) -> None:
+    name = "actor.distribution_cfg"
+    kind = agent.take(f"{name}.class_name")
+    if kind != "GaussianDistribution":
+        reasons = {"HeteroscedasticGaussianDistribution": _STATE_DEPENDENT}
+        raise agent.refusal(f"{name}.class_name", kind, reasons.get(kind, "it is the task's own code"))
+    _read_deviation(agent, f"{name}.init_std", f"{name}.std_type")
+    limits = agent.take(f"{name}.std_range", _WIDE)
+    if tuple(limits) != _WIDE:
+        agent.note(f"std_range={list(limits)}: Lockstep does not clip the deviation")
+
+
+def _read_deviation(agent: AgentReader, first: str, kind: str) -> None:
+    agent.set("network.initial_log_std", math.log(agent.number(first)))
+    if agent.take(kind, "log") == "scalar":
+        agent.note("std_type=scalar: Lockstep learns the logarithm of the deviation")
+
+
+def _read_actor_critic(agent: AgentReader) -> None:
+    """The one configuration of both networks in rsl_rl before version 5."""
+    agent.expect("policy.class_name", "ActorCritic", why="only its ActorCritic is read")
+    agent.set("network.shared", False)
+    agent.set("network.hidden", tuple(agent.take("policy.actor_hidden_dims")))
+    agent.set("network.critic_hidden", tuple(agent.take("policy.critic_hidden_dims")))
+    agent.set("network.activation", agent.take("policy.activation"))
+    normalized = [agent.take(f"policy.{model}_obs_normalization", False) for model in ("actor", "critic")]
+    everything = agent.take("empirical_normalization", False)
+    agent.set("normalize_observation", bool(any(normalized) or everything))
+    agent.expect("policy.state_dependent_std", False, why=_STATE_DEPENDENT)
+    _read_deviation(agent, "policy.init_noise_std", "policy.noise_std_type")
+    _read_groups(agent)
+
+
+def _read_groups(agent: AgentReader) -> None:
+    """Groups of observations; where they are left out, rsl_rl takes `policy` and `critic`, and so does Lockstep."""
+    for model, setting in (("actor", "env.policy_keys"), ("critic", "env.critic_keys")):
+        groups = agent.take(f"obs_groups.{model}") or agent.take("obs_groups.policy" if model == "actor" else "")
+        if groups:
+            agent.set(setting, tuple(groups))
+    agent.refuse("obs_groups.*", "only the groups of actor and critic are read")
+
+
+def _read_algorithm(agent: AgentReader) -> None:
+    clip = agent.number("algorithm.clip_param")
+    agent.set("clip_range", clip)
+    agent.set("value_clip_range", clip if agent.take("algorithm.use_clipped_value_loss", True) else None)
+    # Their value loss is the squared error, ours half of it.
+    agent.set("value_coef", 2.0 * agent.number("algorithm.value_loss_coef"))
+    agent.set("entropy_coef", agent.number("algorithm.entropy_coef"))
+    agent.set("gamma", agent.number("algorithm.gamma"))
+    agent.set("gae_lambda", agent.number("algorithm.lam"))
+    agent.set("max_grad_norm", agent.take("algorithm.max_grad_norm"))
+    agent.set("learning_rate", agent.number("algorithm.learning_rate"))
+    schedule = agent.take("algorithm.schedule")
+    if schedule not in ("adaptive", "fixed"):
+        raise agent.refusal("algorithm.schedule", schedule, "known are adaptive and fixed")
+    agent.set("learning_rate_schedule", "adaptive" if schedule == "adaptive" else "constant")
+    agent.set("desired_kl", agent.number("algorithm.desired_kl", 0.01))
+    agent.set("adapt_every", "minibatch")
+    agent.set("precision", "bfloat16" if agent.take("algorithm.use_mixed_precision", False) else "float32")
+    agent.expect("algorithm.optimizer", "adam", why="only Adam is supported")
+    agent.expect("algorithm.normalize_advantage_per_mini_batch", False, why="a rollout is normalized as a whole here")
+    agent.expect("algorithm.share_cnn_encoders", False, why="only linear layers are read")
+    agent.expect("algorithm.rnd_cfg", None, why="random network distillation is not supported")
+    _read_symmetry(agent)
+
+
+def _read_symmetry(agent: AgentReader) -> None:
+    name = "algorithm.symmetry_cfg"
+    if agent.take(name) is None and not agent.has(f"{name}.*"):
+        return
+    for use in ("use_mirror_loss", "use_data_augmentation"):
+        agent.expect(f"{name}.{use}", False, why="symmetry is not supported yet")
+    agent.ignore("symmetry is not used", f"{name}.*")

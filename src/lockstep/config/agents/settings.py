@@ -1,0 +1,41 @@
+"""Our settings for an agent configuration of another library."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from lockstep.config.agents.reader import AgentReader, AgentSettings
+from lockstep.config.agents.rl_games import read_rl_games
+from lockstep.config.agents.rsl_rl import read_rsl_rl
+from lockstep.config.agents.sb3 import read_sb3
+from lockstep.config.agents.skrl import read_skrl
+from lockstep.errors import ConfigError
+
+LIBRARIES: Mapping[str, Callable[[AgentReader, int], None]] = {
+    "rl_games": read_rl_games,
+    "skrl": read_skrl,
+    "rsl_rl": read_rsl_rl,
+    "sb3": read_sb3,
+}
+"""What reads the configurations of a library, by its name."""
+
+
+def agent_settings(library: str, config: Mapping[str, Any], num_envs: int) -> AgentSettings:
+    """Our settings for an agent configuration.
+
+    Args:
+        library: a key of `LIBRARIES`.
+        config: the whole configuration as nested mappings, as the library's YAML file or class has it.
+        num_envs: environments over all ranks; some libraries count transitions where we count minibatches.
+
+    Raises:
+        ConfigError: the library is not known, or a key has no counterpart; names the key and its value.
+    """
+    if library not in LIBRARIES:
+        raise ConfigError(f"--agent {library} is not read; known are {', '.join(LIBRARIES)}")
+    if library == "rl_games":
+        config = {**cast(Mapping[str, Any], config.get("params", config)), "pbt": config.get("pbt", {})}
+    reader = AgentReader(library, config)
+    if library == "rl_games":
+        reader.ignore("population based training is off", "pbt.*")
+    LIBRARIES[library](reader, num_envs)
+    return reader.finish()

@@ -1,0 +1,128 @@
+"""Agent configurations of skrl (its YAML files in Isaac Lab) as settings of our PPO."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from lockstep.config.agents.reader import AgentReader
+
+_POLICIES = ("GaussianMixin", "CategoricalMixin", "MultiCategoricalMixin")
+_NORMALIZER = "RunningStandardScaler"
+
+
+def read_skrl(agent: AgentReader, num_envs: int) -> None:
+    """Map a skrl file, for `num_envs` environments over all ranks."""
+    agent.expect("agent.class", "PPO", why="only PPO is read")
+    agent.set("seed", int(agent.number("seed", 42)))
+    _read_models(agent)
+    steps = int(agent.number("agent.rollouts"))
+    agent.set("num_steps", steps)
+    agent.set("num_epochs", int(agent.number("agent.learning_epochs")))
+    agent.set("num_minibatches", int(agent.number("agent.mini_batches")))
+    rollouts = int(agent.number("trainer.timesteps")) // steps
+    agent.set("total_steps", max(rollouts, 1) * steps * num_envs)
+    _read_losses(agent)
+    _read_learning_rate(agent)
+    _read_normalizers(agent)
+    agent.ignore("a rollout is kept whole", "memory.*")
+    agent.ignore("names, files and devices are Lockstep's own", "agent.experiment.*", "trainer.class",
+                 "trainer.environment_info", "trainer.close_environment_at_exit")  # fmt: skip
+    agent.ignore("skrl ignores it for PPO", "agent.random_timesteps", "agent.learning_starts")
+
+
+def _read_models(agent: AgentReader) -> None:
+    agent.expect("models.policy.class", *_POLICIES, why="the policy must be Gaussian or categorical")
+    agent.expect("models.value.class", "DeterministicMixin", why="only a deterministic value function is read")
+    agent.expect("models.policy.fixed_log_std", False, why="the deviation is always learned here")
+    for model in ("policy", "value"):
+        agent.expect(f"models.{model}.clip_actions", False, why="actions are clipped with env.clip_action")
+    agent.expect("models.policy.output", "ACTIONS", why="the output must be the action")
+    agent.expect("models.value.output", "ONE", why="the output must be one value")
+    agent.set("network.initial_log_std", agent.number("models.policy.initial_log_std", 0.0))
+    if agent.take("models.policy.clip_log_std", False):
+        low, high = agent.take("models.policy.min_log_std", -20.0), agent.take("models.policy.max_log_std", 2.0)
+        agent.note(f"clip_log_std: Lockstep does not clip the log deviation to [{low}, {high}]")
+    agent.ignore("it is used with clip_log_std only", "models.policy.m??_log_std")
+    agent.ignore("the distribution is the same", "models.policy.unnormalized_log_prob")
+    policy, activation, source = _layers(agent, "policy")
+    value, value_activation, value_source = _layers(agent, "value")
+    if activation != value_activation:
+        raise agent.refusal("models.value.network", value_activation, "policy and value have one activation here")
+    agent.set("network.hidden", policy)
+    agent.set("network.activation", activation)
+    own_observations = source != value_source
+    shared = not agent.take("models.separate", False) and policy == value and not own_observations
+    agent.set("network.shared", shared)
+    if policy != value:
+        agent.set("network.critic_hidden", value)
+    if not own_observations:
+        agent.set("env.critic_keys", ("policy",))
+
+
+def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
+    """Units of the layers of a model, the activation between them, and the name of what it reads."""
+    name = f"models.{model}.network"
+    blocks = cast(Sequence[Mapping[str, Any]], agent.take(name))
+    if len(blocks) != 1:
+        raise agent.refusal(name, [block.get("name") for block in blocks], "only one block of linear layers is read")
+    block = blocks[0]
+    source, layers, activation = block.get("input"), block.get("layers", []), block.get("activations", "")
+    if source not in ("OBSERVATIONS", "STATES"):
+        raise agent.refusal(f"{name}.input", source, "a network reads the observation as it is")
+    if block.get("type") is not None:
+        raise agent.refusal(f"{name}.type", block["type"], "recurrent policies are not supported yet")
+    if not all(isinstance(units, int) for units in layers):
+        raise agent.refusal(f"{name}.layers", layers, "only linear layers are read")
+    if isinstance(activation, list):
+        kinds = set(cast(list[str], activation))
+        activation = kinds.pop() if len(kinds) == 1 else ""
+    if activation not in ("tanh", "relu", "elu"):
+        raise agent.refusal(f"{name}.activations", block.get("activations"), "known are tanh, relu and elu")
+    return tuple(layers), activation, source
+
+
+def _read_losses(agent: AgentReader) -> None:
+    agent.set("gamma", agent.number("agent.discount_factor"))
+    agent.set("gae_lambda", agent.number("agent.gae_lambda" if agent.has("agent.gae_lambda") else "agent.lambda"))
+    agent.set("clip_range", agent.number("agent.ratio_clip"))
+    value_clip = agent.number("agent.value_clip", 0.0)
+    agent.set(
+        "value_clip_range", value_clip if agent.take("agent.clip_predicted_values", True) and value_clip else None
+    )
+    # Their value loss is the squared error, ours half of it.
+    agent.set("value_coef", 2.0 * agent.number("agent.value_loss_scale"))
+    agent.set("entropy_coef", agent.number("agent.entropy_loss_scale"))
+    agent.set("max_grad_norm", agent.number("agent.grad_norm_clip", 0.0) or None)
+    agent.set("target_kl", agent.number("agent.kl_threshold", 0.0) or None)
+    agent.set("reward_scale", agent.number("agent.rewards_shaper_scale", 1.0))
+    agent.set("precision", "bfloat16" if agent.take("agent.mixed_precision", False) else "float32")
+    if not agent.take("agent.time_limit_bootstrap", False):
+        agent.note(
+            "time_limit_bootstrap=false: Lockstep always adds the value of the true last observation at a time limit"
+        )
+
+
+def _read_learning_rate(agent: AgentReader) -> None:
+    scheduler = agent.take("agent.learning_rate_scheduler")
+    agent.set("learning_rate", agent.number("agent.learning_rate"))
+    if scheduler is None:
+        agent.set("learning_rate_schedule", "constant")
+        agent.ignore("there is no scheduler", "agent.learning_rate_scheduler_kwargs*")
+        return
+    if scheduler not in ("KLAdaptiveLR", "KLAdaptiveRL"):
+        raise agent.refusal("agent.learning_rate_scheduler", scheduler, "known is KLAdaptiveLR")
+    agent.set("learning_rate_schedule", "adaptive")
+    agent.set("desired_kl", agent.number("agent.learning_rate_scheduler_kwargs.kl_threshold", 0.008))
+    agent.set("adapt_every", "epoch")
+
+
+def _read_normalizers(agent: AgentReader) -> None:
+    """`state_preprocessor` normalized observations until skrl 2, whose name for it is `observation_preprocessor`."""
+    names = ("observation_preprocessor", "state_preprocessor", "value_preprocessor")
+    found = {name: agent.take(f"agent.{name}") for name in names}
+    for name, value in found.items():
+        if value not in (None, _NORMALIZER):
+            raise agent.refusal(f"agent.{name}", value, f"known is {_NORMALIZER}")
+        agent.ignore("sizes and devices follow from the task", f"agent.{name}_kwargs*")
+    agent.set("normalize_observation", bool(found["observation_preprocessor"] or found["state_preprocessor"]))
+    agent.set("observation_limit", 5.0)
+    agent.set("normalize_value", bool(found["value_preprocessor"]))

@@ -1,0 +1,94 @@
+"""`--agent`: settings of another library's agent configuration as the defaults of a run."""
+
+import copy
+
+import pytest
+import yaml
+from tests.unit.config.test_agent_settings import RL_GAMES, RSL_RL, SKRL
+
+from lockstep.cli import agent as module
+from lockstep.cli.agent import with_agent
+from lockstep.errors import ConfigError
+from lockstep.run import Run
+from lockstep.torch.envs import published_agents
+from lockstep.torch.envs.published_agents import PublishedAgents
+
+RUN = Run(task="Mjlab-Mine")
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """What the task publishes: an rl_games configuration that is refused, and one of skrl and rsl_rl."""
+    refused = copy.deepcopy(RL_GAMES)
+    refused["params"]["network"]["rnn"] = {"name": "lstm"}
+    found = PublishedAgents(256, {"skrl": SKRL, "rl_games": refused, "rsl_rl": RSL_RL})
+    monkeypatch.setattr(published_agents, "published_agents", lambda task: found)
+    return found
+
+
+@pytest.mark.usefixtures("published")
+def test_the_first_configuration_that_can_be_read_is_the_default(capsys):
+    run = with_agent(RUN, None, None)
+    assert (run.num_envs, run.algorithm.num_steps, run.algorithm.reward_scale) == (256, 16, 0.1)
+    assert run.total_steps == 1600 * 256
+    printed = capsys.readouterr().err
+    assert "settings from the skrl configuration of Mjlab-Mine (others: rl_games, rsl_rl)" in printed
+    assert "time_limit_bootstrap=false" in printed
+    assert "without effect here: " in printed and "memory.memory_size" in printed
+
+
+@pytest.mark.usefixtures("published")
+def test_a_name_chooses_and_the_number_of_environments_scales_the_run():
+    run = with_agent(RUN, "rsl_rl", 128)
+    assert (run.num_envs, run.network.critic_hidden) == (128, (128,))
+    assert run.total_steps == 100 * 16 * 128
+
+
+@pytest.mark.usefixtures("published")
+def test_a_configuration_that_cannot_be_followed_is_refused_only_if_it_was_chosen():
+    with pytest.raises(ConfigError, match=r"network.rnn.name='lstm'"):
+        with_agent(RUN, "rl_games", None)
+    with pytest.raises(ConfigError, match=r"--agent sb3: Mjlab-Mine publishes rl_games, skrl, rsl_rl"):
+        with_agent(RUN, "sb3", None)
+
+
+def test_without_a_configuration_that_can_be_read_the_defaults_stay(monkeypatch, capsys):
+    monkeypatch.setattr(published_agents, "published_agents", lambda task: PublishedAgents(256, {}))
+    run = with_agent(RUN, None, None)
+    assert (run.num_envs, run.algorithm) == (256, RUN.algorithm)
+    assert "Lockstep's own defaults" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("config", "library"), [(RL_GAMES, "rl_games"), (SKRL, "skrl"), (RSL_RL, "rsl_rl")])
+def test_a_file_is_recognized_by_its_keys(tmp_path, capsys, config, library):
+    path = tmp_path / "agent.yaml"
+    path.write_text(yaml.safe_dump(config))
+    run = with_agent(Run(task="CartPole-v1", num_envs=128), str(path), None)
+    assert (run.num_envs, run.algorithm.num_epochs) == (128, 5)
+    assert f"settings from the {library} file" in capsys.readouterr().err
+
+
+def test_files_that_are_none_are_refused(tmp_path):
+    run = Run(task="CartPole-v1")
+    path = tmp_path / "agent.yaml"
+    with pytest.raises(ConfigError, match="No such file"):
+        with_agent(run, str(path), None)
+    path.write_text("a: 1")
+    with pytest.raises(ConfigError, match="none of the keys params, models, num_steps_per_env, n_steps"):
+        with_agent(run, str(path), None)
+    path.write_text("- 1")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        with_agent(run, str(path), None)
+    with pytest.raises(ConfigError, match="only tasks of Isaac Lab and mjlab publish"):
+        with_agent(run, "skrl", None)
+
+
+def test_other_tasks_keep_their_defaults():
+    run = Run(task="CartPole-v1")
+    assert with_agent(run, None, None) is run
+
+
+def test_only_rank_0_prints(published, monkeypatch, capsys):
+    monkeypatch.setattr(module.World, "from_environment", lambda: module.World(rank=1, size=2))
+    with_agent(RUN, None, None)
+    assert capsys.readouterr().err == ""

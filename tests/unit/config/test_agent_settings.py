@@ -1,0 +1,207 @@
+"""Agent configurations of other libraries as settings of our PPO: the mapping, refusals, and no key lost."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+from lockstep.config.agents.settings import agent_settings
+from lockstep.errors import ConfigError
+from lockstep.run import Run, override
+
+RL_GAMES: dict[str, Any] = {
+    "params": {
+        "seed": 7,
+        "env": {"clip_actions": 1.0, "clip_observations": 5.0},
+        "algo": {"name": "a2c_continuous"},
+        "model": {"name": "continuous_a2c_logstd"},
+        "network": {
+            "name": "actor_critic",
+            "separate": False,
+            "space": {"continuous": {"sigma_init": {"name": "const_initializer", "val": -1}, "fixed_sigma": True}},
+            "mlp": {"units": [64, 32], "activation": "elu", "d2rl": False},
+        },
+        "config": {
+            "name": "mine", "ppo": True, "gamma": 0.98, "tau": 0.9, "learning_rate": "5e-4", "lr_schedule": "adaptive",
+            "schedule_type": "standard", "kl_threshold": 0.016, "e_clip": 0.1, "clip_value": True, "critic_coef": 4,
+            "entropy_coef": 0.005, "truncate_grads": True, "grad_norm": 1.0, "horizon_length": 16,
+            "minibatch_size": 512, "mini_epochs": 5, "max_epochs": 100, "bounds_loss_coef": 0.0001,
+            "normalize_input": True, "normalize_value": True, "normalize_advantage": True, "value_bootstrap": True,
+            "mixed_precision": True, "reward_shaper": {"scale_value": 0.1}, "score_to_win": 300,
+        },
+    }
+}  # fmt: skip
+SKRL: dict[str, Any] = {
+    "seed": 7,
+    "models": {
+        "separate": False,
+        "policy": {
+            "class": "GaussianMixin", "clip_actions": False, "clip_log_std": True, "min_log_std": -20.0,
+            "max_log_std": 2.0, "initial_log_std": -1, "output": "ACTIONS",
+            "network": [{"name": "net", "input": "OBSERVATIONS", "layers": [64, 32], "activations": "elu"}],
+        },
+        "value": {
+            "class": "DeterministicMixin", "clip_actions": False, "output": "ONE",
+            "network": [{"name": "net", "input": "OBSERVATIONS", "layers": [64, 32], "activations": "elu"}],
+        },
+    },
+    "memory": {"class": "RandomMemory", "memory_size": -1},
+    "agent": {
+        "class": "PPO", "rollouts": 16, "learning_epochs": 5, "mini_batches": 4, "discount_factor": 0.98, "lambda": 0.9,
+        "learning_rate": 5e-4, "learning_rate_scheduler": "KLAdaptiveLR",
+        "learning_rate_scheduler_kwargs": {"kl_threshold": 0.016}, "state_preprocessor": "RunningStandardScaler",
+        "state_preprocessor_kwargs": None, "value_preprocessor": None, "grad_norm_clip": 0.0, "ratio_clip": 0.1,
+        "value_clip": 0.1, "clip_predicted_values": True, "entropy_loss_scale": 0.005, "value_loss_scale": 2.0,
+        "kl_threshold": 0.0, "rewards_shaper_scale": 0.1, "time_limit_bootstrap": False,
+        "experiment": {"directory": "mine"},
+    },
+    "trainer": {"class": "SequentialTrainer", "timesteps": 1600},
+}  # fmt: skip
+RSL_RL: dict[str, Any] = {
+    "seed": 7, "class_name": "OnPolicyRunner", "num_steps_per_env": 16, "max_iterations": 100, "clip_actions": 1.0,
+    "obs_groups": {"actor": ["policy"], "critic": ["policy", "privileged"]},
+    "actor": {
+        "class_name": "MLPModel", "hidden_dims": [64, 32], "activation": "elu", "obs_normalization": True,
+        "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.5, "std_type": "log"},
+    },
+    "critic": {"class_name": "MLPModel", "hidden_dims": [128], "activation": "elu", "obs_normalization": True},
+    "algorithm": {
+        "class_name": "PPO", "num_learning_epochs": 5, "num_mini_batches": 4, "learning_rate": 5e-4,
+        "schedule": "adaptive", "desired_kl": 0.016, "gamma": 0.98, "lam": 0.9, "entropy_coef": 0.005,
+        "value_loss_coef": 2.0, "use_clipped_value_loss": True, "clip_param": 0.1, "max_grad_norm": 1.0,
+        "symmetry_cfg": {"use_data_augmentation": False, "data_augmentation_func": "mine:mirror"},
+    },
+}  # fmt: skip
+SB3: dict[str, Any] = {
+    "seed": 7, "policy": "MlpPolicy", "n_steps": 16, "batch_size": 512, "n_timesteps": 1e6, "gamma": 0.98,
+    "gae_lambda": 0.9, "n_epochs": 5, "ent_coef": 0.005, "vf_coef": 0.5, "learning_rate": 5e-4, "clip_range": 0.1,
+    "max_grad_norm": 1.0, "normalize_input": True, "normalize_value": True, "clip_obs": 10.0,
+    "policy_kwargs": {"activation_fn": "nn.ELU", "net_arch": {"pi": [64, 32], "vf": [128]}},
+}  # fmt: skip
+CONFIGS = {"rl_games": RL_GAMES, "skrl": SKRL, "rsl_rl": RSL_RL, "sb3": SB3}
+COMMON = {
+    "seed": 7, "num_steps": 16, "num_epochs": 5, "num_minibatches": 4, "gamma": 0.98, "gae_lambda": 0.9,
+    "learning_rate": 5e-4, "clip_range": 0.1, "entropy_coef": 0.005, "network.hidden": (64, 32),
+    "network.activation": "elu", "normalize_observation": True,
+}  # fmt: skip
+OWN = {
+    "rl_games": {
+        "total_steps": 100 * 16 * 128, "learning_rate_schedule": "adaptive", "desired_kl": 0.016,
+        "adapt_every": "epoch", "value_clip_range": 0.1, "value_coef": 4.0, "max_grad_norm": 1.0,
+        "bounds_loss_coef": 0.0001,
+        "normalize_value": True, "reward_scale": 0.1, "precision": "bfloat16", "stop_return": 300.0,
+        "env.clip_action": 1.0, "env.clip_observation": 5.0, "network.shared": True, "network.initial_log_std": -1.0,
+        "observation_limit": 5.0,
+    },
+    "skrl": {
+        "total_steps": 1600 * 128, "learning_rate_schedule": "adaptive", "desired_kl": 0.016, "adapt_every": "epoch",
+        "value_clip_range": 0.1, "value_coef": 4.0, "max_grad_norm": None, "target_kl": None, "normalize_value": False,
+        "reward_scale": 0.1, "network.shared": True, "network.initial_log_std": -1.0, "observation_limit": 5.0,
+    },
+    "rsl_rl": {
+        "total_steps": 100 * 16 * 128, "learning_rate_schedule": "adaptive", "desired_kl": 0.016,
+        "adapt_every": "minibatch", "value_clip_range": 0.1, "value_coef": 4.0, "max_grad_norm": 1.0,
+        "network.shared": False, "network.critic_hidden": (128,), "network.initial_log_std": math.log(0.5),
+        "env.policy_keys": ("policy",), "env.critic_keys": ("policy", "privileged"), "env.clip_action": 1.0,
+    },
+    "sb3": {
+        "total_steps": 1_000_000, "learning_rate_schedule": "constant", "value_coef": 1.0, "max_grad_norm": 1.0,
+        "normalize_return": True, "observation_limit": 10.0, "network.shared": False, "network.critic_hidden": (128,),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("library", CONFIGS)
+def test_each_key_is_mapped_to_our_setting(library: str) -> None:
+    found = agent_settings(library, CONFIGS[library], num_envs=128).settings
+    expected = {**COMMON, **OWN[library]}
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("library", CONFIGS)
+def test_the_settings_make_a_run(library: str) -> None:
+    found = agent_settings(library, CONFIGS[library], num_envs=128).settings
+    run = override(Run(task="lockstep/Cartpole-v0", num_envs=128), found)
+    assert run.network.hidden == (64, 32)
+
+
+@pytest.mark.parametrize("library", CONFIGS)
+def test_an_unknown_key_is_refused_by_name(library: str) -> None:
+    config = copy.deepcopy(CONFIGS[library])
+    inner = config["params"]["config"] if library == "rl_games" else config
+    inner["brand_new"] = 3
+    with pytest.raises(ConfigError, match=r"brand_new=3"):
+        agent_settings(library, config, num_envs=128)
+
+
+@pytest.mark.parametrize(
+    ("library", "path", "value"),
+    [
+        ("rl_games", "params.network.rnn.name", "lstm"),
+        ("rl_games", "params.algo.name", "sac"),
+        ("rl_games", "params.network.mlp.d2rl", True),
+        ("rl_games", "params.config.minibatch_size", 1000),
+        ("rl_games", "params.config.gamma", "much"),
+        ("skrl", "agent.class", "AMP"),
+        ("skrl", "models.policy.fixed_log_std", True),
+        ("skrl", "agent.learning_rate_scheduler", "StepLR"),
+        ("rsl_rl", "actor.class_name", "RNNModel"),
+        ("rsl_rl", "actor.class_name", "their.code:Model"),
+        ("rsl_rl", "algorithm.rnd_cfg", 1),
+        ("rsl_rl", "algorithm.symmetry_cfg.use_mirror_loss", True),
+        ("rsl_rl", "algorithm.symmetry_cfg.use_data_augmentation", True),
+        ("rl_games", "params.network.space.continuous.fixed_sigma", False),
+        ("sb3", "use_sde", True),
+        ("sb3", "policy", "CnnPolicy"),
+    ],
+)
+def test_what_ppo_cannot_follow_is_refused_by_name(library: str, path: str, value: object) -> None:
+    config = copy.deepcopy(CONFIGS[library])
+    *way, last = path.split(".")
+    node = config
+    for key in way:
+        node = node.setdefault(key, {})
+    node[last] = value
+    with pytest.raises(ConfigError, match=last):
+        agent_settings(library, config, num_envs=128)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"input": 'OBSERVATIONS["joints"]'}, "reads the observation"),
+        ({"layers": [{"conv2d": {}}]}, "linear layers"),
+        ({"type": "GRU"}, "recurrent"),
+        ({"activations": "selu"}, "tanh, relu and elu"),
+    ],
+)
+def test_networks_of_skrl_that_are_not_linear_are_refused(change: dict[str, Any], words: str) -> None:
+    config = copy.deepcopy(SKRL)
+    config["models"]["policy"]["network"][0] |= change
+    with pytest.raises(ConfigError, match=words):
+        agent_settings("skrl", config, num_envs=128)
+
+
+def test_what_changes_nothing_and_what_differs_is_reported() -> None:
+    found = agent_settings("skrl", SKRL, num_envs=128)
+    assert found.no_effect["memory.memory_size"] == "a rollout is kept whole"
+    assert any("time_limit_bootstrap" in line for line in found.differences)
+
+
+def test_a_central_value_function_becomes_a_critic_with_its_own_layers() -> None:
+    config = copy.deepcopy(RL_GAMES)
+    config["params"]["config"]["central_value_config"] = {
+        "learning_rate": 1e-4,
+        "clip_value": True,
+        "network": {"name": "actor_critic", "mlp": {"units": [256], "activation": "elu"}},
+    }
+    found = agent_settings("rl_games", config, num_envs=128)
+    assert found.settings["network.critic_hidden"] == (256,)
+    assert found.settings["network.shared"] is False
+    assert any("learning_rate=0.0001" in line for line in found.differences)
+
+
+def test_an_unknown_library_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"torchrl.*rl_games, skrl, rsl_rl, sb3"):
+        agent_settings("torchrl", {}, num_envs=1)
