@@ -51,6 +51,8 @@ class NetworkConfig:
     """Your own network, `module:Class`; `docs/networks.md` says what it is called with."""
     initial_log_std: float = 0.0
     """Log deviation of continuous actions at the start."""
+    state_dependent_std: bool = False
+    """Whether the policy's head also gives the log deviations of continuous actions, by observation."""
 
     @property
     def value_hidden(self) -> tuple[int, ...]:

@@ -53,8 +53,9 @@ CASES = {
             "desired_kl": 0.004,
             "adapt_every": "minibatch",
         },
-        {"action": "continuous"},
+        {"action": "continuous", "network": {"state_dependent_std": True, "critic_hidden": (12,)}},
     ),
+    "deviations that are parameters": ({"learning_rate": 1e-3}, {"action": "continuous"}),
     "multi_discrete": ({}, {"action": "multi_discrete"}),
     "images": ({"num_epochs": 2, "num_minibatches": 2, "learning_rate": 2e-4, "clip_range": 2e-4}, {"image": IMAGE}),
 }
@@ -78,9 +79,10 @@ def rollout_of(spec, shard, update):
     )
 
 
-def run_of(config, non_finite="stop", precision="float32", **_):
+def run_of(config, non_finite="stop", precision="float32", network=None, **_):
     return Run(
-        task="t", num_envs=SHARDS * ENVS, num_shards=SHARDS, network=NetworkConfig(hidden=(16,), features=16),
+        task="t", num_envs=SHARDS * ENVS, num_shards=SHARDS,
+        network=NetworkConfig(hidden=(16,), features=16, **(network or {})),
         algorithm=PPOConfig(**{**BASE, **config}), non_finite=non_finite, precision=precision,
     )  # fmt: skip
 

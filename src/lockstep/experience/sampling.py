@@ -70,7 +70,34 @@ class DiagonalGaussian:
         return parameters
 
 
-Sampler = Categorical | MultiCategorical | DiagonalGaussian
+class StateDependentGaussian:
+    """D independent normal distributions: P = 2 D, means and log deviations. Actions are as in `DiagonalGaussian`.
+
+    Args:
+        action: of the task.
+        initial_log_std: added to the log deviations, which begin near 0.
+    """
+
+    def __init__(self, action: ActionSpec, initial_log_std: float) -> None:
+        self.width = action.sizes[0]
+        self.num_parameters = 2 * self.width
+        self.initial_log_std = initial_log_std
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Standard normal noise [*shape, D]."""
+        return generator.standard_normal((*shape, self.width), dtype=np.float32)
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Mean + deviation * noise."""
+        log_std = parameters[..., self.width :] + np.float32(self.initial_log_std)
+        return parameters[..., : self.width] + np.exp(log_std) * noise
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """The mean."""
+        return parameters[..., : self.width]
+
+
+Sampler = Categorical | MultiCategorical | DiagonalGaussian | StateDependentGaussian
 
 
 def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -110,11 +110,56 @@ class DiagonalGaussian:
         return log_prob, jnp.broadcast_to((log_std + (0.5 + half_log_tau)).sum(), log_prob.shape)
 
 
-Distribution = Categorical | MultiCategorical | DiagonalGaussian
+class StateDependentGaussian:
+    """D independent normal distributions: P = 2 D, means and log deviations. Actions are as in `DiagonalGaussian`.
+
+    Args:
+        action: of the task.
+        initial_log_std: added to the log deviations, which begin near 0.
+    """
+
+    def __init__(self, action: ActionSpec, initial_log_std: float) -> None:
+        self.sampler = sampling.StateDependentGaussian(action, initial_log_std)
+        self.num_parameters, self._width = self.sampler.num_parameters, self.sampler.width
+        self._initial_log_std = initial_log_std
+
+    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """Standard normal noise [*shape, D]."""
+        return jax.random.normal(key, (*shape, self._width), jnp.float32)
+
+    def sample(self, params: Params, parameters: Array, noise: Array) -> Array:
+        """Mean + deviation * noise."""
+        mean, log_std = self._split(parameters)
+        return mean + jnp.exp(log_std) * noise
+
+    def mode(self, params: Params, parameters: Array) -> Array:
+        """The mean."""
+        del params
+        return self._split(parameters)[0]
+
+    def log_prob_and_entropy(self, params: Params, parameters: Array, action: Array) -> tuple[Array, Array]:
+        """As in `DiagonalGaussian`, with the deviations of each row."""
+        del params
+        mean, log_std = self._split(parameters)
+        half_log_tau = 0.5 * math.log(2 * math.pi)
+        scaled = (action - mean) * jnp.exp(-log_std)
+        log_prob = -(0.5 * jnp.square(scaled) + log_std + half_log_tau).sum(-1)
+        return log_prob, (log_std + (0.5 + half_log_tau)).sum(-1)
+
+    def _split(self, parameters: Array) -> tuple[Array, Array]:
+        """Means and log deviations."""
+        return parameters[..., : self._width], parameters[..., self._width :] + self._initial_log_std
 
 
-def distribution_of(action: ActionSpec, log_std: Callable[[], np.ndarray]) -> Distribution:
-    """The distribution for a kind of action; `log_std` is used for continuous ones only."""
+Distribution = Categorical | MultiCategorical | DiagonalGaussian | StateDependentGaussian
+
+
+def distribution_of(
+    action: ActionSpec, log_std: Callable[[], np.ndarray], initial_log_std: float = 0.0, *, state_dependent_std: bool
+) -> Distribution:
+    """The distribution for a kind of action; `log_std` is of continuous ones whose deviations are parameters."""
+    if action.kind == "continuous" and state_dependent_std:
+        return StateDependentGaussian(action, initial_log_std)
     if action.kind == "continuous":
         return DiagonalGaussian(action, log_std)
     return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)

@@ -85,7 +85,9 @@ class Policy:
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
         self.spec = spec
-        self.distribution = distribution_of(spec.action, self._log_std)
+        self.distribution = distribution_of(
+            spec.action, self._log_std, config.initial_log_std, state_dependent_std=config.state_dependent_std
+        )
         self.sampler: Sampler = self.distribution.sampler
         size, draws = self.distribution.num_parameters, init_streams(seed)
         if config.module is None:

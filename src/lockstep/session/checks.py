@@ -66,7 +66,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
     elif config.normalize_observation and spec.image is not None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
     check_encoder(run.network, spec)
-    _check_value_network(run, spec)
+    _check_heads(run, spec)
     if run.evaluate_video:
         check_drawing(run)
 
@@ -190,9 +190,12 @@ def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
         )
 
 
-def _check_value_network(run: Run, spec: EnvSpec) -> None:
-    """Raise `ConfigError` for layers of a value network that does not exist."""
+def _check_heads(run: Run, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for outputs that no action has, or layers of a value network that does not exist."""
     network = run.network
+    if network.state_dependent_std and (run.algo != "ppo" or spec.action.kind != "continuous"):
+        reason = f"algo={run.algo} has no deviations" if run.algo != "ppo" else f"those of task={run.task} are not"
+        raise ConfigError(f"network.state_dependent_std=true is for continuous actions; {reason}: leave it out")
     if network.critic_hidden is None:
         return
     images = spec.image is not None and network.encoder != "mlp"

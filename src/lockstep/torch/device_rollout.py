@@ -161,7 +161,7 @@ class _Shard:
         kind = torch.float32 if spec.action.kind == "continuous" else torch.int64
         steps = (num_steps, size)
         self.action = torch.zeros(*steps, *shape, dtype=kind, device=device)
-        self._parameters = torch.zeros(*steps, spec.action.num_parameters, device=device)
+        self._parameters = torch.zeros(*steps, policy.distribution.num_parameters, device=device)
         self._value = torch.zeros(num_steps + 1, size, device=device)
         self._reward = torch.zeros(steps, device=device)
         self._terminated, self._truncated = (torch.zeros(steps, dtype=torch.bool, device=device) for _ in range(2))

@@ -101,11 +101,44 @@ class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
         return self.log_std.detach().cpu().numpy()
 
 
-Distribution = Categorical | MultiCategorical | DiagonalGaussian
+class StateDependentGaussian(nn.Module, sampling.StateDependentGaussian):
+    """D independent normal distributions: P = 2 D, means and log deviations. Actions are as in `DiagonalGaussian`."""
+
+    def __init__(self, action: ActionSpec, initial_log_std: float) -> None:
+        nn.Module.__init__(self)
+        sampling.StateDependentGaussian.__init__(self, action, initial_log_std)
+
+    def log_prob_and_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """As in `DiagonalGaussian`, with the deviations of each row."""
+        mean, log_std = self._split(parameters)
+        scaled = (action - mean) * (-log_std).exp()
+        half_log_tau = 0.5 * math.log(2 * math.pi)
+        log_prob = -(0.5 * scaled.square() + log_std + half_log_tau).sum(-1)
+        return log_prob, (log_std + (0.5 + half_log_tau)).sum(-1)
+
+    def draw_noise_tensor(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal noise [*shape, D] on the generator's device."""
+        return torch.randn((*shape, self.width), generator=generator, device=generator.device)
+
+    def sample_tensor(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Mean + deviation * noise."""
+        mean, log_std = self._split(parameters)
+        return torch.addcmul(mean, log_std.exp(), noise)
+
+    def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and log deviations."""
+        return parameters[..., : self.width], parameters[..., self.width :] + self.initial_log_std
 
 
-def distribution_of(action: ActionSpec, initial_log_std: float = 0.0) -> Distribution:
+Distribution = Categorical | MultiCategorical | DiagonalGaussian | StateDependentGaussian
+
+
+def distribution_of(
+    action: ActionSpec, initial_log_std: float = 0.0, *, state_dependent_std: bool = False
+) -> Distribution:
     """The distribution for a kind of action."""
+    if action.kind == "continuous" and state_dependent_std:
+        return StateDependentGaussian(action, initial_log_std)
     if action.kind == "continuous":
         return DiagonalGaussian(action, initial_log_std)
     return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)

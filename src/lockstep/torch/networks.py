@@ -88,7 +88,9 @@ class Policy(nn.Module):
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
         super().__init__()
         self.spec = spec
-        self.distribution = distribution_of(spec.action, config.initial_log_std)
+        self.distribution = distribution_of(
+            spec.action, config.initial_log_std, state_dependent_std=config.state_dependent_std
+        )
         parameters = self.distribution.num_parameters
         if config.module is None:
             self.network: nn.Module = ActorCritic(spec, parameters, config)

@@ -21,7 +21,7 @@ STD = {LOG_STD: np.float32([-1.0, 0.0, 0.5])}
 
 
 def made(action):
-    return distribution_of(action, lambda: STD[LOG_STD])
+    return distribution_of(action, lambda: STD[LOG_STD], state_dependent_std=False)
 
 
 def test_each_kind_of_action_has_its_distribution():

@@ -55,6 +55,11 @@ def test_a_task_that_can_be_learned_passes():
             ["normalize_observation=true", "set it false"],
         ),
         (override(Run(task="a"), {"bounds_loss_coef": 0.1}), VECTOR, ["bounds_loss_coef=0.1", "discrete", "use 0"]),
+        (
+            override(Run(task="a"), {"state_dependent_std": True}),
+            VECTOR,
+            ["state_dependent_std=true", "task=a"],
+        ),
         (override(RUN, {"critic_hidden": [8]}), VECTOR, ["network.critic_hidden=[8]", "algo=dqn"]),
         (
             override(Run(task="a"), {"critic_hidden": [8], "shared": True}),
