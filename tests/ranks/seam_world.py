@@ -16,7 +16,7 @@ from lockstep.launch.rank_environment import free_port
 STEPS, ENVS, SIZE = 16, 4, 3  # of one shard; SIZE numbers in an observation
 SPEC = EnvSpec(SIZE, ActionSpec("discrete", (3,)), "next_step", True)
 BOUND_S = 5.0
-FAR = 2346.18  # squares of such numbers lose the digits of a variance
+FAR = 123_456.7  # squares of such numbers lose the digits of a variance
 
 
 def make_rollout(shard: int, unlike: float = 1.0, far: float = 0.0) -> Rollout:

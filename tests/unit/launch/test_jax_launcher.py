@@ -159,9 +159,10 @@ def test_the_code_of_the_rank_that_fails_is_returned(launch, gone, end, code):
 
 
 def test_lines_of_ranks_that_print_at_once_stay_whole(launch):
-    code = "import os\nfor line in range(300): print(os.environ['JAX_RANK'] * 50)"
-    code, out, _ = launch(code, "--nproc_per_node=4", PYTHONUNBUFFERED="1").end()
-    assert code == 0
+    code = "import os, sys\nassert not sys.stdout.write_through, 'a line and its end are written separately'\n"
+    code += "for line in range(300): print(os.environ['JAX_RANK'] * 50)"
+    code, out, err = launch(code, "--nproc_per_node=4", PYTHONUNBUFFERED="1").end()
+    assert code == 0, err
     assert sorted(out.splitlines()) == sorted(str(rank) * 50 for rank in range(4) for _ in range(300))
 
 
