@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError
 from lockstep.run import Run, override
 from lockstep.torch.envs.published_agents import _plain
 
-pytestmark = pytest.mark.isaac
+pytestmark = [pytest.mark.isaac, pytest.mark.filterwarnings("default")]  # Isaac Lab uses what is deprecated
 if find_spec("isaaclab_tasks") is None:
     pytest.skip("needs Isaac Lab: make test-isaac", allow_module_level=True)
 _SUFFIX = "_cfg_entry_point"
