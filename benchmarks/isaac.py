@@ -2,8 +2,8 @@
 
     python benchmarks/isaac.py [--task Isaac-Cartpole] [--num-envs 1024] [--iterations 60] [--rounds 3]
 
-Run it with an interpreter that has Isaac Lab, skrl, rl_games and rsl_rl (`make test-isaac` makes one). Each trainer runs
-in processes of its own, in turn, `rounds` times. The simulator alone, with random actions, bounds all of them: what
+Run it with an interpreter that has Isaac Lab, skrl, rl_games and rsl_rl (`make test-isaac` makes one). Each runs in
+processes of its own, in turn, `rounds` times. The simulator alone, with random actions, bounds all of them: what
 remains of a trainer's time per step is its own part.
 """
 

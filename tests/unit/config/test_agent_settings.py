@@ -92,7 +92,7 @@ OWN = {
         "bounds_loss_coef": 0.0001,
         "normalize_value": True, "reward_scale": 0.1, "precision": "bfloat16", "stop_return": 300.0,
         "env.clip_action": 1.0, "env.clip_observation": 5.0, "network.shared": True, "network.initial_log_std": -1.0,
-        "observation_limit": 5.0,
+        "observation_limit": 5.0, "network.state_dependent_std": False,
     },
     "skrl": {
         "total_steps": 1600 * 128, "learning_rate_schedule": "adaptive", "desired_kl": 0.016, "adapt_every": "epoch",
@@ -151,7 +151,6 @@ def test_an_unknown_key_is_refused_by_name(library: str) -> None:
         ("rsl_rl", "algorithm.rnd_cfg", 1),
         ("rsl_rl", "algorithm.symmetry_cfg.use_mirror_loss", True),
         ("rsl_rl", "algorithm.symmetry_cfg.use_data_augmentation", True),
-        ("rl_games", "params.network.space.continuous.fixed_sigma", False),
         ("sb3", "use_sde", True),
         ("sb3", "policy", "CnnPolicy"),
     ],

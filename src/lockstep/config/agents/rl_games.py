@@ -50,7 +50,7 @@ def _read_network(agent: AgentReader) -> None:
     agent.expect(f"{space}.mu_init.name", "default", why="only the default initializer is read")
     agent.expect(f"{space}.sigma_init.name", "const_initializer", why="only a constant first deviation is read")
     agent.set("network.initial_log_std", agent.number(f"{space}.sigma_init.val", 0.0))
-    agent.expect(f"{space}.fixed_sigma", True, why="a deviation that depends on the state is not supported yet")
+    agent.set("network.state_dependent_std", not agent.take(f"{space}.fixed_sigma", True))
 
 
 def _read_environment(agent: AgentReader) -> None:

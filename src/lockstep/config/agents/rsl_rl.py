@@ -5,7 +5,6 @@ import math
 from lockstep.config.agents.reader import AgentReader
 
 _RECURRENT = "recurrent policies are not supported yet"
-_STATE_DEPENDENT = "a deviation that depends on the state is not supported yet"
 _WIDE = (1e-6, 1e6)
 """The range of deviations that rsl_rl has by default."""
 
@@ -66,9 +65,9 @@ def _read_networks(agent: AgentReader) -> None:
 def _read_distribution(agent: AgentReader) -> None:
     name = "actor.distribution_cfg"
     kind = agent.take(f"{name}.class_name")
-    if kind != "GaussianDistribution":
-        reasons = {"HeteroscedasticGaussianDistribution": _STATE_DEPENDENT}
-        raise agent.refusal(f"{name}.class_name", kind, reasons.get(kind, "it is the task's own code"))
+    if kind not in ("GaussianDistribution", "HeteroscedasticGaussianDistribution"):
+        raise agent.refusal(f"{name}.class_name", kind, "it is the task's own code")
+    agent.set("network.state_dependent_std", kind == "HeteroscedasticGaussianDistribution")
     _read_deviation(agent, f"{name}.init_std", f"{name}.std_type")
     limits = agent.take(f"{name}.std_range", _WIDE)
     if tuple(limits) != _WIDE:
@@ -91,7 +90,7 @@ def _read_actor_critic(agent: AgentReader) -> None:
     normalized = [agent.take(f"policy.{model}_obs_normalization", False) for model in ("actor", "critic")]
     everything = agent.take("empirical_normalization", False)
     agent.set("normalize_observation", bool(any(normalized) or everything))
-    agent.expect("policy.state_dependent_std", False, why=_STATE_DEPENDENT)
+    agent.set("network.state_dependent_std", bool(agent.take("policy.state_dependent_std", False)))
     _read_deviation(agent, "policy.init_noise_std", "policy.noise_std_type")
     _read_groups(agent)
 
