@@ -2,12 +2,23 @@
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CHINESE = ".zh-CN.md"
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# What a command needs that only some environments have: text of the command, and the package.
+PACKAGES = {
+    "Isaac-": "isaaclab_tasks",
+    "Mjlab-": "mjlab",
+    "workflows.skrl": "skrl",
+    "workflows.rl_games": "rl_games",
+    "workflows.rsl_rl": "rsl_rl",
+    "--ml_framework jax": "jax",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,16 @@ def commands(page: Path) -> list[str]:
     """Every line of the page's `sh` blocks, without comments."""
     lines = [line for block in blocks(page) if block.language == "sh" for line in block.body.splitlines()]
     return [line.partition(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def needed_packages(command: str) -> list[str]:
+    """The packages of `PACKAGES` that a command needs."""
+    return [package for text, package in PACKAGES.items() if text in command]
+
+
+def missing_packages(command: str) -> list[str]:
+    """The packages that a command needs and this environment lacks."""
+    return [package for package in needed_packages(command) if find_spec(package) is None]
 
 
 def prose(page: Path) -> str:

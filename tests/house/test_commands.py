@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import CHINESE, PAGES, ROOT, blocks, commands, name
+from pages import CHINESE, PAGES, ROOT, blocks, commands, missing_packages, name
 
 # These set up an environment, or are what runs this test.
 NOT_TYPED = ("make ", "pip ", "git ", ". .venv/bin/activate", "pre-commit ", "pytest ", ".venv-jax/", "python -m build")
@@ -17,7 +17,11 @@ SHORTER = {
     # Whole games are long, and the networks are large.
     r"^lockstep train (pong(_small)? |ALE/)|^python .*my_pong": "--set learning_starts=192 --set total_steps=384",
     r"^lockstep train (pong|ALE/)|^python .*my_pong": "--set evaluate_episodes=2 --set env.max_episode_steps=60",
-    r"^lockstep offline train|-m lockstep\.workflows": "--set epochs=2",
+    r"^lockstep offline train|-m lockstep\.workflows\.(dqn|parametric_dqn)": "--set epochs=2",
+    r"-m lockstep\.train .*Isaac-|^lockstep train (Isaac-|Mjlab-)": "--set num_envs=64 --set evaluate_episodes=2",
+    r"-m lockstep\.workflows\.(skrl|rsl_rl)": "--num_envs=16 --max_iterations=1",
+    # The published minibatch of 8192 transitions needs as many environments.
+    r"-m lockstep\.workflows\.rl_games": "--num_envs=512 --max_iterations=1",
     r"^python .*examples/my_loop\.py": "--updates 2",
     r"^python .*examples/my_checkpointed_loop\.py": "--updates 2",
     r"^lockstep launch .*examples/my_loop\.py": "--updates 2",
@@ -26,7 +30,9 @@ SHORTER = {
 
 
 def typed(page: Path) -> list[str]:
-    return [command for command in commands(page) if not command.startswith(NOT_TYPED)]
+    """The commands of a page that can run in this environment."""
+    runnable = [command for command in commands(page) if not command.startswith(NOT_TYPED)]
+    return [command for command in runnable if not missing_packages(command)]
 
 
 def shorter(command: str) -> str:
@@ -71,3 +77,8 @@ def test_shorter_reaches_what_trains():
     assert shorter("lockstep recipe cartpole > my.py && lockstep train my.py:recipe").endswith("total_steps=4096")
     for command in ("lockstep doctor", "lockstep recipe cartpole > my_cartpole.py"):
         assert shorter(command) == command
+
+
+def test_commands_of_robot_suites_get_fewer_environments():
+    assert shorter("python -m lockstep.workflows.rsl_rl --task=Isaac-Ant").endswith("--num_envs=16 --max_iterations=1")
+    assert "--set num_envs=64" in shorter("lockstep train Isaac-Cartpole --ranks 2 --set num_envs=1024")
