@@ -22,6 +22,7 @@ from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetwork
 TRANSLATED = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/guides/*.md") if not p.name.endswith(CHINESE))]
 SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
 REQUIRED = ("task", "data")
+PARTS = (("", Run), ("", PPOConfig), ("network.", NetworkConfig), ("env.", EnvConfig))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -174,6 +175,20 @@ def test_pong_of_the_guide_is_the_recipe(suffix):
     done = {name: value for part in (run, run.network, run.algorithm) for name, value in settings.plain(part).items()}
     assert len(told) > 20
     assert {name: done[name] for name in told} == pytest.approx(told)
+
+
+@pytest.mark.parametrize("suffix", [".md", CHINESE])
+@pytest.mark.parametrize("library", ["rl_games", "rsl_rl", "skrl"])
+def test_guides_name_existing_settings(library, suffix):
+    """Ours beside another library's: each name in the second column is a setting of a PPO run, or a flag."""
+    text = (ROOT / f"docs/guides/coming-from-{library.replace('_', '-')}{suffix}").read_text()
+    headers = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith(f"| {library}")}
+    rows = [row for header in headers for row in tables(text, header) if len(row) == 2]
+    named = {name for row in rows for name in re.findall(r"`([a-z_.]+)(?::[^`]*)?`", row[1])}
+    run = {f"{part}{field.name}" for part, config in PARTS for field in fields(config)}
+    foreign = {name for row in rows for name in re.findall(r"[a-z_]+", row[0])}
+    assert len(named) > 15
+    assert {name for name in named if name not in run and name not in foreign and name != "null"} == set()
 
 
 def test_decisions_are_listed():
