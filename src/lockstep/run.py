@@ -103,7 +103,8 @@ class Run(RunBase):
     @property
     def user_code(self) -> list[str]:
         """The settings that may name the user's own code."""
-        return [self.task, *self.env.wrappers, self.network.module or ""]
+        symmetry = self.algorithm.symmetry if isinstance(self.algorithm, PPOConfig) else None
+        return [self.task, *self.env.wrappers, self.network.module or "", symmetry or ""]
 
     def minibatch_rows(self, world: World) -> int:
         """Rows of one shard in a minibatch; raises `ConfigError` if counts do not divide among the shards."""

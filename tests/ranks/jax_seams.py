@@ -63,6 +63,11 @@ def record_loss(learner: ppo.PPO, seen: list[dict[str, Any]]) -> None:
     learner.loss = recorded
 
 
+def copied(observation: Any, action: Any) -> tuple[Any, Any]:
+    """For `symmetry`."""
+    return jnp.tile(observation, (3, 1)), jnp.tile(action, 3)
+
+
 def ppo_state(learner: ppo.PPO) -> dict[str, Any]:
     jax.effects_barrier()  # every step has been recorded
     read = learner.comm.read

@@ -78,6 +78,11 @@ def gradient_mean(backend: Any, world: World, folder: str) -> dict[str, Any]:
     return one_update(backend, world, config(max_grad_norm=0.5))
 
 
+def symmetry_weights(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    """Two copies of each row, equal to it."""
+    return one_update(backend, world, config(symmetry=f"{backend.__name__}:copied"))
+
+
 def statistics_in_the_loss(backend: Any, world: World, folder: str) -> dict[str, Any]:
     return one_update(backend, world, config(normalize_advantage=True))
 
@@ -204,9 +209,9 @@ def data_shards(backend: Any, world: World, folder: str) -> dict[str, Any]:
 
 
 SEAMS = [
-    start_equal, broadcast, initialized_from, gradient_mean, statistics_in_the_loss, running_statistics,
-    value_statistics, far_statistics, reset_rows, stop_on_kl, adaptive_rate, adaptive_rate_of_minibatches,
-    solved_by_all, signal_stops_all, no_episode_weighs_nothing, seeds, files, data_shards,
+    start_equal, broadcast, initialized_from, gradient_mean, symmetry_weights, statistics_in_the_loss,
+    running_statistics, value_statistics, far_statistics, reset_rows, stop_on_kl, adaptive_rate,
+    adaptive_rate_of_minibatches, solved_by_all, signal_stops_all, no_episode_weighs_nothing, seeds, files, data_shards,
 ]  # fmt: skip
 
 

@@ -130,3 +130,10 @@ class Ringing(Corridor):
                 os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGTERM)
         return super().step(action)
+
+
+def mirrored(observation, action):
+    """For `symmetry`, in torch."""
+    import torch
+
+    return torch.cat([observation, -observation]), torch.cat([action, -action])

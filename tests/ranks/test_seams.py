@@ -102,6 +102,14 @@ def test_gradient_mean(seam):
         )
 
 
+def test_symmetry_weights(seam):
+    expected = plain_gradient(seam.backend, config())
+    rows = sum(int((make_rollout(shard).weight > 0).sum()) for shard in range(2))
+    for rank in seam["symmetry_weights"]:
+        assert np.allclose(rank["gradient"], expected, rtol=1e-4, atol=1e-5), "copies of rows change the total weight"
+    assert sum(rank["seen"][0]["sums"][0] for rank in seam["symmetry_weights"]) == rows, "copies count in the metrics"
+
+
 def test_statistics_in_the_loss(seam):
     expected = plain_gradient(seam.backend, config(normalize_advantage=True))
     for rank in seam["statistics_in_the_loss"]:

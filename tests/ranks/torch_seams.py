@@ -57,6 +57,11 @@ def record_loss(learner: ppo.PPO, seen: list[dict[str, Any]]) -> None:
     learner._loss = recorded
 
 
+def copied(observation: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For `symmetry`."""
+    return observation.repeat(3, 1), action.repeat(3)
+
+
 def ppo_state(learner: ppo.PPO) -> dict[str, Any]:
     return {
         "gradient": learner.flat.gradient.numpy().copy(),

@@ -63,6 +63,8 @@ class PPOConfig:
     """Normalize the advantages of a rollout, over all ranks, to mean 0 and standard deviation 1."""
     normalize_observation: bool = False
     """Normalize observations by their running mean and deviation, pooled over all ranks, frozen during a rollout."""
+    symmetry: str | None = None
+    """Your function `module:function` or `file.py:function` that adds mirrored copies to each minibatch."""
     observation_limit: float = 10.0
     """Normalized observations are clipped to this many deviations."""
     normalize_value: bool = False

@@ -26,6 +26,7 @@ from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.ppo_state import State
 from lockstep.jax.session import Session
+from lockstep.jax.symmetry import Symmetry
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
@@ -63,6 +64,7 @@ class PPO:
         self.normalizers = self._builder.normalizers
         self.observations = self.normalizers.observations
         self.returns = self.normalizers.returns
+        self._symmetry = Symmetry(config.symmetry, policy.spec) if config.symmetry else None
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
@@ -79,6 +81,8 @@ class PPO:
               + c_b sum_d max(|mean_d| - 1.1, 0)^2
         """
         c, weight = self.config, batch.weight
+        if self._symmetry is not None:  # the metrics are those of the first rows, which were collected
+            batch = self._symmetry.augmented(batch)
         parameters, value = self.policy.apply(params, batch.observation, precision=self._precision)
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(params, parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
@@ -96,8 +100,8 @@ class PPO:
             objective = objective - c.bounds_loss_coef * jnp.square(beyond).sum(-1)
         kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
         outside = (clipped != ratio).astype(jnp.float32)
-        rows = jnp.stack([jnp.ones_like(weight), -surrogate, 0.5 * square, entropy, kl, outside])
-        return -jnp.dot(weight, objective), rows @ weight
+        rows = jnp.stack([jnp.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
+        return -jnp.dot(batch.weight, objective), rows[:, : len(weight)] @ weight
 
     # -- order -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.envs.load import absolute, portable
 from lockstep.run import Run, SomeRun
 
@@ -24,4 +25,6 @@ def _renamed(run: SomeRun, change: Callable[[str], str]) -> SomeRun:
         renamed["task"] = change(run.task)
     if isinstance(run, Run) and run.network.module is not None:
         renamed["network"] = replace(run.network, module=change(run.network.module))
+    if isinstance(run.algorithm, PPOConfig) and run.algorithm.symmetry is not None:
+        renamed["algorithm"] = replace(run.algorithm, symmetry=change(run.algorithm.symmetry))
     return replace(run, **renamed)

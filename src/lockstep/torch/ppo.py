@@ -30,6 +30,7 @@ from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.session import Session
+from lockstep.torch.symmetry import Symmetry
 from lockstep.torch.warmup import warmup
 from lockstep.world import stream, stream_seed
 
@@ -58,6 +59,7 @@ class PPO:
         self.normalizers = Normalizers.of(config, policy.spec, len(comm.world.shards), shard_envs)
         self.observations = self.normalizers.observations
         self.returns = self.normalizers.returns
+        self._symmetry = Symmetry(config.symmetry, policy.spec, comm.device) if config.symmetry else None
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
@@ -183,6 +185,8 @@ class PPO:
         """
         c = self.config
         weight = batch.weight
+        if self._symmetry is not None:  # the metrics are those of the first rows, which were collected
+            batch = self._symmetry.augmented(batch)
         with self._precision:
             parameters, value = (x.float() for x in self.policy(*batch.observations))
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)
@@ -203,9 +207,9 @@ class PPO:
         with torch.no_grad():
             kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
             outside = (clipped != ratio).to(weight.dtype)
-            rows = torch.stack([torch.ones_like(weight), -surrogate, 0.5 * square, entropy, kl, outside])
-            sums = rows @ weight
-        return -torch.dot(weight, objective), sums
+            rows = torch.stack([torch.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
+            sums = rows[:, : len(weight)] @ weight
+        return -torch.dot(batch.weight, objective), sums
 
     @np.errstate(over="ignore", invalid="ignore")  # reported by all ranks together in `_non_finite_error`
     def _prepare(
