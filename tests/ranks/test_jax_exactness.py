@@ -14,9 +14,7 @@ PICTURES = {"features": 16, "encoder": "nature", "num_epochs": 1, "total_steps":
 RUNS = {
     "discrete": small("CartPole-v1", num_shards=4),
     "other seed": small("CartPole-v1", num_shards=4, seed=1),
-    "continuous": small(
-        "Pendulum-v1", num_shards=4, max_grad_norm=0.1, **ROBOTS, **SHORT, **{"network.state_dependent_std": True}
-    ),
+    "continuous": small("Pendulum-v1", num_shards=4, max_grad_norm=0.1, **ROBOTS, **SHORT),
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
     "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=8 * 96, log_every=96 * 2),
