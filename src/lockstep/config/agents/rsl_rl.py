@@ -133,6 +133,8 @@ def _read_symmetry(agent: AgentReader) -> None:
     name = "algorithm.symmetry_cfg"
     if agent.take(name) is None and not agent.has(f"{name}.*"):
         return
-    for use in ("use_mirror_loss", "use_data_augmentation"):
-        agent.expect(f"{name}.{use}", False, why="symmetry is not supported yet")
-    agent.ignore("symmetry is not used", f"{name}.*")
+    agent.expect(f"{name}.use_mirror_loss", False, why="only augmentation of the data is supported")
+    agent.ignore("it is used with use_mirror_loss only", f"{name}.mirror_loss_coeff")
+    function = agent.take(f"{name}.data_augmentation_func")
+    if agent.take(f"{name}.use_data_augmentation", False):
+        agent.set("symmetry", function)
