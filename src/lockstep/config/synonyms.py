@@ -176,6 +176,11 @@ SYNONYMS = (
         "normalize_return",
         note="rewards are divided by the deviation of the return",
     ),
+    Synonym("rewards_shaper_scale reward_shaper_scale", "reward_scale"),
+    Synonym("bound_loss_coef bounds_loss_scale", "bounds_loss_coef"),
+    Synonym("data_augmentation_func", "symmetry", "your function of observation and action"),
+    Synonym("clip_actions", "clip_action", "a limit; null does not clip"),
+    Synonym("clip_observations", "clip_observation", "before they are normalized; afterwards: observation_limit"),
     Synonym("adam_epsilon optimizer_eps optim_eps opt_eps", "adam_eps"),
     Synonym("weight_decay l2_reg l2", "l2_decay"),
     Synonym("buffer_size memory_size replay_size replay_buffer_size buffer_capacity replay_capacity", "capacity"),
@@ -221,10 +226,10 @@ SYNONYMS = (
     Synonym("cql_weight conservative_weight min_q_weight", "cql_alpha"),
     Synonym("unlikely_action_threshold imitation_threshold action_flexibility", "bcq_threshold"),
     Synonym(
-        "hidden_sizes net_arch hidden_layers hidden_dims actor_hidden_dims critic_hidden_dims "
-        "fcnet_hiddens mlp_units units layers",
+        "hidden_sizes net_arch hidden_layers hidden_dims actor_hidden_dims fcnet_hiddens mlp_units units layers",
         "hidden",
     ),
+    Synonym("critic_hidden_dims", "critic_hidden"),
     Synonym("hidden_size hidden_dim", "hidden", "one number for each layer", lambda text, known: f"[{text}, {text}]"),
     Synonym(
         "activation_fn fcnet_activation nonlinearity",
