@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ from lockstep.config import settings
 from lockstep.config.agents.reader import AgentSettings
 from lockstep.config.agents.settings import LIBRARIES, agent_settings
 from lockstep.envs import isaac
+from lockstep.envs.make import on_tensors
 from lockstep.errors import ConfigError
 from lockstep.run import Run, override
 from lockstep.world import World
@@ -54,7 +56,11 @@ def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
             "recognized"
         )
     envs = num_envs or run.num_envs
-    return _applied(run, envs, agent_settings(library, config, envs), f"{library} file {path}")
+    found = agent_settings(library, config, envs)
+    if not on_tensors(run.task):  # the groups of observations are those of a suite's tasks
+        kept = {name: value for name, value in found.settings.items() if not name.endswith("_keys")}
+        found = replace(found, settings=kept)
+    return _applied(run, envs, found, f"{library} file {path}")
 
 
 def _with_published(run: Run, agent: str | None, num_envs: int | None) -> Run:

@@ -65,6 +65,7 @@ def test_a_file_is_recognized_by_its_keys(tmp_path, capsys, config, library):
     path.write_text(yaml.safe_dump(config))
     run = with_agent(Run(task="CartPole-v1", num_envs=128), str(path), None)
     assert (run.num_envs, run.algorithm.num_epochs) == (128, 5)
+    assert (run.env.policy_keys, run.env.critic_keys) == ((), ()), "groups are of the suites' tasks"
     assert f"settings from the {library} file" in capsys.readouterr().err
 
 

@@ -70,7 +70,7 @@ RSL_RL: dict[str, Any] = {
         "class_name": "PPO", "num_learning_epochs": 5, "num_mini_batches": 4, "learning_rate": 5e-4,
         "schedule": "adaptive", "desired_kl": 0.016, "gamma": 0.98, "lam": 0.9, "entropy_coef": 0.005,
         "value_loss_coef": 2.0, "use_clipped_value_loss": True, "clip_param": 0.1, "max_grad_norm": 1.0,
-        "symmetry_cfg": {"use_data_augmentation": True, "data_augmentation_func": "mine:mirror"},
+        "symmetry_cfg": {"use_data_augmentation": False, "data_augmentation_func": "mine:mirror"},
     },
 }  # fmt: skip
 SB3: dict[str, Any] = {
@@ -104,7 +104,6 @@ OWN = {
         "adapt_every": "minibatch", "value_clip_range": 0.1, "value_coef": 4.0, "max_grad_norm": 1.0,
         "network.shared": False, "network.critic_hidden": (128,), "network.initial_log_std": math.log(0.5),
         "env.policy_keys": ("policy",), "env.critic_keys": ("policy", "privileged"), "env.clip_action": 1.0,
-        "symmetry": "mine:mirror",
     },
     "sb3": {
         "total_steps": 1_000_000, "learning_rate_schedule": "constant", "value_coef": 1.0, "max_grad_norm": 1.0,
@@ -151,6 +150,7 @@ def test_an_unknown_key_is_refused_by_name(library: str) -> None:
         ("rsl_rl", "actor.class_name", "their.code:Model"),
         ("rsl_rl", "algorithm.rnd_cfg", 1),
         ("rsl_rl", "algorithm.symmetry_cfg.use_mirror_loss", True),
+        ("rsl_rl", "algorithm.symmetry_cfg.use_data_augmentation", True),
         ("sb3", "use_sde", True),
         ("sb3", "policy", "CnnPolicy"),
     ],

@@ -133,8 +133,10 @@ def _read_symmetry(agent: AgentReader) -> None:
     name = "algorithm.symmetry_cfg"
     if agent.take(name) is None and not agent.has(f"{name}.*"):
         return
-    agent.expect(f"{name}.use_mirror_loss", False, why="only augmentation of the data is supported")
-    agent.ignore("it is used with use_mirror_loss only", f"{name}.mirror_loss_coeff")
-    function = agent.take(f"{name}.data_augmentation_func")
-    if agent.take(f"{name}.use_data_augmentation", False):
-        agent.set("symmetry", function)
+    agent.expect(f"{name}.use_mirror_loss", False, why="only mirrored copies of transitions are supported")
+    reads_env = (
+        "its function reads the environment; write one of observation and action, and use a configuration without "
+        "symmetry with --set symmetry=FILE.py:FUNCTION"
+    )
+    agent.expect(f"{name}.use_data_augmentation", False, why=reads_env)
+    agent.ignore("symmetry is not used", f"{name}.*")

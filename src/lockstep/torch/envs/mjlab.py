@@ -140,12 +140,26 @@ def _start(task: str, num_envs: int, device: torch.device, overrides: Mapping[st
 
 
 def _set_field(config: Any, name: str, value: Any) -> None:
-    """Set a field of nested dataclasses by its dotted name."""
+    """Set a field of nested dataclasses and dictionaries by its dotted name."""
     *path, last = name.split(".")
-    node = functools.reduce(lambda node, part: getattr(node, part, None), path, config)
-    if not hasattr(node, last):
-        raise ConfigError(f"env.kwargs {name}={value!r} is no field of the task's configuration{near(last, dir(node))}")
-    setattr(node, last, value)
+    node: Any = config
+    for part in path:
+        node = _fields(node).get(part)
+    known = _fields(node)
+    if last not in known:
+        raise ConfigError(
+            f"env.kwargs {name}={value!r} is no field of the task's configuration{near(last, list(known))}"
+        )
+    if isinstance(node, dict):
+        node[last] = value
+    else:
+        setattr(node, last, value)
+
+
+def _fields(node: Any) -> dict[str, Any]:
+    """The entries of a dictionary, or the fields of a dataclass."""
+    entries: Any = node if isinstance(node, dict) else getattr(node, "__dict__", {})
+    return dict(entries)
 
 
 def _gymnasium_space(space: Any) -> Space:

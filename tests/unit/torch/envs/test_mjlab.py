@@ -27,6 +27,7 @@ class Config:
     is_finite_horizon: bool = False
     episode_length_s: float = 2.0
     decimation: int = 2
+    commands: dict = field(default_factory=lambda: {"motion": Scene()})
 
 
 class Simulation:
@@ -120,6 +121,10 @@ def test_the_same_seed_gives_the_same_numbers_whatever_others_draw():
 def test_settings_of_the_task_are_fields_of_its_configuration():
     env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, decimation=5, max_episode_steps=8)
     assert (env._env.cfg.decimation, env._env.cfg.episode_length_s) == (5, 4.0)
+    env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, commands={"motion": {"num_envs": 9}})
+    assert env._env.cfg.commands["motion"].num_envs == 9
+    with pytest.raises(ConfigError, match=r"commands.motio.num_envs=4 is no field"):
+        MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, commands={"motio": {"num_envs": 4}})
     with pytest.raises(ConfigError, match=r"scene.num_env=4 is no field.*did you mean num_envs"):
         MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, scene={"num_env": 4})
 
