@@ -8,7 +8,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -158,8 +158,9 @@ def _set_field(config: Any, name: str, value: Any) -> None:
 
 def _fields(node: Any) -> dict[str, Any]:
     """The entries of a dictionary, or the fields of a dataclass."""
-    entries: Any = node if isinstance(node, dict) else getattr(node, "__dict__", {})
-    return dict(entries)
+    if isinstance(node, dict):
+        return cast("dict[str, Any]", node)
+    return dict(getattr(node, "__dict__", {}))
 
 
 def _gymnasium_space(space: Any) -> Space:
