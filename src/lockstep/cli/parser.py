@@ -154,7 +154,7 @@ def _add_evaluate_arguments(parser: argparse.ArgumentParser, *, episodes: int) -
 def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TASK|RECIPE|CONFIG.yaml", help="what to check, such as my_env.py:MyEnv")
     add_set_argument(parser)
-    no_flags = dict.fromkeys(("task", "algo", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
+    no_flags = dict.fromkeys(("task", "algo", "agent", "ml_framework", "seed", "num_envs", "device", "max_iterations"))
     parser.set_defaults(video=False, **no_flags)
 
 

@@ -50,7 +50,12 @@ def resumption(args: argparse.Namespace) -> "Resumption":
     """The run that `--resume` continues, with the changes of the other flags."""
     from lockstep.session.resume import prepare
 
-    contradicting = ((args.target, args.target), ("--run-dir", args.run_dir), ("--init-from", args.init_from))
+    contradicting = (
+        (args.target, args.target),
+        ("--run-dir", args.run_dir),
+        ("--init-from", args.init_from),
+        ("--agent", args.agent),
+    )
     for name, given in contradicting:
         if given is not None:
             raise ConfigError(

@@ -160,6 +160,7 @@ def test_restart_of_a_resumed_run_resumes(here, launched):
         ("cartpole --resume run", ["--resume run", "leave out cartpole"]),
         ("--resume run --run-dir out", ["leave out --run-dir"]),
         ("--resume run --init-from run", ["leave out --init-from"]),
+        ("--resume run --agent skrl", ["leave out --agent"]),
         ("--resume run --checkpoint run", ["leave out --init-from"]),
         ("--resume run --task CartPole-v1", ["task=CartPole-v1", RUN.task]),
         ("--resume run --seed 9", ["seed=9", "4"]),

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algo", metavar="|".join(_ALGORITHMS), help="algorithm (default: Q-learning for the kind of actions)")
     add_learning_arguments(parser)
     add_start_arguments(parser)
-    parser.set_defaults(num_envs=None, max_iterations=None)
+    parser.set_defaults(num_envs=None, max_iterations=None, agent=None)
 
 
 def train_command(args: argparse.Namespace) -> int:
