@@ -12,6 +12,7 @@ from lockstep.config.agents.settings import LIBRARIES, agent_settings
 from lockstep.envs import isaac
 from lockstep.envs.make import on_tensors
 from lockstep.errors import ConfigError
+from lockstep.launch.gpus import visible_gpus
 from lockstep.run import Run, override
 from lockstep.world import World
 
@@ -101,7 +102,11 @@ def _applied(run: Run, num_envs: int, found: AgentSettings, source: str) -> Run:
         _print_note(difference)
     if found.no_effect:
         _print_note(f"without effect here: {', '.join(found.no_effect)}")
-    return override(run, {**found.settings, "num_envs": num_envs})
+    chosen = {**found.settings, "num_envs": num_envs}
+    if chosen.get("precision") == "bfloat16" and (run.device == "cpu" or visible_gpus() == 0):
+        chosen["precision"] = "float32"
+        _print_note("mixed precision is left out: these libraries use it on GPUs only")
+    return override(run, chosen)
 
 
 def _print_note(text: str) -> None:

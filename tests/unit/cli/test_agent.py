@@ -69,6 +69,14 @@ def test_a_file_is_recognized_by_its_keys(tmp_path, capsys, config, library):
     assert f"settings from the {library} file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("gpus", "precision"), [(0, "float32"), (1, "bfloat16")])
+def test_mixed_precision_is_for_gpus_as_in_the_libraries(tmp_path, monkeypatch, gpus, precision):
+    monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
+    path = tmp_path / "agent.yaml"
+    path.write_text(yaml.safe_dump(RL_GAMES))
+    assert with_agent(Run(task="CartPole-v1", num_envs=128), str(path), None).precision == precision
+
+
 def test_files_that_are_none_are_refused(tmp_path):
     run = Run(task="CartPole-v1")
     path = tmp_path / "agent.yaml"
