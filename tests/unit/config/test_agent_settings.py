@@ -140,6 +140,7 @@ def test_an_unknown_key_is_refused_by_name(library: str) -> None:
     [
         ("rl_games", "params.network.rnn.name", "lstm"),
         ("rl_games", "params.algo.name", "sac"),
+        ("rl_games", "pbt.enabled", True),
         ("rl_games", "params.network.mlp.d2rl", True),
         ("rl_games", "params.config.minibatch_size", 1000),
         ("rl_games", "params.config.gamma", "much"),

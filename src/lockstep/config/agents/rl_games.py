@@ -12,6 +12,8 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
     agent.expect("model.name", "continuous_a2c_logstd", why="only a Gaussian policy with a learned deviation is read")
     agent.expect("network.name", "actor_critic", why="only its actor_critic network is read")
     agent.expect("config.ppo", True, why="only PPO is read")
+    agent.expect("pbt.enabled", False, why="population based training is not supported")
+    agent.ignore("population based training is off", "pbt.*")
     agent.set("seed", int(agent.number("seed", 42)))
     _read_network(agent)
     _read_environment(agent)

@@ -35,7 +35,5 @@ def agent_settings(library: str, config: Mapping[str, Any], num_envs: int) -> Ag
     if library == "rl_games":
         config = {**cast(Mapping[str, Any], config.get("params", config)), "pbt": config.get("pbt", {})}
     reader = AgentReader(library, config)
-    if library == "rl_games":
-        reader.ignore("population based training is off", "pbt.*")
     LIBRARIES[library](reader, num_envs)
     return reader.finish()
