@@ -69,17 +69,14 @@ def _with_published(run: Run, agent: str | None, num_envs: int | None) -> Run:
 
     task = isaac.current_id(run.task)[0] if isaac.is_isaac(run.task) else run.task
     published = published_agents(task)
-    names = sorted(
-        published.configs, key=lambda name: [name.startswith(library) for library in LIBRARIES], reverse=True
-    )
+    names = sorted(published.configs, key=lambda name: list(LIBRARIES).index(_library_of(name)))
     if agent is not None and agent not in published.configs:
         raise ConfigError(f"--agent {agent}: {task} publishes {', '.join(names) or 'no agent configuration'}")
     envs = num_envs or (published.num_envs if published.num_envs > 1 else _NUM_ENVS)
     refusals: list[str] = []
     for name in names if agent is None else [agent]:
-        library = next(library for library in LIBRARIES if name.startswith(library))
         try:
-            found = agent_settings(library, published.configs[name], envs)
+            found = agent_settings(_library_of(name), published.configs[name], envs)
         except ConfigError as error:
             if agent is not None:
                 raise
@@ -93,6 +90,11 @@ def _with_published(run: Run, agent: str | None, num_envs: int | None) -> Run:
         _print_note(refusal)
     _print_note(f"{task} publishes no agent configuration that can be read; the settings are Lockstep's own defaults")
     return override(run, {"num_envs": envs})
+
+
+def _library_of(name: str) -> str:
+    """The library of a published configuration, such as `rsl_rl` of `rsl_rl_with_symmetry`."""
+    return next(library for library in LIBRARIES if name.startswith(library))
 
 
 def _applied(run: Run, num_envs: int, found: AgentSettings, source: str) -> Run:

@@ -44,11 +44,12 @@ def _make(
     critic_keys: Sequence[str] = (),
     **kwargs: Any,
 ) -> TensorVectorEnv:
-    groups = {"policy_keys": tuple(policy_keys), "critic_keys": tuple(critic_keys)}
-    kwargs |= {name: keys for name, keys in groups.items() if keys}
     if _open:
-        return WorkerEnv(task, EnvConfig(kwargs=kwargs), num_envs, device)
-    return IsaacLabEnv(task, num_envs=num_envs, device=device, **kwargs)
+        config = EnvConfig(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), kwargs=kwargs)
+        return WorkerEnv(task, config, num_envs, device)
+    return IsaacLabEnv(
+        task, num_envs=num_envs, device=device, policy_keys=policy_keys, critic_keys=critic_keys, **kwargs
+    )
 
 
 class IsaacLabEnv:
@@ -58,7 +59,7 @@ class IsaacLabEnv:
         task: an id of Isaac Lab.
         num_envs: B.
         device: of the simulation and of all tensors.
-        policy_keys: groups of observations that the policy receives, in this order.
+        policy_keys: groups of observations that the policy receives, in this order; empty: `policy`.
         critic_keys: groups that the value network receives; empty: `critic` if the task has such a group, else as the
             policy.
         overrides: settings of the task's own configuration as nested mappings, as on Isaac Lab's command line without
@@ -71,7 +72,7 @@ class IsaacLabEnv:
         *,
         num_envs: int,
         device: torch.device,
-        policy_keys: Sequence[str] = ("policy",),
+        policy_keys: Sequence[str] = (),
         critic_keys: Sequence[str] = (),
         max_episode_steps: int | None = None,
         **overrides: Any,
@@ -90,7 +91,7 @@ class IsaacLabEnv:
             spaces = groups_of(self._env.single_observation_space)
             if not critic_keys and "critic" in spaces:
                 critic_keys = ("critic",)
-            self._policy, self._critic = chosen_groups(spaces, policy_keys, critic_keys)
+            self._policy, self._critic = chosen_groups(spaces, policy_keys or ("policy",), critic_keys)
             first = next(iter(self._policy.values()))
             self._image = image_shape(first) if len(self._policy) == 1 else None
             self.spec = self._make_spec()

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of
+from lockstep.system.files import write_atomically
 
 
 def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -31,9 +32,7 @@ def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[st
         pass  # nothing there yet, or a damaged file
     answer = find()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"key": key, "answer": answer}))
-    temporary.replace(path)
+    write_atomically(path, json.dumps({"key": key, "answer": answer}))
     return answer
 
 
