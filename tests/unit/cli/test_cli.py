@@ -9,6 +9,7 @@ import types
 
 import pytest
 
+import lockstep.train  # noqa: F401  # first imported beside a replacement of `train`, it would keep that
 from lockstep import recipes
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli import main as cli
