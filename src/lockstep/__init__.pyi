@@ -2,6 +2,8 @@ from .algorithms.dqn import DQNConfig as DQNConfig
 from .algorithms.offline import CloningConfig as CloningConfig
 from .algorithms.offline import OfflineDQNConfig as OfflineDQNConfig
 from .algorithms.ppo import PPOConfig as PPOConfig
+from .algorithms.sac import SACConfig as SACConfig
+from .algorithms.td3 import TD3Config as TD3Config
 from .distributed.fingerprint import fingerprint as fingerprint
 from .errors import ConfigError as ConfigError
 from .errors import MismatchError as MismatchError

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar, cast
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.env import EnvConfig
 from lockstep.config.renamed import check_names, check_tree_names
@@ -19,7 +21,14 @@ from lockstep.config.run_base import RunBase
 from lockstep.errors import ConfigError
 from lockstep.world import World
 
-ALGORITHMS: Mapping[str, type[PPOConfig] | type[DQNConfig]] = {"ppo": PPOConfig, "dqn": DQNConfig}
+AlgorithmConfig = PPOConfig | DQNConfig | SACConfig | TD3Config
+"""The settings of an algorithm that learns in environments."""
+ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {
+    "ppo": PPOConfig,
+    "dqn": DQNConfig,
+    "sac": SACConfig,
+    "td3": TD3Config,
+}
 """The settings class of each algorithm."""
 OFFLINE_ALGORITHMS: Mapping[str, type[OfflineDQNConfig] | type[CloningConfig]] = {
     "dqn": OfflineDQNConfig,
@@ -60,6 +69,13 @@ class NetworkConfig:
         return self.hidden if self.critic_hidden is None else self.critic_hidden
 
 
+def default_network(algo: str) -> NetworkConfig:
+    """The networks of an algorithm where no setting of theirs is given."""
+    if algo in ("sac", "td3"):
+        return NetworkConfig(hidden=(256, 256), activation="relu")
+    return NetworkConfig()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreNetworkConfig:
     """The networks that score actions and predict rewards, for logged data."""
@@ -76,20 +92,23 @@ class Run(RunBase):
 
     task: str
     """A Gymnasium id, a built-in `lockstep/...` id, or `module:Class` of your own environment."""
-    algo: Literal["ppo", "dqn"] = "ppo"
+    algo: Literal["ppo", "dqn", "sac", "td3"] = "ppo"
     """Algorithm; decides what `algorithm` holds."""
     num_envs: int = 8
     """Environments stepped in parallel, all ranks together."""
     total_steps: int = 500_000
     """Environment steps of the run, all ranks together."""
-    algorithm: PPOConfig | DQNConfig = cast(PPOConfig, None)  # noqa: RUF009  # `__post_init__` knows which
+    algorithm: AlgorithmConfig = cast(PPOConfig, None)  # noqa: RUF009  # `__post_init__` knows which
     """The algorithm's own settings; by default those of `algo`."""
-    network: NetworkConfig = field(default_factory=NetworkConfig)
+    network: NetworkConfig = cast(NetworkConfig, None)  # noqa: RUF009  # `__post_init__` knows which
+    """The networks; by default those of `algo`: two hidden layers of 256 units and ReLU for `sac` and `td3`."""
     env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
         """Fill in the algorithm's defaults, and validate."""
         _fill_in_algorithm(self)
+        if cast(object, self.network) is None:
+            object.__setattr__(self, "network", default_network(self.algo))
         for name in ("num_envs", "total_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
@@ -261,10 +280,13 @@ def with_algo(run: SomeRun, algo: Any) -> SomeRun:
                 f"algo={algo}, but this run trains with {run.algo}, whose settings, such as {item.name}={value}, would "
                 f"be lost; leave algo={algo} out, or train the task alone: lockstep {what} --algo {algo}"
             )
-    return replace(run, algo=cast(Any, algo), algorithm=cast(Any, known[algo]()))
+    changes: dict[str, Any] = {"algo": algo, "algorithm": known[algo]()}
+    if isinstance(run, Run) and run.network == default_network(run.algo):
+        changes["network"] = default_network(algo)
+    return replace(run, **changes)
 
 
-def _algorithms(run: AnyRun) -> Mapping[str, type[PPOConfig | DQNConfig | OfflineDQNConfig | CloningConfig]]:
+def _algorithms(run: AnyRun) -> Mapping[str, type[AlgorithmConfig | OfflineDQNConfig | CloningConfig]]:
     return cast(Any, OFFLINE_ALGORITHMS if isinstance(run, OfflineRun) else ALGORITHMS)
 
 

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.errors import SHARDS, ConfigError
+from lockstep.algorithms.replay import ReplayConfig, check_at_least, check_fraction, check_norm, check_positive
+from lockstep.errors import ConfigError
 
 METRICS = (
     "loss/value",
@@ -21,31 +22,19 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DQNConfig:
-    """Every count is global: summed over all ranks. Scaling out changes no number here."""
+class DQNConfig(ReplayConfig):
+    """Deep Q-learning. Every count is global: summed over all ranks. Scaling out changes no number here."""
 
-    num_steps: int = 1
-    """Steps of each environment between two updates (T)."""
     updates_per_step: float = 0.25
     """Gradient steps per environment step of all ranks together."""
     batch_size: int = 32
     """Transitions of one gradient step, all ranks together."""
-    learning_starts: int = 10_000
-    """Environment steps, all ranks together, before the first gradient step."""
     capacity: int = 100_000
     """Transitions in the replay buffer, all ranks together; each shard holds an equal part."""
-    replay_path: str | None = None
-    """Hold observations in memory-mapped files in this directory instead of in memory."""
-    checkpoint_replay: bool = True
-    """Whether checkpoints include the replay buffer; otherwise a resumed run fills a new one before it learns."""
     learning_rate: float = 1e-4
     """Adam's step size at the start."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """`linear` falls to 0 at `total_steps`."""
-    gamma: float = 0.99
-    """Discount per step."""
-    n_step: int = 1
-    """Rewards summed before the target bootstraps; fewer where an episode ends."""
     double: bool = True
     """Select the next action with the online network, value it with the target network (van Hasselt et al., 2016)."""
     dueling: bool = False
@@ -65,15 +54,6 @@ class DQNConfig:
     """Explore by learned noise in the weights of the heads (Fortunato et al., 2018) instead of by epsilon."""
     noisy_std: float = 0.5
     """`noisy` only: initial deviation of the noise (sigma 0)."""
-    prioritized: bool = False
-    """Draw transitions by their last TD error (Schaul et al., 2016), or by their last loss where a distribution is
-    learned (Hessel et al., 2018)."""
-    priority_exponent: float = 0.6
-    """`prioritized` only: alpha, 0 draws uniformly."""
-    importance_exponent: float = 0.4
-    """`prioritized` only: beta at the start; it rises linearly to 1 at `total_steps`."""
-    priority_eps: float = 1e-6
-    """`prioritized` only: added to every TD error."""
     loss: Literal["huber", "mse"] = "huber"
     """Loss of the TD error, where no distribution is learned; `huber` is quadratic within 1."""
     max_grad_norm: float | None = 10.0
@@ -93,30 +73,20 @@ class DQNConfig:
     adam_eps: float = 1e-8
     """Adam's epsilon."""
 
-    def __post_init__(self) -> None:  # noqa: C901  # one check after another
+    def __post_init__(self) -> None:
         """Refuse values that cannot train."""
-        for name in ("num_steps", "batch_size", "capacity", "n_step", "num_quantiles", "target_update_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("learning_starts", "epsilon_steps", "noisy_std", "priority_exponent"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 0, and finite")
-        for name in ("updates_per_step", "learning_rate", "adam_eps", "priority_eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0, and finite")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm={self.max_grad_norm} must be greater than 0, or null to switch it off")
+        ReplayConfig.__post_init__(self)
+        check_at_least(self, 1, "num_quantiles", "target_update_every")
+        check_at_least(self, 0, "epsilon_steps", "noisy_std")
+        check_positive(self, "learning_rate", "adam_eps")
+        check_fraction(self, "epsilon_start", "epsilon_end")
+        check_norm(self.max_grad_norm)
         if self.target_rate is not None and not 0 < self.target_rate <= 1:
             raise ConfigError(f"target_rate={self.target_rate} must lie in (0, 1], or be null for copies")
-        for name in ("gamma", "epsilon_start", "epsilon_end", "importance_exponent"):
-            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1]")
         if self.num_atoms < 2:
             raise ConfigError(f"num_atoms={self.num_atoms} must be at least 2")
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise ConfigError(f"v_min={self.v_min} must be less than v_max={self.v_max}, and both finite")
-        if self.capacity < self.batch_size:
-            raise ConfigError(f"capacity={self.capacity} must be at least batch_size={self.batch_size}")
 
     @property
     def epsilon_range(self) -> tuple[float, float]:
@@ -132,17 +102,3 @@ class DQNConfig:
         """Outputs per action: points of the return's distribution, or 1."""
         points = {"none": 1, "categorical": self.num_atoms, "quantile": self.num_quantiles}
         return points[self.value_distribution]
-
-    def minibatch_rows(self, shard_envs: int, num_shards: int) -> int:
-        """Transitions of one shard's part of a minibatch (N)."""
-        del shard_envs
-        if self.batch_size % num_shards:
-            raise ConfigError(
-                f"batch_size={self.batch_size} does not divide among {num_shards} shards; "
-                f"use a multiple of {num_shards} ({SHARDS})"
-            )
-        return self.batch_size // num_shards
-
-    def gradient_steps(self, num_envs: int) -> float:
-        """Gradient steps per iteration, on average."""
-        return self.updates_per_step * num_envs * self.num_steps

@@ -104,8 +104,8 @@ def _values(hint: Any) -> list[str]:
 def _run(args: argparse.Namespace) -> Any:
     """The run that the arguments describe; the user's own code is not run."""
     from lockstep.cli.unknown_arguments import run_of
-    from lockstep.run import Run
+    from lockstep.run import ALGORITHMS, Run
 
     if ".py" in (getattr(args, "target", None) or ""):
-        return Run(task="any", algo="dqn" if args.algo == "dqn" else "ppo")
+        return Run(task="any", algo=args.algo if args.algo in ALGORITHMS else "ppo")
     return run_of(args)

@@ -10,7 +10,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
     add("--task", metavar="ID", help="the task to train, if not named first")
-    add("--algo", metavar="ppo|dqn", help="algorithm (default: ppo for a task; a recipe has its own)")
+    add("--algo", metavar="ppo|dqn|sac|td3", help="algorithm (default: ppo for a task; a recipe has its own)")
     add(
         "--agent",
         metavar="NAME|FILE.yaml",

@@ -31,6 +31,8 @@ settings that are changed most, with --set NAME=VALUE (all counts are over all r
   dqn          learning_rate=1e-4                          batch_size=32  transitions of a gradient step
                capacity=100000  of the replay              learning_starts=10000  steps before learning
                updates_per_step=0.25  gradient steps       epsilon_steps=100000  until exploration has fallen
+  sac, td3     learning_rate=3e-4                          batch_size=256  transitions of a gradient step
+               updates_per_step=1.0  gradient steps        learning_starts=10000  random steps before learning
 a recipe has values of its own: `lockstep recipe NAME` shows all settings, docs/settings.md explains them
 """
 _OTHER_COMMANDS = {

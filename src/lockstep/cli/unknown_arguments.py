@@ -52,22 +52,24 @@ def _split_argument(word: str, given: Sequence[str]) -> tuple[str, list[str]]:
 
 def _is_switch(flag: str) -> bool:
     from lockstep.config.renamed import is_switch, known_settings
-    from lockstep.run import Run
+    from lockstep.run import ALGORITHMS, Run
 
-    known = known_settings(Run(task="any", algo="ppo")) | known_settings(Run(task="any", algo="dqn"))
+    known: dict[str, Any] = {}
+    for algo in ALGORITHMS:
+        known |= known_settings(Run(task="any", algo=cast(Any, algo)))
     return is_switch(flag, known)
 
 
 def run_of(args: argparse.Namespace) -> "AnyRun":
     """The run that the arguments describe; one with default settings if they describe none."""
     from lockstep.cli.request import requested_run
-    from lockstep.run import OfflineRun, Run
+    from lockstep.run import ALGORITHMS, OfflineRun, Run
 
     if getattr(args, "part", None) is not None:
         return OfflineRun(data="any", algo="bc" if args.algo == "bc" else "dqn")
     with suppress(ConfigError):
         return requested_run(args)
-    return Run(task="any", algo="dqn" if args.algo == "dqn" else "ppo")
+    return Run(task="any", algo=args.algo if args.algo in ALGORITHMS else "ppo")
 
 
 def _flags(top: argparse.ArgumentParser, command: str) -> list[str]:

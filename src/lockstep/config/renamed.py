@@ -11,6 +11,8 @@ from typing import Any, Literal, cast
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.synonyms import SYNONYMS, Known, Synonym
 from lockstep.errors import ConfigError
 
@@ -22,7 +24,8 @@ _BY_NAME: dict[str, list[Synonym]] = {}
 for _synonym in SYNONYMS:
     for _name in _synonym.names.split():
         _BY_NAME.setdefault(_name, []).append(_synonym)
-_OF_ALGORITHMS = {item.name for cls in (PPOConfig, DQNConfig, OfflineDQNConfig, CloningConfig) for item in fields(cls)}
+_ALGORITHMS = (PPOConfig, DQNConfig, SACConfig, TD3Config, OfflineDQNConfig, CloningConfig)
+_OF_ALGORITHMS = {item.name for cls in _ALGORITHMS for item in fields(cls)}
 
 
 def check_names(run: object, given: Mapping[str, Any], how: How) -> None:

@@ -88,7 +88,8 @@ _MINIBATCH = "a minibatch is num_envs * num_steps / num_minibatches transitions"
 
 # The first entry whose setting the run has applies: `tau` differs between DQN and PPO.
 SYNONYMS = (
-    Synonym("lr step_size initial_lr start_lr", "learning_rate"),
+    Synonym("lr step_size initial_lr start_lr actor_lr policy_lr pi_lr actor_learning_rate", "learning_rate"),
+    Synonym("critic_lr q_lr qf_lr qf_learning_rate q_learning_rate value_lr", "critic_learning_rate"),
     Synonym(
         "lr_schedule schedule learning_rate_scheduler lr_scheduler lr_policy",
         "learning_rate_schedule",
@@ -154,6 +155,21 @@ SYNONYMS = (
         switch=True,
     ),
     Synonym("ent_coef entropy_coeff ent_coeff entropy_loss_scale entropy_weight entropy_cost", "entropy_coef"),
+    Synonym(
+        "ent_coef entropy_coeff ent_coeff temperature entropy_temperature",
+        "alpha",
+        "a number fixes the temperature; null learns it",
+    ),
+    Synonym("init_alpha init_temperature initial_temperature log_alpha_init", "initial_alpha"),
+    Synonym("target_ent", "target_entropy"),
+    Synonym("policy_frequency policy_freq policy_update_freq policy_update_delay actor_delay", "policy_delay"),
+    Synonym("target_policy_noise policy_noise smoothing_noise smooth_regularization_std", "target_noise"),
+    Synonym("target_noise_clip policy_noise_clip smoothing_clip smooth_regularization_clip", "noise_clip"),
+    Synonym("action_noise act_noise expl_noise exploration_std", "exploration_noise"),
+    Synonym("n_critics num_q n_q num_qs ensemble_size num_q_networks", "num_critics"),
+    Synonym("num_min_qs num_q_target target_ensemble_size", "target_critics"),
+    Synonym("dropout_rate dropout_p critic_dropout", "dropout"),
+    _switch("use_layer_norm critic_layer_norm layernorm", "layer_norm"),
     Synonym(
         "vf_coef vf_loss_coeff vf_coeff value_loss_coef value_coeff critic_coef value_loss_scale value_weight "
         "baseline_cost",

@@ -1,4 +1,4 @@
-"""Exploration: epsilon-greedy, and by learned noise.
+"""Exploration: epsilon-greedy, by learned noise, and by uniformly random actions at the start.
 
 Shapes: K shards of this rank, B environments of a shard, A actions.
 """
@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
+from lockstep.experience.sampling import NoisyDeterministic, SquashedGaussian, center_and_half_range
 from lockstep.world import stream
 
 
@@ -63,6 +64,40 @@ class EpsilonGreedy:
     def mode(self, parameters: np.ndarray) -> np.ndarray:
         """Actions [...] of the largest Q values [..., A]; the first of equal ones."""
         return parameters.argmax(-1)
+
+
+class UniformStart:
+    """Uniformly random actions within their bounds while `random` is set; afterwards those of the policy.
+
+    Args:
+        action: of the task; every dimension needs finite bounds.
+        policy: its action distribution.
+
+    Attributes:
+        random: changed between rollouts.
+    """
+
+    def __init__(self, action: ActionSpec, policy: SquashedGaussian | NoisyDeterministic) -> None:
+        self._policy = policy
+        self._width = action.sizes[0]
+        self._center, self._half_range = center_and_half_range(action)
+        self.random = True
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Numbers in [-1, 1), or the policy's noise; [*shape, D]."""
+        if self.random:
+            return generator.random((*shape, self._width), dtype=np.float32) * 2 - 1
+        return self._policy.draw_noise(generator, shape)
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions [..., D] from the policy's parameters [..., P] and noise [..., D]."""
+        if self.random:
+            return self._center + self._half_range * noise
+        return self._policy.sample(parameters, noise)
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """The policy's most likely actions."""
+        return self._policy.mode(parameters)
 
 
 class NoisyActor:

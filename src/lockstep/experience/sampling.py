@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lockstep.algorithms.sac import LOG_STD_RANGE
 from lockstep.envs.spec import ActionSpec
 
 _SMALLEST_VARIATE = np.float32(2.0**-24)
@@ -97,7 +98,67 @@ class StateDependentGaussian:
         return parameters[..., : self.width]
 
 
-Sampler = Categorical | MultiCategorical | DiagonalGaussian | StateDependentGaussian
+class SquashedGaussian:
+    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log deviations.
+
+    Args:
+        action: of the task; every dimension needs finite bounds.
+    """
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.width = action.sizes[0]
+        self.num_parameters = 2 * self.width
+        self.center, self.half_range = center_and_half_range(action)
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Standard normal noise [*shape, D]."""
+        return generator.standard_normal((*shape, self.width), dtype=np.float32)
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Center + half range * tanh(mean + deviation * noise)."""
+        std = np.exp(np.clip(parameters[..., self.width :], *LOG_STD_RANGE))
+        return self.center + self.half_range * np.tanh(parameters[..., : self.width] + std * noise)
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """The action of the normal distribution's mean: center + half range * tanh(mean)."""
+        return self.center + self.half_range * np.tanh(parameters[..., : self.width])
+
+
+class NoisyDeterministic:
+    """One action per observation, tanh(parameters) scaled to the bounds, and normal noise to explore: P = D.
+
+    Args:
+        action: of the task; every dimension needs finite bounds.
+        std: deviation of the noise, for actions scaled to [-1, 1].
+    """
+
+    def __init__(self, action: ActionSpec, std: float) -> None:
+        self.num_parameters = action.sizes[0]
+        self.std = np.float32(std)
+        self.center, self.half_range = center_and_half_range(action)
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Standard normal noise [*shape, D]."""
+        return generator.standard_normal((*shape, self.num_parameters), dtype=np.float32)
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Center + half range * (tanh(parameters) + std * noise), clipped to the bounds."""
+        return self.center + self.half_range * np.clip(np.tanh(parameters) + self.std * noise, -1.0, 1.0)
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """Center + half range * tanh(parameters)."""
+        return self.center + self.half_range * np.tanh(parameters)
+
+
+def center_and_half_range(action: ActionSpec) -> tuple[np.ndarray, np.ndarray]:
+    """(high + low) / 2 and (high - low) / 2 of continuous actions, [D] float32: they map [-1, 1] to the bounds."""
+    low, high = np.array(action.low), np.array(action.high)
+    return ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+
+
+Sampler = (
+    Categorical | MultiCategorical | DiagonalGaussian | StateDependentGaussian | SquashedGaussian | NoisyDeterministic
+)
 
 
 def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
@@ -31,9 +32,9 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     """Load a policy from a file or run directory of either backend."""
     about, parameters, observations = _read(Path(path))
     policy = (
-        Policy(about.spec, about.network)
-        if about.algorithm is None
-        else QPolicy(about.spec, about.network, about.algorithm)
+        QPolicy(about.spec, about.network, about.algorithm)
+        if isinstance(about.algorithm, DQNConfig)
+        else Policy(about.spec, about.network)
     )
     if _shapes(parameters) != _shapes(policy.params):
         raise policy_file.damaged_error(policy_file.file_of(Path(path)))

@@ -22,7 +22,7 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
 
     if not isinstance(run, Run):
         check_rows(run, shards)
-    elif run.algo == "dqn":
+    elif run.algo != "ppo":
         from lockstep.envs.make import env_spec
 
         check_host(run, env_spec(run.task, run.env), shards)

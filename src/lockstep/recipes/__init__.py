@@ -130,14 +130,15 @@ def _literal(value: Any) -> str:
 
 
 def _field_docs(cls: Any) -> dict[str, str]:
-    """The text below each field in the source of a dataclass."""
+    """The text below each field in the source of a dataclass and of its base classes."""
     docs: dict[str, str] = {}
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    body = tree.body if isinstance(tree, ast.ClassDef) else []
-    for statement, after in pairwise(body):
-        match statement, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                docs[name] = inspect.cleandoc(text).replace("`null`", "`None`")
-            case _:
-                continue
+    for base in reversed(cls.__mro__[:-1]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        body = tree.body if isinstance(tree, ast.ClassDef) else []
+        for statement, after in pairwise(body):
+            match statement, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = inspect.cleandoc(text).replace("`null`", "`None`")
+                case _:
+                    continue
     return docs

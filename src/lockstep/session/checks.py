@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,9 @@ import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
+from lockstep.algorithms.replay import ReplayConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -26,8 +30,17 @@ _VERIFIED = 1 << 30
 """Largest prepared data, in bytes, whose checksums are verified when a run starts: a second or two."""
 
 
+_FRAMEWORKS: Mapping[str, tuple[str, ...]] = {"sac": (), "td3": ()}
+"""The frameworks of an algorithm that not all frameworks have."""
+
+
 def check_framework(run: AnyRun) -> None:
-    """Raise `ConfigError` if the run's framework is not installed."""
+    """Raise `ConfigError` if the run's framework is not installed, or does not have the algorithm."""
+    if isinstance(run, Run) and run.ml_framework not in _FRAMEWORKS.get(run.algo, (run.ml_framework,)):
+        others = " or ".join(f"--ml-framework {name}" for name in _FRAMEWORKS[run.algo])
+        raise ConfigError(
+            f"algo={run.algo} is not available with ml_framework={run.ml_framework}; use {others or '--algo ppo'}"
+        )
     check_package(run.ml_framework)
 
 
@@ -53,6 +66,8 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             EpsilonGreedy(spec.action)
         except ConfigError as error:
             raise ConfigError(f"task={run.task}: {error}") from None
+    elif isinstance(config, SACConfig | TD3Config):
+        _check_actor_critic(run, spec)
     elif spec.critic_size is not None and run.ml_framework == "jax":
         raise ConfigError(
             f"task={run.task} has an observation of its own for the critic, which ml_framework=jax does not support; "
@@ -79,6 +94,33 @@ def check_task(run: Run, spec: EnvSpec) -> None:
     _check_heads(run, spec)
     if run.evaluate_video:
         check_drawing(run)
+
+
+def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for a task or a network that SAC and TD3 do not support."""
+    action = spec.action
+    if action.kind != "continuous":
+        kind = "one of several choices" if action.kind == "discrete" else "several choices at once"
+        other = "--algo dqn or --algo ppo" if action.kind == "discrete" else "--algo ppo"
+        raise ConfigError(f"algo={run.algo} needs continuous actions, and task={run.task} takes {kind}; use {other}")
+    for d, (low, high) in enumerate(zip(action.low, action.high, strict=True)):
+        if not np.isfinite([low, high]).all() or not low < high:
+            raise ConfigError(
+                f"algo={run.algo} needs finite bounds of actions, and dimension {d} of task={run.task} has "
+                f"[{low}, {high}]; set bounds with env.clip_action=1.0, say, or use --algo ppo"
+            )
+    if spec.image is not None:
+        raise ConfigError(f"algo={run.algo} learns from vectors, and task={run.task} observes images; use --algo ppo")
+    if spec.critic_size is not None:
+        raise ConfigError(
+            f"algo={run.algo} has no observation for the critics alone, and task={run.task} has one; use --algo ppo"
+        )
+    network = run.network
+    for name, default in (("module", None), ("shared", None), ("initial_log_std", 0.0)):
+        if getattr(network, name) not in (default, False):
+            raise ConfigError(
+                f"network.{name}={getattr(network, name)} is not a setting of algo={run.algo}; leave it out"
+            )
 
 
 def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Dataset]":
@@ -210,7 +252,7 @@ def _check_heads(run: Run, spec: EnvSpec) -> None:
         return
     images = spec.image is not None and network.encoder != "mlp"
     reason = None
-    if run.algo != "ppo":
+    if run.algo == "dqn":
         reason = f"algo={run.algo} has no value network"
     elif network.module is not None:
         reason = f"network.module={network.module} has layers of its own"
@@ -235,7 +277,7 @@ def check_custom_heads(path: str, algorithm: DQNConfig) -> None:
 def check_host(run: Run, spec: EnvSpec, world: World) -> None:
     """Raise `ConfigError` if this host lacks the memory or the disk space for the replay buffers of its ranks."""
     config = run.algorithm
-    if not isinstance(config, DQNConfig):
+    if not isinstance(config, ReplayConfig):
         return
     memory, whole = bytes_of_host(run, spec, world), bytes_of_host(run, spec, world, mapped=False)
     check_memory(config.capacity, memory, copy=whole if config.checkpoint_replay else 0)
@@ -247,13 +289,13 @@ def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None 
     """Memory of all replay buffers on this rank's host.
 
     Args:
-        run: the config, of DQN.
+        run: the config, of an algorithm with a replay buffer.
         spec: of its environments.
         world: the ranks.
         mapped: exclude observations in mapped files; default: from the config.
     """
     config = run.algorithm
-    assert isinstance(config, DQNConfig)
+    assert isinstance(config, ReplayConfig)
     first = world.rank - world.local_rank
     shards = sum(len(world.shards_of(rank)) for rank in range(first, first + world.local_size))
     return shards * replay_bytes(

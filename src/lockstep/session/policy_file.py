@@ -13,6 +13,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.settings import updated
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
@@ -21,7 +24,7 @@ from lockstep.experience.normalize import LIMIT, RunningMoments
 from lockstep.record import checkpoint
 from lockstep.record.array_file import write_arrays
 from lockstep.record.run_dir import RUN_FILE
-from lockstep.run import NetworkConfig, OfflineRun, from_dict, load
+from lockstep.run import ALGORITHMS, NetworkConfig, OfflineRun, from_dict, load
 
 POLICY_FILE = "policy.safetensors"
 BEST_POLICY_FILE = "policy_best.safetensors"
@@ -30,18 +33,22 @@ FROM_LOG = "offline/"
 _NORMALIZER = "normalizer."
 _FORMAT = 2
 """Files of format 1 have no `algo`; they hold PPO policies."""
-_NETWORK_SETTINGS = (
-    "dueling",
-    "value_distribution",
-    "num_atoms",
-    "v_min",
-    "v_max",
-    "num_quantiles",
-    "noisy",
-    "noisy_std",
-)
-_SAVED_SETTINGS = (*_NETWORK_SETTINGS, "epsilon_end")
-"""The settings of DQN that are saved: those that define its network, and the final exploration rate."""
+_SAVED_SETTINGS: Mapping[type, tuple[str, ...]] = {
+    DQNConfig: (
+        "dueling",
+        "value_distribution",
+        "num_atoms",
+        "v_min",
+        "v_max",
+        "num_quantiles",
+        "noisy",
+        "noisy_std",
+        "epsilon_end",
+    ),
+    SACConfig: ("num_critics", "layer_norm", "alpha"),
+    TD3Config: ("num_critics", "layer_norm", "exploration_noise"),
+}
+"""The settings of an algorithm that are saved: those that define its networks and how it acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +58,15 @@ class PolicySpec:
     task: str
     spec: EnvSpec
     network: NetworkConfig
-    algorithm: DQNConfig | None
-    """The settings of DQN, of which only `_SAVED_SETTINGS` are written to the file; None for PPO."""
+    algorithm: DQNConfig | SACConfig | TD3Config | None
+    """The settings, of which only `_SAVED_SETTINGS` are written to the file; None for PPO."""
     observation_limit: float = LIMIT
     """Limit of normalized observations, in deviations."""
 
     @property
     def algo(self) -> str:
         """The name of the algorithm."""
-        return "ppo" if self.algorithm is None else "dqn"
+        return next((name for name, cls in ALGORITHMS.items() if type(self.algorithm) is cls), "ppo")
 
     def to_dict(self) -> dict[str, Any]:
         """The metadata of a file."""
@@ -76,12 +83,12 @@ class PolicySpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "PolicySpec":
         """From the result of `to_dict` of this or an older version."""
-        is_dqn = data.get("algo", "ppo") != "ppo"
+        settings = ALGORITHMS[data.get("algo", "ppo")]
         return cls(
             task=data["task"],
             spec=EnvSpec.from_dict(data["spec"]),
             network=updated(NetworkConfig(), data["network"]),
-            algorithm=updated(DQNConfig(), data["algorithm"]) if is_dqn else None,
+            algorithm=None if settings is PPOConfig else updated(cast(Any, settings()), data["algorithm"]),
             observation_limit=data.get("observation_limit", LIMIT),
         )
 
@@ -150,8 +157,8 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         return read(run_dir)[0], arrays
     moments = {name: tensors[name] for name in tensors if name.startswith("observations.")}
     arrays |= {_NORMALIZER + name.removeprefix("observations."): array for name, array in moments.items()}
-    config = run.algorithm if isinstance(run.algorithm, DQNConfig) else None
-    limit = LIMIT if isinstance(run.algorithm, DQNConfig) else run.algorithm.observation_limit
+    config = None if isinstance(run.algorithm, PPOConfig) else run.algorithm
+    limit = run.algorithm.observation_limit if isinstance(run.algorithm, PPOConfig) else LIMIT
     spec = PolicySpec(
         task=run.task,
         spec=env_spec(run.task, run.env),
@@ -190,7 +197,7 @@ def signature(
 ) -> PolicySignature:
     """The signature of a policy for environments."""
     meaning: dict[str, Any] = {}
-    if spec.algorithm is not None:
+    if isinstance(spec.algorithm, DQNConfig):
         names = ["value_distribution"]
         if spec.algorithm.value_distribution == "categorical":
             names += ["v_min", "v_max"]
@@ -233,5 +240,5 @@ def damaged_error(path: Path) -> ConfigError:
     return ConfigError(f"{path} does not hold the network that it describes, or is damaged")
 
 
-def _saved_settings(config: DQNConfig | None) -> dict[str, Any]:
-    return {} if config is None else {name: getattr(config, name) for name in _SAVED_SETTINGS}
+def _saved_settings(config: DQNConfig | SACConfig | TD3Config | None) -> dict[str, Any]:
+    return {} if config is None else {name: getattr(config, name) for name in _SAVED_SETTINGS[type(config)]}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.comm import Comm
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -40,8 +40,9 @@ class ShardReplays:
     def __init__(self, run: Run, spec: EnvSpec, comm: Comm) -> None:
         config = run.algorithm
         world = comm.world
-        assert isinstance(config, DQNConfig)
+        assert isinstance(config, ReplayConfig)
         self._config = config
+        self._seed = run.seed
         self._comm = comm
         self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
         self.replays = make_replays(run, spec, comm)
@@ -96,6 +97,19 @@ class ShardReplays:
         probabilities = [part.probability / self._comm.world.num_shards for part in drawn]
         return [importance_weights(self._config, probability, size, fraction) for probability in probabilities]
 
+    def noise(self, *shape: int) -> list[np.ndarray]:
+        """Standard normal numbers [N, *shape] for each shard's part, from the stream that draws its minibatches."""
+        return [s.standard_normal((self.rows, *shape), np.float32) for s in self.streams]
+
+    def seeds(self) -> list[int]:
+        """A seed for further random numbers of each shard's part, from the stream that draws its minibatches."""
+        return [int(s.integers(2**32)) for s in self.streams]
+
+    def target_critics(self, num_critics: int, count: int) -> np.ndarray:
+        """`count` different critics of `num_critics`, in order, for this gradient step: equal on all ranks."""
+        generator = stream(self._seed, "target critics", int(self.counters[TAKEN]))
+        return np.sort(generator.choice(num_critics, count, replace=False))
+
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k`."""
         replay = self.replays[k].state() if self._config.checkpoint_replay else None
@@ -111,7 +125,7 @@ class ShardReplays:
             self.replays[k].restore(state["replay"])
 
 
-def importance_weights(config: DQNConfig, probability: np.ndarray, size: int, fraction: float) -> np.ndarray:
+def importance_weights(config: ReplayConfig, probability: np.ndarray, size: int, fraction: float) -> np.ndarray:
     """w_i = (size P(i))^-beta as float32 (Schaul et al., 2016, arXiv:1511.05952); 1 without prioritized replay.
 
     Each of K shards draws an equal part of a minibatch from its own rows, so P(i) = p_i / (K sum_shard p). beta rises
@@ -136,7 +150,7 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
         ConfigError: on all ranks, if a host lacks the memory or the disk space for its part.
     """
     c, world = run.algorithm, comm.world
-    assert isinstance(c, DQNConfig)
+    assert isinstance(c, ReplayConfig)
     num_envs, capacity = world.shard_size(run.num_envs, "num_envs"), world.shard_size(c.capacity, "capacity")
     problem = ""
     try:
@@ -166,7 +180,7 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
 def announce(journal: Journal, run: Run, spec: EnvSpec, world: World) -> None:
     """Print at the start how much memory the replay takes, and warn if learning never starts."""
     c = run.algorithm
-    assert isinstance(c, DQNConfig)
+    assert isinstance(c, ReplayConfig)
     memory, whole = bytes_of_host(run, spec, world), bytes_of_host(run, spec, world, mapped=False)
     text = f"replay: {c.capacity} transitions in {world.num_shards} part{'s' * (world.num_shards > 1)}, "
     text += f"{in_words(memory)} of memory on this host"

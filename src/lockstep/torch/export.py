@@ -47,7 +47,7 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     parameters, observations = policy_file.split_normalizer(about, arrays)
     policy = (
         Policy(about.spec, about.network)
-        if about.algorithm is None
+        if not isinstance(about.algorithm, DQNConfig)
         else QPolicy(about.spec, about.network, about.algorithm)
     )
     try:

@@ -267,7 +267,7 @@ def test_exit_codes(status, error, code, monkeypatch):
         ("cartpole --max-iterations 3 --set total_steps=5", ["--max-iterations", "total_steps"]),
         ("cartpole --ml_framework jax --set compile=true", ["compile=true", "ml_framework=jax"]),
         ("cartpole --ml_framework tf", ["ml_framework='tf'", "torch, jax"]),
-        ("cartpole --algo sac", ["algo='sac'", "one of ppo, dqn"]),
+        ("cartpole --algo a2c", ["algo='a2c'", "one of ppo, dqn, sac, td3"]),
         ("cartpole --algo dqn", ["algo=dqn", "would be lost", "lockstep train CartPole-v1 --algo dqn"]),
         ("cartpole_dqn --set algo=ppo", ["algo=ppo", "trains with dqn", "lockstep train CartPole-v1 --algo ppo"]),
         ("CartPole-v1 --algo dqn --set num_epochs=3", ["num_epochs is a setting of ppo", "algo=dqn"]),

@@ -25,7 +25,7 @@ EXPECTED = {
     "lockstep train cartpole_d": ["cartpole_dqn"],
     "lockstep train ": sorted([*names(), "mine.py", "runs/"]),
     "lockstep train cartpole --ra": ["--ranks"],
-    "lockstep train cartpole --algo ": ["ppo", "dqn"],
+    "lockstep train cartpole --algo ": ["ppo", "dqn", "sac", "td3"],
     "lockstep train cartpole --set learning_": ["learning_rate=", "learning_rate_schedule="],
     "lockstep train cartpole_dqn --set prior": ["prioritized=", "priority_exponent=", "priority_eps="],
     "lockstep train cartpole_dqn --set double=": ["true", "false"],

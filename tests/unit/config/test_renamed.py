@@ -15,6 +15,7 @@ from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, Run, from_dict, override
 
 PPO, DQN = Run(task="CartPole-v1"), Run(task="CartPole-v1", algo="dqn")
+SAC, TD3 = Run(task="Pendulum-v1", algo="sac"), Run(task="Pendulum-v1", algo="td3")
 LOGGED = OfflineRun(data="data")
 SAMPLES = ("0.5", "64", "1", "true", "linear", "[64, 64]", "relu", "cpu", "CartPole-v1", "ppo", "float32")
 
@@ -32,7 +33,7 @@ def test_every_synonym_names_an_existing_setting_or_flag(word):
     if word.setting.startswith("--"):
         assert word.setting in train_flags()
     else:
-        homes = [run for run in (PPO, DQN, LOGGED) if word.setting in known_settings(run)]
+        homes = [run for run in (PPO, DQN, SAC, TD3, LOGGED) if word.setting in known_settings(run)]
         assert homes
         assert all(not is_dataclass(known_settings(run)[word.setting]) for run in homes)
 
@@ -42,7 +43,7 @@ def test_suggested_line_is_accepted(word):
     """For at least one sample value, by a run that has the setting."""
     if word.setting.startswith("--"):
         return
-    run = next(run for run in (PPO, DQN, LOGGED) if word.setting in known_settings(run))
+    run = next(run for run in (PPO, DQN, SAC, TD3, LOGGED) if word.setting in known_settings(run))
     lines = [renaming_error(word.names.split()[0], value, known_settings(run), "set") for value in SAMPLES]
     for line in filter(None, lines):
         typed = shlex.split(line.rpartition(": type ")[2])
@@ -58,7 +59,7 @@ def test_suggested_line_is_accepted(word):
 
 def test_no_synonym_is_shadowed_by_a_setting():
     """A name that every algorithm has as a setting would never be looked up."""
-    everywhere = set.intersection(*({*known_settings(run)} for run in (PPO, DQN, LOGGED)))
+    everywhere = set.intersection(*({*known_settings(run)} for run in (PPO, DQN, SAC, TD3, LOGGED)))
     parts = {item.name for run in (PPO, LOGGED) for item in fields(run) if is_dataclass(getattr(run, item.name))}
     for word in SYNONYMS:
         assert not set(word.names.split()) & (everywhere - parts), word
@@ -219,7 +220,8 @@ def test_help_shows_common_settings_with_current_defaults(capsys):
     rows = {row.split()[0]: row for row in told.splitlines() if row.startswith("  ")}
     count = 0
     for line in told.splitlines()[1:]:
-        run = DQN if line in told[told.index(rows["dqn"]) :] else PPO
+        place = told.index(line)
+        run = SAC if place >= told.index(rows["sac,"]) else DQN if place >= told.index(rows["dqn"]) else PPO
         for name, value in re.findall(r"(\w+)=(\[[^]]*\]|\S+)", line):
             assert override(run, {name: value}) == run, name
             count += 1

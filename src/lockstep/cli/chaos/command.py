@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.cli.chaos.faults import KINDS, InjectedFault
 from lockstep.cli.chaos.trial import HEAD, Interrupted, Trial, Trials
 from lockstep.errors import ConfigError
@@ -58,7 +58,7 @@ def prepared(run: Run, ranks: int, *, whole: bool) -> Run:
         "non_finite": "stop",
         "stop_when_solved": False,
     }
-    if isinstance(run.algorithm, DQNConfig) and not whole:  # so that the short run has gradient steps
+    if isinstance(run.algorithm, ReplayConfig) and not whole:  # so that the short run has gradient steps
         changes["learning_starts"] = min(run.algorithm.learning_starts, changes["checkpoint_every"])
     return override(run, changes)
 
@@ -110,7 +110,7 @@ def _print_header(run: Run, ranks: int, folder: Path, exact: bool) -> None:
         f"{run.task} on {ranks} ranks, {run.total_steps // rollout} updates of {rollout} steps; for the trial "
         f"num_shards={run.num_shards}, timeout_s={run.timeout_s:g}, checkpoint_every={run.checkpoint_every}, "
         f"check_every={run.check_every}"
-        + (f", learning_starts={run.algorithm.learning_starts}" if isinstance(run.algorithm, DQNConfig) else "")
+        + (f", learning_starts={run.algorithm.learning_starts}" if isinstance(run.algorithm, ReplayConfig) else "")
     )
     if not exact:
         _say("the environments cannot be saved: a restarted run need not end with the same parameters")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.cli.report.fit import Point
 from lockstep.config import settings
 from lockstep.errors import ConfigError
@@ -83,7 +83,7 @@ def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:
         return None, f"{run_dir}: not used: it learned from a log, and the model knows the costs of environments"
     try:
         summary: dict[str, Any] = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
-        starts = run.algorithm.learning_starts if isinstance(run.algorithm, DQNConfig) else 0
+        starts = run.algorithm.learning_starts if isinstance(run.algorithm, ReplayConfig) else 0
         seconds, parts, updates = seconds_per_update(run_dir, starts)
     except (OSError, ValueError, KeyError):
         return None, f"{run_dir}: not used: it has no {SUMMARY_FILE} or no metrics.jsonl that can be read"

@@ -1,0 +1,73 @@
+"""Config and metric names of twin delayed deep deterministic policy gradient (TD3), shared by all backends.
+
+All gradients of a step are taken at the parameters and targets of its beginning and sent in one message; then the
+critics move, and, in every `policy_delay`-th step, the policy and both target networks.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.algorithms.replay import ReplayConfig, check_at_least, check_critics, check_norm, check_positive
+
+METRICS = (
+    "loss/value",
+    "value/q",
+    "value/target",
+    "value/td_error",
+    "loss/policy",
+    "optim/grad_norm",
+    "optim/policy_grad_norm",
+    "optim/skipped",
+    "optim/learning_rate",
+    "replay/size",
+    "replay/skipped",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TD3Config(ReplayConfig):
+    """TD3. Every count is global: summed over all ranks. Scaling out changes no number here.
+
+    DDPG is `num_critics=1`, `policy_delay=1`, `target_noise=0`. In the first `learning_starts` steps actions are
+    uniformly random within their bounds.
+    """
+
+    learning_rate: float = 3e-4
+    """Adam's step size of the policy at the start."""
+    critic_learning_rate: float | None = None
+    """Adam's step size of the critics at the start; `null`: `learning_rate`."""
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """`linear` falls to 0 at `total_steps`."""
+    target_rate: float = 0.005
+    """Polyak averaging (tau): move the target networks by this fraction with every step of the policy."""
+    exploration_noise: float = 0.1
+    """Deviation of the normal noise of actions, for actions scaled to [-1, 1]."""
+    target_noise: float = 0.2
+    """Deviation of the noise of the target policy's actions, scaled to [-1, 1]; 0: no target policy smoothing."""
+    noise_clip: float = 0.5
+    """Limit of the noise of the target policy's actions, scaled to [-1, 1]."""
+    num_critics: int = 2
+    """Critics, each with its own parameters."""
+    target_critics: int | None = None
+    """Critics whose minimum is the target, drawn anew in each gradient step (REDQ; Chen et al., 2021). `null`: all. The
+    policy maximizes the first critic, or the mean of all if this is a number."""
+    layer_norm: bool = False
+    """Layer normalization in the critics' hidden layers, before the activation."""
+    dropout: float = 0.0
+    """Probability to drop a unit of the critics' hidden layers, before the layer normalization (DroQ; Hiraoka et al.,
+    2022)."""
+    policy_delay: int = 2
+    """Gradient steps of the critics for each one of the policy and of the target networks."""
+    max_grad_norm: float | None = None
+    """Largest 2-norm of the critics' global gradient, and of the policy's; `null` does not clip."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot train."""
+        ReplayConfig.__post_init__(self)
+        check_critics(self.num_critics, self.target_critics, self.dropout, self.target_rate)
+        check_at_least(self, 1, "policy_delay")
+        check_at_least(self, 0, "exploration_noise", "target_noise")
+        check_positive(self, "learning_rate", "critic_learning_rate", "noise_clip", "adam_eps")
+        check_norm(self.max_grad_norm)
