@@ -1,49 +1,120 @@
-"""Does it learn? Each recipe on several seeds and numbers of ranks; prints a markdown table.
+"""Does it learn? Train a task, recipe or file on several seeds, keep a row of each run, make a table of the rows.
 
-python benchmarks/learning.py cartpole --seeds 10 --ranks 1 2
-python benchmarks/learning.py pendulum --seeds 5 --ranks 1 --set num_envs=16
+    python benchmarks/learning.py Hopper-v5 --seeds 5                    # the plain command, with its defaults
+    python benchmarks/learning.py cartpole --seeds 10 --ranks 1 2 --set num_shards=2
+    python benchmarks/learning.py --table                                # only the table, from the rows there are
+
+Rows are lines of docs/results/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
+repeated. The table is written between the two marks of docs/results/learning.md.
 """
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import measure
+import numpy as np
 
-def train(recipe: str, ranks: int, seed: int, changes: list[str]) -> dict:
-    """The summary of one training in a process of its own."""
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+BEGIN = "<!-- table of benchmarks/learning.py -->"
+END = "<!-- end of the table -->"
+KEY = ("target", "ranks", "seed", "changes")
+"""What identifies a run."""
+RESAMPLES = 10_000
+
+
+def read_rows(path: Path) -> list[dict]:
+    """All rows of the file; none if it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def train(target: str, ranks: int, seed: int, changes: list[str]) -> dict:
+    """Train in a process of its own; returns the row of the run."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "lockstep.train", recipe, "--ranks", str(ranks), "--seed", str(seed)]
-        command += ["--run-dir", f"{folder}/run", *(word for change in changes for word in ("--set", change))]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return json.loads((Path(folder) / "run" / "summary.json").read_text())
+        run_dir = Path(folder) / "run"
+        command = [*measure.LOCKSTEP, "train", target, "--ranks", str(ranks), "--seed", str(seed)]
+        command += ["--run-dir", str(run_dir), *(word for change in changes for word in ("--set", change))]
+        measure.call(command)
+        summary = json.loads((run_dir / "summary.json").read_text())
+        evaluations = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
+    kept = ("task", "algo", "ml_framework", "status", "env_steps", "eval_return_mean", "eval_episodes", "wall_time_s")
+    return {
+        **dict(zip(KEY, (target, ranks, seed, changes), strict=True)),
+        **{name: summary[name] for name in kept},
+        "versions": summary["versions"],
+        "curve": [[e["step"], round(float(np.mean(e["returns"])), 2)] for e in evaluations],
+    }
+
+
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """The mean without the lowest and the highest quarter of the last axis (Agarwal et al., 2021, arXiv:2108.13264)."""
+    ordered = np.sort(scores, axis=-1)
+    cut = scores.shape[-1] // 4
+    return ordered[..., cut : scores.shape[-1] - cut].mean(axis=-1)
+
+
+def interval(scores: np.ndarray) -> tuple[float, float]:
+    """The 95% percentile bootstrap interval of the interquartile mean."""
+    drawn = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
+    low, high = np.quantile(interquartile_mean(drawn), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def table(rows: list[dict]) -> str:
+    """A markdown table: one line for each command, over its seeds."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        command = (row["target"], row["algo"], row["ml_framework"], row["ranks"], *row["changes"])
+        groups.setdefault(command, []).append(row)
+    columns = ("command", "algorithm, backend", "ranks", "steps", "seeds", "IQM of the last evaluation")
+    columns += ("95% interval", "lowest - highest")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for (target, algo, framework, ranks, *changes), runs in sorted(groups.items()):
+        scores = np.array([run["eval_return_mean"] for run in runs])
+        low, high = interval(scores)
+        shown = f"{low:,.1f} - {high:,.1f}" if len(scores) > 2 else "too few seeds"
+        others = [change for change in changes if change != f"ml_framework={framework}"]
+        steps = max(run["env_steps"] for run in runs)
+        lines.append(
+            f"| `{' --set '.join([target, *others])}` | {algo}, {framework} | {ranks} | {steps:,} | {len(runs)} "
+            f"| {interquartile_mean(scores):,.1f} | {shown} | {scores.min():,.1f} - {scores.max():,.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def write_table(path: Path, rows: list[dict]) -> None:
+    """Replace what is between the marks of the page."""
+    text = path.read_text()
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    path.write_text(f"{before}\n{table(rows)}\n{after}")
 
 
 def main() -> None:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--set", action="append", default=[])
+    """Train what has no row yet, then write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", nargs="?", help="a task, recipe or file, as of `lockstep train`")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1])
+    parser.add_argument("--set", action="append", default=[], help="a change of a setting, NAME=VALUE")
+    parser.add_argument("--rows", type=Path, default=RESULTS / "learning.jsonl", help="the file of rows")
+    parser.add_argument("--table", action="store_true", help="train nothing")
     args = parser.parse_args()
-    print("| recipe | ranks | seeds | solved | evaluation return, lowest - median ", end="")
-    print("| steps, median - most | seconds, median |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    for ranks in args.ranks:
-        runs = [train(args.recipe, ranks, seed, args.set) for seed in range(args.seeds)]
-        returns = [run["eval_return_mean"] for run in runs]
-        steps = [run["env_steps"] for run in runs]
-        print(
-            f"| {args.recipe} | {ranks} | {args.seeds} | {sum(run['status'] == 'solved' for run in runs)} "
-            f"| {min(returns):.1f} - {statistics.median(returns):.1f} "
-            f"| {statistics.median(steps):,.0f} - {max(steps):,} "
-            f"| {statistics.median(run['wall_time_s'] for run in runs):.1f} |",
-            flush=True,
-        )
+    if args.target is None and not args.table:
+        parser.error("name a task, a recipe or a file, or say --table")
+    known = {json.dumps([row[name] for name in KEY]) for row in read_rows(args.rows)}
+    for seed in range(args.seeds if args.target else 0):
+        for ranks in args.ranks:
+            if json.dumps([args.target, ranks, seed, args.set]) in known:
+                continue
+            row = train(args.target, ranks, seed, args.set)
+            with args.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{args.target} ranks={ranks} seed={seed}: {row['eval_return_mean']:.1f}", flush=True)
+    rows = read_rows(args.rows)
+    print(table(rows))
+    if args.rows == RESULTS / "learning.jsonl":
+        write_table(RESULTS / "learning.md", rows)
 
 
 if __name__ == "__main__":

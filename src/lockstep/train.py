@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 class _Callable(ModuleType):
     """A module type whose call is the function `train`."""
 
-    def __call__(self, run: AnyRun, **options: Any) -> dict[str, Any]:
+    def __call__(self, run: AnyRun | str, **options: Any) -> dict[str, Any]:
         return train(run, **options)
 
 

@@ -13,6 +13,7 @@ from pages import CHINESE, PAGES, ROOT, blocks, commands, name, prose, tables
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.task_defaults import PPO
 from lockstep.config import settings
 from lockstep.config.run_base import RunBase
 from lockstep.recipes import pong
@@ -222,3 +223,14 @@ def test_cheap_commands_run(given):
     done = subprocess.run([sys.executable, "-m", "lockstep.cli", *given], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "cartpole" in done.stdout.lower() or "--ranks" in done.stdout
+
+
+def test_the_defaults_by_kind_of_task_are_those_of_the_code():
+    text = (ROOT / "docs/algorithms/ppo.md").read_text()
+    table = text.partition("<!-- defaults of ppo -->\n")[2].partition("\n<!--")[0]
+    (_, *kinds), _, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines())
+    documented = {
+        kind: {setting: yaml.safe_load(values[k]) for setting, *values in rows if values[k]}
+        for k, kind in enumerate(kinds)
+    }
+    assert documented == PPO

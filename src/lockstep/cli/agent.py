@@ -1,4 +1,4 @@
-"""`--agent`: the settings of another library's agent configuration as the defaults of a run."""
+"""The settings that the run of a task alone begins with: an agent configuration of another library, or our defaults."""
 
 import sys
 from collections.abc import Mapping
@@ -12,33 +12,43 @@ from lockstep.config.agents.settings import LIBRARIES, agent_settings
 from lockstep.envs import isaac
 from lockstep.envs.make import on_tensors
 from lockstep.errors import ConfigError
+from lockstep.launch.flags import number
 from lockstep.launch.gpus import visible_gpus
 from lockstep.run import Run, override
+from lockstep.session.task_defaults import task_defaults
 from lockstep.world import World
 
+_SUITES = (*isaac.PREFIXES, "Mjlab-")
+"""Prefixes of tasks whose suites publish agent configurations."""
 _NUM_ENVS = 4096
 """Where a task's own configuration has one environment, as in mjlab."""
 
 
-def with_agent(run: Run, agent: str | None, num_envs: int | None) -> Run:
-    """The run with the settings of an agent configuration; unchanged if there is none.
+def with_agent(run: Run, agent: str | None, changes: Mapping[str, str]) -> Run:
+    """The run with the settings of an agent configuration; without one, with the defaults of its kind of task.
 
     Args:
         run: the run of a task alone.
         agent: a YAML file; or the name of a configuration that Isaac Lab or mjlab publishes for the task. By default
             its first one that can be read.
-        num_envs: environments that the user asked for; default: those of the task.
+        changes: settings that the user gives, by name; they are applied later.
     """
+    num_envs = number(changes["num_envs"], "num_envs") if "num_envs" in changes else None
     if agent is not None and agent.endswith((".yaml", ".yml")):
         return _with_file(run, agent, num_envs)
-    if not run.task.startswith((*isaac.PREFIXES, "Mjlab-")):
-        if agent is not None:
-            raise ConfigError(
-                f"--agent {agent}: only tasks of Isaac Lab and mjlab publish agent configurations; give a YAML file of "
-                f"{', '.join(LIBRARIES)}"
-            )
-        return run
-    return _with_published(run, agent, num_envs)
+    if run.task.startswith(_SUITES):
+        return _with_published(run, agent, num_envs, changes)
+    if agent is not None:
+        raise ConfigError(
+            f"--agent {agent}: only tasks of Isaac Lab and mjlab publish agent configurations; give a YAML file of "
+            f"{', '.join(LIBRARIES)}"
+        )
+    return task_defaults(run.task, changes)
+
+
+def has_agent(task: str, agent: str | None) -> bool:
+    """Whether `with_agent` reads an agent configuration for the task, if there is one."""
+    return agent is not None or task.startswith(_SUITES)
 
 
 def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
@@ -64,7 +74,7 @@ def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
     return _applied(run, envs, found, f"{library} file {path}")
 
 
-def _with_published(run: Run, agent: str | None, num_envs: int | None) -> Run:
+def _with_published(run: Run, agent: str | None, num_envs: int | None, changes: Mapping[str, str]) -> Run:
     from lockstep.torch.envs.published_agents import published_agents
 
     task = isaac.current_id(run.task)[0] if isaac.is_isaac(run.task) else run.task
@@ -89,7 +99,7 @@ def _with_published(run: Run, agent: str | None, num_envs: int | None) -> Run:
     for refusal in refusals:
         _print_note(refusal)
     _print_note(f"{task} publishes no agent configuration that can be read; the settings are Lockstep's own defaults")
-    return override(run, {"num_envs": envs})
+    return override(task_defaults(task, changes), {"task": run.task, "num_envs": envs})
 
 
 def _library_of(name: str) -> str:

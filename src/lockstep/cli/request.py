@@ -4,6 +4,8 @@ import argparse
 import difflib
 import shlex
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +20,14 @@ if TYPE_CHECKING:
     from lockstep.world import World
 
 
-def requested_run(args: argparse.Namespace) -> "AnyRun":
-    """The run that target and flags describe."""
+def requested_run(args: argparse.Namespace, *, task_defaults: bool = True) -> "AnyRun":
+    """The run that target and flags describe.
+
+    Args:
+        args: of the command line.
+        task_defaults: whether a task alone has the default settings of its kind, for which one environment is made.
+    """
+    from lockstep.cli.agent import has_agent
     from lockstep.run import override
 
     target = args.target or args.task
@@ -29,12 +37,14 @@ def requested_run(args: argparse.Namespace) -> "AnyRun":
     if args.task not in (None, run.task) and run.task == target:
         raise ConfigError(f"two tasks, {target} and --task={args.task}; give one")
     changes = changes_of(args, task=args.task if args.target else None)
-    run = override(_with_agent(args, run, target, changes), changes)
+    if task_defaults or has_agent(target, args.agent):
+        run = _with_defaults(args, run, target, changes)
+    run = override(run, changes)
     return override(run, {"total_steps": _steps_of(args, run)}) if args.max_iterations is not None else run
 
 
-def _with_agent(args: argparse.Namespace, run: "AnyRun", target: str, changes: dict[str, str]) -> "AnyRun":
-    """The run with the settings of `--agent`, or of the configuration that a suite publishes for its task."""
+def _with_defaults(args: argparse.Namespace, run: "AnyRun", target: str, changes: dict[str, str]) -> "AnyRun":
+    """The run of a task alone with the settings it begins with; a recipe or a file is complete and does not change."""
     from lockstep.cli.agent import with_agent
     from lockstep.run import Run
 
@@ -42,8 +52,30 @@ def _with_agent(args: argparse.Namespace, run: "AnyRun", target: str, changes: d
         if args.agent is not None:
             raise ConfigError(f"--agent {args.agent} goes with a task, and {target} has settings of its own")
         return run
-    num_envs = changes.get("num_envs")
-    return with_agent(run, args.agent, None if num_envs is None else number(num_envs, "num_envs"))
+    with _suggest_recipes(target):
+        return with_agent(run, args.agent, changes)
+
+
+def has_task_defaults(args: argparse.Namespace, run: "Run") -> bool:
+    """Whether the run is that of a task alone, with the default settings of its kind."""
+    from lockstep.cli.agent import has_agent
+
+    resumed = getattr(args, "resume", None) is not None
+    return not resumed and run.task == (args.target or args.task) and not has_agent(run.task, args.agent)
+
+
+@contextmanager
+def _suggest_recipes(task: str) -> Generator[None]:
+    """Add recipes of similar names to an error about a task."""
+    from lockstep import recipes
+
+    try:
+        yield
+    except ConfigError as error:
+        near: list[str] = difflib.get_close_matches(task.lower().replace("-", "_"), recipes.names(), 2, 0.7)
+        if not near:
+            raise
+        raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
 
 
 def resumption(args: argparse.Namespace) -> "Resumption":
@@ -135,26 +167,27 @@ def online_run(run: "AnyRun", what: str) -> "Run":
 
 
 def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
-    """Check the framework, the task and the data of a run; returns it with absolute paths."""
-    from lockstep import recipes
+    """Check the framework, the task and the data of a run; returns it with absolute paths.
+
+    Sets `args.note`, which `start` prints: the kind of task that default settings were chosen for, or None.
+    """
     from lockstep.envs.make import env_spec
     from lockstep.preflight.user_code_paths import with_absolute_paths
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_data, check_framework, check_task
+    from lockstep.session.task_defaults import defaults_note
 
+    args.note = None
     check_framework(run)
     if isinstance(run, OfflineRun):
         check_data(run)
         return run
     run = _with_current_task(run)
-    try:
+    with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = env_spec(run.task, run.env)
-    except ConfigError as error:
-        near: list[str] = difflib.get_close_matches(run.task.lower().replace("-", "_"), recipes.names(), 2, 0.7)
-        if run.task != (args.target or args.task) or not near:
-            raise
-        raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
     check_task(run, spec)
+    if has_task_defaults(args, run):
+        args.note = defaults_note(run, spec)
     return with_absolute_paths(run)
 
 

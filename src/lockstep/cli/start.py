@@ -57,6 +57,8 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     if found is not None and world.rank == 0 and not args.joined:
         for note in found.notes:
             print(f"lockstep: note: {note}", file=sys.stderr)
+    if args.note is not None and world.rank == 0:
+        print(f"lockstep: note: {args.note}; run.yaml has them all", file=sys.stderr)
     run_dir = Path(args.run_dir) if args.run_dir else None
     if found is not None:
         run_dir = found.run_dir

@@ -174,7 +174,8 @@ class Collector:
                 self._truncated[k, t] = truncated
                 if last is not None and truncated.any():
                     rows = np.flatnonzero(truncated & ~terminated)
-                    final[k].append((t, rows, last[rows].astype(observation.dtype)))
+                    if len(rows):  # an episode may terminate in the step of its time limit
+                        final[k].append((t, rows, last[rows].astype(observation.dtype)))
         timers.enter(OTHER)
         np.logical_or(self._terminated, self._truncated, out=self._ended[:, 1:])
         if not self.fingerprints:

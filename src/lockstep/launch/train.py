@@ -4,13 +4,14 @@ import contextlib
 import itertools
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.envs.load import check_not_imported
-from lockstep.envs.make import stays_on_device
+from lockstep.envs.make import env_spec, stays_on_device
 from lockstep.errors import ConfigError
 from lockstep.launch.restarts import (
     Gather,
@@ -29,6 +30,7 @@ from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.session.checks import check_framework
 from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
+from lockstep.session.task_defaults import defaults_note, task_defaults
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ _runs = itertools.count()
 
 
 def train(
-    run: AnyRun,
+    run: AnyRun | str,
     *,
     ranks: int | None = None,
     run_dir: Path | str | None = None,
@@ -59,7 +61,7 @@ def train(
     run of the first start from the newest checkpoint.
 
     Args:
-        run: the complete config.
+        run: the complete config; or the name of a task, which has the default settings of its kind.
         ranks: number of processes to start. Default, and 1: train in this process. Under a launcher: the number that it
             has started.
         run_dir: the run directory; default: a new directory below `runs/`.
@@ -78,7 +80,12 @@ def train(
         RunError: a rank failed; the message names it.
     """
     check_not_imported("train")
-    if overrides:
+    if isinstance(run, str):
+        run = override(task_defaults(run, overrides), overrides)
+        note = defaults_note(run, env_spec(run.task, run.env))
+        if note is not None and World.from_environment().rank == 0:
+            print(f"lockstep: note: {note}; run.yaml has them all", file=sys.stderr)
+    elif overrides:
         run = override(run, overrides)
     check_framework(run)
     run = with_absolute_paths(run)

@@ -1,4 +1,4 @@
-"""`--agent`: settings of another library's agent configuration as the defaults of a run."""
+"""The settings of a task alone: those of an agent configuration, else the defaults of its kind of task."""
 
 import copy
 
@@ -6,10 +6,13 @@ import pytest
 import yaml
 from tests.unit.config.test_agent_settings import RL_GAMES, RSL_RL, SKRL
 
+from lockstep.algorithms.task_defaults import PPO
 from lockstep.cli import agent as module
 from lockstep.cli.agent import with_agent
+from lockstep.envs.make import env_spec as spec_of
 from lockstep.errors import ConfigError
 from lockstep.run import Run
+from lockstep.session import task_defaults
 from lockstep.torch.envs import published_agents
 from lockstep.torch.envs.published_agents import PublishedAgents
 
@@ -28,7 +31,7 @@ def published(monkeypatch):
 
 @pytest.mark.usefixtures("published")
 def test_the_first_configuration_that_can_be_read_is_the_default(capsys):
-    run = with_agent(RUN, None, None)
+    run = with_agent(RUN, None, {})
     assert (run.num_envs, run.algorithm.num_steps, run.algorithm.reward_scale) == (256, 16, 0.1)
     assert run.total_steps == 1600 * 256
     printed = capsys.readouterr().err
@@ -39,7 +42,7 @@ def test_the_first_configuration_that_can_be_read_is_the_default(capsys):
 
 @pytest.mark.usefixtures("published")
 def test_a_name_chooses_and_the_number_of_environments_scales_the_run():
-    run = with_agent(RUN, "rsl_rl", 128)
+    run = with_agent(RUN, "rsl_rl", {"num_envs": "128"})
     assert (run.num_envs, run.network.critic_hidden) == (128, (128,))
     assert run.total_steps == 100 * 16 * 128
 
@@ -47,15 +50,17 @@ def test_a_name_chooses_and_the_number_of_environments_scales_the_run():
 @pytest.mark.usefixtures("published")
 def test_a_configuration_that_cannot_be_followed_is_refused_only_if_it_was_chosen():
     with pytest.raises(ConfigError, match=r"network.rnn.name='lstm'"):
-        with_agent(RUN, "rl_games", None)
+        with_agent(RUN, "rl_games", {})
     with pytest.raises(ConfigError, match=r"--agent sb3: Mjlab-Mine publishes rl_games, skrl, rsl_rl"):
-        with_agent(RUN, "sb3", None)
+        with_agent(RUN, "sb3", {})
 
 
 def test_without_a_configuration_that_can_be_read_the_defaults_stay(monkeypatch, capsys):
     monkeypatch.setattr(published_agents, "published_agents", lambda task: PublishedAgents(256, {}))
-    run = with_agent(RUN, None, None)
-    assert (run.num_envs, run.algorithm) == (256, RUN.algorithm)
+    monkeypatch.setattr(task_defaults, "env_spec", lambda task, env: spec_of("lockstep/Cartpole-v0", env))
+    monkeypatch.setattr(task_defaults, "on_tensors", lambda task: True)
+    run = with_agent(RUN, None, {})
+    assert (run.task, run.num_envs, run.algorithm.num_steps) == (RUN.task, 256, PPO["device"]["num_steps"])
     assert "Lockstep's own defaults" in capsys.readouterr().err
 
 
@@ -63,7 +68,7 @@ def test_without_a_configuration_that_can_be_read_the_defaults_stay(monkeypatch,
 def test_a_file_is_recognized_by_its_keys(tmp_path, capsys, config, library):
     path = tmp_path / "agent.yaml"
     path.write_text(yaml.safe_dump(config))
-    run = with_agent(Run(task="CartPole-v1", num_envs=128), str(path), None)
+    run = with_agent(Run(task="CartPole-v1", num_envs=128), str(path), {})
     assert (run.num_envs, run.algorithm.num_epochs) == (128, 5)
     assert (run.env.policy_keys, run.env.critic_keys) == ((), ()), "groups are of the suites' tasks"
     assert f"settings from the {library} file" in capsys.readouterr().err
@@ -74,30 +79,29 @@ def test_mixed_precision_is_for_gpus_as_in_the_libraries(tmp_path, monkeypatch, 
     monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
     path = tmp_path / "agent.yaml"
     path.write_text(yaml.safe_dump(RL_GAMES))
-    assert with_agent(Run(task="CartPole-v1", num_envs=128), str(path), None).precision == precision
+    assert with_agent(Run(task="CartPole-v1", num_envs=128), str(path), {}).precision == precision
 
 
 def test_files_that_are_none_are_refused(tmp_path):
     run = Run(task="CartPole-v1")
     path = tmp_path / "agent.yaml"
     with pytest.raises(ConfigError, match="No such file"):
-        with_agent(run, str(path), None)
+        with_agent(run, str(path), {})
     path.write_text("a: 1")
     with pytest.raises(ConfigError, match="none of the keys params, models, num_steps_per_env, n_steps"):
-        with_agent(run, str(path), None)
+        with_agent(run, str(path), {})
     path.write_text("- 1")
     with pytest.raises(ConfigError, match="must be a mapping"):
-        with_agent(run, str(path), None)
+        with_agent(run, str(path), {})
     with pytest.raises(ConfigError, match="only tasks of Isaac Lab and mjlab publish"):
-        with_agent(run, "skrl", None)
+        with_agent(run, "skrl", {})
 
 
-def test_other_tasks_keep_their_defaults():
-    run = Run(task="CartPole-v1")
-    assert with_agent(run, None, None) is run
+def test_other_tasks_have_the_defaults_of_their_kind():
+    assert with_agent(Run(task="CartPole-v1"), None, {}) == task_defaults.task_defaults("CartPole-v1", {})
 
 
 def test_only_rank_0_prints(published, monkeypatch, capsys):
     monkeypatch.setattr(module.World, "from_environment", lambda: module.World(rank=1, size=2))
-    with_agent(RUN, None, None)
+    with_agent(RUN, None, {})
     assert capsys.readouterr().err == ""

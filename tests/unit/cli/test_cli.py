@@ -15,6 +15,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli import main as cli
 from lockstep.launch import gpus
 from lockstep.run import Run, load, override
+from lockstep.session.task_defaults import task_defaults
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -67,8 +68,8 @@ def test_help_answers_at_once():
 def test_target_is_a_recipe_before_a_task(trained):
     assert requested(trained, "cartpole") == recipes.load("cartpole")
     assert requested(trained, "cartpole-isaac") == recipes.load("cartpole_isaac")
-    assert requested(trained, "CartPole-v1") == Run(task="CartPole-v1")
-    assert requested(trained, "--task=CartPole-v1") == Run(task="CartPole-v1")
+    assert requested(trained, "CartPole-v1") == task_defaults("CartPole-v1", {})
+    assert requested(trained, "--task=CartPole-v1") == task_defaults("CartPole-v1", {})
     assert requested(trained, "cartpole", "--task=CartPole-v0").task == "CartPole-v0"
 
 
@@ -91,7 +92,9 @@ def test_flags_and_settings_reach_the_run(trained):
         trained, "CartPole-v1", "--algo", "ppo", "--seed", "3", "--num-envs", "16", "--device=cpu",
         "--set", "learning_rate=1e-3", "--set=network.hidden=[8, 8]", "--set", "kwargs.sutton_barto_reward=true",
     )  # fmt: skip
-    expected = override(Run(task="CartPole-v1"), {"seed": 3, "num_envs": 16, "device": "cpu", "learning_rate": 1e-3})
+    expected = override(
+        task_defaults("CartPole-v1", {}), {"seed": 3, "num_envs": 16, "device": "cpu", "learning_rate": 1e-3}
+    )
     assert run == override(expected, {"hidden": [8, 8], "env.kwargs": {"sutton_barto_reward": True}})
 
 

@@ -126,6 +126,20 @@ def test_terminated_episodes_need_no_last_observation():
     assert (rollout.terminated == rollout.ended).all()
 
 
+def test_an_episode_that_terminates_in_its_last_allowed_step_needs_no_last_observation(monkeypatch):
+    env = Scripted(3)
+    step = env.step
+
+    def step_with_both(action):
+        observation, reward, _, truncated, final = step(action)
+        return observation, reward, truncated, truncated, final
+
+    monkeypatch.setattr(env, "step", step_with_both)
+    (rollout,) = collector([env]).collect()
+    assert rollout.terminated.any()
+    assert rollout.final == []
+
+
 def test_next_step_environments_weigh_their_reset_rows_nothing_also_over_the_edge_of_a_rollout():
     collected = collector([Scripted(3, "next_step")], steps=3)
     first, weights = collected.collect()[0], []

@@ -1,0 +1,67 @@
+"""Default settings of each algorithm by the kind of task, as plain tables.
+
+`lockstep.session.task_defaults` finds the kind of a task. A setting that is not listed has the default of its class.
+Keys are names that `--set` accepts.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Kind = Literal["discrete", "continuous", "pixels", "device"]
+"""`discrete`: choices, from a vector. `continuous`: real numbers as actions, from a vector. `pixels`: images, with any
+actions. `device`: environments written for the learner's device, thousands at a time."""
+
+Settings = Mapping[str, Any]
+
+PPO: Mapping[Kind, Settings] = {
+    # Rollouts of 2048 steps and minibatches of 64, as published for continuous control, from 16 environments: 4 ranks
+    # have 4 each. Rewards are divided by the deviation of the return: without, the critic of a long run saturates.
+    "discrete": {
+        "num_envs": 16,
+        "total_steps": 500_000,
+        "num_epochs": 10,
+        "num_minibatches": 32,
+        "learning_rate": 3e-4,
+        "normalize_observation": True,
+        "normalize_return": True,
+    },
+    # Schulman et al., 2017, with the normalizers of Engstrom et al., 2020 (arXiv:2005.12729).
+    "continuous": {
+        "num_envs": 16,
+        "total_steps": 1_000_000,
+        "num_epochs": 10,
+        "num_minibatches": 32,
+        "learning_rate": 3e-4,
+        "entropy_coef": 0.0,
+        "normalize_observation": True,
+        "normalize_return": True,
+        "evaluate_every": 100_000,
+        "evaluate_episodes": 20,
+    },
+    # The Atari settings of Schulman et al., 2017.
+    "pixels": {
+        "num_envs": 8,
+        "total_steps": 10_000_000,
+        "clip_range": 0.1,
+    },
+    # Short rollouts of thousands of environments (Rudin et al., 2022, arXiv:2109.11978).
+    "device": {
+        "num_envs": 4096,
+        "total_steps": 50_000_000,
+        "num_steps": 24,
+        "num_epochs": 5,
+        "num_minibatches": 4,
+        "learning_rate": 1e-3,
+        "learning_rate_schedule": "adaptive",
+        "entropy_coef": 0.0,
+        "max_grad_norm": 1.0,
+        "normalize_observation": True,
+        "normalize_value": True,
+        "log_every": 1_000_000,
+        "evaluate_every": 10_000_000,
+        "checkpoint_every": 10_000_000,
+    },
+}
+
+BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO}
+"""The tables by algorithm. An algorithm or a kind that is missing has the defaults of its classes."""

@@ -1,0 +1,83 @@
+"""The run of a task that is named alone: default settings by the kind of task."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from lockstep.algorithms.task_defaults import BY_ALGORITHM, Kind
+from lockstep.config.env import EnvConfig
+from lockstep.envs.make import env_spec, on_device, on_tensors
+from lockstep.envs.spec import EnvSpec
+from lockstep.run import Run, override
+
+_ENV_SETTINGS = frozenset(item.name for item in fields(EnvConfig))
+_ON_HOST = ("envpool/",)
+"""Prefixes of tasks on torch tensors whose environments run on the CPU."""
+_RULED_OUT: Mapping[str, str] = {"symmetry": "normalize_observation"}
+"""Defaults that are left out where the user gives another setting, with which they are refused."""
+_TITLES: Mapping[Kind, str] = {
+    "discrete": "discrete actions on a vector",
+    "continuous": "continuous actions on a vector",
+    "pixels": "pixels",
+    "device": "thousands of environments on a device",
+}
+
+
+def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
+    """The run of `task` with the default settings of its kind.
+
+    Makes one environment to read its spaces.
+
+    Args:
+        task: its name.
+        changes: settings that the user gives, by name. They are not applied, but the algorithm and the settings of the
+            environment among them decide the kind, and defaults that contradict them are left out.
+
+    Raises:
+        ConfigError: the task cannot be made.
+    """
+    deciding = {name: value for name, value in changes.items() if _decides(name)}
+    run = override(Run(task=task), deciding)
+    tables = BY_ALGORITHM.get(run.algo)
+    if tables is None:
+        return Run(task=task)
+    kind, _ = kind_of(run, env_spec(run.task, run.env))
+    ruled_out = {default for name, default in _RULED_OUT.items() if changes.get(name) not in (None, "null")}
+    settings = {name: value for name, value in tables.get(kind, {}).items() if name not in ruled_out}
+    return override(Run(task=task), {"algo": run.algo, **settings})
+
+
+def defaults_note(run: Run, spec: EnvSpec) -> str | None:
+    """Which kind of task the defaults of `run` are for, and why; None if its algorithm has one set for all tasks."""
+    if run.algo not in BY_ALGORITHM:
+        return None
+    kind, reason = kind_of(run, spec)
+    return f"default {run.algo} settings for {_TITLES[kind]} ({reason})"
+
+
+def kind_of(run: Run, spec: EnvSpec) -> tuple[Kind, str]:
+    """The kind of a run's task, and the properties that decide it; the same for torch and JAX."""
+    action = spec.action
+    if spec.image is not None:
+        return "pixels", f"observations are {_product(spec.image)} images"
+    if run.env.placement == "device":
+        return "device", "env.placement is device"
+    if run.env.placement == "auto" and _on_accelerator(run.task):
+        return "device", f"{run.task} is written for {'JAX' if on_device(run.task) else 'torch tensors'}"
+    if action.kind == "continuous":
+        return "continuous", f"actions are {action.width} real numbers, observations {spec.observation_size}"
+    return "discrete", f"actions are {_product(action.sizes)} choices, observations {spec.observation_size} numbers"
+
+
+def _product(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def _on_accelerator(task: str) -> bool:
+    """Whether the environments of a task are written for the learner's device."""
+    return on_device(task) or (on_tensors(task) and not task.startswith(_ON_HOST))
+
+
+def _decides(name: str) -> bool:
+    """Whether a setting decides the kind of the task or which algorithm's table applies."""
+    return name == "algo" or name.removeprefix("env.").partition(".")[0] in _ENV_SETTINGS
