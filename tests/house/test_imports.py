@@ -17,7 +17,7 @@ PUBLIC = tuple(
 )
 
 # Torch's collectives, and which nodes take part. The doctor asks what there is.
-MAY_NAME_DISTRIBUTED = ("lockstep.torch.collectives", "lockstep.launch.membership", "lockstep.cli.doctor")
+MAY_NAME_DISTRIBUTED = ("lockstep.torch.collectives", "lockstep.launch.elastic_membership", "lockstep.cli.doctor")
 
 # What lies directly under src/lockstep: the folders, and the few files beside them.
 LAYERS = {
@@ -156,7 +156,7 @@ def violations(imports: list[Import]) -> list[str]:
         for backend, other in (("torch", "jax"), ("jax", "torch")):
             if within(found.module, f"lockstep.{backend}") and needs == other:
                 broken.append(f"{found}; the backends know nothing of each other")
-        if here == 3 and needs and not found.lazy and found.module != "lockstep.launch.membership":
+        if here == 3 and needs and not found.lazy and found.module != "lockstep.launch.elastic_membership":
             broken.append(f"{found} at its top; import it where a command needs it")
         if within(found.target, "torch.distributed") and not any(
             within(found.module, allowed) for allowed in MAY_NAME_DISTRIBUTED

@@ -124,7 +124,7 @@ def _start(
                 restarts=again,
                 ml_framework=ml_framework,
             )
-        from lockstep.launch.rounds import launch_on_nodes
+        from lockstep.launch.multi_node import launch_on_nodes
 
         return launch_on_nodes(
             command,

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log, report_failure, update_summary
+from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.rank_environment import rank_environments
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.spawned_call import pack, unpack
-from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, RankGroup, interruption
 from lockstep.record.partial_files import modified_at
 from lockstep.system.cores import usable_cores
@@ -66,7 +66,7 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
 
     Returns the exit code: 0, the first failing rank's (128 + n if signal n killed it), or 128 + n if signal n came.
     """
-    start = Start(
+    attempt = LocalAttempt(
         command=command,
         ranks=ranks,
         cores=_cores(ranks),
@@ -79,37 +79,37 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
     # Handlers are installed first: ranks then start with default ones even where a shell ignores SIGINT (`command &`).
     with caught_signals() as caught:
         while True:
-            failure, late = start.run(caught, bounds, timeout_s=timeout_s, since=started_at)
+            failure, late = attempt.run(caught, bounds, timeout_s=timeout_s, since=started_at)
             if failure is None:
                 return 0
-            if start.restarts == restarts.maximum or not failure.restartable:
+            if attempt.restarts == restarts.maximum or not failure.restartable:
                 break
-            restart = f"restart {start.restarts + 1} of {restarts.maximum}"
-            next_start = None if caught else _next_attempt(start, restart, restarts)
+            restart = f"restart {attempt.restarts + 1} of {restarts.maximum}"
+            next_attempt = None if caught else _next_attempt(attempt, restart, restarts)
             if caught:  # an interrupted run is not restarted
                 log(f"lockstep: {failure.headline}")
                 failure = interruption(caught[0], f" before {restart}")
                 break
-            if next_start is None:
+            if next_attempt is None:
                 break
-            log(f"lockstep: {failure.headline}; {next_start.title}")
-            start = next_start
-        report_failure(failure, ranks, late, run_dir, restarts=start.restarts)
+            log(f"lockstep: {failure.headline}; {next_attempt.title}")
+            attempt = next_attempt
+        report_failure(failure, ranks, late, run_dir, restarts=attempt.restarts)
         if run_dir is not None:
-            update_summary(failure, ranks, run_dir, summary_modified_at, restarts=start.restarts)
+            update_summary(failure, ranks, run_dir, summary_modified_at, restarts=attempt.restarts)
     return failure.code
 
 
-def _next_attempt(start: Start, restart: str, restarts: Restarts) -> Start | None:
+def _next_attempt(attempt: LocalAttempt, restart: str, restarts: Restarts) -> LocalAttempt | None:
     """The next attempt; None, with the reason logged, if there is none."""
     try:
-        command, where = start.command, "from the start"
+        command, where = attempt.command, "from the start"
         if restarts.next_command is not None:
             command, where = restarts.next_command()
     except ConfigError as error:
         log(f"lockstep: no {restart}: {error}")
         return None
-    return replace(start, command=command, restarts=start.restarts + 1, title=f"{restart} {where}")
+    return replace(attempt, command=command, restarts=attempt.restarts + 1, title=f"{restart} {where}")
 
 
 def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float | None = None) -> list[_T]:

@@ -47,7 +47,7 @@ def rank_environments(
     environment: Mapping[str, str] | None = None,
     *,
     restarts: int = 0,
-    place: RankPlacement | None = None,
+    placement: RankPlacement | None = None,
     ml_framework: str = "torch",
 ) -> list[dict[str, str]]:
     """The complete environment of each of `ranks` ranks on this machine.
@@ -58,7 +58,7 @@ def rank_environments(
         environment: variables that override this process's own. MASTER_ADDR and MASTER_PORT set the rendezvous of the
             ranks of one machine; default: a free port of the loopback interface.
         restarts: number of earlier attempts.
-        place: of these ranks in a world of several nodes; None: there is one node.
+        placement: of these ranks in a world of several nodes; None: there is one node.
         ml_framework: `jax` sets the `JAX_*` variables only, everything else those of torchrun only.
     """
     if ranks < 1:
@@ -72,20 +72,22 @@ def rank_environments(
         inherited.pop("OMP_NUM_THREADS", None)
     else:
         inherited["LOCKSTEP_USER_THREADS"] = "1"  # ranks may use fewer threads than our default, not than the user's
-    interfaces = {} if place is None or place.interface is None else dict.fromkeys(_INTERFACES, place.interface)
-    place = place or _single_node(ranks, environment or {})
+    interfaces = (
+        {} if placement is None or placement.interface is None else dict.fromkeys(_INTERFACES, placement.interface)
+    )
+    placement = placement or _single_node(ranks, environment or {})
     common = {
         **interfaces,  # by default gloo and NCCL take the first one, or that of the host name, which may be loopback
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
         "PYTHONUNBUFFERED": "1",  # this and the next: the log of a killed rank is complete
         "PYTHONFAULTHANDLER": "1",
         **inherited,
-        **({"LOCKSTEP_TOKEN": place.token} if place.token else {}),
+        **({"LOCKSTEP_TOKEN": placement.token} if placement.token else {}),
         "LOCKSTEP_LAUNCHER": "lockstep",
         "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),
         "LOCKSTEP_RESTARTS": str(restarts),
     }
-    return [{**common, **_rank_variables(place, local, ranks, ml_framework)} for local in range(ranks)]
+    return [{**common, **_rank_variables(placement, local, ranks, ml_framework)} for local in range(ranks)]
 
 
 def _single_node(ranks: int, given: Mapping[str, str]) -> RankPlacement:
@@ -94,13 +96,13 @@ def _single_node(ranks: int, given: Mapping[str, str]) -> RankPlacement:
     return RankPlacement(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address=address, port=port)
 
 
-def _rank_variables(place: RankPlacement, local: int, ranks: int, ml_framework: str) -> dict[str, str]:
+def _rank_variables(placement: RankPlacement, local: int, ranks: int, ml_framework: str) -> dict[str, str]:
     """The variables of one rank: those of torchrun, or those that JAX scripts read."""
-    rank = place.first_rank + local
-    values = (rank, place.world_size, local, ranks, place.node_rank, place.address, place.port)
+    rank = placement.first_rank + local
+    values = (rank, placement.world_size, local, ranks, placement.node_rank, placement.address, placement.port)
     if ml_framework == "jax":
         return dict(zip(_JAX_NAMES, map(str, values), strict=True))
-    return dict(zip(_TORCH_NAMES, map(str, values), strict=True)) | {_NUM_NODES: str(place.num_nodes)}
+    return dict(zip(_TORCH_NAMES, map(str, values), strict=True)) | {_NUM_NODES: str(placement.num_nodes)}
 
 
 def free_port() -> int:

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.fixed import FixedMembership
+from lockstep.launch.attempt import AttemptEnd
+from lockstep.launch.fixed_membership import FixedMembership
 from lockstep.launch.rendezvous import Cancelled
-from lockstep.launch.round import End
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def test_a_round_begins_once_all_nodes_are_ready(join_nodes):
     first = Joining(one, failures=2)
     time.sleep(0.3)
     assert first.round is None
-    rounds = [first, Joining(two)]
-    rounds = [thread.joined() for thread in rounds]
-    places = [found.place for found in rounds]
-    assert [(p.node_rank, p.num_nodes, p.first_rank, p.world_size) for p in places] == [(0, 2, 0, 3), (1, 2, 1, 3)]
-    assert {(p.address, p.port, p.token) for p in places} == {("127.0.0.1", 5555, nodes[0].info.key.hex())}
-    assert [(found.failures, found.starts) for found in rounds] == [(2, 0)] * 2
+    attempts = [first, Joining(two)]
+    attempts = [thread.joined() for thread in attempts]
+    placements = [found.placement for found in attempts]
+    assert [(p.node_rank, p.num_nodes, p.first_rank, p.world_size) for p in placements] == [(0, 2, 0, 3), (1, 2, 1, 3)]
+    assert {(p.address, p.port, p.token) for p in placements} == {("127.0.0.1", 5555, nodes[0].info.key.hex())}
+    assert [(found.failures, found.starts) for found in attempts] == [(2, 0)] * 2
 
 
 def test_the_first_reported_end_holds_for_all_and_for_its_round_only(join_nodes):
@@ -68,9 +68,9 @@ def test_the_first_reported_end_holds_for_all_and_for_its_round_only(join_nodes)
         first, second = (thread.joined() for thread in threads)
         assert first.starts == second.starts == starts
         assert first.reported_end() is None
-        held = second.report_end(End("failed", "rank 1 exited with code 7", 7, 1, True))
+        held = second.report_end(AttemptEnd("failed", "rank 1 exited with code 7", 7, 1, True))
         assert (held.code, held.node_rank) == (7, 1)
-        assert first.report_end(End("interrupted", "stopped", 143, None, False)).code == 7
+        assert first.report_end(AttemptEnd("interrupted", "stopped", 143, None, False)).code == 7
         assert first.reported_end() == held
         for part in (first, second):
             assert not part.all_succeeded() and not part.all_left()
@@ -91,8 +91,8 @@ def test_a_node_that_leaves_while_it_waits_is_not_counted(join_nodes, start, at)
     time.sleep(0.5)
     assert first.round is None and third.round is None, "a round began without the second node"
     replacement = start(node_rank=1, nproc=2, minimum=3, maximum=3, **at)
-    assert Joining(membership(replacement)).joined().place.node_rank == 1
-    assert first.joined().place.world_size == third.joined().place.world_size == 6
+    assert Joining(membership(replacement)).joined().placement.node_rank == 1
+    assert first.joined().placement.world_size == third.joined().placement.world_size == 6
 
 
 def test_waiting_for_a_round_is_bounded(join_nodes):
@@ -109,8 +109,8 @@ def test_without_the_main_node_each_node_ends_alone(join_nodes):
     threads = [Joining(one), Joining(two)]
     _, second = (thread.joined() for thread in threads)
     nodes[0].leave()
-    mine = second.report_end(End("failed", "rank 1 exited with code 7", 7, 1, again=True))
-    assert (mine.code, mine.again) == (7, False), "nothing starts again without the main node"
+    mine = second.report_end(AttemptEnd("failed", "rank 1 exited with code 7", 7, 1, restart=True))
+    assert (mine.code, mine.restart) == (7, False), "nothing starts again without the main node"
     assert second.all_left(), "no node is waited for"
     with pytest.raises(RunError, match="the main node does not answer any more"):
         second.reported_end()

@@ -125,7 +125,7 @@ def test_ranks_of_jax_scripts_get_jax_variables_only(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "7")
     monkeypatch.setenv("JAX_RANK", "6")
     place = RankPlacement(node_rank=1, num_nodes=2, first_rank=2, world_size=4, address="10.0.0.1", port=5555)
-    environment = rank_environments(2, 8, place=place, ml_framework="jax")[1]
+    environment = rank_environments(2, 8, placement=place, ml_framework="jax")[1]
     expected = {"JAX_RANK": "3", "JAX_LOCAL_RANK": "1", "JAX_WORLD_SIZE": "4", "JAX_LOCAL_WORLD_SIZE": "2"}
     expected |= {"JAX_NODE_RANK": "1", "JAX_COORDINATOR_ADDR": "10.0.0.1", "JAX_COORDINATOR_PORT": "5555"}
     assert {name: environment.get(name) for name in expected} == expected

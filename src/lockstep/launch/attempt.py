@@ -20,7 +20,7 @@ _END = "end"
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class AttemptEnd:
     """How an attempt ended, as the first node that noticed reported it."""
 
     kind: str
@@ -28,7 +28,7 @@ class End:
     message: str
     code: int
     rank: int | None
-    again: bool
+    restart: bool
     """Whether all nodes restart their ranks."""
     node_rank: int = -1
     """Of the node that reported it."""
@@ -36,57 +36,57 @@ class End:
     """Its host name."""
 
 
-class Round:
+class Attempt:
     """One attempt to run all ranks of all nodes.
 
     Attributes:
-        place: the placement of this node's ranks.
+        placement: the placement of this node's ranks.
         failures: number of earlier attempts that failed.
         starts: number of earlier attempts.
     """
 
-    def __init__(self, store: Store, place: RankPlacement, failures: int, starts: int) -> None:
-        self.place = place
+    def __init__(self, store: Store, placement: RankPlacement, failures: int, starts: int) -> None:
+        self.placement = placement
         self.failures = failures
         self.starts = starts
         self._store = store
         self._lost = False
 
-    def reported_end(self) -> End | None:
+    def reported_end(self) -> AttemptEnd | None:
         """How this attempt ended, if a node has reported it."""
-        with asking():
-            return End(**json.loads(self._store.get(_END))) if self._store.check([_END]) else None
+        with store_errors():
+            return AttemptEnd(**json.loads(self._store.get(_END))) if self._store.check([_END]) else None
 
-    def report_end(self, end: End) -> End:
+    def report_end(self, end: AttemptEnd) -> AttemptEnd:
         """Report to all nodes how the attempt ended; returns the first report, which is valid for all.
 
         If the main node does not reply, this node keeps its own report, and nothing is restarted.
         """
-        mine = replace(end, node_rank=self.place.node_rank, node=os.uname().nodename)
+        mine = replace(end, node_rank=self.placement.node_rank, node=os.uname().nodename)
         try:
             first = bounded(lambda: self._store.compare_set(_END, "", json.dumps(asdict(mine))), _REPORT_S)
         except (RuntimeError, TimeoutError):
             self._lost = True
-            return replace(mine, again=False)
-        return End(**json.loads(first))
+            return replace(mine, restart=False)
+        return AttemptEnd(**json.loads(first))
 
     def succeeded(self) -> None:
         """Count this node among those whose ranks have all succeeded."""
-        with asking():
+        with store_errors():
             self._store.add("succeeded", 1)
 
     def all_succeeded(self) -> bool:
         """Whether the ranks of all nodes have succeeded."""
-        with asking():
-            return self._store.add("succeeded", 0) == self.place.num_nodes
+        with store_errors():
+            return self._store.add("succeeded", 0) == self.placement.num_nodes
 
     def leave(self) -> None:
         """Count this node among those that send no more requests for this attempt."""
-        self._count("seen", 1)
+        self._count("left", 1)
 
     def all_left(self) -> bool:
         """Whether no node will send another request, as far as can be known: the main node may exit."""
-        return self._count("seen", 0) >= self.place.num_nodes
+        return self._count("left", 0) >= self.placement.num_nodes
 
     def _count(self, name: str, amount: int) -> float:
         """Add to a counter of all nodes; infinite if the main node does not reply."""
@@ -126,20 +126,20 @@ class Member:
         )
 
 
-def order_of(every: Sequence[Member]) -> list[int]:
+def node_order(members: Sequence[Member]) -> list[int]:
     """The indices of the nodes in the order of their ranks: the user's; without them, the main node first."""
 
     def position(index: int) -> tuple[int, bool, int]:
-        node = every[index]
+        node = members[index]
         return (-1 if node.node_rank is None else node.node_rank, not node.main, index)
 
-    return sorted(range(len(every)), key=position)
+    return sorted(range(len(members)), key=position)
 
 
-def place_of(every: Sequence[Member], index: int, *, address: str, port: int, token: str) -> RankPlacement:
-    """The placement of the ranks of one node of `every`; rank 0 is at `address` and `port`."""
-    order = order_of(every)
-    sizes, number = [every[i].nproc for i in order], order.index(index)
+def placement_of(members: Sequence[Member], index: int, *, address: str, port: int, token: str) -> RankPlacement:
+    """The placement of the ranks of one node of `members`; rank 0 is at `address` and `port`."""
+    order = node_order(members)
+    sizes, number = [members[i].nproc for i in order], order.index(index)
     return RankPlacement(
         node_rank=number,
         num_nodes=len(sizes),
@@ -147,20 +147,20 @@ def place_of(every: Sequence[Member], index: int, *, address: str, port: int, to
         world_size=sum(sizes),
         address=address,
         port=port,
-        interface=interface_of(address_of(every, index)),
+        interface=interface_of(address_of(members, index)),
         token=token,
     )
 
 
-def address_of(every: Sequence[Member], index: int) -> str:
+def address_of(members: Sequence[Member], index: int) -> str:
     """The address at which others reach a node; of the main node, the one at which they have reached it."""
-    if not every[index].main:
-        return every[index].address
-    return next((other.main_address for other in every if not other.main), every[index].address)
+    if not members[index].main:
+        return members[index].address
+    return next((other.main_address for other in members if not other.main), members[index].address)
 
 
 @contextlib.contextmanager
-def asking(*errors: type[Exception]) -> Generator[None]:
+def store_errors(*errors: type[Exception]) -> Generator[None]:
     """Raise one error for all ways in which a request to the main node's store fails: RuntimeError and `errors`."""
     try:
         yield

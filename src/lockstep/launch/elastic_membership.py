@@ -34,10 +34,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.attempt import Attempt, Member, address_of, node_order, placement_of, store_errors
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import free_port
 from lockstep.launch.rendezvous import STORE_TIMEOUT_S, Cancelled, NodeRendezvous
-from lockstep.launch.round import Member, Round, address_of, asking, order_of, place_of
 from lockstep.system.bounded import bounded
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them
@@ -61,7 +61,7 @@ class ElasticMembership:
         listening: dict[str, Any] = {}
         if info.torch_listener is not None:
             listening["master_listen_fd"] = info.torch_listener.detach()
-        with asking(RendezvousError):
+        with store_errors(RendezvousError):
             self._store: TCPStore = TCPStore(
                 info.main_address,
                 info.torch_port,
@@ -89,7 +89,7 @@ class ElasticMembership:
         with contextlib.suppress(RendezvousError, TimeoutError):
             bounded(self._handler._stop_heartbeats, _STOP_S)  # pyright: ignore[reportPrivateUsage]
 
-    def join(self, failures: int, cancelled: Callable[[], bool]) -> Round:
+    def join(self, failures: int, cancelled: Callable[[], bool]) -> Attempt:
         """Wait until enough nodes are there for another attempt, after `failures` failed ones.
 
         Polls `cancelled`; raises `Cancelled` once it is true.
@@ -97,16 +97,16 @@ class ElasticMembership:
         found = self._next_rendezvous(cancelled)
         store, info = found.store, self._info
         mine = Member.of(self._nodes, info, failures)
-        with asking(RendezvousError):
+        with store_errors(RendezvousError):
             store.set(f"node/{found.rank}", json.dumps(asdict(mine)))
-            every = [Member(**json.loads(store.get(f"node/{i}"))) for i in range(found.world_size)]
-            if order_of(every)[0] == found.rank:
-                first = {"address": address_of(every, found.rank), "port": free_port()}
+            members = [Member(**json.loads(store.get(f"node/{i}"))) for i in range(found.world_size)]
+            if node_order(members)[0] == found.rank:
+                first = {"address": address_of(members, found.rank), "port": free_port()}
                 store.set("first", json.dumps({**first, "starts": self._store.add("lockstep/starts", 1) - 1}))
             first = json.loads(store.get("first"))
         address, port = str(first["address"]), int(first["port"])
-        place = place_of(every, found.rank, address=address, port=port, token=info.key.hex())
-        return Round(store, place, max(one.failures for one in every), int(first["starts"]))
+        placement = placement_of(members, found.rank, address=address, port=port, token=info.key.hex())
+        return Attempt(store, placement, max(one.failures for one in members), int(first["starts"]))
 
     def _next_rendezvous(self, cancelled: Callable[[], bool]) -> RendezvousInfo:
         def check() -> None:
@@ -120,7 +120,7 @@ class ElasticMembership:
 
     def changed(self) -> bool:
         """Whether a node waits to be admitted."""
-        with asking(RendezvousError):
+        with store_errors(RendezvousError):
             return self._handler.num_nodes_waiting() > 0
 
 

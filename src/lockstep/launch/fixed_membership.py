@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from lockstep.distributed.network.store import PrefixStore
 from lockstep.errors import ConfigError
+from lockstep.launch.attempt import Attempt, Member, address_of, placement_of, store_errors
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import free_port
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous
-from lockstep.launch.round import Member, Round, address_of, asking, place_of
 from lockstep.system.bounded import bounded
 
 _POLL_S = 0.02
@@ -39,7 +39,7 @@ class FixedMembership:
         """False: no node is admitted during an attempt."""
         return False
 
-    def join(self, failures: int, cancelled: Callable[[], bool]) -> Round:
+    def join(self, failures: int, cancelled: Callable[[], bool]) -> Attempt:
         """Wait until all nodes are ready for another attempt, after `failures` failed ones.
 
         Polls `cancelled`; raises `Cancelled` once it is true.
@@ -47,15 +47,17 @@ class FixedMembership:
         nodes, info = self._nodes, self._info
         port = (nodes.rank_port or free_port()) if info.main else 0
         mine = Member.of(nodes, info, failures, port)
-        with asking():
-            number, begun = self._wait_for_round(json.dumps(asdict(mine)), cancelled)
-        every = [Member(**one) for one in begun.values()]
-        main = next(i for i, one in enumerate(every) if one.main)  # it has rank 0
+        with store_errors():
+            number, begun = self._wait_for_attempt(json.dumps(asdict(mine)), cancelled)
+        members = [Member(**one) for one in begun.values()]
+        main = next(i for i, one in enumerate(members) if one.main)  # it has rank 0
         index = list(begun).index(info.process)
-        place = place_of(every, index, address=address_of(every, main), port=every[main].port, token=info.key.hex())
-        return Round(PrefixStore(f"{number}", self._store), place, max(one.failures for one in every), number)
+        placement = placement_of(
+            members, index, address=address_of(members, main), port=members[main].port, token=info.key.hex()
+        )
+        return Attempt(PrefixStore(f"{number}", self._store), placement, max(one.failures for one in members), number)
 
-    def _wait_for_round(self, mine: str, cancelled: Callable[[], bool]) -> tuple[int, dict[str, Any]]:
+    def _wait_for_attempt(self, mine: str, cancelled: Callable[[], bool]) -> tuple[int, dict[str, Any]]:
         """Wait for the next attempt; returns its number, and the members by process."""
         deadline = time.monotonic() + self._nodes.join_timeout_s
         over = threading.Event()
@@ -70,7 +72,7 @@ class FixedMembership:
                 )
 
         def wait() -> tuple[int, dict[str, Any]]:
-            number = self._store.add("rounds", 0)
+            number = self._store.add("attempts", 0)
             self._store.set(f"{number}/ready/{self._info.process}", mine)
             while not self._store.check([f"{number}/members"]):
                 if self._info.main:
@@ -89,6 +91,6 @@ class FixedMembership:
         keys = {process: f"{number}/ready/{process}" for process in self._info.connected()}
         ready = {process: key for process, key in keys.items() if self._store.check([key])}
         if len(ready) >= self._nodes.minimum:
-            self._store.add("rounds", 1)
-            every = {process: json.loads(self._store.get(key)) for process, key in ready.items()}
-            self._store.set(f"{number}/members", json.dumps(every))
+            self._store.add("attempts", 1)
+            members = {process: json.loads(self._store.get(key)) for process, key in ready.items()}
+            self._store.set(f"{number}/members", json.dumps(members))

@@ -15,7 +15,7 @@ from lockstep.record.failure import archive_failure
 from lockstep.record.partial_files import remove_partial_files
 
 
-class Others(Protocol):
+class RemoteNodes(Protocol):
     """The other nodes of a run."""
 
     def poll(self) -> Failure | None:
@@ -28,7 +28,7 @@ class Others(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class LocalAttempt:
     """One attempt to run the ranks of this node."""
 
     command: list[str]
@@ -42,7 +42,7 @@ class Start:
     """Number of earlier attempts."""
     title: str = "new start"
     """Separates this attempt from earlier ones in a log."""
-    place: RankPlacement | None = None
+    placement: RankPlacement | None = None
     """Of these ranks in a world of several nodes; None: there is one node."""
     ml_framework: str = "torch"
     """Selects the variables of the ranks: `jax` for `JAX_*`, else those of torchrun."""
@@ -54,7 +54,7 @@ class Start:
         *,
         timeout_s: float | None = None,
         since: float | None = None,
-        others: Others | None = None,
+        remote: RemoteNodes | None = None,
     ) -> tuple[Failure | None, list[int]]:
         """Start all ranks and wait until none is left; arguments as `RankGroup.wait`.
 
@@ -66,25 +66,25 @@ class Start:
             self.cores,
             self.environment,
             restarts=self.restarts,
-            place=self.place,
+            placement=self.placement,
             ml_framework=self.ml_framework,
         )
         if self.run_dir is not None:
             (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
             archive_failure(self.run_dir)
         try:
-            first = 0 if self.place is None else self.place.first_rank
+            first = 0 if self.placement is None else self.placement.first_rank
             with RankGroup(bounds, self.run_dir, first_rank=first) as group:
                 for rank, environment in enumerate(environments, first):
                     self._start_rank(group, rank, environment)
-                elsewhere = others.poll if others is not None else lambda: None
+                elsewhere = remote.poll if remote is not None else lambda: None
                 failure = group.wait(timeout_s=timeout_s, since=since, caught=caught, elsewhere=elsewhere)
                 if failure is None:
                     return None, []
                 if self.run_dir is not None:
                     failure = merge_failures(failure, group.ended, self.run_dir)
-                if others is not None:
-                    failure = others.report(failure)
+                if remote is not None:
+                    failure = remote.report(failure)
                 if failure.interrupted is None:
                     group.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
                     return failure, []

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.attempt import Attempt, AttemptEnd
 from lockstep.launch.failure_report import log, report_failure
-from lockstep.launch.fixed import FixedMembership
+from lockstep.launch.fixed_membership import FixedMembership
+from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
-from lockstep.launch.round import End, Round
 from lockstep.launch.signals import caught_signals
-from lockstep.launch.start import Start
 from lockstep.launch.supervise import Bounds, Failure, interruption
 from lockstep.system.cores import usable_cores
 
 if TYPE_CHECKING:
-    from lockstep.launch.membership import ElasticMembership
+    from lockstep.launch.elastic_membership import ElasticMembership
 
 _POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
 _LEAVE_S = 5.0  # how long the main node waits for the others to read how the attempt ended
@@ -78,7 +78,7 @@ def _membership(nodes: Nodes, info: NodeRendezvous) -> "FixedMembership | Elasti
             f"installed; use --nnodes {nodes.maximum}, or pip install 'lockstep-rl[torch]'"
         )
     with _quiet_torch():
-        from lockstep.launch.membership import ElasticMembership
+        from lockstep.launch.elastic_membership import ElasticMembership
     return ElasticMembership(nodes, info)
 
 
@@ -121,43 +121,43 @@ class _Node:
         self, command: list[str], log_dir: Path | None, environment: dict[str, str], bounds: Bounds
     ) -> int | None:
         """Run all ranks once. Returns the exit code, None if they are to be restarted."""
-        this = self._membership.join(self._failures, lambda: bool(self._caught))
-        self._failures = this.failures
-        place, ranks = this.place, self._nodes.nproc
-        last = place.first_rank + ranks - 1
+        attempt = self._membership.join(self._failures, lambda: bool(self._caught))
+        self._failures = attempt.failures
+        placement, ranks = attempt.placement, self._nodes.nproc
+        last = placement.first_rank + ranks - 1
         log(
-            f"lockstep: node {place.node_rank} of {place.num_nodes}: "
-            f"rank{f's {place.first_rank}-{last}' if ranks > 1 else f' {last}'} of {place.world_size}, "
-            f"rank 0 at {place.address}"
+            f"lockstep: node {placement.node_rank} of {placement.num_nodes}: "
+            f"rank{f's {placement.first_rank}-{last}' if ranks > 1 else f' {last}'} of {placement.world_size}, "
+            f"rank 0 at {placement.address}"
         )
-        start = Start(
+        local = LocalAttempt(
             command=command,
             ranks=ranks,
             cores=usable_cores(),
             run_dir=log_dir,
             environment=environment,
-            restarts=this.starts,
-            place=place,
+            restarts=attempt.starts,
+            placement=placement,
             ml_framework=self._ml_framework,
         )
-        with _Others(this, self) as others:
-            failure, late = start.run(self._caught, bounds, others=others)
+        with _RemoteNodes(attempt, self) as remote:
+            failure, late = local.run(self._caught, bounds, remote=remote)
             if failure is None:
-                failure = self._wait_for_others(this, others)
-        if failure is None or not others.again:
-            this.leave()
+                failure = self._wait_for_remote_nodes(attempt, remote)
+        if failure is None or not remote.restart:
+            attempt.leave()
             deadline = time.monotonic() + _LEAVE_S
-            while self._main and not this.all_left() and time.monotonic() < deadline:
+            while self._main and not attempt.all_left() and time.monotonic() < deadline:
                 time.sleep(0.1)  # its store serves the others until they have read how the attempt ended
         if failure is None:
             return 0
-        if others.again and not self._caught:
-            self._failures += others.failed
-            restart = f"restart {self._failures} of {self._max_restarts}" if others.failed else "all ranks start again"
-            log(f"lockstep: {others.headline(failure)}; {restart}")
+        if remote.restart and not self._caught:
+            self._failures += remote.failed
+            restart = f"restart {self._failures} of {self._max_restarts}" if remote.failed else "all ranks start again"
+            log(f"lockstep: {remote.headline(failure)}; {restart}")
             return None
-        if others.here:
-            report_failure(failure, place.world_size, late, log_dir, restarts=this.starts)
+        if remote.here:
+            report_failure(failure, placement.world_size, late, log_dir, restarts=attempt.starts)
         else:
             log(f"lockstep: {failure.headline}")
         return failure.code
@@ -167,45 +167,45 @@ class _Node:
         """Whether this node's launcher has received a signal."""
         return bool(self._caught)
 
-    def end(self, failure: Failure, this: Round) -> End:
+    def end(self, failure: Failure, attempt: Attempt) -> AttemptEnd:
         """The report to all nodes of a failure on this one."""
         if failure.interrupted is None:
-            again = failure.restartable and this.failures < self._max_restarts
-            return End("failed", failure.message, failure.code, failure.rank, again)
+            restart = failure.restartable and attempt.failures < self._max_restarts
+            return AttemptEnd("failed", failure.message, failure.code, failure.rank, restart)
         if self._nodes.elastic:  # the other nodes continue without one that leaves
-            return End("changed", "a node leaves" if self._caught else "nodes change", failure.code, None, True)
-        return End("interrupted", failure.message, failure.code, None, False)
+            return AttemptEnd("changed", "a node leaves" if self._caught else "nodes change", failure.code, None, True)
+        return AttemptEnd("interrupted", failure.message, failure.code, None, False)
 
     def joined_by_another(self) -> bool:
         """Whether another node waits to be admitted."""
         return self._membership.changed()
 
-    def _wait_for_others(self, this: Round, others: "_Others") -> Failure | None:
+    def _wait_for_remote_nodes(self, attempt: Attempt, remote: "_RemoteNodes") -> Failure | None:
         """Wait, after this node's ranks succeeded, until those of all nodes have."""
-        this.succeeded()
+        attempt.succeeded()
         deadline = time.monotonic() + _LAST_S
-        while not this.all_succeeded():
-            if (failure := others.poll()) is not None:
+        while not attempt.all_succeeded():
+            if (failure := remote.poll()) is not None:
                 return failure
             if self._caught:
-                return others.report(interruption(self._caught[0]))
+                return remote.report(interruption(self._caught[0]))
             if time.monotonic() > deadline:
-                return others.report(Failure(f"ranks of other nodes still run {_LAST_S:g} s after this node's", 1))
+                return remote.report(Failure(f"ranks of other nodes still run {_LAST_S:g} s after this node's", 1))
             time.sleep(0.1)
         return None
 
 
-class _Others:
-    """The other nodes of an attempt; see `lockstep.launch.start.Others`. A context manager.
+class _RemoteNodes:
+    """The other nodes of an attempt; see `lockstep.launch.local_attempt.RemoteNodes`. A context manager.
 
     A thread sends the requests to the main node: a slow reply must not keep this node from watching its own ranks.
     """
 
-    def __init__(self, this: Round, node: _Node) -> None:
-        self._this = this
+    def __init__(self, attempt: Attempt, node: _Node) -> None:
+        self._attempt = attempt
         self._node = node
-        self._end: End | None = None
-        self._found: End | Exception | None = None
+        self._end: AttemptEnd | None = None
+        self._found: AttemptEnd | Exception | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="other-nodes")
 
@@ -217,9 +217,9 @@ class _Others:
         self._over.set()
 
     @property
-    def again(self) -> bool:
+    def restart(self) -> bool:
         """Whether all ranks are restarted."""
-        return self._end is not None and self._end.again
+        return self._end is not None and self._end.restart
 
     @property
     def failed(self) -> bool:
@@ -229,7 +229,7 @@ class _Others:
     @property
     def here(self) -> bool:
         """Whether the attempt ended on this node first."""
-        return self._end is not None and self._end.node_rank == self._this.place.node_rank
+        return self._end is not None and self._end.node_rank == self._attempt.placement.node_rank
 
     def poll(self) -> Failure | None:
         if isinstance(self._found, Exception):
@@ -242,7 +242,7 @@ class _Others:
     def report(self, failure: Failure) -> Failure:
         if self._end is not None:  # another node has reported it
             return failure
-        self._end = self._this.report_end(self._node.end(failure, self._this))
+        self._end = self._attempt.report_end(self._node.end(failure, self._attempt))
         return failure if self.here or self._node.interrupted else self._failure(self._end)
 
     def headline(self, failure: Failure) -> str:
@@ -252,14 +252,14 @@ class _Others:
     def _watch(self) -> None:
         try:
             while self._found is None and not self._over.wait(_POLL_S):
-                self._found = self._this.reported_end()
+                self._found = self._attempt.reported_end()
                 if self._found is None and self._node.joined_by_another():
-                    end = End("changed", "a node joins", 128 + signal.SIGTERM, None, True)
-                    self._found = self._this.report_end(end)
+                    end = AttemptEnd("changed", "a node joins", 128 + signal.SIGTERM, None, True)
+                    self._found = self._attempt.report_end(end)
         except RunError as error:
             self._found = error
 
-    def _failure(self, end: End) -> Failure:
+    def _failure(self, end: AttemptEnd) -> Failure:
         if end.kind == "failed":
             head, newline, rest = end.message.partition("\n")
             return Failure(f"{head} (on {end.node}){newline}{rest}", end.code, end.rank)
