@@ -7,18 +7,21 @@ TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP_FLAGS := --disable-pip-version-check
-# Each file of tests runs on one of JOBS processes, or of twice as many where most tests wait: those that start and stop
-# processes and watch clocks run together, after those that compute. What measures processor time runs alone.
+# Each file of tests runs on one process. One more process than JOBS, since ranks often wait for each other; twice as many
+# where most tests wait.
 COMPUTING := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+MIXED := -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder
 WAITING := -n $$(($(JOBS) * 2)) --dist loadfile --no-loadscope-reorder
+# What measures processor time runs alone.
 ALONE := $(wildcard tests/house/test_startup.py)
-CLOCKED := $(wildcard $(addprefix tests/ranks/test_,faults.py rendezvous.py resume.py collectives.py host_blocks.py \
-	preflight_of_ranks.py elastic_restart.py joined.py memory_growth.py jax_comm.py jax_train.py) \
-	tests/hosts tests/unit/launch tests/chaos)
-# What of JAX needs no torch: `make test-jax` runs it where there is none.
+# How ranks and nodes start, find each other, exchange messages and restart: `make test-launch`.
+LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py host_blocks.py elastic_restart.py joined.py \
+	memory_growth.py) tests/hosts tests/unit/launch)
+# What of JAX needs no torch: `make test-jax` runs it where there is none, and `make test` what proves the README.
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
+JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
 
-.PHONY: help setup train test test-jax test-isaac test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
+.PHONY: help setup train test test-jax test-launch test-isaac test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -33,31 +36,18 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 	printf '\nNext:\n  . .venv/bin/activate\n  lockstep evaluate %s --episodes 100\n  tensorboard --logdir runs\n' $$run
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
-test test-jax: export PYTHONDONTWRITEBYTECODE :=
+test test-jax test-launch: export PYTHONDONTWRITEBYTECODE :=
 test: setup  ## Prove each promise of the README once, on torch and JAX: five minutes on two cores.
 	@code=0; \
-	$(BIN)/python -m pytest $(COMPUTING) tests $(patsubst %,--ignore=%,$(ALONE) $(CLOCKED)) || code=1; \
-	$(BIN)/python -m pytest $(WAITING) $(CLOCKED) || code=1; \
+	$(BIN)/python -m pytest $(MIXED) tests $(patsubst %,--ignore=%,$(ALONE) $(LAUNCH) $(filter-out $(JAX_PROMISES),$(JAX))) || code=1; \
 	$(BIN)/python -m pytest $(ALONE) || code=1; \
 	exit $$code
 
 test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an environment without torch.
 	.venv-jax/bin/python -m pytest $(COMPUTING) $(JAX)
 
-test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
-	$(BIN)/python -m pytest tests/planted -m planted -n $(JOBS)
-
-test-chaos: setup  ## Kill, stop and starve real runs, and see that nothing is lost and nothing hangs.
-	$(BIN)/python -m pytest -m chaos
-
-test-hosts: setup  ## Several hosts, made of network namespaces: everything about them, quick and not. Needs root and iproute2.
-	$(BIN)/python -m pytest tests/hosts -m "hosts or not hosts"
-
-test-learning: setup  ## Train until solved, many seeds.
-	$(BIN)/python -m pytest -m learning
-
-test-slow: setup  ## Repeats of what `make test` proves once: by rank count, layout, launcher, variant; and long runs.
-	$(BIN)/python -m pytest -m slow
+test-launch: setup  ## How ranks and nodes start, find each other, exchange messages and restart.
+	$(BIN)/python -m pytest $(WAITING) $(LAUNCH) $(patsubst %,--ignore=%,$(JAX))
 
 test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl on CPU ranks, in an environment of their own that stays.
 	.venv-isaac/bin/python -m pytest -m isaac tests/isaac
