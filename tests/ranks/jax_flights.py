@@ -58,7 +58,7 @@ def trained(rank: int, port: int, folder: str, changes: dict[str, Any], resume: 
     """A run of the processes that were spawned."""
     keep_compiled(rank, changes.get("devices_per_process", 1))
     world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), port=port, launcher="test" if memo else "none")
-    variables = {"LOCKSTEP_MEMO": memo} if memo else {}
+    variables = {"LOCKSTEP_START_RECORD": memo} if memo else {}
     with mock.patch.dict(os.environ, variables):
         return train(replace(RUN, **changes), world=world, **{"resume" if resume else "run_dir": folder})
 

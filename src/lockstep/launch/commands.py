@@ -112,7 +112,7 @@ def _start(
     ml_framework: str = "torch",
 ) -> int:
     restarts, record = max_restarts_of(args, nodes), new_start_record()
-    environment = {"PYTHONPATH": search_path(), "LOCKSTEP_MEMO": str(record), **(given or {})}
+    environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(given or {})}
     try:
         if nodes.maximum == 1:
             again = Restarts(maximum=restarts)

@@ -65,7 +65,7 @@ def rank_environments(
         raise ConfigError(f"ranks={ranks} must be at least 1")
     inherited = {**os.environ, **(environment or {})}
     # An outer torchrun would make our ranks use its store. Our own variables are not inherited by nested ranks.
-    ours = {"LOCKSTEP_TERMINAL_FD", "LOCKSTEP_MEMO"} - set(environment or {})
+    ours = {"LOCKSTEP_TERMINAL_FD", "LOCKSTEP_START_RECORD"} - set(environment or {})
     ours |= {*_TORCH_NAMES, _NUM_NODES, *_JAX_NAMES}  # an outer launcher's
     inherited = {k: v for k, v in inherited.items() if not k.startswith("TORCHELASTIC_") and k not in ours}
     if not inherited.get("OMP_NUM_THREADS"):  # an empty value counts as not set

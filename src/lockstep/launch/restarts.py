@@ -27,7 +27,7 @@ from lockstep.system.files import write_atomically
 from lockstep.system.processes import TORCHRUN, identity, private_folder, torchrun_agent
 from lockstep.world import World
 
-START_RECORD_VARIABLE = "LOCKSTEP_MEMO"
+START_RECORD_VARIABLE = "LOCKSTEP_START_RECORD"
 _SEEN_S = 5.0  # until another node sees what rank 0's node wrote to a shared disk
 _LATEST = Path("checkpoints", "LATEST")
 
@@ -106,7 +106,7 @@ def find_start_record(number: int, environment: Mapping[str, str] = os.environ) 
 
 
 def new_start_record() -> Path:
-    """The path of a start record for a launch by this process, for `LOCKSTEP_MEMO` of its ranks.
+    """The path of a start record for a launch by this process, for `LOCKSTEP_START_RECORD` of its ranks.
 
     Remove the file when the launch ends. If this process is killed, a later start removes it.
     """
