@@ -1,4 +1,4 @@
-"""Called inside processes by `test_jax_surroundings.py`: runs on several devices each, ranks that differ, restarts."""
+"""Called inside processes by `test_jax_session_on_ranks.py`: runs on several devices, ranks that differ, restarts."""
 
 import os
 from dataclasses import replace
@@ -54,11 +54,13 @@ def preflights(rank: int, ports: dict[str, int]) -> dict[str, Any]:
     return told
 
 
-def trained(rank: int, port: int, folder: str, changes: dict[str, Any], resume: bool, memo: str) -> dict[str, Any]:
+def trained(
+    rank: int, port: int, folder: str, changes: dict[str, Any], resume: bool, start_record: str
+) -> dict[str, Any]:
     """A run of the processes that were spawned."""
     keep_compiled(rank, changes.get("devices_per_process", 1))
-    world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), port=port, launcher="test" if memo else "none")
-    variables = {"LOCKSTEP_START_RECORD": memo} if memo else {}
+    world = World(rank=rank, size=int(os.environ["WORLD_SIZE"]), port=port, launcher="test" if start_record else "none")
+    variables = {"LOCKSTEP_START_RECORD": start_record} if start_record else {}
     with mock.patch.dict(os.environ, variables):
         return train(replace(RUN, **changes), world=world, **{"resume" if resume else "run_dir": folder})
 

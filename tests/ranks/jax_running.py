@@ -126,7 +126,7 @@ def train_one(rank: int, one: Job) -> Outcome:
     import jax
 
     from lockstep.jax import session
-    from lockstep.session import session as surroundings
+    from lockstep.session import session as session_module
     from lockstep.train import train
 
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -135,7 +135,7 @@ def train_one(rank: int, one: Job) -> Outcome:
     algorithm = import_module(f"lockstep.jax.{one.run.algo}")
     seen = Seen(one)
     around = [
-        (surroundings, "make_vector_env", seen.env),
+        (session_module, "make_vector_env", seen.env),
         (algorithm, "actor_of", seen.actor),
         (algorithm, {"ppo": "Policy", "dqn": "QPolicy"}[one.run.algo], seen.made_policy),
         (algorithm, one.run.algo.upper(), seen.made_learner),

@@ -126,7 +126,7 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small c
 
     from lockstep.errors import RunError
     from lockstep.experience.rollout import Rollout
-    from lockstep.session import session as surroundings
+    from lockstep.session import session as session_module
     from lockstep.torch import session
     from lockstep.torch.comm import Comm
     from lockstep.train import train
@@ -204,12 +204,12 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small c
 
         return FailingCollector
 
-    make_env, actor_of, run_compiles = surroundings.make_vector_env, algorithm.actor_of, one.run.compile
+    make_env, actor_of, run_compiles = session_module.make_vector_env, algorithm.actor_of, one.run.compile
     make_tensor_env = session.make_tensor_env
     collectors = [name for name in ("Collector", "TensorCollector") if hasattr(algorithm, name)]
     summary, error = {}, ""
     with (
-        mock.patch.object(surroundings, "make_vector_env", counted_env),
+        mock.patch.object(session_module, "make_vector_env", counted_env),
         mock.patch.object(algorithm, "actor_of", counted_actor),
         mock.patch.object(algorithm, network_name, CountedPolicy),
         mock.patch.object(session, "Comm", keep_comm),

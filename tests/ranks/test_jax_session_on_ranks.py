@@ -17,8 +17,8 @@ from lockstep.launch.rank_environment import free_port
 WITHIN_S = 400
 
 
-def both(folder, *, processes=2, resume=False, memo="", **changes):
-    arguments = (free_port(), str(folder), changes, resume, str(memo))
+def both(folder, *, processes=2, resume=False, start_record="", **changes):
+    arguments = (free_port(), str(folder), changes, resume, str(start_record))
     return spawn(jax_flights.trained, processes, arguments, timeout_s=WITHIN_S)
 
 
@@ -60,8 +60,8 @@ def test_a_run_goes_on_in_another_number_of_processes(four_devices, tmp_path):
 
 @pytest.mark.slow
 def test_processes_that_are_started_again_go_on_with_their_run(tmp_path):
-    first = both(tmp_path / "run", memo=tmp_path / "memo.json")
-    again = both(tmp_path / "elsewhere", memo=tmp_path / "memo.json", total_steps=4 * 128)
+    first = both(tmp_path / "run", start_record=tmp_path / "start.json")
+    again = both(tmp_path / "elsewhere", start_record=tmp_path / "start.json", total_steps=4 * 128)
     assert [summary["restarts"] for summary in first] == [0, 0]
     assert [summary["restarts"] for summary in again] == [1, 1]
     assert {summary["resumed_from"] for summary in again} == {"checkpoints/step_256"}
