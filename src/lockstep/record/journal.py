@@ -23,6 +23,7 @@ from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RunDir, lock_run_dir, mark_failed, write_config
 from lockstep.record.summary import empty_summary
 from lockstep.run import AnyRun, OfflineRun
+from lockstep.system.memory import resident_memory
 from lockstep.world import World
 
 _EVALUATED = ("eval_return_mean", "eval_return_std", "eval_episodes", "solved_at_step", "solved_at_s")
@@ -119,18 +120,18 @@ class Journal:
         self._sums += sums
 
     def rows(self, phases: dict[str, float], elapsed: float) -> np.ndarray:
-        """`[K, ...]` the rows of the local shards for a log line; the first also has this rank's clocks."""
-        rows = np.zeros((len(self.episodes), WIDTH + 2 + len(PHASES)))
+        """`[K, ...]` the rows of the local shards for a log line; the first also has this rank's clocks and memory."""
+        rows = np.zeros((len(self.episodes), WIDTH + 3 + len(PHASES)))
         for row, episodes in zip(rows, self.episodes, strict=True):
             row[:WIDTH] = episodes.row()
-        rows[0, WIDTH:] = [1.0, elapsed, *phases.values()]
+        rows[0, WIDTH:] = [1.0, elapsed, resident_memory(), *phases.values()]
         return rows
 
     def log(self, progress: Progress, metrics: dict[str, float], rows: np.ndarray) -> None:
         """Add the rows of all shards; rank 0 writes a line of metrics and shows progress."""
         self._recent.extend(merge(rows[:, :WIDTH]))
         clocks = rows[rows[:, WIDTH] > 0, WIDTH + 1 :]
-        elapsed, phases = float(clocks[:, 0].max()), clocks[:, 1:]
+        elapsed, memory, phases = float(clocks[:, 0].max()), clocks[:, 1], clocks[:, 2:]
         steps, before = self._logged
         self._logged = (progress.env_steps, elapsed)
         if self._sums[0]:
@@ -148,6 +149,8 @@ class Journal:
             metrics[f"time/{name}_s_max"] = float(phases[:, i].max())
         if self._console is not None:
             self._run_dir.write_metrics(progress.env_steps, elapsed, metrics)
+            of_ranks = {name: phases[:, i].round(3).tolist() for i, name in enumerate(PHASES)}
+            self._run_dir.write_ranks(progress.env_steps, elapsed, of_ranks, memory.astype(int).tolist())
             self._console.progress(
                 steps=progress.env_steps,
                 total_steps=progress.total_steps,

@@ -31,7 +31,7 @@ def remove_partial_files(run_dir: Path) -> None:
 def remove_results(run_dir: Path) -> None:
     """Remove metrics and summary before a restart from the first step. Never raises."""
     for entry in _entries(run_dir):
-        if entry.name in ("metrics.jsonl", "evaluations.jsonl", "tensorboard", "summary.json"):
+        if entry.name in ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl", "tensorboard", "summary.json"):
             _remove(entry)
 
 

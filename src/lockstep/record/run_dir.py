@@ -20,6 +20,9 @@ _LOCK_TIMEOUT_S = 3.0  # for processes that are ending
 
 RUN_FILE = "run.yaml"
 SUMMARY_FILE = "summary.json"
+METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+RANKS_FILE = "ranks.jsonl"
 
 
 class RunDir:
@@ -33,8 +36,9 @@ class RunDir:
         self.path = path
         """The directory."""
         self._made = made
-        self._metrics = JsonLines(path / "metrics.jsonl")
-        self._evaluations = JsonLines(path / "evaluations.jsonl")
+        self._metrics = JsonLines(path / METRICS_FILE)
+        self._evaluations = JsonLines(path / EVALUATIONS_FILE)
+        self._ranks = JsonLines(path / RANKS_FILE)
         self._tensorboard = TensorBoard(path / "tensorboard")
 
     @classmethod
@@ -87,6 +91,12 @@ class RunDir:
         """Add one evaluation, episode by episode, to `evaluations.jsonl`."""
         self._evaluations.write({"step": step, "returns": list(returns), "lengths": list(lengths)})
 
+    def write_ranks(
+        self, step: int, time_s: float, phases_s: Mapping[str, Sequence[float]], memory: Sequence[int]
+    ) -> None:
+        """Add the seconds that each rank spent in each phase so far, and its memory in bytes, to `ranks.jsonl`."""
+        self._ranks.write({"step": step, "time_s": round(time_s, 6), "phases_s": phases_s, "memory": memory})
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` as a whole: a reader sees the old one or the new one."""
         _write_json(self.path / SUMMARY_FILE, summary)
@@ -95,6 +105,7 @@ class RunDir:
         """Remove metrics after `step`, evaluations after `evaluated_at`, and the result."""
         self._metrics.rewind(step)
         self._evaluations.rewind(evaluated_at)
+        self._ranks.rewind(step)
         self._tensorboard.rewind(step)
         (self.path / SUMMARY_FILE).unlink(missing_ok=True)
 
@@ -109,6 +120,7 @@ class RunDir:
         """Flush and close what is open."""
         self._metrics.close()
         self._evaluations.close()
+        self._ranks.close()
         self._tensorboard.close()
 
     def __enter__(self) -> "RunDir":
@@ -177,7 +189,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 def _summary_from_metrics(run_dir: Path) -> dict[str, Any]:
     summary = empty_summary(read_config(run_dir))
     with suppress(OSError):
-        for line in reversed((run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
+        for line in reversed((run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()):
             with suppress(ValueError):  # a line that was cut off when its writer was killed
                 last = json.loads(line)
                 summary |= {"env_steps": last["step"], "wall_time_s": last["time_s"]}

@@ -87,6 +87,12 @@ def test_what_was_saved_between_two_lines_is_in_the_next(journal, tmp_path):
     assert written(tmp_path, "cut") == written(tmp_path, "whole")
     assert written(tmp_path, "cut", "evaluations.jsonl") == written(tmp_path, "whole", "evaluations.jsonl")
     assert found == expected
+    ranks = written(tmp_path, "cut", "ranks.jsonl")
+    assert [(line["step"], line["time_s"], set(line["phases_s"])) for line in ranks] == [
+        (10, 0.5, set(PHASES)),
+        (30, 1.5, set(PHASES)),
+    ]
+    assert all(len(line["memory"]) == 1 and line["memory"][0] > 1 << 20 for line in ranks)
     line = written(tmp_path, "cut")[1]
     assert line["episode/count"] == 3
     assert line["episode/return_mean"] == pytest.approx((4 + 8 + 16) / 3)

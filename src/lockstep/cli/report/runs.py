@@ -1,9 +1,6 @@
 """Read the state and results of runs from their directories, including running and aborted ones."""
 
-import fcntl
 import json
-import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,14 +10,12 @@ from typing import Any, cast
 
 from lockstep.config import settings
 from lockstep.errors import ConfigError
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, read_config
+from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RUN_FILE, SUMMARY_FILE, read_config
+from lockstep.record.run_status import is_running
 
-_METRICS_FILE, _EVALUATIONS_FILE = "metrics.jsonl", "evaluations.jsonl"
-_FILES = (RUN_FILE, SUMMARY_FILE, _METRICS_FILE)
+_FILES = (RUN_FILE, SUMMARY_FILE, METRICS_FILE)
 _DEPTH = 3
 """Maximum depth of the search for runs below a directory."""
-_FRESH_S = 120.0
-"""On a file system without locks, a run that wrote so recently counts as running."""
 _ESTIMATOR = "weighted_sequential_dr"
 
 
@@ -72,9 +67,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def read_run(path: Path) -> FoundRun:
     """Read a run directory; missing, truncated or damaged files are skipped."""
     config, summary = settings.leaves(read_config(path)), read_json(path / SUMMARY_FILE)
-    metrics, evaluations = list(_lines(path / _METRICS_FILE)), list(_lines(path / _EVALUATIONS_FILE))
+    metrics, evaluations = list(_lines(path / METRICS_FILE)), list(_lines(path / EVALUATIONS_FILE))
     last, best, source = _returns(metrics, evaluations, summary)
-    running = _is_running(path)
+    running = is_running(path)
     counted = {} if running else summary
     step, seconds = (_number(metrics[-1].get(name)) for name in ("step", "time_s")) if metrics else (None, None)
     speed = _number(counted.get("steps_per_second")) or (step / seconds if step and seconds else None)
@@ -103,31 +98,6 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
             for inner in sorted(path.iterdir()):
                 if inner.is_dir():
                     yield from _below(inner, depth - 1)
-
-
-def _is_running(path: Path) -> bool:
-    """Whether a process has locked the run directory."""
-    descriptor = None
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return not (path / SUMMARY_FILE).exists() and time.time() - _written_at(path) < _FRESH_S
-    else:
-        return False
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _written_at(path: Path) -> float:
-    times = [0.0]
-    for name in _FILES:
-        with suppress(OSError):
-            times.append((path / name).stat().st_mtime)
-    return max(times)
 
 
 def _returns(

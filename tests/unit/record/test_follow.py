@@ -1,0 +1,67 @@
+"""Reading files that another process may still write."""
+
+import json
+import os
+import time
+
+import pytest
+
+from lockstep.record import run_status
+from lockstep.record.follow import JsonLinesFollower, last_line
+from lockstep.record.run_dir import RunDir, lock_run_dir
+from lockstep.record.run_status import is_running, written_at
+
+
+def test_only_complete_lines_are_read_and_each_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    follower = JsonLinesFollower(path)
+    assert not follower.update() and follower.lines == []
+    path.write_text('{"step": 1}\n{"step"')
+    assert follower.update() and follower.lines == [{"step": 1}]
+    assert not follower.update()
+    with path.open("a") as file:
+        file.write(': 2}\nnot json\n[3]\n{"step": 4}\n')
+    assert follower.update() and follower.lines == [{"step": 1}, {"step": 2}, {"step": 4}]
+
+
+def test_a_file_that_is_cut_or_replaced_is_read_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    follower = JsonLinesFollower(path)
+    follower.update()
+    os.truncate(path, 12)  # a resumed run removes what came after its checkpoint
+    assert follower.update() and follower.lines == [{"step": 1}]
+    (tmp_path / "new").write_text('{"step": 7}\n{"step": 8}\n{"step": 9}\n')
+    (tmp_path / "new").rename(path)
+    assert follower.update() and [line["step"] for line in follower.lines] == [7, 8, 9]
+    path.unlink()
+    assert follower.update() and follower.lines == []
+
+
+def test_last_line_skips_one_that_is_incomplete(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert last_line(path) == {}
+    path.write_text("".join(json.dumps({"step": i, "pad": "x" * 1000}) + "\n" for i in range(200)) + '{"step": 20')
+    assert last_line(path)["step"] == 199
+
+
+def test_locked_run_is_running_and_a_finished_or_killed_one_is_not(tmp_path):
+    run = RunDir.create(tmp_path / "run", {"task": "x"}).path
+    assert not is_running(run)  # its files are fresh, but on this machine the lock decides
+    lock = lock_run_dir(run)
+    assert is_running(run)
+    os.close(lock)
+    assert not is_running(run)
+    assert time.time() - written_at(run) < 60 and not is_running(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(("kind", "running"), [("nfs4", True), ("fuse.sshfs", True), ("ext4", False)])
+def test_run_on_a_network_file_system_is_running_while_it_writes(tmp_path, monkeypatch, kind, running):
+    run = RunDir.create(tmp_path / "run", {"task": "x"}).path
+    device = run.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw,noatime - {kind} server:/data rw\n")
+    monkeypatch.setattr(run_status, "_MOUNTS", mounts)
+    assert is_running(run) == running
+    monkeypatch.setattr(run_status, "FRESH_S", 0.0)
+    assert not is_running(run)
