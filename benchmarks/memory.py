@@ -26,7 +26,7 @@ from uuid import uuid4
 
 import measure
 
-_MARK = "LOCKSTEP_START_RECORDRY_BENCHMARK"
+_MARK = "LOCKSTEP_MEMORY_BENCHMARK"
 EVERY_S = 2.0
 SETTINGS = {
     "capacity": 8000, "learning_starts": 1000, "log_every": 1000, "checkpoint_every": 4000, "evaluate_every": 4000,
