@@ -87,7 +87,7 @@ class Seen:
 
         def counted_deal(parts: Any) -> Any:
             for part in parts:
-                batch = getattr(part, "batch", None)  # what DQN learns from
+                batch = getattr(part, "batch", None)  # of an algorithm with a replay buffer
                 self.counts["learned"] += 0 if batch is None or not self._collected else len(batch.reward)
             return shard(parts)
 
@@ -137,7 +137,7 @@ def train_one(rank: int, one: Job) -> Outcome:
     around = [
         (session_module, "make_vector_env", seen.env),
         (algorithm, "actor_of", seen.actor),
-        (algorithm, {"ppo": "Policy", "dqn": "QPolicy"}[one.run.algo], seen.made_policy),
+        (algorithm, {"ppo": "Policy", "dqn": "QPolicy"}.get(one.run.algo, "ContinuousPolicy"), seen.made_policy),
         (algorithm, one.run.algo.upper(), seen.made_learner),
         (session, "Comm", seen.opened),
         (algorithm, "Collector", seen.collector),

@@ -7,13 +7,15 @@ import traceback
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from lockstep import spawn
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.launch.rank_environment import free_port
 from lockstep.run import NetworkConfig, Run, override
 
@@ -64,6 +66,35 @@ def small_dqn(task: str, **changes: Any) -> Run:
             epsilon_steps=640,
         ),
         network=NetworkConfig(hidden=(16, 16)),
+        log_every=160,
+        evaluate_every=None,
+        evaluate_episodes=8,
+        stop_when_solved=False,
+        timeout_s=30.0,
+        startup_timeout_s=60.0,
+    )
+    return override(run, changes)
+
+
+def small_actor_critic(algo: str, task: str = "Pendulum-v1", **changes: Any) -> Run:
+    """100 gradient steps of small networks of SAC or TD3 on prioritized replay."""
+    config = {"sac": SACConfig, "td3": TD3Config}[algo]
+    run = Run(
+        task=task,
+        algo=cast(Any, algo),
+        num_envs=16,
+        total_steps=640,
+        algorithm=config(
+            num_steps=2,
+            learning_starts=160,
+            updates_per_step=0.25,
+            batch_size=32,
+            capacity=512,  # smaller than the run, so that old transitions are overwritten
+            learning_rate=1e-3,
+            n_step=3,
+            prioritized=True,
+        ),
+        network=NetworkConfig(hidden=(16, 16), activation="relu"),
         log_every=160,
         evaluate_every=None,
         evaluate_episodes=8,

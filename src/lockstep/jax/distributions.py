@@ -12,12 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.algorithms.sac import LOG_STD_RANGE
 from lockstep.envs.spec import ActionSpec
 from lockstep.experience import sampling
 from lockstep.jax.flat import Params
 
 LOG_STD = "distribution.log_std"
 """Name of the log standard deviations of continuous actions among a policy's parameters."""
+_LARGEST_TANH = 1.0 - 2.0**-24
+"""Largest action, scaled to [-1, 1], whose inverse tanh is finite in float32."""
 
 
 class Categorical:
@@ -149,6 +152,51 @@ class StateDependentGaussian:
     def _split(self, parameters: Array) -> tuple[Array, Array]:
         """Means and log deviations."""
         return parameters[..., : self._width], parameters[..., self._width :] + self._initial_log_std
+
+
+class SquashedGaussian:
+    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log deviations.
+
+    With u = mean + std e and e standard normal, the action scaled to [-1, 1] is tanh(u), and (Haarnoja et al., 2018,
+    arXiv:1801.01290, appendix C)
+
+    log pi(tanh(u)) = sum_d -e^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh(u)^2)
+
+    Args:
+        action: of the task; every dimension needs finite bounds.
+    """
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.sampler = sampling.SquashedGaussian(action)
+        self.num_parameters, self._width = self.sampler.num_parameters, self.sampler.width
+
+    def scaled_action_and_log_prob(self, parameters: Array, noise: Array) -> tuple[Array, Array]:
+        """Actions in [-1, 1], [N, D], from standard normal noise [N, D], and their log-probabilities [N]."""
+        mean, log_std = self._split(parameters)
+        u = mean + jnp.exp(log_std) * noise
+        return jnp.tanh(u), _squashed_log_prob(noise, log_std, u)
+
+    def log_prob(self, parameters: Array, action: Array) -> Array:
+        """Log-probabilities [N] of the environment's actions [N, D] within their bounds.
+
+        log pi(center + half_range a) = log pi(a) - sum_d log half_range_d
+        """
+        mean, log_std = self._split(parameters)
+        scaled = (action - self.sampler.center[None]) / self.sampler.half_range[None]
+        u = jnp.arctanh(jnp.clip(scaled, -_LARGEST_TANH, _LARGEST_TANH))
+        log_prob = _squashed_log_prob((u - mean) * jnp.exp(-log_std), log_std, u)
+        return log_prob - np.log(self.sampler.half_range).sum()
+
+    def _split(self, parameters: Array) -> tuple[Array, Array]:
+        """Means and log deviations."""
+        return parameters[:, : self._width], jnp.clip(parameters[:, self._width :], *LOG_STD_RANGE)
+
+
+def _squashed_log_prob(noise: Array, log_std: Array, u: Array) -> Array:
+    """Log-probabilities [N] of tanh(u), u = mean + std noise."""
+    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)) loses no digits where tanh(u) rounds to 1.
+    log_slope = 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
+    return -(0.5 * jnp.square(noise) + log_std + 0.5 * math.log(2 * math.pi) + log_slope).sum(-1)
 
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian | StateDependentGaussian

@@ -12,6 +12,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.jax.comm import Comm
+from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.flat import Params
 from lockstep.jax.networks import AnyPolicy, Policy, actor_of
 from lockstep.jax.q_networks import QPolicy
@@ -31,11 +32,7 @@ def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | No
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     """Load a policy from a file or run directory of either backend."""
     about, parameters, observations = _read(Path(path))
-    policy = (
-        QPolicy(about.spec, about.network, about.algorithm)
-        if isinstance(about.algorithm, DQNConfig)
-        else Policy(about.spec, about.network)
-    )
+    policy = _policy_of(about)
     if _shapes(parameters) != _shapes(policy.params):
         raise policy_file.damaged_error(policy_file.file_of(Path(path)))
     policy.params = cast(Params, parameters)
@@ -74,8 +71,17 @@ def _read(path: Path) -> tuple[PolicySpec, dict[str, np.ndarray], RunningMoments
     return about, *policy_file.split_normalizer(about, arrays)
 
 
+def _policy_of(about: PolicySpec) -> AnyPolicy:
+    """A new policy of the kind that a file describes."""
+    if about.algorithm is None:
+        return Policy(about.spec, about.network)
+    if isinstance(about.algorithm, DQNConfig):
+        return QPolicy(about.spec, about.network, about.algorithm)
+    return ContinuousPolicy(about.spec, about.network, about.algorithm)
+
+
 def _policy_spec(policy: AnyPolicy, task: str, network: NetworkConfig) -> PolicySpec:
-    algorithm = policy.algorithm if isinstance(policy, QPolicy) else None
+    algorithm = None if isinstance(policy, Policy) else policy.algorithm
     return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=algorithm)
 
 

@@ -14,6 +14,7 @@ from jax import Array
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.numpy_actor import Layer, NumpyActor
 from lockstep.experience.sampling import Sampler
+from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.distributions import LOG_STD, DiagonalGaussian, distribution_of
 from lockstep.jax.encoders import (
     Encoder,
@@ -121,7 +122,7 @@ class Policy:
         return np.asarray(self.params[LOG_STD])
 
 
-AnyPolicy = Policy | QPolicy
+AnyPolicy = Policy | QPolicy | ContinuousPolicy
 """A policy of any algorithm."""
 
 
@@ -171,20 +172,24 @@ Actor = LinearActor | JaxActor
 def actor_of(policy: AnyPolicy, device: Any = None) -> Actor:
     """The fastest exact actor on a local device, by default the first; without the noise of noisy layers."""
     chosen = cast(Any, jax.local_devices()[0]) if device is None else device
-    chain = _linear_chain(policy.network)
+    chain = _linear_chain(policy)
     if chosen.platform == "cpu" and chain and policy.spec.image is None:
-        names, activation = chain
-        return LinearActor(policy, [f"network.{name}" for name in names], activation)
+        return LinearActor(policy, *chain)
     return JaxActor(policy, chosen)
 
 
-def _linear_chain(network: Any) -> tuple[list[str], str] | None:
-    """Names of the linear layers from observation to output and their activation, if the network is such a chain."""
+def _linear_chain(policy: AnyPolicy) -> tuple[list[str], str] | None:
+    """Names of the linear layers from observation to output and their activation, if there are no other layers."""
+    network = policy.network
+    if isinstance(network, Mlp):
+        return [f"actor.layers.{i}" for i in range(len(network.shapes))], network.activation
     if isinstance(network, QNetwork):
-        return network.chain
-    if not isinstance(network, ActorCritic):
+        chain = network.chain
+    elif isinstance(network, ActorCritic):
+        names = [f"actor.layers.{i}" for i in range(len(network.actor.shapes))]
+        if isinstance(network.body, Mlp):
+            names = [f"body.layers.{i}" for i in range(len(network.body.shapes))] + names
+        chain = names, network.actor.activation
+    else:
         return None
-    names = [f"actor.layers.{i}" for i in range(len(network.actor.shapes))]
-    if isinstance(network.body, Mlp):
-        names = [f"body.layers.{i}" for i in range(len(network.body.shapes))] + names
-    return names, network.actor.activation
+    return None if chain is None else ([f"network.{name}" for name in chain[0]], chain[1])

@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 
 from lockstep.jax.batch import Batch
-from lockstep.jax.transitions import Part
+from lockstep.jax.transitions import ActorCriticPart, Part
 
-SomeRows = TypeVar("SomeRows", Batch, Part)
+SomeRows = TypeVar("SomeRows", Batch, Part, ActorCriticPart)
 
 
 class LossReader(Generic[SomeRows]):
@@ -32,8 +32,9 @@ class LossReader(Generic[SomeRows]):
 
     def arrays(self, batch: SomeRows) -> dict[str, np.ndarray]:
         """Columns by name, as `batch.*`."""
-        columns = batch.batch if isinstance(batch, Part) else batch
-        return {f"batch.{name}": np.asarray(column) for name, column in columns._asdict().items()}
+        columns = batch if isinstance(batch, Batch) else batch.batch
+        named = columns._asdict().items()
+        return {f"batch.{name}": np.asarray(column) for name, column in named if column is not None}
 
     def is_finite(self, batch: SomeRows, first: int, count: int) -> bool:
         """Whether loss and gradient of these rows are finite."""
@@ -43,8 +44,8 @@ class LossReader(Generic[SomeRows]):
             filled[:count] = column[first : first + count]
             return filled
 
-        if isinstance(batch, Part):
-            part = batch._replace(batch=jax.tree.map(rows, batch.batch))
-        else:
+        if isinstance(batch, Batch):
             part = jax.tree.map(rows, batch)
+        else:
+            part = batch._replace(batch=jax.tree.map(rows, batch.batch))
         return bool(self._is_finite(part))

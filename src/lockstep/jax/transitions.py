@@ -23,19 +23,25 @@ class TransitionBatch(NamedTuple):
     """gamma^n; 0 where the episode terminated within the n steps."""
     weight: Any
     """Importance weight, not yet divided by the largest of all shards."""
+    noise: Any = None
+    """Standard normal noise of the actions to draw, [N, M, D] for M actions, if there are any."""
 
     @staticmethod
-    def of(drawn: Transitions, weight: np.ndarray) -> "TransitionBatch":
+    def of(drawn: Transitions, weight: np.ndarray, noise: np.ndarray | None = None) -> "TransitionBatch":
         """The batch of transitions sampled from a replay buffer."""
-        action = drawn.action.astype(np.int32)
-        return TransitionBatch(drawn.observation, action, drawn.return_, drawn.next_observation, drawn.discount, weight)
+        action = drawn.action if drawn.action.dtype == np.float32 else drawn.action.astype(np.int32)
+        columns = (drawn.observation, action, drawn.return_, drawn.next_observation, drawn.discount)
+        return TransitionBatch(*columns, weight, noise)
 
     @staticmethod
-    def blank(spec: EnvSpec, rows: int) -> "TransitionBatch":
-        """Rows of zeros and weight 1."""
+    def blank(spec: EnvSpec, rows: int, num_actions: int = 0) -> "TransitionBatch":
+        """Rows of zeros and weight 1, with noise of `num_actions` actions (M)."""
         before, after = np.zeros((2, rows, *spec.observation_shape), spec.observation_dtype)
         reward, discount = np.zeros((2, rows), np.float32)
-        return TransitionBatch(before, np.zeros(rows, np.int32), reward, after, discount, np.ones(rows, np.float32))
+        discrete = spec.action.kind == "discrete"
+        action = np.zeros(rows, np.int32) if discrete else np.zeros((rows, spec.action.width), np.float32)
+        noise = np.zeros((rows, num_actions, spec.action.width), np.float32) if num_actions else None
+        return TransitionBatch(before, action, reward, after, discount, np.ones(rows, np.float32), noise)
 
 
 class Part(NamedTuple):
@@ -47,3 +53,13 @@ class Part(NamedTuple):
     noise_of_target: Any
     noise_of_selector: Any
     """For the online network when it selects the next action (double Q-learning)."""
+
+
+class ActorCriticPart(NamedTuple):
+    """One shard's part of a minibatch of SAC or TD3; a pytree."""
+
+    batch: TransitionBatch
+    seed: Any = None
+    """uint32, of the shard's dropout masks; None without dropout."""
+    target_critics: Any = None
+    """Indices of the critics whose minimum is the target, equal for all shards; None: all critics."""

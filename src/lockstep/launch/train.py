@@ -184,6 +184,10 @@ def _jax_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
 
     if run.algo == "dqn":
         from lockstep.jax.dqn import train as learn
+    elif run.algo == "sac":
+        from lockstep.jax.sac import train as learn
+    elif run.algo == "td3":
+        from lockstep.jax.td3 import train as learn
     elif stays_on_device(run.task, run.env, "jax", preferred=True):
         from lockstep.jax.ppo_on_device import train as learn
     else:

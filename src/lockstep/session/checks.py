@@ -30,7 +30,7 @@ _VERIFIED = 1 << 30
 """Largest prepared data, in bytes, whose checksums are verified when a run starts: a second or two."""
 
 
-_FRAMEWORKS: Mapping[str, tuple[str, ...]] = {"sac": (), "td3": ()}
+_FRAMEWORKS: Mapping[str, tuple[str, ...]] = {"sac": ("jax",), "td3": ("jax",)}
 """The frameworks of an algorithm that not all frameworks have."""
 
 
