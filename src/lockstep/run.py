@@ -62,6 +62,18 @@ class NetworkConfig:
     """Log deviation of continuous actions at the start."""
     state_dependent_std: bool = False
     """Whether the policy's head also gives the log deviations of continuous actions, by observation."""
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """PPO only: recurrent layers before the heads, which remember what an observation does not show."""
+    recurrent_size: int = 64
+    """Units of each recurrent layer."""
+    recurrent_layers: int = 1
+    """Recurrent layers, one on top of another."""
+
+    def __post_init__(self) -> None:
+        """Refuse layers without units."""
+        for name in ("recurrent_size", "recurrent_layers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"network.{name}={getattr(self, name)} must be at least 1")
 
     @property
     def value_hidden(self) -> tuple[int, ...]:
@@ -125,9 +137,22 @@ class Run(RunBase):
         symmetry = self.algorithm.symmetry if isinstance(self.algorithm, PPOConfig) else None
         return [self.task, *self.env.wrappers, self.network.module or "", symmetry or ""]
 
+    @property
+    def sequence_length(self) -> int:
+        """Steps of the sequences that PPO learns from; 1 for a policy without recurrent layers."""
+        if self.network.recurrent == "none" or not isinstance(self.algorithm, PPOConfig):
+            return 1
+        return self.algorithm.steps_of_sequences
+
     def minibatch_rows(self, world: World) -> int:
         """Rows of one shard in a minibatch; raises `ConfigError` if counts do not divide among the shards."""
-        return self.algorithm.minibatch_rows(world.shard_size(self.num_envs, "num_envs"), world.num_shards)
+        rows = self.algorithm.minibatch_rows(world.shard_size(self.num_envs, "num_envs"), world.num_shards)
+        if rows % self.sequence_length:
+            raise ConfigError(
+                f"a shard's part of a minibatch, {rows} transitions, is not a whole number of sequences of "
+                f"{self.sequence_length} steps; change sequence_length, num_minibatches or num_envs"
+            )
+        return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,7 +185,7 @@ def test_values_and_advantages_are_those_of_torch():
         assert sum(len(rollout.final) for rollout in rollouts) >= 4
         batches, _, _ = ours._builder.build(ours.state.values, rollouts, np.zeros((SHARDS, 1)))
         for rollout, batch in zip(rollouts, comm.unshard(batches), strict=True):
-            wanted = theirs._builder.batch(rollout)
+            wanted = theirs._builder.batch(0, rollout)
             for name in batch._fields:
                 np.testing.assert_allclose(getattr(batch, name), getattr(wanted, name), 1e-4, 1e-5, err_msg=name)
 

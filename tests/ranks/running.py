@@ -195,10 +195,11 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small c
     def counted_actor(*args: Any) -> Any:
         actor = actor_of(*args)
 
-        def act(observation: np.ndarray) -> np.ndarray:
+        def act(observation: np.ndarray, *state: np.ndarray) -> Any:
             counts["acted"] += int(np.prod(observation.shape[:2]))  # [K, B, *O]
-            return actor(observation)
+            return actor(observation, *state)
 
+        act.state_size = getattr(actor, "state_size", 0)
         return act
 
     class CountedPolicy(network):

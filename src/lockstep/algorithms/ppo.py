@@ -17,6 +17,8 @@ METRICS = (
     "value/explained_variance",
 )
 
+_LONGEST_SEQUENCE = 32
+"""Of a recurrent policy by default. Each step of a sequence waits for the one before."""
 BOUND = 1.1
 """Means of actions beyond +-this are penalized with `bounds_loss_coef`."""
 
@@ -27,6 +29,9 @@ class PPOConfig:
 
     num_steps: int = 128
     """Steps of each environment in one rollout (T)."""
+    sequence_length: int | None = None
+    """Steps of the sequences that a recurrent policy learns from; gradients stop at their start. Must divide
+    `num_steps`; `null`: `num_steps`, or its largest divisor up to 32. Only with `network.recurrent`."""
     num_epochs: int = 4
     """Passes over each rollout."""
     num_minibatches: int = 4
@@ -79,6 +84,10 @@ class PPOConfig:
         for name in ("num_steps", "num_epochs", "num_minibatches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.sequence_length is not None and (self.sequence_length < 1 or self.num_steps % self.sequence_length):
+            raise ConfigError(
+                f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}; change one of them"
+            )
         for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps", "reward_scale", "observation_limit"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
@@ -92,6 +101,13 @@ class PPOConfig:
         for name in ("value_coef", "entropy_coef", "bounds_loss_coef"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+
+    @property
+    def steps_of_sequences(self) -> int:
+        """Steps of the sequences that a recurrent policy learns from."""
+        if self.sequence_length is not None:
+            return self.sequence_length
+        return max(steps for steps in range(1, _LONGEST_SEQUENCE + 1) if self.num_steps % steps == 0)
 
     def minibatch_rows(self, shard_envs: int, num_shards: int) -> int:
         """Transitions of one shard's part of a minibatch (N)."""

@@ -124,3 +124,45 @@ class Match(NumpyEnv):
 
     def _observe(self) -> np.ndarray:
         return self._one_hot[self._symbols].reshape(self.num_envs, -1)
+
+
+class RememberCue(NumpyEnv):
+    """`lockstep/RememberCue-v0`: remember a symbol until it is asked for (discrete).
+
+    The first observation shows one of `cues` symbols, one-hot. `delay` observations of zeros follow, then one whose
+    last number is 1: the action there pays 1 if it is the symbol's number and 0 otherwise, and ends the episode. Other
+    actions have no effect. Without memory the best policy returns 1 / cues.
+    """
+
+    arrays: ClassVar[tuple[str, ...]] = ("_cue",)
+
+    def __init__(self, num_envs: int, *, cues: int = 4, delay: int = 8) -> None:
+        """`cues` symbols, `delay` steps between symbol and question."""
+        if cues < 2 or delay < 0:
+            raise ConfigError(f"env.kwargs cues={cues}, delay={delay} must be at least 2 and 0")
+        spec = EnvSpec(
+            observation_size=cues + 1,
+            action=ActionSpec("discrete", (cues,)),
+            autoreset="same_step",
+            separately_seedable=False,
+            reward_threshold=0.95,
+            max_episode_steps=delay + 2,
+        )
+        super().__init__(num_envs, spec)
+        self._delay = delay
+        self._one_hot = np.eye(cues, dtype=np.float32)
+        self._cue = np.zeros(num_envs, np.int64)
+
+    def _begin(self, rows: np.ndarray) -> None:
+        self._cue[rows] = self._generator.integers(0, len(self._one_hot), rows.size)
+
+    def _advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        asked = self._steps == self._delay + 1
+        return (asked & (action == self._cue)).astype(np.float32), asked
+
+    def _observe(self) -> np.ndarray:
+        observation = np.zeros((self.num_envs, len(self._one_hot) + 1), np.float32)
+        first = self._steps == 0
+        observation[first, :-1] = self._one_hot[self._cue[first]]
+        observation[self._steps == self._delay + 1, -1] = 1.0
+        return observation

@@ -16,9 +16,11 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 
 BUILT_IN = {
     "lockstep/Cartpole-v0": ("lockstep.envs.cartpole", "Cartpole"),
+    "lockstep/HiddenCartpole-v0": ("lockstep.envs.hidden_cartpole", "HiddenCartpole"),
     "lockstep/Corridor-v0": ("lockstep.envs.toy_tasks", "Corridor"),
     "lockstep/Match-v0": ("lockstep.envs.toy_tasks", "Match"),
     "lockstep/Reach-v0": ("lockstep.envs.toy_tasks", "Reach"),
+    "lockstep/RememberCue-v0": ("lockstep.envs.toy_tasks", "RememberCue"),
 }
 """Classes of the built-in tasks, which need only numpy."""
 

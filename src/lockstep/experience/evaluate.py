@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import RunError
+from lockstep.experience.acting import ActorWithState
 from lockstep.world import World, block
 
 MAX_ENVS = 64
@@ -47,6 +48,7 @@ def play(
     episodes: int,
     seeds: list[int],
     heartbeat: Callable[[], object],
+    actor: ActorWithState | None = None,
 ) -> Episodes:
     """Play `episodes` episodes on the environments of `env`, each environment its fixed share of them.
 
@@ -56,6 +58,7 @@ def play(
         episodes: how many.
         seeds: one for each environment.
         heartbeat: called every step; may raise `Interrupted`.
+        actor: that `choose` calls; notified of episodes that begin.
     """
     size = env.num_envs
     share = np.array([len(block(episodes, size, i)) for i in range(size)])
@@ -81,6 +84,8 @@ def play(
             if len(played[i]) < share[i]:
                 played[i].append((float(total[i]), int(length[i])))
                 left -= 1
+        if actor is not None:
+            actor.begins = resetting if next_step else ended
         total[ended], length[ended] = 0.0, 0
         resetting = ended.copy() if next_step else resetting
     flat = [episode for one in played for episode in one]

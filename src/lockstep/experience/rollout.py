@@ -16,11 +16,10 @@ from lockstep.envs.spec import ActionSpec
 from lockstep.envs.state import can_save
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import ConfigError, RunError
+from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.episodes import EpisodeStats
 from lockstep.experience.normalize import RunningMoments
 from lockstep.world import World, stream, stream_seed
-
-Actor = Callable[[np.ndarray], np.ndarray]
 
 
 class Sampler(Protocol):
@@ -75,6 +74,10 @@ class Rollout:
     """`(t, b, observation)` of truncated episodes where `observation[t + 1]` already belongs to the next episode."""
     fault: NonFiniteValue | None = None
     """The first number from an environment that is not finite; None if all are."""
+    state: np.ndarray | None = None
+    """[B, A]: of a recurrent actor, before the first step."""
+    begins: np.ndarray | None = None
+    """[T + 1, B] bool: an episode begins with this observation; for recurrent policies."""
 
 
 class Collector:
@@ -83,7 +86,7 @@ class Collector:
     Args:
         world: the ranks and shards.
         envs: the vector environment of each shard of this process, in order.
-        actor: observations [K, B, O] to distribution parameters [K, B, P].
+        actor: observations [K, B, O] to distribution parameters [K, B, P]; a recurrent one with states [K, B, A].
         sampler: the distribution.
         num_steps: T.
         seed: of the run.
@@ -98,7 +101,7 @@ class Collector:
         self,
         world: World,
         envs: Sequence[VectorEnv],
-        actor: Actor,
+        actor: Actor | RecurrentActor,
         sampler: Sampler,
         *,
         num_steps: int,
@@ -110,7 +113,6 @@ class Collector:
     ) -> None:
         self._world = world
         self._envs = envs
-        self._actor = actor
         self._sampler = sampler
         self._timers = timers
         self._moments = observation_moments
@@ -124,6 +126,8 @@ class Collector:
         ]
         self._action_spec = spec.action
         self._same_step = spec.autoreset == "same_step"
+        self._actor = ActorWithState(actor, (count, size))
+        self._begins = np.zeros((count, num_steps + 1, size), bool)
         self._observation = np.zeros((count, num_steps + 1, size, *spec.observation_shape), spec.observation_dtype)
         kind = np.float32 if spec.action.kind == "continuous" else np.int64
         shape = () if spec.action.kind == "discrete" else (spec.action.width,)
@@ -144,6 +148,7 @@ class Collector:
         size = self._envs[k].num_envs
         first = self._world.shards[k] * size
         self._observation[k, -1] = self._envs[k].reset([stream_seed(self._seed, name, first + i) for i in range(size)])
+        self._actor.begins[k] = True
 
     def collect(self) -> list[Rollout]:
         """Step every environment T times; one rollout for each local shard."""
@@ -152,6 +157,8 @@ class Collector:
         steps, size = self._reward.shape[1:]
         observation[:, 0] = observation[:, -1]
         self._ended[:, 0] = self._ended[:, -1]
+        self._begins[:, 0] = actor.begins
+        state = actor.state
         noise = np.stack([self._draw(streams, steps, size) for streams in self._noise_streams], 1)
         final: list[list[tuple[int, np.ndarray, np.ndarray]]] = [[] for _ in envs]
         clip = clipper(self._action_spec)
@@ -176,13 +183,28 @@ class Collector:
                     rows = np.flatnonzero(truncated & ~terminated)
                     if len(rows):  # an episode may terminate in the step of its time limit
                         final[k].append((t, rows, last[rows].astype(observation.dtype)))
+            if actor.is_recurrent:
+                self._begin_episodes(t)
         timers.enter(OTHER)
         np.logical_or(self._terminated, self._truncated, out=self._ended[:, 1:])
         if not self.fingerprints:
             self.fingerprints = [
                 combine(digest(part) for part in (observation[k], action[k], noise[:, k])) for k in range(len(envs))
             ]
-        return [self._finish(k, final[k]) for k in range(len(envs))]
+        rollouts = [self._finish(k, final[k]) for k in range(len(envs))]
+        if actor.is_recurrent:
+            for k, rollout in enumerate(rollouts):
+                rollout.state, rollout.begins = state[k], self._begins[k]
+        return rollouts
+
+    def _begin_episodes(self, t: int) -> None:
+        """Mark the environments whose episodes begin with the observation after step t.
+
+        After an end, an environment with `next_step` autoreset still shows the final observation of the old episode.
+        """
+        np.logical_or(self._terminated[:, t], self._truncated[:, t], out=self._ended[:, t + 1])
+        self._begins[:, t + 1] = self._ended[:, t + 1 if self._same_step else t]
+        self._actor.begins = self._begins[:, t + 1].copy()
 
     def _draw(self, streams: Sequence[np.random.Generator], steps: int, size: int) -> np.ndarray:
         """Noise [T, B, W] of a shard: from one stream, or a part from each environment's own."""
@@ -213,7 +235,8 @@ class Collector:
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k` between two rollouts; includes the environments only if they can be saved."""
         env, episodes = self._envs[k], self.episodes[k]
-        return {
+        actor = {"state": self._actor.state[k], "begins": self._actor.begins[k]} if self._actor.is_recurrent else {}
+        return actor | {
             "environments": env.state() if can_save(env) else None,
             "observation": self._observation[k, -1],
             "ended": self._ended[k, -1],
@@ -242,6 +265,8 @@ class Collector:
             return False
         env.restore(state["environments"])
         self._observation[k, -1], self._ended[k, -1] = state["observation"], state["ended"]
+        if self._actor.is_recurrent:
+            self._actor.state[k], self._actor.begins[k] = state["state"], state["begins"]
         self.episodes[k].restore(state["episodes"])
         return True
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
@@ -92,6 +93,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
     check_encoder(run.network, spec)
     _check_heads(run, spec)
+    _check_recurrent(run)
     if run.evaluate_video:
         check_drawing(run)
 
@@ -262,6 +264,32 @@ def _check_heads(run: Run, spec: EnvSpec) -> None:
         reason = "the value network of a task with images has convolutions"
     if reason is not None:
         raise ConfigError(f"network.critic_hidden={list(network.critic_hidden)}: {reason}, or leave it out")
+
+
+def _check_recurrent(run: Run) -> None:
+    """Raise `ConfigError` for recurrent layers where they are not supported, or settings of those that do not exist."""
+    network, config = run.network, run.algorithm
+    setting = f"network.recurrent={network.recurrent}"
+    if network.recurrent == "none":
+        if isinstance(config, PPOConfig) and config.sequence_length is not None:
+            raise ConfigError(
+                f"sequence_length={config.sequence_length} is for recurrent policies; set network.recurrent to gru or "
+                "lstm, or leave it out"
+            )
+        return
+    reason = None
+    if not isinstance(config, PPOConfig):
+        reason = f"algo={run.algo} has no recurrent policies; use algo=ppo"
+    elif run.ml_framework == "jax":
+        reason = "recurrent layers are not supported by ml_framework=jax; use ml_framework=torch"
+    elif network.module is not None:
+        reason = f"network.module={network.module} is called with observations alone"
+    elif config.symmetry is not None:
+        reason = f"symmetry={config.symmetry} does not mirror the state of recurrent layers"
+    elif run.precision != "float32":
+        reason = f"recurrent layers do not support precision={run.precision}; use float32"
+    if reason is not None:
+        raise ConfigError(f"{setting}: {reason}, or leave it out")
 
 
 def check_custom_heads(path: str, algorithm: DQNConfig) -> None:

@@ -1,7 +1,7 @@
 """Evaluation over all ranks: each shard plays its part of the episodes, and all results are gathered on every rank."""
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from lockstep.distributed.comm import Comm
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
+from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.evaluate import Episodes, Interrupted, play, quota
 from lockstep.experience.normalize import RunningMoments
-from lockstep.experience.rollout import Actor, Sampler, clipper
+from lockstep.experience.rollout import Sampler, clipper
 from lockstep.record.journal import Journal
 from lockstep.record.video import MAX_FRAMES, write_gif
 from lockstep.run import AnyRun
@@ -23,31 +24,50 @@ _EPISODES = 100
 _IMAGE_EPISODES = 10  # a game takes thousands of steps
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Player:
     """A policy with its newest parameters, with a numpy interface."""
 
     sampler: Sampler
     """Of its action distribution."""
-    actor: Actor
-    """Observations [B, O] to parameters of the distribution [B, P]."""
+    actor: Actor | RecurrentActor
+    """Observations [B, O] to parameters of the distribution [B, P]; a recurrent one with states."""
     observations: RunningMoments | None
     """Normalizer of observations, if any."""
     spec: EnvSpec | None = None
     """Of the environments; needed by `act`."""
+    _episode: ActorWithState = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin an episode."""
+        self._episode = self.actor_of(1)
+
+    def actor_of(self, num_envs: int) -> ActorWithState:
+        """The actor for this many environments, each at the beginning of an episode."""
+        return ActorWithState(self.actor, (num_envs,))
+
+    def reset(self) -> None:
+        """Begin a new episode; `act` of a recurrent policy remembers the observations since."""
+        self._episode.begins[:] = True
 
     def act(self, observation: Any) -> np.ndarray:
-        """The most likely action for one observation, within the bounds of the action space."""
+        """The most likely action for the next observation of an episode, within the bounds of the action space."""
         assert self.spec is not None
         image = self.spec.image is not None
         rows = np.asarray(observation)[None] if image else np.asarray(observation, np.float32).reshape(1, -1)
-        return clipper(self.spec.action)(self.choose(rows, None))[0]
+        return clipper(self.spec.action)(self.choose(rows, None, self._episode))[0]
 
-    def choose(self, observation: np.ndarray, noise: np.random.Generator | None) -> np.ndarray:
-        """Actions for observations [B, O]: drawn with `noise`, or the most likely ones if it is None."""
+    def choose(self, observation: np.ndarray, noise: np.random.Generator | None, actor: ActorWithState) -> np.ndarray:
+        """Actions for observations [B, O]: drawn with `noise`, or the most likely ones if it is None.
+
+        Args:
+            observation: the next one of each environment.
+            noise: of the draws.
+            actor: of these environments, from `actor_of`.
+        """
         if self.observations is not None:
             observation = self.observations.normalize(observation)
-        parameters = self.actor(observation)
+        parameters = actor(observation)
         if noise is None:
             return self.sampler.mode(parameters)
         return self.sampler.sample(parameters, self.sampler.draw_noise(noise, parameters.shape[:-1]))
@@ -105,8 +125,15 @@ class Evaluation:
                 self._envs[shard] = make_vector_env(self._task, self._run.env, num_envs, training=False)
             key = f"evaluate {index}/{shard}"
             seeds = [stream_seed(seed, key, i) for i in range(num_envs)]
-            noise = stream(seed, key)
-            played = play(self._envs[shard], lambda o, noise=noise: self._choose(o, noise), episodes, seeds, heartbeat)
+            noise, actor = stream(seed, key), self._player.actor_of(num_envs)
+            played = play(
+                self._envs[shard],
+                lambda o, noise=noise, actor=actor: self._choose(o, noise, actor),
+                episodes,
+                seeds,
+                heartbeat,
+                actor,
+            )
             results.append((shard, played.returns, played.lengths))
         if self._journal is not None and self._run.evaluate_video and world.rank == 0:
             path = self._journal.path / "videos" / f"step_{index}.gif"
@@ -131,12 +158,12 @@ class Evaluation:
             env.close()
 
     def _frames(self, env: Any, key: str, heartbeat: Callable[[], object]) -> Generator[np.ndarray]:
-        noise = stream(self._run.seed, key)
+        noise, actor = stream(self._run.seed, key), self._player.actor_of(1)
         observation = env.reset([stream_seed(self._run.seed, key)])
         for _ in range(MAX_FRAMES - 1):
             heartbeat()
             yield env.render()[0]
-            observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise))
+            observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise, actor))
             if terminated[0] or truncated[0]:
                 break
         if env.spec.autoreset == "next_step":  # else this is the next episode's first
@@ -148,5 +175,5 @@ class Evaluation:
             env.close()
         self._envs.clear()
 
-    def _choose(self, observation: np.ndarray, noise: np.random.Generator) -> np.ndarray:
-        return self._clip(self._player.choose(observation, None if self._run.evaluate_greedy else noise))
+    def _choose(self, observation: np.ndarray, noise: np.random.Generator, actor: ActorWithState) -> np.ndarray:
+        return self._clip(self._player.choose(observation, None if self._run.evaluate_greedy else noise, actor))

@@ -1,16 +1,19 @@
 """Rollouts and minibatches of PPO, with values, advantages and log-probabilities of the policy that acted.
 
 Shapes: T steps of a rollout, B environments of a shard, N transitions of a part of a minibatch, O and C numbers of the
-policy's and of the critic's observation, P parameters of the action distribution.
+policy's and of the critic's observation, P parameters of the action distribution, S numbers of a recurrent policy's
+state.
 """
 
+import math
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from lockstep.envs.spec import EnvSpec
+from lockstep.torch.recurrent import Sequences
 
 
 @dataclass(slots=True)
@@ -37,10 +40,14 @@ class EvaluatedRollout:
     """[T, B]: 0 for the rows in which an environment only resets itself, 1 otherwise."""
     critic: Tensor | None = None
     """[T * B, C]: the critic's own observation, normalized, if there is one."""
+    state: Tensor | None = None
+    """[T * B, S]: of a recurrent policy, before each step."""
+    begins: Tensor | None = None
+    """[T * B]: 1 where an episode begins, for a recurrent policy."""
 
     @property
     def observations(self) -> tuple[Tensor, ...]:
-        """The arguments of the policy."""
+        """The arguments of a policy without recurrent layers."""
         return (self.observation,) if self.critic is None else (self.observation, self.critic)
 
 
@@ -55,7 +62,7 @@ class RowBatch:
     def columns(self) -> dict[str, Tensor]:
         """All columns by name."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: column for name, column in columns.items() if column is not None}
+        return {name: column for name, column in columns.items() if isinstance(column, Tensor)}
 
 
 @dataclass(slots=True)
@@ -74,14 +81,23 @@ class Batch(RowBatch):
     """0 for the rows of an autoreset, 1 otherwise."""
     critic: Tensor | None = None
     """The critic's own observation, if there is one."""
+    state: Tensor | None = None
+    """Of a recurrent policy, before this row."""
+    begins: Tensor | None = None
+    """1 where an episode begins, for a recurrent policy."""
+    sequence_length: int = 1
+    """L: the rows are those of N / L sequences, time-major."""
 
     @property
-    def observations(self) -> tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Tensor | Sequences | None, ...]:
         """The arguments of the policy."""
-        return (self.observation,) if self.critic is None else (self.observation, self.critic)
+        if self.state is None or self.begins is None:
+            return (self.observation,) if self.critic is None else (self.observation, self.critic)
+        begins = self.begins.view(self.sequence_length, -1)
+        return self.observation, self.critic, Sequences(self.state[: begins.shape[1]], begins)
 
     @staticmethod
-    def blank(spec: EnvSpec, rows: int, device: torch.device) -> "Batch":
+    def blank(spec: EnvSpec, rows: int, device: torch.device, state_size: int = 0, sequence_length: int = 1) -> "Batch":
         """Rows of zeros, of weight 0."""
         action = spec.action
         shape = (rows,) if action.kind == "discrete" else (rows, action.width)
@@ -91,14 +107,21 @@ class Batch(RowBatch):
         seen = torch.uint8 if spec.image else torch.float32
         observation = torch.zeros(rows, *spec.observation_shape, dtype=seen, device=device)
         critic = None if spec.critic_size is None else torch.zeros(rows, spec.critic_size, device=device)
-        return Batch(observation, torch.zeros(shape, dtype=kind, device=device), *columns, critic=critic)
+        action = torch.zeros(shape, dtype=kind, device=device)
+        if state_size == 0:
+            return Batch(observation, action, *columns, critic=critic)
+        state, begins = torch.zeros(rows, state_size, device=device), torch.zeros(rows, device=device)
+        length = math.gcd(rows, sequence_length)
+        return Batch(observation, action, *columns, critic=critic, state=state, begins=begins, sequence_length=length)
 
     def shuffled(self, order: Tensor) -> "Batch":
         """The rows at `order`, in that order."""
-        return Batch(**{name: column.index_select(0, order) for name, column in self.columns().items()})
+        columns: dict[str, Any] = {name: column.index_select(0, order) for name, column in self.columns().items()}
+        return Batch(**columns)
 
-    def split(self, rows: int) -> "list[Batch]":
-        """Parts of `rows` consecutive rows."""
+    def split(self, rows: int, sequence_length: int) -> "list[Batch]":
+        """Parts of `rows` consecutive rows, each of sequences of this length, time-major."""
         columns = self.columns()
         parts = zip(*(torch.split(column, rows) for column in columns.values()), strict=True)
-        return [Batch(**dict(zip(columns, part, strict=True))) for part in parts]
+        named: list[dict[str, Any]] = [dict(zip(columns, part, strict=True)) for part in parts]
+        return [Batch(**part, sequence_length=sequence_length) for part in named]

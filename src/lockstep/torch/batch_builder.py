@@ -1,9 +1,10 @@
 """From rollouts to the batches that PPO learns from: values, log-probabilities and advantages.
 
-Shapes: K shards of this rank, T steps of a rollout, B environments of a shard.
+Shapes: K shards of this rank, T steps of a rollout, B environments of a shard, S numbers of a recurrent policy's state.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from lockstep.session.normalizers import Normalizers
 from lockstep.torch.batch import Batch, EvaluatedRollout
 from lockstep.torch.device_rollout import TensorRollout
 from lockstep.torch.networks import Policy
+from lockstep.torch.recurrent import Sequences
 from lockstep.torch.returns import gae
 
 AnyRollout = Rollout | TensorRollout
@@ -31,18 +33,24 @@ class BatchBuilder:
         config: of PPO.
         policy: that acted.
         normalizers: in use, as during the rollout.
+        num_shards: K.
         shard_envs: B.
         rows: of a gradient step.
         device: of the policy.
         precision: autocast of the loss, if it is not float32.
+
+    Attributes:
+        critic_states: of a recurrent policy whose critic has recurrent layers of its own: its state before the next
+            rollout of each local shard. That of the actor is in the rollout.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # everything that an update needs, once, by keyword
         self,
         config: PPOConfig,
         policy: Policy,
         normalizers: Normalizers,
         *,
+        num_shards: int,
         shard_envs: int,
         rows: int,
         device: torch.device,
@@ -55,6 +63,8 @@ class BatchBuilder:
         self._rows = rows
         self._device = device
         self._precision = precision
+        critic_size = policy.state_size - policy.actor_state_size
+        self.critic_states = [torch.zeros(shard_envs, critic_size, device=device) for _ in range(num_shards)]
 
     def normalizer_sums(self, comm: Comm, rollouts: Sequence[AnyRollout]) -> list[np.ndarray]:
         """The sums of each local shard for the normalizers; *collective* in the first update."""
@@ -64,10 +74,10 @@ class BatchBuilder:
         return self._normalizers.sums(comm, [rollout for rollout in rollouts if isinstance(rollout, Rollout)])
 
     @torch.no_grad()
-    def batch(self, rollout: AnyRollout) -> Batch:
-        """Values, log-probabilities and advantages of a shard's rollout."""
+    def batch(self, k: int, rollout: AnyRollout) -> Batch:
+        """Values, log-probabilities and advantages of the rollout of local shard `k`; pass each rollout only once."""
         c = self._config
-        seen = rollout.evaluated if isinstance(rollout, TensorRollout) else self._evaluated(rollout)
+        seen = rollout.evaluated if isinstance(rollout, TensorRollout) else self._evaluated(k, rollout)
         flags = (seen.terminated, seen.ended)
         value, next_value = self._in_real_units(seen.value), self._in_real_units(seen.next_value)
         advantage = gae(seen.reward, value, next_value, *flags, gamma=c.gamma, gae_lambda=c.gae_lambda)
@@ -80,8 +90,9 @@ class BatchBuilder:
         log_prob, _ = self._policy.distribution.log_prob_and_entropy(parameters, seen.action)
         weight = seen.weight.flatten()
         return Batch(
-            seen.observation, seen.action, log_prob, old_value, advantage.flatten(), target, weight, seen.critic
-        )
+            seen.observation, seen.action, log_prob, old_value, advantage.flatten(), target, weight,
+            seen.critic, seen.state, seen.begins,
+        )  # fmt: skip
 
     def _in_real_units(self, value: Tensor) -> Tensor:
         """What the value network predicted, without the normalization of the targets that it was trained on."""
@@ -91,15 +102,21 @@ class BatchBuilder:
         mean, deviation = moments.center_and_deviation
         return value * deviation + mean
 
-    def _evaluated(self, rollout: Rollout) -> EvaluatedRollout:
+    def _evaluated(self, k: int, rollout: Rollout) -> EvaluatedRollout:
         """The rollout of host environments on the device, with the policy's outputs in one pass."""
         steps, size = rollout.reward.shape
         observation = self._normalized(rollout.observation)
-        parameters, values = self._forward((observation.flatten(0, 1),), self._forward_rows)
+        states = begins = None
+        if rollout.state is None:
+            parameters, values = self._forward((observation.flatten(0, 1),), self._forward_rows)
+        else:
+            parameters, values, states, begins = self._unrolled(k, rollout, observation)
         values = values.view(steps + 1, size)
         next_value = values[1:].clone()
-        for t, envs, final in rollout.final:  # the next row is already the next episode's: bootstrap from the true one
-            next_value[t, torch.from_numpy(envs)] = self._policy(self._normalized(final))[1].float()
+        for t, rows, last in rollout.final:  # the next row is already the next episode's: bootstrap from the true one
+            envs, final = torch.from_numpy(rows), self._normalized(last)
+            sequences = () if states is None else (None, Sequences(states[t + 1, envs], states.new_zeros(1, len(rows))))
+            next_value[t, envs] = self._policy(final, *sequences)[1].float()
         reward = self._normalizers.scaled_reward(rollout.reward)
         columns = (reward, rollout.terminated, rollout.ended, rollout.weight)
         return EvaluatedRollout(
@@ -109,7 +126,27 @@ class BatchBuilder:
             values[:-1],
             next_value,
             *(torch.from_numpy(column).to(self._device, torch.float32) for column in columns),
+            state=None if states is None else states[:-2].flatten(0, 1),
+            begins=None if begins is None else begins[:-1].flatten(),
         )
+
+    def _unrolled(self, k: int, rollout: Rollout, observation: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Run a recurrent policy over the rollout of local shard `k` and the observation after it.
+
+        Returns:
+            Distribution parameters, values, the states *before* each step and after the last [T + 2, B, S], and where
+            episodes begin [T + 1, B].
+        """
+        assert rollout.state is not None and rollout.begins is not None
+        network = self._policy.recurrent
+        parts = [network.features(part) for part in torch.split(observation.flatten(0, 1), self._forward_rows)]
+        of_actor, of_critic = (torch.cat(cast("list[Tensor]", column)) for column in zip(*parts, strict=True))
+        begins = torch.from_numpy(rollout.begins).to(self._device, torch.float32)
+        first = torch.cat([torch.from_numpy(rollout.state).to(self._device), self.critic_states[k]], -1)
+        parameters, values, after = network.unroll(of_actor, of_critic, Sequences(first, begins))
+        states = torch.cat([first.unsqueeze(0), after.unflatten(0, begins.shape)])
+        self.critic_states[k] = states[-2, :, self._policy.actor_state_size :].clone()
+        return parameters, values, states, begins
 
     def _forward(self, observations: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
         """Parameters and values of all rows, `rows` at a time."""

@@ -27,6 +27,7 @@ from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
+from lockstep.torch.recurrent import Sequences
 from lockstep.world import stream_seed
 
 
@@ -167,6 +168,10 @@ class _Shard:
         self._terminated, self._truncated = (torch.zeros(steps, dtype=torch.bool, device=device) for _ in range(2))
         self.ended = torch.zeros(num_steps + 1, size, dtype=torch.bool, device=device)
         """Row t + 1: in step t."""
+        self.states = torch.zeros(num_steps + 1, size, policy.state_size, device=device)
+        """Of a recurrent policy, before each step; the last row is where the rollout stopped."""
+        self.begins = torch.ones(num_steps + 1, size, device=device)
+        """1 where an episode begins; for recurrent policies."""
         self.discounted = torch.zeros(size, dtype=torch.float64, device=device)
         self._with_final = [False] * num_steps
         self.noise = torch.zeros(0)
@@ -183,16 +188,30 @@ class _Shard:
         for group in self.groups:
             group.raw[0].copy_(group.raw[-1])
         self.ended[0] = self.ended[-1]
+        self.states[0] = self.states[-1]
+        self.begins[0] = self.begins[-1]
         self.noise = self._policy.distribution.draw_noise_tensor(self.generator, tuple(self._reward.shape))
 
     def act(self, t: int) -> Tensor:
         """The actions of step t for the environment."""
-        parameters, value = self._policy(*(group.normalize(t) for group in self.groups))
+        observations = [group.normalize(t) for group in self.groups]
+        parameters, value, state = self._outputs(observations, self.states[t], self.begins[t])
+        if state is not None:
+            self.states[t + 1] = state
         self._parameters[t] = parameters
         self._value[t] = value
         action = self._policy.distribution.sample_tensor(parameters, self.noise[t])
         self.action[t] = action
         return self._clip(action)
+
+    def _outputs(
+        self, observations: Sequence[Tensor], state: Tensor, begins: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Distribution parameters and values of one step and, of a recurrent policy, the state after it."""
+        if self._policy.state_size == 0:
+            return *self._policy(*observations), None
+        network = self._policy.recurrent
+        return network.unroll(*network.features(*observations), Sequences(state, begins.unsqueeze(0)))
 
     def step(self, t: int, action: Tensor) -> None:
         """Step the environments, and copy what they return."""
@@ -202,6 +221,10 @@ class _Shard:
         self._terminated[t] = step.terminated
         self._truncated[t] = step.truncated
         self._with_final[t] = step.final is not None
+        if self._policy.state_size > 0:
+            torch.logical_or(self._terminated[t], self._truncated[t], out=self.ended[t + 1])
+            # With `next_step` autoreset the observation after an end is still the final one of the old episode.
+            self.begins[t + 1] = self.ended[t + 1 if self._same_step else t]
         if step.final is not None and self._same_step:
             for group, part in zip(self.groups, step.final, strict=False):
                 assert part is not None and group.final is not None
@@ -213,14 +236,16 @@ class _Shard:
         ended, reward = self.ended[1:], self._reward
         weight = torch.ones_like(reward) if self._same_step else 1.0 - self.ended[:-1].float()
         env, step = ended.T.nonzero().unbind(1)
-        _, self._value[-1] = self._policy(*(group.normalize(-1) for group in self.groups))
+        observations = [group.normalize(-1) for group in self.groups]
+        self._value[-1] = self._outputs(observations, self.states[-1], self.begins[-1])[1]
         next_value = self._value[1:].clone()
         is_final = (self._truncated & ~self._terminated)[step, env]
         healthy = [reward, *(group.raw for group in self.groups)]
         if self._same_step:
             self._check_final(step[is_final])
             finals = [group.final_rows(step, env) for group in self.groups]
-            _, value = self._policy(*(normalized for _, normalized in finals))
+            observations = [normalized for _, normalized in finals]
+            value = self._outputs(observations, self.states[step + 1, env], reward.new_zeros(len(env)))[1]
             next_value[step, env] = torch.where(is_final, value.float(), next_value[step, env])
             healthy += [raw[is_final] for raw, _ in finals]
         finite = torch.stack([part.isfinite().all() for part in healthy]).all()
@@ -242,6 +267,8 @@ class _Shard:
             ended=ended.float(),
             weight=weight,
             critic=flat[1] if len(flat) > 1 else None,
+            state=self.states[:-1].flatten(0, 1) if self._policy.state_size > 0 else None,
+            begins=self.begins[:-1].flatten() if self._policy.state_size > 0 else None,
         )
         to_host = lambda: self._to_host(weight, first_env)  # noqa: E731
         return TensorRollout(evaluated, sums, None if facts[0] else to_host().fault, to_host)
@@ -400,7 +427,8 @@ class TensorCollector:
         """State of local shard `k` between two rollouts; includes the environments only if they can be saved."""
         shard = self._shards[k]
         env = shard.env
-        return {
+        recurrent = {"state": to_arrays(shard.states[-1]), "begins": to_arrays(shard.begins[-1])}
+        return (recurrent if shard.states.numel() else {}) | {
             "environments": to_arrays(env.state()) if can_save(env) else None,
             "observation": [to_arrays(group.raw[-1]) for group in shard.groups],
             "ended": to_arrays(shard.ended[-1]),
@@ -427,10 +455,13 @@ class TensorCollector:
         self.fingerprints[k : k + 1] = [state["fingerprint"]] if state["fingerprint"] is not None else []
         if state["environments"] is None or not can_save(env):
             shard.store(-1, env.reset(self._env_seeds(k, env.num_envs, f"env from {step}")))
+            shard.begins[-1] = 1.0
             return False
         env.restore(to_tensors(state["environments"]))
         shard.store(-1, Observation(*to_tensors(state["observation"])))
         shard.ended[-1] = torch.from_numpy(state["ended"])
+        if "state" in state:
+            shard.states[-1], shard.begins[-1] = (torch.from_numpy(state[name]) for name in ("state", "begins"))
         shard.discounted.copy_(torch.from_numpy(state["discounted"]))
         shard.episodes.restore(state["episodes"])
         return True

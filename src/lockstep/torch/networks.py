@@ -1,6 +1,7 @@
 """Policy and value networks.
 
-Shapes: N rows, O observation, C the critic's own observation, P parameters of the action distribution.
+Shapes: N rows, O observation, C the critic's own observation, P parameters of the action distribution, S numbers of a
+recurrent policy's state, of which the actor has the first A; L steps of a sequence.
 """
 
 import math
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.experience.numpy_actor import NumpyActor
+from lockstep.experience.acting import Actor, RecurrentActor
+from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
 from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import distribution_of
 from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
+from lockstep.torch.recurrent import Core, Sequences
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 
@@ -25,6 +28,12 @@ class ActorCritic(nn.Module):
 
     With a `critic_size` the value network has an observation of its own, a vector [C] (asymmetric actor-critic; Pinto
     et al., 2018, arXiv:1710.06542).
+
+    Recurrent layers precede the heads: of each network, or one of the shared body.
+
+    Attributes:
+        state_size: S.
+        actor_state_size: A.
     """
 
     def __init__(self, spec: EnvSpec, num_parameters: int, config: NetworkConfig) -> None:
@@ -51,24 +60,69 @@ class ActorCritic(nn.Module):
             of_critic = (spec.observation_size, *config.value_hidden)
         if spec.critic_size is not None:
             of_critic = (spec.critic_size, *config.value_hidden)
+        self.core, self.critic_core = None, None
+        if config.recurrent != "none":
+            size, layers = config.recurrent_size, config.recurrent_layers
+            self.core = Core(config.recurrent, of_actor[0], size, layers)
+            if self.body is None or spec.critic_size is not None:
+                self.critic_core = Core(config.recurrent, of_critic[0], size, layers)
+            of_actor, of_critic = (size, *of_actor[1:]), (size, *of_critic[1:])
+        self.actor_state_size = 0 if self.core is None else self.core.state_size
+        self.state_size = self.actor_state_size * (1 if self.critic_core is None else 2)
         self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01)
         self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0)
 
-    def forward(self, observation: Tensor, critic: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, observation: Tensor, critic: Tensor | None = None, sequences: Sequences | None = None
+    ) -> tuple[Tensor, Tensor]:
         """[N, O] and the critic's own [N, C] to distribution parameters [N, P] and value [N].
 
         Where the critic's observation is needed but not given, as in evaluations, the value is NaN.
         """
+        features = self.features(observation, critic)
+        if sequences is not None:
+            return self.unroll(*features, sequences)[:2]
+        parameters = self.actor(features[0])
+        if features[1] is None:
+            return parameters, torch.full_like(parameters[:, 0], math.nan)
+        return parameters, self.critic(features[1]).squeeze(-1)
+
+    def features(self, observation: Tensor, critic: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The inputs [N, ...] of actor and critic, after the encoders of images or a shared body.
+
+        None for a critic whose own observation is not given.
+        """
         if self.bodies is not None:
-            actor_features, critic_features = (body(observation) for body in self.bodies)
-        else:
-            actor_features = critic_features = observation if self.body is None else self.body(observation)
-        parameters = self.actor(actor_features)
-        if self.critic_size is not None:
-            if critic is None:
-                return parameters, torch.full_like(parameters[:, 0], math.nan)
-            critic_features = critic
-        return parameters, self.critic(critic_features).squeeze(-1)
+            of_actor, of_critic = (body(observation) for body in self.bodies)
+            return of_actor, of_critic
+        features = observation if self.body is None else self.body(observation)
+        return features, features if self.critic_size is None else critic
+
+    def unroll(self, of_actor: Tensor, of_critic: Tensor | None, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        """Run a recurrent policy over `features` of rows [L * N].
+
+        Returns:
+            Distribution parameters, values, and the states after each row [L * N, S].
+        """
+        assert self.core is not None and of_critic is not None
+        steps = sequences.begins.shape
+        actor_state = sequences.state[:, : self.actor_state_size]
+        out, states = self.core(of_actor.unflatten(0, steps), Sequences(actor_state, sequences.begins))
+        critic_out = out
+        if self.critic_core is not None:
+            critic_state = sequences.state[:, self.actor_state_size :]
+            critic_out, more = self.critic_core(
+                of_critic.unflatten(0, steps), Sequences(critic_state, sequences.begins)
+            )
+            states = torch.cat([states, more], -1)
+        return self.actor(out.flatten(0, 1)), self.critic(critic_out.flatten(0, 1)).squeeze(-1), states.flatten(0, 1)
+
+    def act(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, O] and the actor's state [N, A] to distribution parameters and the state after this step."""
+        assert self.core is not None
+        encoder = self.body if self.bodies is None else self.bodies[0]
+        features, state = self.core.step(observation if encoder is None else encoder(observation), state)
+        return self.actor(features), state
 
 
 class Policy(nn.Module):
@@ -83,6 +137,8 @@ class Policy(nn.Module):
         spec: of the environments.
         network: observations [N, *O] (and [N, C]) to distribution parameters [N, P] and values [N].
         distribution: of the actions; samples in numpy, and computes log-probabilities and entropies in torch.
+        state_size: S; 0 for a policy without recurrent layers.
+        actor_state_size: A.
     """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
@@ -101,14 +157,32 @@ class Policy(nn.Module):
             )
         else:
             self.network = own_network(config.module, spec.observation_size, parameters, seed)
+        self.state_size: int = getattr(self.network, "state_size", 0)
+        self.actor_state_size: int = getattr(self.network, "actor_state_size", 0)
         generator = torch.Generator().manual_seed(seed)
         for module in self.network.modules():
-            if isinstance(module, (Mlp, Convolutions, Impala)):
+            if isinstance(module, (Mlp, Convolutions, Impala, Core)):
                 module.initialize(generator)
 
-    def forward(self, observation: Tensor, critic: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[N, O], and [N, C] if the spec has a `critic_size`, to distribution parameters [N, P] and value [N]."""
+    def forward(
+        self, observation: Tensor, critic: Tensor | None = None, sequences: Sequences | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """[N, O], and [N, C] if the spec has a `critic_size`, to distribution parameters [N, P] and value [N].
+
+        Args:
+            observation: [N, *O].
+            critic: [N, C], the critic's own.
+            sequences: that the rows form; needed by a recurrent policy, and only by one.
+        """
+        if sequences is not None:
+            return self.network(observation, critic, sequences)
         return self.network(observation) if critic is None else self.network(observation, critic)
+
+    @property
+    def recurrent(self) -> ActorCritic:
+        """The network of a recurrent policy."""
+        assert isinstance(self.network, ActorCritic) and self.state_size > 0
+        return self.network
 
 
 AnyPolicy = Policy | QPolicy | ScoringPolicy
@@ -132,19 +206,59 @@ class TorchActor:
         return parameters.float().cpu().numpy()
 
 
-def actor_of(policy: AnyPolicy, device: torch.device) -> NumpyActor | TorchActor:
-    """The actor of a policy: numpy for linear layers on a CPU, which is faster, else torch. Without learned noise.
+class RecurrentTorchActor:
+    """`TorchActor` of a recurrent policy."""
+
+    def __init__(self, policy: Policy, device: torch.device) -> None:
+        self._policy = policy
+        self._device = device
+        self.state_size = policy.actor_state_size
+
+    def __call__(self, observation: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[..., N, O] and the actor's states [..., N, A] to [..., N, P] and the states after this step."""
+        if observation.ndim > 1 + len(self._policy.spec.observation_shape):
+            parts = [self(*part) for part in zip(observation, state, strict=True)]
+            parameters, states = (np.stack(column) for column in zip(*parts, strict=True))
+            return parameters, states
+        tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for array in (observation, state))
+        with torch.inference_mode():
+            parameters, after = self._policy.recurrent.act(*tensors)
+        return parameters.cpu().numpy(), after.cpu().numpy()
+
+
+def actor_of(policy: AnyPolicy, device: torch.device) -> Actor | RecurrentActor:
+    """The actor of a policy: numpy on a CPU where that is faster, for linear and recurrent layers, else torch.
 
     Returns:
-        A function from observations [..., N, *O] to distribution parameters [..., N, P], both numpy arrays.
+        A function from observations [..., N, *O] to distribution parameters [..., N, P], both numpy arrays, without
+        learned noise; that of a recurrent policy also takes and returns states.
     """
+    if isinstance(policy, Policy) and policy.state_size > 0:
+        return _recurrent_actor_of(policy, device)
     chain = _linear_parts(policy.network)
     if device.type == "cpu" and chain and policy.spec is not None and policy.spec.image is None:
-        layers = [layer for part in chain for layer in part.layers]
-        # These arrays share memory with the parameters, so the actor always uses the newest.
-        arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
-        return NumpyActor(arrays, chain[-1].activation)
+        return NumpyActor([layer for part in chain for layer in _layers(part)], chain[-1].activation)
     return TorchActor(policy, device)
+
+
+def _recurrent_actor_of(policy: Policy, device: torch.device) -> RecurrentActor:
+    network = policy.recurrent
+    if device.type != "cpu" or policy.spec.image is not None:
+        return RecurrentTorchActor(policy, device)
+    assert network.core is not None
+    core = {name: parameter.detach().numpy() for name, parameter in network.core.named_parameters()}
+    body = _layers(network.body) if isinstance(network.body, Mlp) else []
+    return RecurrentNumpyActor(
+        [NumpyCell.of(core, layer) for layer in range(network.core.num_layers)],
+        _layers(network.actor),
+        network.actor.activation,
+        body=body,
+    )
+
+
+def _layers(network: Mlp | Head) -> list[Layer]:
+    """Arrays that share memory with the parameters, so that the newest are used."""
+    return [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in network.layers]
 
 
 def multiplications(policy: nn.Module) -> int:

@@ -15,6 +15,7 @@ from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.errors import ConfigError
 from lockstep.experience.rollout import Collector
+from lockstep.experience.sequences import rows_of_sequences
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
@@ -51,7 +52,8 @@ class PPO:
         self.policy = policy
         self.comm = comm
         shard_envs = comm.world.shard_size(run.num_envs, "num_envs")
-        self.rows = config.minibatch_rows(shard_envs, comm.world.num_shards)
+        self.rows = run.minibatch_rows(comm.world)
+        self.sequence_length = run.sequence_length
         comm.broadcast_(policy)
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
@@ -68,8 +70,8 @@ class PPO:
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=bfloat16)
         self._builder = BatchBuilder(
-            config, policy, self.normalizers, shard_envs=shard_envs, rows=self.rows, device=comm.device,
-            precision=self._precision if bfloat16 else None,
+            config, policy, self.normalizers, num_shards=len(comm.world.shards), shard_envs=shard_envs, rows=self.rows,
+            device=comm.device, precision=self._precision if bfloat16 else None,
         )  # fmt: skip
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
@@ -102,12 +104,12 @@ class PPO:
             steps = c.num_epochs * c.num_minibatches
             self.metrics.add(("optim/skipped",), steps * self._skipped[-1:], steps)
             return totals
-        orders = [  # of all epochs, including those that an early stop skips: the same draws as in JAX
-            torch.from_numpy(np.stack([s.permutation(len(b.target)) for _ in range(c.num_epochs)])).to(self.comm.device)
-            for s, b in zip(self._streams, batches, strict=True)
-        ]
+        orders = [self._draw_order(stream, len(b.target)) for stream, b in zip(self._streams, batches, strict=True)]
         for epoch in zip(*orders, strict=True):
-            minibatches = [b.shuffled(order).split(self.rows) for b, order in zip(batches, epoch, strict=True)]
+            minibatches = [
+                b.shuffled(order).split(self.rows, self.sequence_length)
+                for b, order in zip(batches, epoch, strict=True)
+            ]
             sums = torch.zeros_like(self._skipped)
             for parts in zip(*minibatches, strict=True):
                 of_step = self._step(parts)
@@ -127,6 +129,15 @@ class PPO:
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
 
+    def _draw_order(self, generator: np.random.Generator, rows: int) -> Tensor:
+        """The order of a shard's rows in each epoch, including those that an early stop skips, as in JAX."""
+        c = self.config
+        order = np.stack([generator.permutation(rows // self.sequence_length) for _ in range(c.num_epochs)])
+        rows_in_order = rows_of_sequences(
+            order, length=self.sequence_length, num_envs=rows // c.num_steps, num_minibatches=c.num_minibatches
+        )
+        return torch.from_numpy(rows_in_order).to(self.comm.device)
+
     def _adapt_learning_rate(self, after: str, sums: Tensor) -> None:
         """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
         c = self.config
@@ -143,7 +154,7 @@ class PPO:
 
     def warmup(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""
-        batch = Batch.blank(self.policy.spec, rows, self.comm.device)
+        batch = Batch.blank(self.policy.spec, rows, self.comm.device, self.policy.state_size, self.sequence_length)
         return warmup(self.flat, self.optimizer, lambda: self._loss(batch))
 
     def _step(self, parts: Sequence[Batch]) -> Tensor:
@@ -188,7 +199,7 @@ class PPO:
         if self._symmetry is not None:  # the metrics are those of the first rows, which were collected
             batch = self._symmetry.augmented(batch)
         with self._precision:
-            parameters, value = (x.float() for x in self.policy(*batch.observations))
+            parameters, value = (x.float() for x in self.policy(*batch.inputs))
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         ratio = log_ratio.exp()
@@ -224,7 +235,7 @@ class PPO:
         rows: list[np.ndarray] = []
         normalizer_sums = self._builder.normalizer_sums(self.comm, rollouts)
         for k, rollout in enumerate(rollouts):
-            batch = self._builder.batch(rollout)
+            batch = self._builder.batch(k, rollout)
             columns = torch.stack([torch.ones_like(batch.target), batch.advantage, batch.target]).double()
             columns[2] -= self.normalizers.target_origin
             weight = batch.weight.double()
@@ -256,12 +267,19 @@ class PPO:
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k` alone."""
-        return {"minibatches": self._streams[k].bit_generator.state, "discounted": self.normalizers.discounted[k].value}
+        state = {
+            "minibatches": self._streams[k].bit_generator.state,
+            "discounted": self.normalizers.discounted[k].value,
+        }
+        critic = self._builder.critic_states[k]
+        return state | ({"critic_state": critic.cpu().numpy()} if critic.numel() else {})
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Restore local shard `k` from its `shard_state`."""
         self._streams[k].bit_generator.state = state["minibatches"]
         self.normalizers.discounted[k].value[:] = state["discounted"]
+        if "critic_state" in state:
+            self._builder.critic_states[k].copy_(torch.from_numpy(state["critic_state"]))
 
 
 def _kl(sums: Tensor) -> Tensor:

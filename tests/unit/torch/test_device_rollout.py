@@ -23,6 +23,7 @@ from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
 from lockstep.torch.ppo import PPO
+from lockstep.torch.recurrent import Sequences
 from lockstep.world import World
 
 WALK = f"{Path(__file__).parent / 'envs' / 'tensor_envs.py'}:Walk"
@@ -302,3 +303,36 @@ def test_a_shared_body_with_a_critic_of_its_own_observation_is_refused():
 def test_without_its_observation_the_critic_returns_nan():
     spec = make_tensor_env(WALK, EnvConfig(), 1, CPU).spec
     assert Policy(spec, NetworkConfig())(torch.zeros(3, 1))[1].isnan().all()
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_states_of_a_recurrent_policy_are_reset_where_episodes_begin(autoreset):
+    env = make_tensor_env(WALK, EnvConfig(kwargs={"autoreset": autoreset}), 1, CPU)
+    policy = Policy(env.spec, NetworkConfig(hidden=(8,), recurrent="lstm", recurrent_size=5), seed=1)
+    made, *_ = collector(policy=policy, autoreset=autoreset)
+    first, second = ([part.clone() for part in columns_of(made.collect()[0])] for _ in range(2))
+    ended = torch.cat([first[3], second[3]]) > 0
+    if autoreset == "next_step":
+        ended = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
+    begins = torch.cat([torch.ones(1, ENVS), ended[:-1].float()])
+    assert 0 < begins[1:].sum() < begins[1:].numel()
+    observation, critic = (
+        None if one is None else torch.cat([one, two]) for one, two in zip(first[:2], second[:2], strict=True)
+    )
+    state = torch.zeros(ENVS, policy.state_size)
+    for t in range(2 * STEPS):  # one step at a time
+        rows = slice(t * ENVS, (t + 1) * ENVS)
+        found = second if t >= STEPS else first
+        mine = slice(t % STEPS * ENVS, (t % STEPS + 1) * ENVS)
+        torch.testing.assert_close(found[5][mine], state, msg=f"the state before step {t} differs")
+        state = state * (1 - begins[t])[:, None]
+        features = policy.recurrent.features(observation[rows], None if critic is None else critic[rows])
+        with torch.no_grad():
+            parameters, value, state = policy.recurrent.unroll(*features, Sequences(state, torch.zeros(1, ENVS)))
+        torch.testing.assert_close(found[2][mine], parameters)
+        torch.testing.assert_close(found[4][t % STEPS], value)
+
+
+def columns_of(rollout):
+    seen = rollout.evaluated
+    return seen.observation, seen.critic, seen.parameters, seen.ended, seen.value, seen.state

@@ -121,7 +121,7 @@ def make_rollout(same_step=True):
 def test_truncated_episodes_are_valued_at_their_true_last_observation():
     ppo, rollout = learner(gamma=0.9, gae_lambda=0.8), make_rollout()
     assert rollout.final
-    batch = ppo._builder.batch(rollout)
+    batch = ppo._builder.batch(0, rollout)
     value = lambda x: ppo.policy(torch.from_numpy(x))[1].detach().double().numpy()  # noqa: E731
     values = value(rollout.observation.reshape(-1, 4)).reshape(17, 4)
     following = values[1:].copy()
@@ -158,7 +158,7 @@ def test_a_linear_schedule_falls_to_0_at_the_end():
 
 def test_explained_variance_is_that_of_the_returns():
     ppo, rollout = learner(gamma=1.0, gae_lambda=1.0), make_rollout(same_step=False)
-    batch = ppo._builder.batch(rollout)
+    batch = ppo._builder.batch(0, rollout)
     target, advantage = batch.target.double().numpy(), batch.advantage.double().numpy()
     ppo.update([rollout], np.zeros((1, 1)))
     expected = 1 - np.square(advantage).mean() / target.var()

@@ -6,7 +6,7 @@ Shapes: B environments, O observation, A actions, D dimensions of a continuous a
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -17,13 +17,14 @@ from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import ConfigError, RunError
+from lockstep.experience.acting import Actor
 from lockstep.experience.evaluate import MAX_STEPS
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.experience.rollout import clipper
 from lockstep.run import load
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.export import load_policy
-from lockstep.torch.networks import actor_of
+from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.scoring.policy import ScoringPolicy
 from lockstep.world import block, stream, stream_seed
 
@@ -255,7 +256,13 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
     """Actions of a run's policy. Its observations are normalized as in training; the log holds them unnormalized."""
     if policy.spec is None or policy.spec.action != spec.action:
         raise ConfigError(f"the policy of {recording.source} does not fit this task: their actions differ")
-    distribution, actor, epsilon = policy.distribution, actor_of(policy, torch.device("cpu")), recording.epsilon
+    if isinstance(policy, Policy) and policy.state_size > 0:
+        raise ConfigError(
+            f"{recording.source} has a recurrent policy (network.recurrent), whose state a log does not hold; record a "
+            "run without one"
+        )
+    distribution, epsilon = policy.distribution, recording.epsilon
+    actor = cast(Actor, actor_of(policy, torch.device("cpu")))
     if epsilon and spec.action.kind != "discrete":
         raise ConfigError(f"--epsilon {epsilon} is for tasks with named actions; leave it out, or use --sampled")
     clip = clipper(spec.action)

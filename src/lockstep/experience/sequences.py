@@ -1,0 +1,26 @@
+"""Sequences of consecutive steps, the unit of which recurrent policies make minibatches.
+
+A rollout [T, B] has B T / L sequences of L steps. Number s is of environment s % B and begins at step s // B * L.
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+def rows_of_sequences(order: Any, *, length: int, num_envs: int, num_minibatches: int) -> Any:
+    """The rows of a flattened rollout [T * B] in which sequences follow one another, minibatch by minibatch.
+
+    Args:
+        order: [..., sequences], numbers of all sequences; numpy or JAX.
+        length: L; 1 for a policy without recurrent layers, and then the rows are the `order`.
+        num_envs: B.
+        num_minibatches: parts of `order`.
+
+    Returns:
+        [..., T * B]; the rows of each minibatch are time-major.
+    """
+    first = order // num_envs * (length * num_envs) + order % num_envs
+    first = first.reshape(*order.shape[:-1], num_minibatches, 1, -1)
+    rows = first + np.arange(length, dtype=order.dtype)[:, None] * num_envs
+    return rows.reshape(*order.shape[:-1], -1)

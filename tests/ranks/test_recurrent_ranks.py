@@ -1,0 +1,78 @@
+"""Recurrent PPO on several ranks: the same bits on any number of them, and after a run was killed and resumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from running import job, lines, small, timeless, train_all
+
+from lockstep.run import Run
+
+EVERY = {
+    "num_steps": 8, "sequence_length": 4, "network.recurrent_size": 12, "total_steps": 8 * 128, "num_shards": 4,
+    "evaluate_every": 4 * 128, "log_every": 2 * 128, "checkpoint_every": 128,
+}  # fmt: skip
+RUNS: dict[str, Run] = {
+    "same step": small(
+        "lockstep/HiddenCartpole-v0", normalize_observation=True, normalize_value=True,
+        **EVERY, **{"network.recurrent": "lstm", "env.kwargs.max_episode_steps": 11},
+    ),
+    "next step": small("CartPole-v1", normalize_return=True, **EVERY, **{"network.recurrent": "gru"}),
+    "one body": small(
+        "lockstep/RememberCue-v0", target_kl=0.01, **EVERY,
+        **{"network.recurrent": "gru", "network.shared": True, "network.recurrent_layers": 2},
+    ),
+}  # fmt: skip
+NAMES = [
+    "same step",
+    pytest.param("next step", marks=pytest.mark.slow),
+    pytest.param("one body", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def trained(request, tmp_path_factory):
+    """Each run on 1 and 2 ranks, and on 4 for the slow test; cut short on 2 ranks and resumed on 1."""
+    folder = tmp_path_factory.mktemp("recurrent")
+    items = [item for item in request.session.items if item.module is request.module]
+    names = sorted({item.callspec.params["name"] for item in items})
+    worlds = (1, 2, 4) if any("slow" in item.keywords for item in items) else (1, 2)
+    found = {}
+    for ranks in sorted(worlds, reverse=True):  # the cut runs before those that resume them
+        jobs = {name: job(RUNS[name], folder, f"{name}-{ranks}") for name in names}
+        if ranks == 2:
+            jobs |= {f"{name} cut": job(RUNS[name], folder, f"{name}-cut", fails_at=5) for name in names}
+        if ranks == 1:
+            cut = {name: str(folder / f"{name}-cut") for name in names}
+            jobs |= {f"{name} resumed": job(RUNS[name], folder, "unused", resume=cut[name]) for name in names}
+        outcomes = train_all(ranks, jobs)
+        found |= {(name, ranks): (jobs[name].resume or jobs[name].folder, outcomes[name]) for name in jobs}
+    return found
+
+
+def check_same(trained, name: str, one: tuple[str, int], other: tuple[str, int]) -> None:
+    (folder, outcomes), (other_folder, other_outcomes) = trained[one], trained[other]
+    assert [o.error for o in (*outcomes, *other_outcomes)] == [""] * (len(outcomes) + len(other_outcomes))
+    prints = {o.summary["params_fingerprint"] for o in (*outcomes, *other_outcomes)}
+    assert len(prints) == 1, "parameters differ"
+    assert timeless(folder) == timeless(other_folder)
+    assert lines(folder, "evaluations.jsonl") == lines(other_folder, "evaluations.jsonl"), "evaluations differ"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_give_the_bits_of_one(trained, name):
+    check_same(trained, name, (name, 1), (name, 2))
+    assert all(outcome.moved for outcome in trained[name, 2][1]), "some parameters were not trained"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_four_ranks_give_the_bits_of_one(trained, name):
+    check_same(trained, name, (name, 1), (name, 4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resumed_run_ends_as_if_never_stopped(trained, name):
+    check_same(trained, name, (name, 1), (f"{name} resumed", 1))
+    summary = json.loads((Path(trained[f"{name} resumed", 1][0]) / "summary.json").read_text())
+    assert summary["resumed_from"] is not None
