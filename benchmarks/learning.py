@@ -16,12 +16,13 @@ from pathlib import Path
 import measure
 import numpy as np
 
+from lockstep.record.score_statistics import summarize
+
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 BEGIN = "<!-- table of benchmarks/learning.py -->"
 END = "<!-- end of the table -->"
 KEY = ("target", "ranks", "seed", "changes")
 """What identifies a run."""
-RESAMPLES = 10_000
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -47,20 +48,6 @@ def train(target: str, ranks: int, seed: int, changes: list[str]) -> dict:
     }
 
 
-def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """The mean without the lowest and the highest quarter of the last axis (Agarwal et al., 2021, arXiv:2108.13264)."""
-    ordered = np.sort(scores, axis=-1)
-    cut = scores.shape[-1] // 4
-    return ordered[..., cut : scores.shape[-1] - cut].mean(axis=-1)
-
-
-def interval(scores: np.ndarray) -> tuple[float, float]:
-    """The 95% percentile bootstrap interval of the interquartile mean."""
-    drawn = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
-    low, high = np.quantile(interquartile_mean(drawn), [0.025, 0.975])
-    return float(low), float(high)
-
-
 def table(rows: list[dict]) -> str:
     """A markdown table: one line for each command, over its seeds."""
     groups: dict[tuple, list[dict]] = {}
@@ -71,14 +58,14 @@ def table(rows: list[dict]) -> str:
     columns += ("95% interval", "lowest - highest")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for (target, algo, framework, ranks, *changes), runs in sorted(groups.items()):
-        scores = np.array([run["eval_return_mean"] for run in runs])
-        low, high = interval(scores)
-        shown = f"{low:,.1f} - {high:,.1f}" if len(scores) > 2 else "too few seeds"
+        scores = [run["eval_return_mean"] for run in runs]
+        found = summarize(scores)
+        shown = "-" if found.interval is None else f"{found.interval[0]:,.1f} - {found.interval[1]:,.1f}"
         others = [change for change in changes if change != f"ml_framework={framework}"]
         steps = max(run["env_steps"] for run in runs)
         lines.append(
             f"| `{' --set '.join([target, *others])}` | {algo}, {framework} | {ranks} | {steps:,} | {len(runs)} "
-            f"| {interquartile_mean(scores):,.1f} | {shown} | {scores.min():,.1f} - {scores.max():,.1f} |"
+            f"| {found.iqm:,.1f} | {shown} | {min(scores):,.1f} - {max(scores):,.1f} |"
         )
     return "\n".join(lines)
 

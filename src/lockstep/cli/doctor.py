@@ -14,6 +14,7 @@ from typing import Any, cast
 import psutil
 
 from lockstep.distributed.network.interfaces import addresses
+from lockstep.envs.extras import install_line
 from lockstep.launch import gpus
 from lockstep.system.cores import usable_cores
 from lockstep.system.memory import usable_memory
@@ -25,9 +26,10 @@ _OPTIONAL = {  # import name: (distribution, purpose, how to install it)
     "jax": ("jax", "the JAX backend", "pip install 'lockstep-rl[jax]'"),
     "optax": ("optax", "the JAX backend's optimizers", "pip install 'lockstep-rl[jax]'"),
     "gymnasium": ("gymnasium", "Gymnasium tasks", "pip install gymnasium"),
-    "pygame": ("pygame", "pictures of Gymnasium's classic tasks", "pip install 'gymnasium[classic-control]'"),
-    "mujoco": ("mujoco", "MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
-    "Box2D": ("box2d", "LunarLander and other Box2D tasks", "pip install 'gymnasium[box2d]'"),
+    "pygame": ("pygame", "pictures of Gymnasium's classic tasks", install_line("pygame")),
+    "mujoco": ("mujoco", "MuJoCo tasks", install_line("mujoco")),
+    "Box2D": ("box2d", "LunarLander and other Box2D tasks", install_line("Box2D")),
+    "pettingzoo": ("pettingzoo", "tasks of several agents", install_line("pettingzoo")),
     "ale_py": ("ale-py", "Atari tasks", "pip install 'lockstep-rl[atari]'"),
     "tensorboard": ("tensorboard", "TensorBoard files in run directories", "pip install tensorboard"),
     "isaaclab": ("isaaclab", "Isaac Lab tasks", "https://isaac-sim.github.io/IsaacLab (needs an NVIDIA GPU)"),

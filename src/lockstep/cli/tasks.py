@@ -14,12 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lockstep.envs.extras import install_line
+
 _SHOWN = 12
 """Names of a source that are printed without a pattern."""
 _WIDTH = 110
 _MJLAB = re.compile(r"""\btask_id\s*=\s*["'](Mjlab-[\w-]+)""")
-_NEEDS = {"mujoco": ("mujoco", "gymnasium[mujoco]"), "box2d": ("Box2D", "gymnasium[box2d]")}
-"""Package of Gymnasium's tasks by the folder of their classes: its module, and what installs it."""
+_NEEDS = {"mujoco": "mujoco", "box2d": "Box2D"}
+"""Module that Gymnasium's tasks need, by the folder of their classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ def _search(pattern: str | None) -> tuple[dict[str, list[str]], dict[str, str]]:
             missing[source.name] = source.install
         else:
             found[source.name] = _matching(_quietly(source.find), pattern)
-    for name, (module, package) in _NEEDS.items():
+    for name, module in _NEEDS.items():
         if find_spec(module) is None:
-            missing[f"Gymnasium's {name} tasks"] = f"pip install '{package}'"
+            missing[f"Gymnasium's {name} tasks"] = install_line(module)
     return found, missing
 
 
@@ -103,7 +105,7 @@ def _gymnasium_tasks() -> list[str]:
 
 
 def _lacks_package(entry_point: str) -> bool:
-    return any(f".{folder}" in entry_point and find_spec(module) is None for folder, (module, _) in _NEEDS.items())
+    return any(f".{folder}" in entry_point and find_spec(module) is None for folder, module in _NEEDS.items())
 
 
 def _atari_tasks() -> list[str]:

@@ -154,7 +154,10 @@ SYNONYMS = (
         _clipped_value,
         switch=True,
     ),
-    Synonym("ent_coef entropy_coeff ent_coeff entropy_loss_scale entropy_weight entropy_cost", "entropy_coef"),
+    Synonym(
+        "ent_coef ent entropy entropy_bonus entropy_coeff ent_coeff entropy_loss_scale entropy_weight entropy_cost",
+        "entropy_coef",
+    ),
     Synonym(
         "ent_coef entropy_coeff ent_coeff temperature entropy_temperature",
         "alpha",
@@ -176,7 +179,9 @@ SYNONYMS = (
         "value_coef",
         "it weighs (V - target)^2 / 2",
     ),
-    Synonym("grad_norm grad_clip gradient_clip grad_norm_clip clip_grad clip_grad_norm", "max_grad_norm"),
+    Synonym(
+        "grad_norm max_norm clip_norm grad_clip gradient_clip grad_norm_clip clip_grad clip_grad_norm", "max_grad_norm"
+    ),
     Synonym(
         "kl_threshold kl_target",
         "target_kl",

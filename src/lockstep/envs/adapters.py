@@ -17,6 +17,8 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import SyncVectorEnv
 
 from lockstep.envs import wrapper_state
+from lockstep.envs.drawing import choose_mujoco_gl
+from lockstep.envs.extras import EXTRAS, install_line, missing_module
 from lockstep.envs.spaces import Convert, action_spec, flat_space, flatten_batch, flatten_observation, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.workers import WorkerEnvs, become_worker
@@ -245,6 +247,8 @@ class EnvFactory:
     def wrapped(self) -> Env:
         """The environment in its wrappers, with its original spaces."""
         env = self.create()
+        if env.render_mode is not None:
+            choose_mujoco_gl()
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env
@@ -260,12 +264,19 @@ def config_errors(task: str) -> Generator[None]:
         except (ConfigError, RunError):
             raise
         except DependencyNotInstalled as error:
+            missing = missing_module(str(error))
+            if missing is not None:
+                raise _not_installed(task, missing) from error
             raise ConfigError(f"task={task} needs more than is installed: {' '.join(str(error).split())}") from error
         except ModuleNotFoundError as error:
-            package = (error.name or "").split(".")[0]
-            raise ConfigError(f"task={task} needs the Python package {package}: pip install {package}") from error
+            raise _not_installed(task, (error.name or "").split(".")[0]) from error
         except Exception as error:
             raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+
+
+def _not_installed(task: str, module: str) -> ConfigError:
+    install = install_line(module) if module in EXTRAS else f"pip install {module}"
+    return ConfigError(f"task={task} needs the Python package {module}: {install}")
 
 
 def describe(error: Exception) -> str:

@@ -21,7 +21,7 @@ def test_tasks_are_listed_by_source_with_what_is_missing(capsys, monkeypatch):
     assert "built in (1)\n  lockstep/Cartpole-v0" in text
     assert "... and 28 more" in text
     assert "  mjlab: pip install 'lockstep-rl[mjlab]'" in text
-    assert "Gymnasium's mujoco tasks: pip install 'gymnasium[mujoco]'" in text
+    assert "Gymnasium's mujoco tasks: pip install 'lockstep-rl[mujoco]'" in text
 
 
 @pytest.mark.parametrize(

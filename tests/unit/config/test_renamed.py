@@ -78,7 +78,7 @@ def test_no_synonym_is_shadowed_by_a_setting():
         ("clip=0.1", "--set clip_range=0.1"),
         ("clip_coef=0.2", "--set clip_range=0.2"),
         ("timesteps=1e6", "--set total_steps=1e6"),
-        ("batch_size=64", "--set num_minibatches=16"),  # 8 * 128 / 64
+        ("batch_size=64", "--set num_minibatches=32"),  # 16 * 128 / 64
         ("batch_size=100", "--set num_minibatches=VALUE"),
         ("algorithm.lr=3e-4", "--set learning_rate=3e-4"),
         ("anneal_lr=false", "--set learning_rate_schedule=constant"),

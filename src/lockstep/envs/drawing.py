@@ -1,0 +1,46 @@
+"""Pictures of MuJoCo environments on machines without a display."""
+
+import os
+import subprocess
+import sys
+
+from lockstep.errors import ConfigError
+
+_BACKENDS = ("egl", "osmesa")
+"""OpenGL without a display: on a GPU or Mesa's EGL, else in software."""
+_TIMEOUT_S = 60.0
+
+
+def choose_mujoco_gl() -> None:
+    """Set `MUJOCO_GL` to a backend that works, if this process has imported MuJoCo and there is no display.
+
+    MuJoCo reads the variable when it draws for the first time; without it, it chooses GLFW, which needs a display. A
+    backend that fails cannot be replaced within a process, so each is tried in a subprocess.
+
+    Raises:
+        ConfigError: no backend works.
+    """
+    given = any(os.environ.get(name) for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))
+    if given or "mujoco" not in sys.modules:
+        return
+    for backend in _BACKENDS:
+        if _works(backend):
+            os.environ["MUJOCO_GL"] = backend
+            return
+    raise ConfigError(
+        f"MuJoCo can draw with none of {', '.join(_BACKENDS)}, and there is no display; install one of them (Debian: "
+        "apt install libegl1, or libosmesa6), or set MUJOCO_GL"
+    )
+
+
+def _works(backend: str) -> bool:
+    """Whether MuJoCo can make an OpenGL context with a backend."""
+    code = f"from mujoco.{backend} import GLContext; context = GLContext(8, 8); context.make_current(); context.free()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"MUJOCO_GL": backend}, capture_output=True, check=False,
+            timeout=_TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
