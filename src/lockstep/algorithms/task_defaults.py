@@ -63,5 +63,14 @@ PPO: Mapping[Kind, Settings] = {
     },
 }
 
-BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO}
+# Episodes of robots have up to 1000 steps: evaluations of 100 of them would take longer than the training between.
+_OFF_POLICY: Mapping[Kind, Settings] = {
+    "continuous": {
+        "total_steps": 1_000_000,
+        "evaluate_every": 100_000,
+        "evaluate_episodes": 20,
+    },
+}
+
+BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO, "sac": _OFF_POLICY, "td3": _OFF_POLICY}
 """The tables by algorithm. An algorithm or a kind that is missing has the defaults of its classes."""

@@ -13,8 +13,11 @@ from lockstep.run import Run, override
 _ENV_SETTINGS = frozenset(item.name for item in fields(EnvConfig))
 _ON_HOST = ("envpool/",)
 """Prefixes of tasks on torch tensors whose environments run on the CPU."""
-_RULED_OUT: Mapping[str, str] = {"symmetry": "normalize_observation"}
-"""Defaults that are left out where the user gives another setting, with which they are refused."""
+_RULED_OUT: Mapping[str, str] = {"symmetry": "normalize_observation", "recurrent": "num_minibatches"}
+"""Defaults that are left out where the user gives another setting: a symmetry is refused with normalized observations,
+and minibatches of a recurrent policy consist of whole sequences, so that 64 rows would be only a few."""
+_OFF = (None, "null", "none")
+"""Values that switch such a setting off."""
 _TITLES: Mapping[Kind, str] = {
     "discrete": "discrete actions on a vector",
     "continuous": "continuous actions on a vector",
@@ -42,16 +45,17 @@ def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
     if tables is None:
         return Run(task=task)
     kind, _ = kind_of(run, env_spec(run.task, run.env))
-    ruled_out = {default for name, default in _RULED_OUT.items() if changes.get(name) not in (None, "null")}
+    given = {name.rpartition(".")[2] for name, value in changes.items() if value not in _OFF}
+    ruled_out = {default for name, default in _RULED_OUT.items() if name in given}
     settings = {name: value for name, value in tables.get(kind, {}).items() if name not in ruled_out}
     return override(Run(task=task), {"algo": run.algo, **settings})
 
 
 def defaults_note(run: Run, spec: EnvSpec) -> str | None:
-    """Which kind of task the defaults of `run` are for, and why; None if its algorithm has one set for all tasks."""
-    if run.algo not in BY_ALGORITHM:
-        return None
+    """Which kind of task the defaults of `run` are for, and why; None if there are none for that kind."""
     kind, reason = kind_of(run, spec)
+    if kind not in BY_ALGORITHM.get(run.algo, {}):
+        return None
     return f"default {run.algo} settings for {_TITLES[kind]} ({reason})"
 
 

@@ -68,6 +68,9 @@ def test_settings_of_the_environment_decide_too():
 def test_a_default_that_contradicts_a_given_setting_is_left_out():
     assert task_defaults("lockstep/Reach-v0", {"symmetry": "null"}).algorithm.normalize_observation
     assert not task_defaults("lockstep/Reach-v0", {"symmetry": "mine:mirror"}).algorithm.normalize_observation
+    for name in ("recurrent", "network.recurrent"):
+        assert task_defaults("lockstep/Reach-v0", {name: "gru"}).algorithm.num_minibatches == PPOConfig().num_minibatches
+    assert task_defaults("lockstep/Reach-v0", {"recurrent": "none"}).algorithm.num_minibatches == 32
 
 
 def test_an_algorithm_without_a_table_has_the_defaults_of_its_class(monkeypatch):
