@@ -1,4 +1,4 @@
-"""Recipes learn, on every seed tried and on any number of ranks. Minutes: `make test-learning`."""
+"""Recipes and defaults of tasks learn, on every seed tried and any number of ranks. Minutes: `make test-learning`."""
 
 import json
 import subprocess
@@ -9,10 +9,11 @@ import pytest
 pytestmark = pytest.mark.learning
 
 
-def evaluation_return(folder, recipe, ranks, seed):
+def evaluation_return(folder, target, ranks, seed, **settings):
     run_dir = folder / "run"
-    command = [sys.executable, "-m", "lockstep.train", recipe, "--ranks", str(ranks), "--seed", str(seed)]
-    done = subprocess.run([*command, "--run-dir", str(run_dir)], capture_output=True, text=True, timeout=900)
+    command = [sys.executable, "-m", "lockstep.train", target, "--ranks", str(ranks), "--seed", str(seed)]
+    command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    done = subprocess.run([*command, "--run-dir", str(run_dir)], capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     return json.loads((run_dir / "summary.json").read_text())["eval_return_mean"]
 
@@ -38,3 +39,16 @@ def test_pendulum_is_learned(tmp_path, seed):
 def test_isaac_cartpole_is_learned(tmp_path, ranks):
     # Random actions return -11; staying upright and still for 5 s returns 5.
     assert evaluation_return(tmp_path, "cartpole_isaac", ranks, 42) >= 4.85
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_stays_solved_for_three_million_steps(tmp_path, ranks, seed):
+    settings = {"num_shards": 2, "total_steps": 3_000_000, "stop_when_solved": "false", "evaluate_every": 500_000}
+    assert evaluation_return(tmp_path, "CartPole-v1", ranks, seed, **settings) >= 475
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize(("task", "least"), [("Acrobot-v1", -100), ("LunarLander-v3", 200), ("Hopper-v5", 1500)])
+def test_the_defaults_of_a_task_learn_it(tmp_path, task, least, framework):
+    assert evaluation_return(tmp_path, task, 1, 0, ml_framework=framework) >= least

@@ -69,7 +69,9 @@ def test_a_default_that_contradicts_a_given_setting_is_left_out():
     assert task_defaults("lockstep/Reach-v0", {"symmetry": "null"}).algorithm.normalize_observation
     assert not task_defaults("lockstep/Reach-v0", {"symmetry": "mine:mirror"}).algorithm.normalize_observation
     for name in ("recurrent", "network.recurrent"):
-        assert task_defaults("lockstep/Reach-v0", {name: "gru"}).algorithm.num_minibatches == PPOConfig().num_minibatches
+        assert (
+            task_defaults("lockstep/Reach-v0", {name: "gru"}).algorithm.num_minibatches == PPOConfig().num_minibatches
+        )
     assert task_defaults("lockstep/Reach-v0", {"recurrent": "none"}).algorithm.num_minibatches == 32
 
 
