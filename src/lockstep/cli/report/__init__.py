@@ -1,11 +1,12 @@
-"""`lockstep report`: a table of runs, and predictions of the speed of larger worlds.
+"""`lockstep report`: a table or a web page of runs, and predictions of the speed of larger worlds.
 
-`runs.py` reads run directories and `table.py` prints them. `load.py` reads measurements for the cost model, `fit.py`
-fits it, `scaling.py` prints predictions.
+`runs.py` reads run directories, `table.py` prints them, `page/` makes the page. `load.py` reads measurements for the
+cost model, `fit.py` fits it, `scaling.py` prints predictions.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import ConfigError
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run directories, or directories of them (default: runs); --predict: also a file of benchmarks/network.py",
     )
     add("--json", action="store_true", help="the table for scripts")
+    add("--html", metavar="FILE", help="one self-contained page: curves over seeds, scores, time per rank, settings")
     add("--predict", action="store_true", help="predict steps/s on more ranks and hosts from these measurements")
     add = parser.add_argument_group("with --predict").add_argument
     add("--ranks-per-host", metavar="N", default="8", help="of the predicted worlds (default: 8)")
@@ -44,7 +46,10 @@ def report_command(args: argparse.Namespace) -> int:
 
     if not args.paths and not Path("runs").is_dir():
         raise ConfigError("there is no runs/ here; name run directories: lockstep report RUN RUN...")
-    runs = [read_run(path) for path in find_runs([Path(path) for path in args.paths or ["runs"]])]
+    paths = find_runs([Path(path) for path in args.paths or ["runs"]])
+    if args.html is not None:
+        return _page(paths, args)
+    runs = [read_run(path) for path in paths]
     from lockstep.cli.report.table import as_json, print_tables
 
     if args.json:
@@ -56,7 +61,22 @@ def report_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def _page(paths: Sequence[Path], args: argparse.Namespace) -> int:
+    if args.json:
+        raise ConfigError("--json is for the table of runs; leave it or --html out")
+    file = Path(args.html)
+    if file.is_dir():
+        raise ConfigError(f"--html {file} is a directory; name a file in it, such as {file / 'report.html'}")
+    from lockstep.cli.report.page.page import write_page
+
+    write_page(paths, file)
+    print(f"wrote {file}")
+    return 0
+
+
 def _predict(args: argparse.Namespace) -> int:
+    if args.html is not None:
+        raise ConfigError("--html is for runs side by side; leave it or --predict out")
     if not args.paths:
         raise ConfigError("--predict needs run directories, or a file of benchmarks/network.py, to learn from")
     if args.json:

@@ -6,7 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+import msgspec
 
 from lockstep.config import settings
 from lockstep.errors import ConfigError
@@ -17,6 +19,26 @@ _FILES = (RUN_FILE, SUMMARY_FILE, METRICS_FILE)
 _DEPTH = 3
 """Maximum depth of the search for runs below a directory."""
 _ESTIMATOR = "weighted_sequential_dr"
+
+
+class MetricsRow(msgspec.Struct, gc=False):
+    """The part of a line of `metrics.jsonl` that reports use. Other keys are skipped, not decoded."""
+
+    step: Any = None
+    time_s: Any = None
+    training_return: Any = msgspec.field(name="episode/return_mean_100", default=None)
+    estimate: Any = msgspec.field(name=f"estimate/{_ESTIMATOR}", default=None)
+    logged: Any = msgspec.field(name="estimate/logged", default=None)
+
+
+class EvaluationRow(msgspec.Struct, gc=False):
+    """A line of `evaluations.jsonl`."""
+
+    step: Any = None
+    returns: Any = None
+
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +88,19 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 def read_run(path: Path) -> FoundRun:
     """Read a run directory; missing, truncated or damaged files are skipped."""
-    config, summary = settings.leaves(read_config(path)), read_json(path / SUMMARY_FILE)
-    metrics, evaluations = list(_lines(path / METRICS_FILE)), list(_lines(path / EVALUATIONS_FILE))
+    summary = read_json(path / SUMMARY_FILE)
+    return found_run(path, summary, read_metrics(path), read_evaluations(path))
+
+
+def found_run(
+    path: Path, summary: Mapping[str, Any], metrics: Sequence[MetricsRow], evaluations: Sequence[EvaluationRow]
+) -> FoundRun:
+    """The state and results of a run from the content of its files."""
+    config = settings.leaves(read_config(path))
     last, best, source = _returns(metrics, evaluations, summary)
     running = is_running(path)
-    counted = {} if running else summary
-    step, seconds = (_number(metrics[-1].get(name)) for name in ("step", "time_s")) if metrics else (None, None)
+    counted: Mapping[str, Any] = {} if running else summary
+    step, seconds = (_number(metrics[-1].step), _number(metrics[-1].time_s)) if metrics else (None, None)
     speed = _number(counted.get("steps_per_second")) or (step / seconds if step and seconds else None)
     return FoundRun(
         path=path,
@@ -86,7 +115,7 @@ def read_run(path: Path) -> FoundRun:
         best_return=best,
         return_from=source,
         estimate=_estimate(metrics, summary),
-        logged=next((value for line in reversed(metrics) if (value := _number(line.get("estimate/logged")))), None),
+        logged=next((value for line in reversed(metrics) if (value := _number(line.logged))), None),
     )
 
 
@@ -101,19 +130,19 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
 
 
 def _returns(
-    metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+    metrics: Sequence[MetricsRow], evaluations: Sequence[EvaluationRow], summary: Mapping[str, Any]
 ) -> tuple[float | None, float | None, str | None]:
-    means = [mean for line in evaluations if (mean := _mean(line.get("returns"))) is not None]
+    means = [mean for line in evaluations if (mean := mean_return(line)) is not None]
     if not means and (mean := _number(summary.get("eval_return_mean"))) is not None:
         means = [mean]
     if means:
         return means[-1], max(means), "evaluation"
-    means = [mean for line in metrics if (mean := _number(line.get("episode/return_mean_100"))) is not None]
+    means = [mean for line in metrics if (mean := _number(line.training_return)) is not None]
     return (means[-1], max(means), "training") if means else (None, None, None)
 
 
 def _estimate(
-    metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+    metrics: Sequence[MetricsRow], summary: Mapping[str, Any]
 ) -> tuple[float, float | None, float | None] | None:
     found: Any = summary.get("estimates")
     for key in ("estimates", "reward", _ESTIMATOR):
@@ -121,12 +150,14 @@ def _estimate(
     value = _number(settings.value_of(found, "value"))
     if value is not None:
         return value, _number(settings.value_of(found, "low")), _number(settings.value_of(found, "high"))
-    values = (_number(line.get(f"estimate/{_ESTIMATOR}")) for line in reversed(metrics))
+    values = (_number(line.estimate) for line in reversed(metrics))
     value = next((value for value in values if value is not None), None)
     return None if value is None else (value, None, None)
 
 
-def _mean(values: Any) -> float | None:
+def mean_return(row: EvaluationRow) -> float | None:
+    """The mean return of an evaluation, without episodes whose return is not a number."""
+    values = row.returns
     numbers = [_number(value) for value in cast(list[Any], values)] if isinstance(values, list) else []
     known = [value for value in numbers if value is not None]
     return fmean(known) if known else None
@@ -145,11 +176,26 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], found) if isinstance(found, dict) else {}
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON lines file, without truncated lines."""
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with suppress(ValueError):
-                found = json.loads(line)
-                if isinstance(found, dict):
-                    yield cast(dict[str, Any], found)
+def read_metrics(path: Path) -> list[MetricsRow]:
+    """The lines of the run's `metrics.jsonl`, without damaged ones."""
+    return _rows(path / METRICS_FILE, MetricsRow)
+
+
+def read_evaluations(path: Path) -> list[EvaluationRow]:
+    """The lines of the run's `evaluations.jsonl`, without damaged ones."""
+    return _rows(path / EVALUATIONS_FILE, EvaluationRow)
+
+
+def _rows(path: Path, kind: type[Row]) -> list[Row]:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return []
+    decoder = msgspec.json.Decoder(kind)
+    with suppress(msgspec.DecodeError):
+        return decoder.decode_lines(content)
+    rows: list[Row] = []
+    for line in content.splitlines():
+        with suppress(msgspec.DecodeError):  # cut off when its writer was killed
+            rows.append(decoder.decode(line))
+    return rows

@@ -1,0 +1,140 @@
+"""Group runs whose settings differ only in the seed, and aggregate their curves and scores."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.cli.report.page.load import Curve, PageRun
+from lockstep.cli.report.table import differing
+from lockstep.record.score_statistics import ScoreSummary, bootstrap_interval, interquartile_mean, summarize
+
+Floats = NDArray[np.float64]
+Axis = Literal["steps", "seconds"]
+
+_GRID = 120
+"""Points of a group's curve."""
+_CURVE_RESAMPLES = 400
+"""Bootstrap samples of a curve's band, at each point; scores in tables have more."""
+_COMPLETE = ("finished", "solved")
+_EXCLUDED = ("seed",)
+_ALWAYS_NAMED = ("task", "data", "algo")
+"""Settings that are in every label if they differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Runs of the same settings and number of ranks with different seeds."""
+
+    label: str
+    """The settings in which the groups of the page differ, as `name=value`."""
+    runs: Sequence[PageRun]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The interquartile mean of a group's curves and its bootstrap interval; NaN where too few runs have data."""
+
+    x: Floats
+    iqm: Floats
+    low: Floats | None
+    """None for a single run."""
+    high: Floats | None
+
+
+def group_runs(runs: Sequence[PageRun]) -> list[Group]:
+    """The groups, in order of their first runs."""
+    members: dict[str, list[PageRun]] = {}
+    for run in runs:
+        kept = {name: value for name, value in run.found.settings.items() if name not in _EXCLUDED}
+        members.setdefault(json.dumps([kept, run.num_ranks], sort_keys=True, default=str), []).append(run)
+    labels = _labels([group[0] for group in members.values()], differing([run.found for run in runs]))
+    return [Group(label=label, runs=group) for label, group in zip(labels, members.values(), strict=True)]
+
+
+def final_scores(group: Group, source: str) -> list[float]:
+    """The last value of each run that has a curve of this source."""
+    return [float(run.curves[source].values[-1]) for run in group.runs if source in run.curves]
+
+
+def score_summary(group: Group, source: str) -> ScoreSummary | None:
+    """The aggregated final scores; None if no run has one."""
+    scores = final_scores(group, source)
+    return summarize(scores) if scores else None
+
+
+def band(group: Group, source: str, axis: Axis) -> Band | None:
+    """Aggregate the group's curves on a common grid.
+
+    A run that finished or solved its task keeps its last value to the right of its end, since its policy stays as it
+    is. Any other run counts only as far as it got. The band ends where fewer than half of the runs have data.
+    """
+    curves = [(run.curves[source], run.found.status in _COMPLETE) for run in group.runs if source in run.curves]
+    curves = [(curve, complete) for curve, complete in curves if np.isfinite(_x(curve, axis)).all()]
+    if not curves:
+        return None
+    starts, ends = zip(*((_x(curve, axis)[0], _x(curve, axis)[-1]) for curve, _ in curves), strict=True)
+    points = _GRID if max(ends) > min(starts) else 1
+    grid: Floats = np.linspace(float(min(starts)), float(max(ends)), points, dtype=np.float64)
+    values = np.array([_on_grid(curve, axis, grid, complete) for curve, complete in curves])
+    known = ~np.isnan(values)
+    iqm = np.full(len(grid), np.nan)
+    low, high = iqm.copy(), iqm.copy()
+    for pattern in np.unique(known, axis=1).T:  # columns in which the same runs have data
+        if 2 * pattern.sum() < len(curves):
+            continue
+        columns = (known == pattern[:, None]).all(axis=0)
+        part = values[np.ix_(pattern, columns)]
+        iqm[columns] = interquartile_mean(part)
+        low[columns], high[columns] = bootstrap_interval([part], resamples=_CURVE_RESAMPLES)
+    several = len(curves) > 1
+    return Band(x=grid, iqm=iqm, low=low if several else None, high=high if several else None)
+
+
+def _on_grid(curve: Curve, axis: Axis, grid: Floats, complete: bool) -> Floats:
+    return np.interp(grid, _x(curve, axis), curve.values, left=np.nan, right=curve.values[-1] if complete else np.nan)
+
+
+def _x(curve: Curve, axis: Axis) -> Floats:
+    return curve.steps if axis == "steps" else curve.seconds
+
+
+def _labels(firsts: Sequence[PageRun], differ: Sequence[str]) -> list[str]:
+    """A label for each group: the settings in which it differs from most groups, or all that differ if there is none.
+
+    Args:
+        firsts: one run of each group.
+        differ: names of the settings that differ between groups.
+    """
+    settings = [
+        {short_name(name, differ): shown(run.found.settings[name]) for name in differ if name in run.found.settings}
+        | ({} if run.num_ranks is None else {"ranks": str(run.num_ranks)})
+        for run in firsts
+    ]
+    common: dict[str, str | None] = {}
+    for name in dict.fromkeys(name for group in settings for name in group):
+        (value, number), *_ = Counter(group.get(name) for group in settings).most_common()
+        if 2 * number > len(firsts) and name not in _ALWAYS_NAMED:
+            common[name] = value
+    only = {name for name, value in common.items() if all(group.get(name) == value for group in settings)}
+    labels: list[str] = []
+    for group, run in zip(settings, firsts, strict=True):
+        parts = [f"{name}={value}" for name, value in group.items() if name not in common or common[name] != value]
+        parts = parts or [f"{name}={value}" for name, value in group.items() if name not in only]
+        labels.append(", ".join(parts) or str(run.found.settings.get("algo") or run.name))
+    return labels
+
+
+def short_name(name: str, among: Sequence[str]) -> str:
+    """The last part of a dotted name, unless another name ends with the same."""
+    last = name.rpartition(".")[2]
+    return last if [other.rpartition(".")[2] for other in among].count(last) == 1 else name
+
+
+def shown(value: object) -> str:
+    """A setting as text: strings as they are, other values as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

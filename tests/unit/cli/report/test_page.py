@@ -1,0 +1,280 @@
+"""`lockstep report --html`: groups over seeds, curves, scores, escaping, colours, and the page as a whole."""
+
+import itertools
+import json
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.cli import main as cli
+from lockstep.cli.report.page import chart, page
+from lockstep.cli.report.page.groups import band, final_scores, group_runs
+from lockstep.cli.report.page.load import MAX_POINTS, read_page_run
+from lockstep.cli.report.page.time_use import advice, straggler
+from lockstep.record.run_dir import RunDir
+from lockstep.record.summary import empty_summary
+from lockstep.run import Run, override
+
+RUN = Run(task="CartPole-v1")
+PHASES = {"env": 62.0, "act": 8.0, "learn": 20.0, "sync": 4.0, "wait": 4.0, "evaluate": 1.0, "checkpoint": 0.5}
+
+
+def make_run(path, run=RUN, returns=(10.0, 20.0), status="finished", ranks=1, phases=PHASES, waits=None, **summary):
+    """A run directory with a training return each 1000 steps and 2 s."""
+    path = Path(path)
+    with RunDir.create(path, run) as run_dir:
+        for i, mean in enumerate(returns, 1):
+            run_dir.write_metrics(1000 * i, 2.0 * i, {"episode/return_mean_100": mean})
+        waits = waits or [1.0] * ranks
+        if phases:
+            of_ranks = {name: waits if name == "wait" else [value] * ranks for name, value in phases.items()}
+            run_dir.write_ranks(1000, 2.0, of_ranks | {"other": [0.0] * ranks}, [1] * ranks)
+        if status is not None:
+            entries = [
+                {"rank": rank, "host": "node", "device": "cpu", "params_fingerprint": "a1", "wait_s": wait}
+                | {"first_rollout_fingerprint": f"b{rank}"}
+                for rank, wait in enumerate(waits)
+            ]
+            known = {"status": status, "world_size": ranks, "ranks": entries, "phases_s": phases}
+            run_dir.write_summary(empty_summary(run) | known | {"params_fingerprint": "a1"} | summary)
+    return path
+
+
+def make_groups(tmp_path, *changes):
+    runs = [
+        make_run(tmp_path / f"{i}-{seed}", override(RUN, {"seed": seed, **change}))
+        for i, change in enumerate(changes)
+        for seed in range(2)
+    ]
+    return group_runs([read_page_run(path) for path in runs])
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_group(tmp_path):
+    groups = make_groups(tmp_path, {}, {"learning_rate": 1e-3})
+    assert [len(group.runs) for group in groups] == [2, 2]
+    assert [group.label for group in groups] == ["learning_rate=0.00025", "learning_rate=0.001"]
+
+
+def test_labels_leave_out_what_most_groups_share(tmp_path):
+    groups = make_groups(tmp_path, {}, {"learning_rate": 1e-3}, {"gamma": 0.9})
+    labels = [group.label for group in groups]
+    assert labels == ["learning_rate=0.00025, gamma=0.99", "learning_rate=0.001", "gamma=0.9"]
+
+
+def test_numbers_of_ranks_are_not_mixed(tmp_path):
+    paths = [make_run(tmp_path / str(ranks), ranks=ranks) for ranks in (1, 2)]
+    groups = group_runs([read_page_run(path) for path in paths])
+    assert [group.label for group in groups] == ["ranks=1", "ranks=2"]
+
+
+def test_finished_run_keeps_its_last_value_and_killed_run_does_not(tmp_path):
+    long = make_run(tmp_path / "long", returns=(10.0,) * 5)
+    short = make_run(tmp_path / "short", override(RUN, {"seed": 1}), returns=(30.0, 30.0), status="solved")
+    killed = make_run(tmp_path / "killed", override(RUN, {"seed": 2}), returns=(70.0, 70.0), status=None)
+    runs = [read_page_run(path) for path in (long, short, killed)]
+    (group,) = group_runs([replace_ranks(run) for run in runs])
+    found = band(group, "training", "steps")
+    assert found is not None and found.low is not None
+    assert (found.x[0], found.x[-1]) == (1000, 5000)
+    assert found.iqm[0] == pytest.approx(110 / 3)
+    assert found.iqm[-1] == pytest.approx(20.0)
+    assert found.low[-1] == pytest.approx(10.0)
+    assert band(group, "training", "seconds").x[-1] == pytest.approx(10.0)
+    assert final_scores(group, "training") == [10.0, 30.0, 70.0]
+
+
+def replace_ranks(run):
+    return replace(run, found=replace(run.found, ranks=1))
+
+
+def test_group_curve_ends_where_most_runs_have_no_data(tmp_path):
+    paths = [
+        make_run(tmp_path / str(seed), override(RUN, {"seed": seed}), returns=(1.0,) * count, status="failed")
+        for seed, count in enumerate((2, 2, 6))
+    ]
+    (group,) = group_runs([read_page_run(path) for path in paths])
+    found = band(group, "training", "steps")
+    assert found.x[~np.isnan(found.iqm)].max() <= 2000 < found.x[-1]
+
+
+def test_single_run_has_no_band(tmp_path):
+    (group,) = group_runs([read_page_run(make_run(tmp_path / "one"))])
+    found = band(group, "training", "steps")
+    assert found.low is None and found.iqm[-1] == 20.0
+
+
+def test_curves_are_thinned_and_keep_both_ends(tmp_path):
+    run = read_page_run(make_run(tmp_path / "long", returns=[float(i) for i in range(3000)]))
+    steps = run.curves["training"].steps
+    assert len(steps) == MAX_POINTS and (steps[0], steps[-1]) == (1000, 3_000_000)
+
+
+def test_evaluations_are_placed_in_time_by_the_metrics(tmp_path):
+    path = make_run(tmp_path / "run", returns=(1.0, 2.0, 3.0))
+    lines = [{"step": 1500, "returns": [4.0, 6.0], "lengths": [1, 1]}, {"step": 3000, "returns": [7.0], "lengths": [1]}]
+    (path / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = read_page_run(path).curves["evaluation"]
+    assert curve.values.tolist() == [5.0, 7.0] and curve.seconds.tolist() == [3.0, 6.0]
+
+
+def test_advice_names_the_largest_phase_and_what_helps(tmp_path):
+    sentence = advice(read_page_run(make_run(tmp_path / "env")))
+    assert sentence.startswith("62% of the time is env.step on one core: env.vectorization=async or more ranks would")
+    assert "a faster network or a smaller policy would not" in sentence
+    slow = PHASES | {"sync": 300.0}
+    assert "exchanging numbers between ranks: fewer and larger" in advice(
+        read_page_run(make_run(tmp_path / "sync", phases=slow, ranks=2))
+    )
+    assert advice(read_page_run(make_run(tmp_path / "none", phases={}, status=None))) is None
+
+
+def test_rank_that_waits_least_is_the_straggler(tmp_path):
+    run = read_page_run(make_run(tmp_path / "run", ranks=3, waits=[20.0, 1.0, 22.0]))
+    assert straggler(run).startswith("Rank 1 on node is the slowest: it waited 1.0 s, the others 21.0 s on average")
+    assert straggler(read_page_run(make_run(tmp_path / "even", ranks=2, waits=[2.0, 3.0]))) is None
+
+
+class Page(HTMLParser):
+    """Collects elements and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.text = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def tags(self, name):
+        return [attributes for tag, attributes in self.elements if tag == name]
+
+
+@pytest.fixture
+def hostile(here):
+    """Runs whose names, settings and errors are HTML."""
+    attack = "<script>alert(1)</script>"
+    task = replace(RUN, task=f"mine.py:{attack}")
+    make_run("runs/one<img src=x>", task, ranks=2, waits=[1.0, 30.0])
+    make_run("runs/two", override(task, {"seed": 1}), ranks=2, status="failed", error=f'rank 1: {attack} "&amp;')
+    other = make_run("runs/three", override(task, {"activation": "relu"}), returns=(5.0, 9.0))
+    (other / "videos").mkdir()
+    (other / "videos" / 'step_5"onclick="x.gif').write_bytes(b"GIF89a")
+    return here
+
+
+def test_page_is_complete_escaped_and_without_requests(hostile, capsys):
+    assert cli.main(["report", "--html", "pages/report.html"]) == 2
+    assert "--html pages/report.html cannot be written" in capsys.readouterr().err
+    Path("pages").mkdir()
+    assert cli.main(["report", "--html", "pages/report.html"]) == 0
+    text = Path("pages/report.html").read_text(encoding="utf-8")
+    found = Page(text)
+    assert len(found.tags("script")) == 1 and not found.tags("img")
+    assert "mine.py:<script>alert(1)</script>" in found.text
+    for attributes in (attributes for _, attributes in found.elements):
+        assert not [name for name in attributes if name.startswith("on") or name == "src"]
+    links = [attributes["href"] for attributes in (*found.tags("a"), *found.tags("link"))]
+    assert not [link for link in links if "//" in link]
+    assert "../runs/three/videos/step_5%22onclick%3D%22x.gif" in links
+    (policy,) = [entry["content"] for entry in found.tags("meta") if "http-equiv" in entry]
+    assert policy.startswith("default-src 'none'")
+    assert len(found.tags("svg")) == sum(attributes.get("role") == "img" for attributes in found.tags("svg")) > 4
+    assert len(found.tags("table")) == len(found.tags("caption"))
+    for words in ("Best:", "Performance profile", "Rank 0 on node is the slowest", "equal on 2 ranks", "activation"):
+        assert words in found.text
+    assert len(text) < 200_000
+
+
+def test_html_is_refused_with_the_other_outputs(hostile, capsys):
+    assert cli.main(["report", "--html", "x.html", "--json"]) == 2
+    assert "--json is for the table of runs" in capsys.readouterr().err
+    assert cli.main(["report", "runs", "--html", "x.html", "--predict"]) == 2
+    assert cli.main(["report", "--html", "runs"]) == 2
+    assert "--html runs is a directory; name a file in it" in capsys.readouterr().err
+
+
+def test_more_groups_than_colors_are_drawn_in_grey(tmp_path):
+    paths = [
+        make_run(tmp_path / str(i), override(RUN, {"gamma": 0.9 + i / 1000}), returns=(1.0, float(i)))
+        for i in range(chart.NUM_STYLES + 2)
+    ]
+    text = page.render([read_page_run(path) for path in paths], tmp_path)
+    assert "Grey: 2 groups with lower final scores." in text
+
+
+def test_run_without_results_has_a_page(tmp_path):
+    path = make_run(tmp_path / "new", returns=(), status=None)
+    text = page.render([read_page_run(path)], tmp_path)
+    assert "No returns yet." in text and "No run recorded its phases." in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(0, 100, [0, 20, 40, 60, 80, 100]), (-1, 1, [-1, -0.5, 0, 0.5, 1]), (3, 3, [3])]
+)
+def test_ticks_are_round_numbers(low, high, expected):
+    assert chart.ticks(low, high) == pytest.approx(expected)
+
+
+# Machado et al. (2009), "A Physiologically-based Model for Simulation of Color Vision Deficiency", severity 1.
+VISION = {
+    "usual": np.eye(3),
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritanopia": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], LUMINANCE, [0.0193, 0.1192, 0.9505]])
+
+
+def palettes():
+    """Linear RGB of the colours of each theme."""
+    style = (Path(page.__file__).parent / "style.css").read_text(encoding="utf-8")
+    for block in re.findall(r":root \{(.*?)\}", style, re.S):
+        coded = {name: np.array([int(code[i : i + 2], 16) / 255 for i in (0, 2, 4)]) for name, code in named(block)}
+        yield {n: np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) for n, c in coded.items()}
+
+
+def named(block):
+    return re.findall(r"--(\w+): #(\w{6})", block)
+
+
+def lab(linear):
+    x, y, z = np.cbrt(TO_XYZ @ linear / [0.9505, 1.0, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_lines_are_told_apart_in_each_theme_by_color_blind_readers():
+    themes = list(palettes())
+    assert len(themes) == 2
+    for colors in themes:
+        lines = [colors[f"s{i}"] for i in range(chart.NUM_STYLES)]
+        paper = LUMINANCE @ colors["paper"] + 0.05
+        contrasts = [(LUMINANCE @ line + 0.05) / paper for line in lines]
+        assert min(max(ratio, 1 / ratio) for ratio in contrasts) >= 3  # WCAG 1.4.11
+        text = (LUMINANCE @ colors["ink"] + 0.05) / paper, (LUMINANCE @ colors["soft"] + 0.05) / paper
+        assert min(max(ratio, 1 / ratio) for ratio in text) >= 4.5  # WCAG 1.4.3
+        for matrix in VISION.values():
+            seen = [lab(np.clip(np.asarray(matrix) @ line, 1e-6, 1)) for line in lines]
+            assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 15
+
+
+@pytest.mark.slow
+def test_hundred_long_runs_take_seconds(tmp_path):
+    """A tenth of 100 runs of 10 000 lines with 40 metrics, in processor time; the whole takes under 5 s."""
+    metrics = {f"some/metric_{i}": i / 7 for i in range(40)} | {"episode/return_mean_100": 1.0}
+    lines = "".join(json.dumps({"step": i, "time_s": i / 10, **metrics}) + "\n" for i in range(10_000))
+    paths = [make_run(tmp_path / str(i), override(RUN, {"seed": i}), returns=()) for i in range(10)]
+    for path in paths:
+        (path / "metrics.jsonl").write_text(lines)
+    start = time.process_time()
+    text = page.render([read_page_run(path) for path in paths], tmp_path)
+    assert time.process_time() - start < 1.0
+    assert len(text) < 300_000
