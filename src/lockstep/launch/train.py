@@ -174,6 +174,10 @@ def _torch_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]
 
     if run.algo == "dqn":
         from lockstep.torch.dqn import train as learn
+    elif run.algo == "sac":
+        from lockstep.torch.sac import train as learn
+    elif run.algo == "td3":
+        from lockstep.torch.td3 import train as learn
     else:
         from lockstep.torch.ppo import train as learn
     return Session, learn

@@ -31,17 +31,8 @@ _VERIFIED = 1 << 30
 """Largest prepared data, in bytes, whose checksums are verified when a run starts: a second or two."""
 
 
-_FRAMEWORKS: Mapping[str, tuple[str, ...]] = {"sac": ("jax",), "td3": ("jax",)}
-"""The frameworks of an algorithm that not all frameworks have."""
-
-
 def check_framework(run: AnyRun) -> None:
-    """Raise `ConfigError` if the run's framework is not installed, or does not have the algorithm."""
-    if isinstance(run, Run) and run.ml_framework not in _FRAMEWORKS.get(run.algo, (run.ml_framework,)):
-        others = " or ".join(f"--ml-framework {name}" for name in _FRAMEWORKS[run.algo])
-        raise ConfigError(
-            f"algo={run.algo} is not available with ml_framework={run.ml_framework}; use {others or '--algo ppo'}"
-        )
+    """Raise `ConfigError` if the run's framework is not installed."""
     check_package(run.ml_framework)
 
 

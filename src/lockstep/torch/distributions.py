@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lockstep.algorithms.sac import LOG_STD_RANGE
 from lockstep.envs.spec import ActionSpec
 from lockstep.experience import sampling
 
+_LARGEST_TANH = 1.0 - 2.0**-24
+"""Largest action, scaled to [-1, 1], whose inverse tanh is finite in float32."""
 _SMALLEST_VARIATE = 2.0**-24
 """Of an exponential variate: a smaller one could let any action win, however unlikely."""
 
@@ -128,6 +131,45 @@ class StateDependentGaussian(nn.Module, sampling.StateDependentGaussian):
     def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log deviations."""
         return parameters[..., : self.width], parameters[..., self.width :] + self.initial_log_std
+
+
+class SquashedGaussian(nn.Module, sampling.SquashedGaussian):
+    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log deviations.
+
+    With u = mean + std e and e standard normal, the action scaled to [-1, 1] is tanh(u), and (Haarnoja et al., 2018,
+    arXiv:1801.01290, appendix C)
+
+    log pi(tanh(u)) = sum_d -e^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh(u)^2)
+    """
+
+    def __init__(self, action: ActionSpec) -> None:
+        nn.Module.__init__(self)
+        sampling.SquashedGaussian.__init__(self, action)
+
+    def scaled_action_and_log_prob(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions in [-1, 1], [N, D], from standard normal noise [N, D], and their log-probabilities [N]."""
+        mean, log_std = self._split(parameters)
+        u = torch.addcmul(mean, log_std.exp(), noise)
+        return u.tanh(), self._log_prob(noise, log_std, u)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Log-probabilities [N] of the environment's actions [N, D] within their bounds.
+
+        log pi(center + half_range a) = log pi(a) - sum_d log half_range_d
+        """
+        mean, log_std = self._split(parameters)
+        center, half_range = (torch.from_numpy(x).to(action.device) for x in (self.center, self.half_range))
+        u = ((action - center) / half_range).clamp(-_LARGEST_TANH, _LARGEST_TANH).atanh()
+        return self._log_prob((u - mean) * (-log_std).exp(), log_std, u) - half_range.log().sum()
+
+    def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and log deviations."""
+        return parameters[..., : self.width], parameters[..., self.width :].clamp(*LOG_STD_RANGE)
+
+    def _log_prob(self, noise: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
+        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)) loses no digits where tanh(u) rounds to 1.
+        log_slope = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+        return -(0.5 * noise.square() + log_std + 0.5 * math.log(2 * math.pi) + log_slope).sum(-1)
 
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian | StateDependentGaussian

@@ -224,7 +224,7 @@ class DQN:
             self.policy.resample(None)
             return total, torch.cat([sums, self._one_hot_shard[0]])
 
-        return warmup(self.flat, self.optimizer, loss)
+        return warmup(self.flat, [self.optimizer], loss)
 
     def copy_to_target(self) -> None:
         """Make the target network equal to the online network."""

@@ -15,7 +15,8 @@ from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import FROM_LOG, PolicySignature, PolicySpec
-from lockstep.torch.networks import AnyPolicy, Policy, actor_of
+from lockstep.torch.continuous_policy import ContinuousPolicy
+from lockstep.torch.networks import ActingPolicy, AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy, save_scoring, scoring_from_file
 
@@ -47,8 +48,10 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     parameters, observations = policy_file.split_normalizer(about, arrays)
     policy = (
         Policy(about.spec, about.network)
-        if not isinstance(about.algorithm, DQNConfig)
+        if about.algorithm is None
         else QPolicy(about.spec, about.network, about.algorithm)
+        if isinstance(about.algorithm, DQNConfig)
+        else ContinuousPolicy(about.spec, about.network, about.algorithm)
     )
     try:
         policy.load_state_dict(_tensors(parameters))
@@ -99,8 +102,8 @@ def _signature(policy: AnyPolicy, observations: RunningMoments | None) -> Policy
     return policy_file.signature(_about(policy, "", NetworkConfig()), shapes, observations)
 
 
-def _about(policy: Policy | QPolicy, task: str, network: NetworkConfig) -> PolicySpec:
-    algorithm: DQNConfig | None = policy.algorithm if isinstance(policy, QPolicy) else None
+def _about(policy: ActingPolicy, task: str, network: NetworkConfig) -> PolicySpec:
+    algorithm = None if isinstance(policy, Policy) else policy.algorithm
     return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=algorithm)
 
 

@@ -3,10 +3,16 @@
 One gradient is then one message, one norm and one optimizer step.
 """
 
+import copy
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from lockstep.torch.layers import add_in_place
+
+SomeModule = TypeVar("SomeModule", bound=nn.Module)
 
 
 class FlatParameters:
@@ -50,6 +56,18 @@ class FlatParameters:
         if len(self.rows) > 1:
             row[: self.num_parameters] = self.gradient
         row[self.num_parameters :] = sums
+
+
+def frozen_copy(module: SomeModule, values: Tensor) -> SomeModule:
+    """A copy of a module whose parameters are views of `values` and are not trained.
+
+    Args:
+        module: the module to copy.
+        values: its parameters as a flat tensor, in the order of `module.parameters()`.
+    """
+    copied = copy.deepcopy(module)
+    vector_to_parameters(values, copied.parameters())
+    return copied.requires_grad_(False)
 
 
 def divisor(weight: Tensor) -> Tensor:

@@ -19,16 +19,15 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.envs.make import steps_on_device
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.hardware import share_cores
-from lockstep.torch.networks import Policy, actor_of, multiplications
-from lockstep.torch.q_networks import QPolicy
+from lockstep.torch.networks import ActingPolicy, actor_of, multiplications
 from lockstep.world import World
 
 
 class Learner(Protocol):
-    """The measured parts of an algorithm: `lockstep.torch.ppo.PPO` and `lockstep.torch.dqn.DQN`."""
+    """The measured parts of an algorithm: those of `torch/ppo.py`, `dqn.py`, `sac.py` and `td3.py`."""
 
     @property
-    def policy(self) -> Policy | QPolicy:
+    def policy(self) -> ActingPolicy:
         """The acting policy."""
         ...
 

@@ -16,6 +16,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.acting import Actor, RecurrentActor
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
 from lockstep.run import NetworkConfig
+from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.distributions import distribution_of
 from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
@@ -185,7 +186,9 @@ class Policy(nn.Module):
         return self.network
 
 
-AnyPolicy = Policy | QPolicy | ScoringPolicy
+ActingPolicy = Policy | QPolicy | ContinuousPolicy
+"""A policy of an algorithm that learns in environments."""
+AnyPolicy = ActingPolicy | ScoringPolicy
 """A policy of any algorithm: observations to parameters of the action distribution, and a value."""
 
 
@@ -271,6 +274,8 @@ def multiplications(policy: nn.Module) -> int:
 
 def _linear_parts(network: nn.Module) -> Sequence[Mlp | Head]:
     """The parts that compute the distribution parameters if they are consecutive linear layers; otherwise empty."""
+    if isinstance(network, Mlp):
+        return [network]
     if isinstance(network, ActorCritic):
         return [network.body, network.actor] if isinstance(network.body, Mlp) else [network.actor]
     if isinstance(network, QNetwork) and isinstance(network.encoder, Mlp) and network.plain:

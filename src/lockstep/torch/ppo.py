@@ -155,7 +155,7 @@ class PPO:
     def warmup(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""
         batch = Batch.blank(self.policy.spec, rows, self.comm.device, self.policy.state_size, self.sequence_length)
-        return warmup(self.flat, self.optimizer, lambda: self._loss(batch))
+        return warmup(self.flat, [self.optimizer], lambda: self._loss(batch))
 
     def _step(self, parts: Sequence[Batch]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.

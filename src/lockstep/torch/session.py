@@ -45,7 +45,7 @@ class Torch:
 
     def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
         """Predict the speed of this world and of one host, or return why not; not collective."""
-        return forecast(run, comm, cast(Forecastable, learner), layout, message_s)  # in environments: PPO or DQN
+        return forecast(run, comm, cast(Forecastable, learner), layout, message_s)  # a run in environments
 
     def devices(self, comm: Comm) -> list[str]:
         """Description of this rank's device."""

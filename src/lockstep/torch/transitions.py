@@ -1,4 +1,4 @@
-"""Minibatches of Q-learning: transitions drawn from a replay buffer, as tensors.
+"""Minibatches of learning from a replay buffer: transitions drawn from a replay buffer, as tensors.
 
 Shapes: N transitions of a shard's part of a minibatch, O observation.
 """
@@ -29,18 +29,27 @@ class TransitionBatch(RowBatch):
     """gamma to the number of those steps; 0 where the episode terminated within them."""
     weight: Tensor
     """Importance weight, not yet divided by the largest of all shards."""
+    noise: Tensor | None = None
+    """Standard normal noise of the actions to draw, [N, M, D] for M actions, if there are any."""
 
     @staticmethod
-    def of(drawn: Transitions, weight: np.ndarray, device: torch.device) -> "TransitionBatch":
+    def of(
+        drawn: Transitions, weight: np.ndarray, device: torch.device, noise: np.ndarray | None = None
+    ) -> "TransitionBatch":
         """Copy transitions to the device."""
-        arrays = (drawn.observation, drawn.action, drawn.return_, drawn.next_observation, drawn.discount, weight)
+        arrays = [drawn.observation, drawn.action, drawn.return_, drawn.next_observation, drawn.discount, weight]
+        if noise is not None:
+            arrays.append(noise)
         return TransitionBatch(*(torch.from_numpy(array).to(device) for array in arrays))
 
     @staticmethod
-    def blank(spec: EnvSpec, rows: int, device: torch.device) -> "TransitionBatch":
-        """Rows of zeros."""
+    def blank(spec: EnvSpec, rows: int, device: torch.device, num_actions: int = 0) -> "TransitionBatch":
+        """Rows of zeros, with noise of `num_actions` actions (M)."""
         kind = _KINDS[spec.observation_dtype.__name__]
         before, after = (torch.zeros(rows, *spec.observation_shape, dtype=kind, device=device) for _ in range(2))
-        action = torch.zeros(rows, dtype=torch.int64, device=device)
+        discrete = spec.action.kind == "discrete"
+        shape = (rows,) if discrete else (rows, spec.action.width)
+        action = torch.zeros(shape, dtype=torch.int64 if discrete else torch.float32, device=device)
         reward, discount, weight = (torch.zeros(rows, device=device) for _ in range(3))
-        return TransitionBatch(before, action, reward, after, discount, weight)
+        noise = torch.zeros(rows, num_actions, spec.action.width, device=device) if num_actions else None
+        return TransitionBatch(before, action, reward, after, discount, weight, noise)

@@ -1,6 +1,6 @@
 """A gradient step without effect, to compile before the clocks start and to measure its cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from lockstep.torch.sgd import Sgd
 
 
 def warmup(
-    flat: FlatParameters, optimizer: Adam | Sgd, loss: Callable[[], tuple[Tensor, Tensor]]
+    flat: FlatParameters, optimizers: Sequence[Adam | Sgd], loss: Callable[[], tuple[Tensor, Tensor]]
 ) -> Callable[[], object]:
     """Return a function that takes a gradient step without messages or effects.
 
     Args:
         flat: the parameters.
-        optimizer: of these parameters.
+        optimizers: of these parameters.
         loss: computes the loss and its sums.
     """
     skipped = torch.ones((), device=flat.values.device)
@@ -27,7 +27,8 @@ def warmup(
         total, sums = loss()
         total.backward()
         flat.store_shard(0, sums)
-        optimizer.step(skipped)
-        float(optimizer.steps)  # wait for the GPU
+        for optimizer in optimizers:
+            optimizer.step(skipped)
+        float(optimizers[-1].steps)  # wait for the GPU
 
     return once

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from lockstep.errors import RunError
 from lockstep.experience.normalize import EPS, RunningMoments
+from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.deploy.exported_file import LARGEST_DIFFERENCE, Arrays, Exported, Format, difference, write_program
 from lockstep.torch.deploy.program import trace
-from lockstep.torch.networks import Policy
-from lockstep.torch.q_networks import QPolicy
+from lockstep.torch.networks import ActingPolicy
 from lockstep.world import stream
 
 _ROWS = 1000
@@ -26,7 +26,7 @@ _ROWS = 1000
 class GreedyPolicy(nn.Module):
     """Normalizes observations and returns the most likely action, or the one with the largest Q."""
 
-    def __init__(self, policy: Policy | QPolicy, observations: RunningMoments | None) -> None:
+    def __init__(self, policy: ActingPolicy, observations: RunningMoments | None) -> None:
         super().__init__()
         self.policy = policy
         self.action = policy.spec.action
@@ -43,7 +43,8 @@ class GreedyPolicy(nn.Module):
         """Map observations [N, *O] to actions. They are float32, or uint8 for images, as the environment returns them.
 
         Returns:
-            `scores`: Q [N, A], logits [N, A], concatenated logits of the C parts, or means [N, D]; `action`: [N]
+            `scores`: Q [N, A], logits [N, A], concatenated logits of the C parts, or means [N, D] (of SAC
+            and TD3 before tanh); `action`: [N]
             int64, [N, C] int64, or [N, D] within the bounds of the environment.
         """
         if self.normalizes:
@@ -52,14 +53,15 @@ class GreedyPolicy(nn.Module):
         scores, _ = self.policy(observation)
         if self.action.kind == "continuous":
             scores = scores[:, : self.action.width]  # without log deviations that depend on the observation
-            return {"scores": scores, "action": scores.clamp(self.get_buffer("low"), self.get_buffer("high"))}
+            action = self.policy.unscaled(scores.tanh()) if isinstance(self.policy, ContinuousPolicy) else scores
+            return {"scores": scores, "action": action.clamp(self.get_buffer("low"), self.get_buffer("high"))}
         if self.action.kind == "discrete":
             return {"scores": scores, "action": scores.argmax(-1)}
         parts = [part.argmax(-1) for part in torch.split(scores, list(self.action.sizes), -1)]
         return {"scores": scores, "action": torch.stack(parts, -1)}
 
 
-def export_acting(policy: Policy | QPolicy, observations: RunningMoments | None, path: Path, to: Format) -> Exported:
+def export_acting(policy: ActingPolicy, observations: RunningMoments | None, path: Path, to: Format) -> Exported:
     """Write a policy to a file, atomically, after comparing the file with the policy on 1000 random observations.
 
     Args:
@@ -80,28 +82,35 @@ def export_acting(policy: Policy | QPolicy, observations: RunningMoments | None,
 
 
 def _compare(
-    policy: Policy | QPolicy, observations: RunningMoments | None, path: Path, run: Callable[[Arrays], Arrays]
+    policy: ActingPolicy,
+    observations: RunningMoments | None,
+    path: Path,
+    run: Callable[[Arrays], Arrays],
 ) -> Exported:
     observation = _random(policy, observations, _ROWS)
     normalized = observation if observations is None else observations.normalize(observation)
     with torch.inference_mode():
-        expected = policy(torch.from_numpy(normalized))[0].float().numpy()
-    if policy.spec.action.kind == "continuous":
-        expected = policy.distribution.mode(expected)
+        parameters = policy(torch.from_numpy(normalized))[0].float().numpy()
+    action = policy.spec.action
     found = run({"observation": observation})
-    largest, row = difference(found["scores"], expected)
+    if action.kind == "continuous":
+        chosen = np.clip(policy.distribution.mode(parameters), np.array(action.low), np.array(action.high))
+        expected = np.concatenate([parameters[:, : action.width], chosen], -1)
+        largest, row = difference(np.concatenate([found["scores"], found["action"]], -1), expected)
+    else:
+        largest, row = difference(found["scores"], parameters)
     if largest > LARGEST_DIFFERENCE:
         raise RunError(
             f"{path} was not written: of random observation {row} it would make something else than the policy, by "
             f"{largest:.1e} of a score (up to {LARGEST_DIFFERENCE:g} is rounding); report this"
         )
-    if policy.spec.action.kind == "continuous":
+    if action.kind == "continuous":
         return Exported(path, _ROWS, largest, None)
-    same = (found["action"] == policy.distribution.mode(expected)).reshape(_ROWS, -1).all(-1)
+    same = (found["action"] == policy.distribution.mode(parameters)).reshape(_ROWS, -1).all(-1)
     return Exported(path, _ROWS, largest, int(same.sum()))
 
 
-def _random(policy: Policy | QPolicy, observations: RunningMoments | None, rows: int) -> NDArray[np.generic]:
+def _random(policy: ActingPolicy, observations: RunningMoments | None, rows: int) -> NDArray[np.generic]:
     """Random observations [rows, *O], with the mean and variance of training if a normalizer has them."""
     spec, random = policy.spec, stream(0, "export")
     if spec.image is not None:

@@ -152,7 +152,7 @@ class OfflineOptimizer:
             total, sums = loss()
             return total, torch.cat([sums, sums.new_zeros(MAX_EXTRA_SUMS)])
 
-        return warmup(self.flat, self.optimizer, padded)
+        return warmup(self.flat, [self.optimizer], padded)
 
     def state(self) -> dict[str, Tensor]:
         """The tensors beside the parameters that a checkpoint holds and that are equal on all ranks."""
