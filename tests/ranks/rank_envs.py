@@ -100,6 +100,14 @@ class Halting(Ticking):
         return observation, np.where(resets, np.float32(0), reward), self.ended.copy(), truncated, None
 
 
+class Pushing(Halting):
+    """`Halting` with one continuous action instead of a choice."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.spec = dataclasses.replace(self.spec, action=ActionSpec("continuous", (1,), (-1.0,), (1.0,)))
+
+
 class Dying(CartPoleEnv):
     """CartPole of Gymnasium; on rank 1 one of its processes is killed in its step `at`, whichever comes first."""
 

@@ -163,7 +163,7 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small c
     from lockstep.train import train
 
     algorithm = import_module(f"lockstep.torch.{one.run.algo}")
-    network_name = {"ppo": "Policy", "dqn": "QPolicy"}[one.run.algo]
+    network_name = {"ppo": "Policy", "dqn": "QPolicy"}.get(one.run.algo, "ContinuousPolicy")
     network: Any = getattr(algorithm, network_name)
 
     size = int(os.environ["WORLD_SIZE"])

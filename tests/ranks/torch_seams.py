@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from running import Job, train_one
 from seam_world import BOUND_S, SPEC
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Normal
 
 from lockstep import World
+from lockstep.envs.spec import EnvSpec
 from lockstep.run import Run
-from lockstep.torch import dqn, ppo
+from lockstep.torch import dqn, ppo, sac, td3
 from lockstep.torch.comm import Comm
 from lockstep.torch.export import save_policy
 
-__all__ = ["RUN_BOUND_S", "dqn", "ppo", "save_policy"]
+__all__ = ["RUN_BOUND_S", "dqn", "ppo", "sac", "save_policy", "td3"]
 
 RUN_BOUND_S = BOUND_S  # of collectives in whole runs
 
@@ -39,6 +40,13 @@ def ppo_learner(world: World, run: Run, seed: int = 0) -> Iterator[ppo.PPO]:
 def dqn_learner(world: World, run: Run, seed: int = 0) -> Iterator[dqn.DQN]:
     with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
         yield dqn.DQN(run, dqn.QPolicy(SPEC, run.network, run.algorithm, seed=seed), comm)
+
+
+@contextmanager
+def actor_critic_learner(world: World, run: Run, spec: EnvSpec, seed: int = 0) -> Iterator[sac.SAC | td3.TD3]:
+    learner = sac.SAC if run.algo == "sac" else td3.TD3
+    with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
+        yield learner(run, sac.ContinuousPolicy(spec, run.network, run.algorithm, seed=seed), comm)
 
 
 def parameters(policy: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -85,6 +93,20 @@ def dqn_networks(learner: dqn.DQN) -> dict[str, dict[str, np.ndarray]]:
     """Every copy of the parameters, and all arrays that are compared between ranks."""
     shared = {name: tensor.numpy(force=True).copy() for name, tensor in learner.shared_tensors().items()}
     return {"policy": parameters(learner.policy), "target": parameters(learner.target), "shared": shared}
+
+
+def actor_critic_gradient(learner: sac.SAC | td3.TD3) -> dict[str, np.ndarray]:
+    """The gradients of critics, actor and temperature, each as one vector."""
+    names = ("critics", "actor", "temperature") if isinstance(learner, sac.SAC) else ("critics", "actor")
+    parts = [gradient_by_part_of(learner.policy, name) for name in names]
+    return {name: gradient for part in parts for name, gradient in part.items()}
+
+
+def actor_critic_networks(learner: sac.SAC) -> dict[str, dict[str, np.ndarray]]:
+    """Every copy of the parameters, and all arrays that are compared between ranks."""
+    shared = {name: tensor.numpy(force=True).copy() for name, tensor in learner.shared_tensors().items()}
+    target = {f"critics.{name}": p for name, p in parameters(learner.target).items()}
+    return {"policy": parameters(learner.policy), "target": target, "shared": shared}
 
 
 def broadcast_module(world: World) -> dict[str, np.ndarray]:
@@ -140,3 +162,54 @@ def dqn_loss_and_gradient(run: Run, batch: dict[str, np.ndarray], weight: np.nda
     loss = (torch.from_numpy(weight).float() * torch.nn.functional.huber_loss(q, target, reduction="none")).mean()
     loss.backward()
     return float(loss.detach()), torch.cat([p.grad.reshape(-1) for p in policy.parameters()]).numpy()
+
+
+def actor_critic_reference(
+    run: Run, batch: dict[str, np.ndarray], weight: np.ndarray
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Means of the losses of SAC or TD3 in their first step, and the gradients of each part, not clipped."""
+    from actor_critic_seams import SPEC as CONTINUOUS
+
+    c = run.algorithm
+    policy = sac.ContinuousPolicy(CONTINUOUS, run.network, c, seed=0)
+    columns = {name: torch.from_numpy(column) for name, column in batch.items()}
+    observation, noise = columns["observation"], columns["noise"]
+    low, high = torch.tensor(CONTINUOUS.action.low), torch.tensor(CONTINUOUS.action.high)
+    action = 2 * (columns["action"] - low) / (high - low) - 1
+
+    def drawn(observation: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = policy.actor(observation).chunk(2, -1)
+        normal = Normal(mean, log_std.exp())
+        u = mean + normal.stddev * noise
+        return u.tanh(), (normal.log_prob(u) - (1 - u.tanh().square()).log()).sum(-1)
+
+    with torch.no_grad():
+        if run.algo == "sac":
+            following, next_log_prob = drawn(columns["next_observation"], noise[:, 0])
+        else:
+            smoothing = (c.target_noise * noise[:, 0]).clamp(-c.noise_clip, c.noise_clip)
+            following = (policy.actor(columns["next_observation"]).tanh() + smoothing).clamp(-1, 1)
+            next_log_prob = 0.0
+        value = policy.critics(columns["next_observation"], following).min(0).values - next_log_prob  # alpha is 1
+        target = columns["return_"] + columns["discount"] * value
+    q = policy.critics(observation, action)
+    value_loss = (torch.from_numpy(weight).float() * (target - q).square().sum(0)).mean() / 2
+    value_loss.backward()
+    gradients = gradient_by_part_of(policy, "critics")
+    policy.zero_grad()
+    if run.algo == "sac":
+        chosen, log_prob = drawn(observation, noise[:, 1])
+        policy_loss = (log_prob - policy.critics(observation, chosen).min(0).values).mean()
+        entropy = -float(log_prob.mean().detach())
+        gradients["temperature"] = np.array([entropy + 2.0], np.float32)  # target entropy: -2
+        losses = {"policy/entropy": entropy}
+    else:
+        policy_loss, losses = -policy.critics(observation, policy.actor(observation).tanh())[0].mean(), {}
+    policy_loss.backward()
+    losses |= {"loss/value": float(value_loss.detach()), "loss/policy": float(policy_loss.detach())}
+    return losses | {"value/target": float(target.mean())}, gradients | gradient_by_part_of(policy, "actor")
+
+
+def gradient_by_part_of(policy: torch.nn.Module, part: str) -> dict[str, np.ndarray]:
+    gradients = [p.grad.flatten() for p in getattr(policy, part).parameters()]
+    return {part: torch.cat(gradients).numpy().copy()}

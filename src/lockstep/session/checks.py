@@ -3,7 +3,6 @@
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
