@@ -2,6 +2,7 @@
 
 import argparse
 
+from lockstep.cli.sweep.arguments import add_seeds
 from lockstep.launch.flags import add_node_arguments
 
 
@@ -59,6 +60,7 @@ def add_policy_choice(parser: argparse.ArgumentParser) -> None:
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all arguments of `lockstep train`."""
     add_run_arguments(parser)
+    add_seeds(parser)
     add_start_arguments(parser)
 
 

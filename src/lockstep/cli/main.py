@@ -17,6 +17,7 @@ _ELSEWHERE = {
     "launch": "lockstep.launch.commands:launch_command",
     "check": "lockstep.cli.check:check_command",
     "report": "lockstep.cli.report:report_command",
+    "sweep": "lockstep.cli.sweep.command:run_sweep_command",
     "submit": "lockstep.cli.submit:submit_command",
     "tasks": "lockstep.cli.tasks:tasks_command",
     "completion": "lockstep.cli.completion:completion_command",
@@ -70,9 +71,26 @@ def train(args: argparse.Namespace) -> int:
     """`lockstep train`: check the run, then start it; nothing is written before the check."""
     from lockstep.cli.start import resume, start
 
+    if args.seeds is not None and args.resume is None:
+        from lockstep.cli.sweep.command import train_seeds
+
+        return train_seeds(args)
+    if args.resume is not None and _is_sweep(Path(args.resume)):
+        from lockstep.cli.sweep.command import resume_sweep
+
+        return resume_sweep(args)
+    if args.jobs is not None or args.seeds is not None:
+        raise ConfigError(
+            "--jobs and --seeds train several runs; give --seeds A:B, and leave --resume out for new runs"
+        )
     if args.resume is not None:
         return resume(args)
     return start(args, checked(args, requested_run(args)))
+
+
+def _is_sweep(path: Path) -> bool:
+    """Whether a directory is that of several runs."""
+    return (path / "sweep.yaml").is_file() and not (path / "run.yaml").exists()
 
 
 def evaluate(args: argparse.Namespace) -> int:

@@ -41,6 +41,7 @@ _OTHER_COMMANDS = {
     **dict.fromkeys(("run", "learn", "fit", "start"), "train"),
     **dict.fromkeys(("envs", "list", "environments"), "tasks"),
     "resume": "train --resume",
+    **dict.fromkeys(("search", "tune", "hpo", "grid"), "sweep"),
     **dict.fromkeys(("compare", "plot", "show"), "report"),
 }
 """Commands of other programs, and ours."""
@@ -52,6 +53,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     from lockstep.cli.offline.export import add_arguments as add_export_arguments
     from lockstep.cli.report import add_arguments as add_report_arguments
     from lockstep.cli.submit.arguments import add_arguments as add_submit_arguments
+    from lockstep.cli.sweep.arguments import add_arguments as add_sweep_arguments
 
     top = _Parser(
         prog="lockstep",
@@ -70,6 +72,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
 
     epilog = {"epilog": _CHANGED_MOST, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add_train_arguments(add_command("train", "train a task, a recipe or a config", **epilog))
+    add_sweep_arguments(add_command("sweep", "train with many settings and seeds, side by side; resumable"))
     launch = add_command("launch", "start any script once per rank, on one or many machines")
     _add_launch_arguments(launch)
     evaluate = add_command("evaluate", "evaluate the policy of a run")

@@ -60,7 +60,7 @@ class RunDir:
         made: list[Path] = []
         try:
             if path is None:
-                target = _make_default(name or _default_name(config), made)
+                target = _make_default(name or default_name(config), made)
             else:
                 target = _make_empty(Path(path), made)
             if text is not None:
@@ -206,7 +206,7 @@ def read_config(run_dir: Path) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 
 
-def _default_name(config: Mapping[str, Any] | None) -> str:
+def default_name(config: Mapping[str, Any] | None) -> str:
     """Task, or folder of logged data, and algorithm; of one's own environment, `path/to/file.py:Class`, the class."""
     named = {**config, "task": Path(config["data"]).name} if config and "data" in config else config
     words = [str(named[key]).rpartition(":")[2] for key in ("task", "algo") if key in named] if named else []

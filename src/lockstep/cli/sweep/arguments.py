@@ -1,0 +1,29 @@
+"""The arguments of `lockstep sweep`, and those of `lockstep train` for several seeds."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `lockstep sweep`."""
+    add = parser.add_argument
+    add("target", metavar="SWEEP.yaml|DIR", help="a sweep file, or the directory of a sweep to continue")
+    add("--run-dir", metavar="DIR", help="where results go (default: runs/ and the name of the file)")
+    add_jobs(parser)
+    add("--sampler", choices=("grid", "random", "optuna"), help="how settings are chosen (default: that of the file)")
+    add("--trials", metavar="N", help="combinations that random and optuna try (default: that of the file)")
+    add("--retry-failed", action="store_true", help="run failed runs again, from their newest checkpoint")
+    add("--dry-run", action="store_true", help="check everything and list the runs, but start none")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def add_seeds(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `lockstep train` that train with several seeds."""
+    seeds = "train a whole run with each seed, side by side, such as 0:5 (0 to 4) or 0,3,7; --resume goes on with them"
+    parser.add_argument("--seeds", metavar="A:B|S,S...", help=seeds)
+    add_jobs(parser)
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Add `--jobs`."""
+    text = "runs of a sweep, or of --seeds, at a time (default: as many as there are cores and GPUs for)"
+    parser.add_argument("--jobs", metavar="N", help=text)

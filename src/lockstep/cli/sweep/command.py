@@ -1,0 +1,206 @@
+"""From the arguments of `lockstep sweep` and `lockstep train --seeds` to the runs, and the table at their end."""
+
+import argparse
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cli.sweep.folder import RESULTS_FILE, SWEEP_FILE, SweepFolder
+from lockstep.cli.sweep.pool import Pool
+from lockstep.cli.sweep.progress import ProgressLines
+from lockstep.cli.sweep.scores import as_json, print_results, results
+from lockstep.cli.sweep.slots import Needs, Slot, make_slots
+from lockstep.cli.sweep.space import draws, grid
+from lockstep.cli.sweep.sweep_file import Sweep, check_metric, load_sweep, parse_seeds
+from lockstep.cli.sweep.train_command import TrainCommand, shown_settings
+from lockstep.cli.sweep.trial import ListedTrials, TrialSource
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import number
+from lockstep.record.run_dir import RunDir, default_name
+from lockstep.run import Run, to_dict
+from lockstep.system.files import write_atomically
+from lockstep.world import World
+
+if TYPE_CHECKING:
+    from lockstep.run import AnyRun
+
+_TRIED_DRAWS = 10
+_FILE_WIDTH = 10_000
+"""Width of tables for a file or a pipe."""
+
+
+def run_sweep_command(args: argparse.Namespace) -> int:
+    """`lockstep sweep`: read the sweep, and run it in its directory; returns the exit code."""
+    target = Path(args.target)
+    changes = {
+        "sampler": args.sampler,
+        "trials": None if args.trials is None else number(args.trials, "--trials"),
+    }
+    if target.is_dir():
+        if args.run_dir is not None:
+            raise ConfigError(f"{target} is the directory of a sweep, and --run-dir {args.run_dir} another; give one")
+        return continue_sweep(args, target, changes)
+    sweep = load_sweep(target, changes)
+    run_dir = Path(args.run_dir) if args.run_dir else Path("runs", target.stem)
+    return _run(replace(sweep, directory=sweep.directory or os.getcwd()), run_dir.absolute(), args)
+
+
+def train_seeds(args: argparse.Namespace) -> int:
+    """`lockstep train --seeds`: the same run with several seeds; returns the exit code."""
+    if args.seed is not None:
+        raise ConfigError(f"--seed {args.seed} and --seeds {args.seeds} both choose the seeds; give one")
+    words = _without_own_flags(args.words)
+    sweep = Sweep(train=shlex.join(words), seeds=parse_seeds(args.seeds, "--seeds"), directory=os.getcwd())
+    if args.run_dir is not None:
+        return _run(sweep, Path(args.run_dir).absolute(), args)
+    first = TrainCommand(words).run_of({}, sweep.seeds[0])
+    made = RunDir.create(None, None, name=f"{default_name(to_dict(first))}-seeds").path
+    return _run(sweep, made.absolute(), args)
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a directory is that of a sweep."""
+    return (path / SWEEP_FILE).is_file()
+
+
+def resume_sweep(args: argparse.Namespace) -> int:
+    """`lockstep train --resume DIR` of a directory with a sweep; returns the exit code."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--resume", "--jobs"):
+        flags.add_argument(flag)
+    flags.add_argument("--debug", action="store_true")
+    others = flags.parse_known_args(args.words)[1]
+    if others:
+        raise ConfigError(f"--resume {args.resume} goes on with a sweep and its settings; leave out {others[0]}")
+    return continue_sweep(args, Path(args.resume))
+
+
+def continue_sweep(args: argparse.Namespace, run_dir: Path, changes: Mapping[str, Any] | None = None) -> int:
+    """Continue the sweep in `run_dir`; returns the exit code."""
+    if not is_sweep(run_dir):
+        raise ConfigError(
+            f"{run_dir} is not the directory of a sweep (it has no {SWEEP_FILE}); give one, or a sweep file"
+        )
+    return _run(load_sweep(run_dir / SWEEP_FILE, changes or {}), run_dir.absolute(), args)
+
+
+def _without_own_flags(words: Sequence[str]) -> list[str]:
+    """The arguments of `lockstep train` without those that choose seeds, jobs and directory."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--seeds", "--jobs", "--run-dir"):
+        flags.add_argument(flag)
+    return flags.parse_known_args(list(words))[1]
+
+
+def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:
+    check_metric(sweep)
+    launcher = World.from_environment().launcher
+    if launcher != "none":
+        raise ConfigError(
+            f"the runs of a sweep start their own ranks, and {launcher} started this process; run it alone"
+        )
+    jobs = None if args.jobs is None else number(args.jobs, "--jobs")
+    directory = Path(sweep.directory or ".")
+    if not directory.is_dir():
+        raise ConfigError(f"directory={directory} of the sweep does not exist; edit {run_dir / SWEEP_FILE}")
+    with contextlib.chdir(directory):
+        command = TrainCommand(sweep.words)
+        first = _check_runs(sweep, command)
+        slots = make_slots(Needs.of(first, command.ranks), _most_runs(sweep), jobs)
+        if getattr(args, "dry_run", False):
+            return _list_runs(sweep, run_dir, slots)
+        with SweepFolder(run_dir, sweep) as folder:
+            return _run_in(folder, sweep, command, first, slots, retry_failed=getattr(args, "retry_failed", False))
+
+
+def _check_runs(sweep: Sweep, command: TrainCommand) -> "AnyRun":
+    """Check the runs before any starts; returns the first.
+
+    Every combination of a grid must work. Some random ones may not: they fail, and the others go on.
+    """
+    if sweep.sampler == "grid":
+        runs = [command.run_of(settings, sweep.seeds[0]) for settings in grid(sweep.settings)]
+        return runs[0]
+    error: ConfigError | None = None
+    for settings in draws(sweep.settings, _TRIED_DRAWS, sweep.sampler_seed):
+        try:
+            return command.run_of(settings, sweep.seeds[0])
+        except ConfigError as found:
+            error = error or found
+    raise error or ConfigError("settings are empty; list at least one")
+
+
+def _most_runs(sweep: Sweep) -> int:
+    trials = sum(1 for _ in grid(sweep.settings)) if sweep.sampler == "grid" else sweep.trials or 1
+    return trials * len(sweep.seeds)
+
+
+def _source(sweep: Sweep, folder: SweepFolder) -> TrialSource:
+    if sweep.sampler == "grid":
+        return ListedTrials(grid(sweep.settings), numbered=False)
+    assert sweep.trials is not None
+    if sweep.sampler == "random":
+        return ListedTrials(draws(sweep.settings, sweep.trials, sweep.sampler_seed), numbered=True)
+    from lockstep.cli.sweep.optuna_trials import OptunaTrials
+
+    return OptunaTrials(sweep, folder.path)
+
+
+def _list_runs(sweep: Sweep, run_dir: Path, slots: Sequence[Slot]) -> int:
+    combinations = grid(sweep.settings)
+    if sweep.sampler != "grid":
+        combinations = draws(sweep.settings, sweep.trials or 0, sweep.sampler_seed)
+    seeds = ",".join(map(str, sweep.seeds))
+    if sweep.sampler == "optuna":
+        print(f"{sweep.trials} trials chosen by Optuna, seeds {seeds}")
+        combinations = islice(combinations, 0)
+    for settings in combinations:
+        print(f"{shown_settings(settings) or 'settings as given'}, seeds {seeds}")
+    print(f"{_most_runs(sweep)} runs, {len(slots)} at a time, in {os.path.relpath(run_dir)}")
+    return 0
+
+
+def _run_in(
+    folder: SweepFolder,
+    sweep: Sweep,
+    command: TrainCommand,
+    first: "AnyRun",
+    slots: Sequence[Slot],
+    *,
+    retry_failed: bool,
+) -> int:
+    from rich.console import Console
+
+    shown = os.path.relpath(folder.path)
+    at_a_time = f"{len(slots)} at a time" if len(slots) > 1 else "one at a time"
+    print(
+        f"{first.subject}: {first.algo}, {_most_runs(sweep)} runs of {command.ranks} rank{'s' * (command.ranks > 1)}, "
+        f"{at_a_time} on {len(slots[0].cores)} core{'s' * (len(slots[0].cores) > 1)} each; directory {shown}",
+        flush=True,
+    )
+    source = _source(sweep, folder)
+    lines = ProgressLines(sys.stdout, "steps" if isinstance(first, Run) else "rows")
+    pool = Pool(sweep, folder, command, source, slots, lines, retry_failed)
+    try:
+        caught = pool.run()
+    finally:
+        lines.close()
+    found = results(pool.members, sweep)
+    write_atomically(folder.path / RESULTS_FILE, as_json(found, sweep))
+    print_results(found, sweep, Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH))
+    again = f"lockstep sweep {shlex.quote(shown)}"
+    states = [member.status for member in pool.members]
+    print(f"directory: {shown}")
+    if caught or "interrupted" in states or "queued" in states:
+        print(f"go on with: {again}")
+    if "failed" in states:
+        print(f"run failed ones again with: {again} --retry-failed")
+    if caught:
+        return 128 + caught
+    return 0 if all(state in ("done", "pruned") for state in states) else 1

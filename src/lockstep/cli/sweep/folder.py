@@ -1,0 +1,195 @@
+"""The directory of a sweep: its runs, their configs and logs, and a record of what was started and how it ended.
+
+| file | content |
+|---|---|
+| `sweep.yaml` | the sweep, by which it is continued |
+| `events.jsonl` | one object per start and end of a run |
+| `configs/NAME.yaml` | the complete config of a run |
+| `logs/NAME.log` | what a run printed |
+| `NAME/` | the run directory |
+| `results.json` | scores of all runs, and their aggregates |
+"""
+
+import fcntl
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cli.sweep.sweep_file import Sweep, dump_sweep
+from lockstep.cli.sweep.trial import Member, Trial
+from lockstep.errors import ConfigError
+from lockstep.launch.signals import signal_name
+from lockstep.record.failure import read_failure
+from lockstep.record.follow import JsonLinesFollower
+from lockstep.record.partial_files import remove_partial_files
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.record.run_status import is_running
+from lockstep.system.files import write_atomically
+
+if TYPE_CHECKING:
+    from lockstep.run import AnyRun
+
+SWEEP_FILE = "sweep.yaml"
+EVENTS_FILE = "events.jsonl"
+RESULTS_FILE = "results.json"
+_COMPLETE = ("finished", "solved")
+_ERROR = "lockstep: error: "
+_LOG_END_BYTES = 1 << 14
+
+
+class SweepFolder:
+    """The directory of a sweep, open for writing by one process.
+
+    Attributes:
+        path: the directory.
+
+    Raises:
+        ConfigError: it has other files, cannot be written, or another process has it open.
+    """
+
+    def __init__(self, path: Path, sweep: Sweep) -> None:
+        self.path = path
+        if path.exists() and not (path / SWEEP_FILE).exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"run_dir={path} already holds files and no sweep; choose another with --run-dir")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path)
+            write_atomically(path / SWEEP_FILE, dump_sweep(sweep))
+        except OSError as error:
+            raise ConfigError(
+                f"run_dir={path} cannot be written ({error.strerror}); choose another with --run-dir"
+            ) from None
+        self._ends = self._read_ends()
+
+    def close(self) -> None:
+        """Release the directory."""
+        os.close(self._lock)
+
+    def __enter__(self) -> "SweepFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def member(self, trial: Trial, seed: int, *, retry_failed: bool) -> Member:
+        """The run of a trial with a seed, in the state that an earlier start left it."""
+        name = f"{trial.name}/seed_{seed}" if trial.name else f"seed_{seed}"
+        member = Member(trial, seed, name, self.path / name)
+        end = self._ends.get(name, {})
+        if self.is_complete(member):
+            member.status = "done"
+        elif end.get("status") == "pruned" or (end.get("status") == "failed" and not retry_failed):
+            member.status, member.reason = end["status"], end.get("reason")
+        return member
+
+    def is_complete(self, member: Member) -> bool:
+        """Whether a run has ended successfully."""
+        return _summary(member).get("status") in _COMPLETE and not is_running(member.path)
+
+    def write_config(self, member: Member, run: "AnyRun") -> Path:
+        """Write the config of a run, or check that it is the one of an earlier start; returns its path.
+
+        Raises:
+            ConfigError: the run was started with other settings.
+        """
+        from lockstep.run import dump, load
+
+        path = self.path / "configs" / f"{member.name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            before = load(path)
+            if before != run:
+                raise ConfigError(
+                    f"{member.name} of {self.path} has {_difference(before, run)} now; the runs of a sweep keep their "
+                    "settings: choose another directory with --run-dir"
+                )
+        else:
+            write_atomically(path, dump(run))
+        return path
+
+    def may_start(self, member: Member) -> bool:
+        """Whether no process of an earlier start still trains the run."""
+        return not is_running(member.path)
+
+    def is_begun(self, member: Member) -> bool:
+        """Whether the run has a directory to resume; removes the remains of one that was killed before it had one."""
+        if (member.path / RUN_FILE).is_file():
+            return True
+        remove_partial_files(member.path)
+        return False
+
+    def log_path(self, member: Member) -> Path:
+        """The file for what a run prints."""
+        path = self.path / "logs" / f"{member.name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def record(self, event: str, member: Member, **more: Any) -> None:
+        """Append an event of a run."""
+        entry = {"time": round(time.time(), 3), "event": event, "run": member.name, **more}
+        with (self.path / EVENTS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def failure_reason(self, member: Member, code: int) -> str:
+        """Why a run ended with this exit code, in one line: from its summary, its first failure, or its log."""
+        found = _summary(member).get("error") or (read_failure(member.path) or {}).get("message")
+        if not found and code < 0:
+            found = f"ended by {signal_name(-code)}"
+        found = found or _last_error(self.log_path(member)) or f"exit code {code}; see {self.log_path(member)}"
+        return " ".join(str(found).removeprefix(_ERROR).split())
+
+    def _read_ends(self) -> dict[str, dict[str, Any]]:
+        """The last end of each run that was not started again after it."""
+        events = JsonLinesFollower(self.path / EVENTS_FILE)
+        events.update()
+        ends: dict[str, dict[str, Any]] = {}
+        for entry in events.lines:
+            name = str(entry.get("run"))
+            if entry.get("event") == "end":
+                ends[name] = entry
+            else:
+                ends.pop(name, None)
+        return ends
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(
+            f"run_dir={path} is in use: another process runs this sweep; wait for its end, or stop it"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return descriptor
+
+
+def _summary(member: Member) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        return json.loads((member.path / SUMMARY_FILE).read_text(encoding="utf-8"))
+    return {}
+
+
+def _difference(before: "AnyRun", now: "AnyRun") -> str:
+    """`learning_rate=0.001 instead of 0.01`, the first setting that differs."""
+    from lockstep.config.settings import leaves
+    from lockstep.run import to_dict
+
+    old, new = leaves(to_dict(before)), leaves(to_dict(now))
+    name = next(name for name in {**new, **old} if old.get(name) != new.get(name))
+    return f"{name}={new.get(name)} instead of {old.get(name)}"
+
+
+def _last_error(log: Path) -> str | None:
+    """The last error that a run printed, else its last line."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END_BYTES))
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith(_ERROR)]
+        return (errors or lines or [None])[-1]
+    return None

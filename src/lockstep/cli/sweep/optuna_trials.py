@@ -1,0 +1,110 @@
+"""Optuna chooses the settings of a sweep, and ends trials early; its storage is `optuna.db`, SQLite.
+
+TPE (Bergstra et al., 2011) proposes settings from the scores of the trials before, the interquartile means over seeds.
+The median pruner compares evaluated returns at the same step; the first run of a trial that reaches a step counts.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.cli.sweep.space import Range
+from lockstep.cli.sweep.sweep_file import Sweep
+from lockstep.cli.sweep.trial import Status, Trial, numbered_name
+from lockstep.errors import ConfigError
+from lockstep.record.score_statistics import interquartile_mean
+
+STORAGE_FILE = "optuna.db"
+_STUDY = "lockstep"
+
+
+class OptunaTrials:
+    """Trials of an Optuna study. Those of an earlier start come first; unfinished ones of them go on."""
+
+    def __init__(self, sweep: Sweep, folder: Path) -> None:
+        optuna = _import_optuna()
+        self._optuna = optuna
+        self._space = sweep.settings
+        self._count = sweep.trials or 0
+        self._prunes = sweep.prune and "/" not in sweep.metric
+        self._distributions = {name: _distribution(optuna, choice) for name, choice in sweep.settings.items()}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = f"sqlite:///{(folder / STORAGE_FILE).absolute()}"
+        self._study = optuna.create_study(
+            study_name=_STUDY, storage=storage, direction=sweep.direction, load_if_exists=True
+        )
+        earlier = self._study.trials
+        # A sampler that starts again with the same seed would repeat its first random draws.
+        seed = sweep.sampler_seed + len(earlier)
+        self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        self._study.pruner = optuna.pruners.MedianPruner() if sweep.prune else optuna.pruners.NopPruner()
+        self._earlier = deque[Any](earlier)
+        self._open: dict[Trial, Any] = {}
+        self._reported: dict[Trial, set[int]] = {}
+
+    def next(self) -> Trial | None:
+        """The next trial of an earlier start, else a new one; None if there are enough."""
+        while self._earlier:
+            found = self._earlier.popleft()
+            if set(found.params) != set(self._distributions):  # its proposal was cut short
+                self._tell(found.number, state="FAIL")
+                continue
+            trial = Trial(numbered_name(found.number), self._values(found.params))
+            if not found.state.is_finished():
+                self._open[trial] = self._optuna.trial.Trial(self._study, found._trial_id)
+                self._reported[trial] = set(found.intermediate_values)
+            return trial
+        if len(self._study.get_trials(deepcopy=False)) >= self._count:
+            return None
+        asked = self._study.ask(self._distributions)
+        trial = Trial(numbered_name(asked.number), self._values(asked.params))
+        self._open[trial], self._reported[trial] = asked, set()
+        return trial
+
+    def should_prune(self, trial: Trial, step: int, value: float) -> bool:
+        """Report an evaluation; returns whether the trial is worse than the median of those before it."""
+        if not self._prunes or step in self._reported[trial]:
+            return False
+        self._reported[trial].add(step)
+        self._open[trial].report(value, step)
+        return bool(self._open[trial].should_prune())
+
+    def complete(self, trial: Trial, scores: Sequence[float], status: Status) -> None:
+        """Report the end of a trial, unless an earlier start did."""
+        found = self._open.pop(trial, None)
+        if found is None:
+            return
+        if status == "done":
+            self._study.tell(found, float(interquartile_mean(scores)))
+        else:
+            self._tell(found, state="PRUNED" if status == "pruned" else "FAIL")
+
+    def _tell(self, trial: Any, state: str) -> None:
+        states = self._optuna.trial.TrialState
+        self._study.tell(trial, state=states[state], skip_if_finished=True)
+
+    def _values(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The settings, in the order of the sweep file; choices are stored by their position."""
+        values: dict[str, Any] = {}
+        for name, choice in self._space.items():
+            values[name] = params[name] if isinstance(choice, Range) else choice[params[name]]
+        return values
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("sampler=optuna needs the package optuna: pip install 'lockstep-rl[sweep]'") from None
+    return optuna
+
+
+def _distribution(optuna: Any, choice: tuple[Any, ...] | Range) -> Any:
+    """Optuna's form of a list or a range. Items of a list are stored by position: they may be lists themselves."""
+    if not isinstance(choice, Range):
+        return optuna.distributions.CategoricalDistribution(range(len(choice)))
+    if choice.whole:
+        step = 1 if choice.step is None else int(choice.step)
+        return optuna.distributions.IntDistribution(int(choice.low), int(choice.high), log=choice.log, step=step)
+    return optuna.distributions.FloatDistribution(choice.low, choice.high, log=choice.log, step=choice.step)

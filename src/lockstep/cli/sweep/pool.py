@@ -1,0 +1,271 @@
+"""Run the members of a sweep side by side, each on cores and GPUs of its own, until none is left."""
+
+import math
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from lockstep.cli.sweep.folder import SweepFolder
+from lockstep.cli.sweep.progress import ProgressLines
+from lockstep.cli.sweep.scores import score_of
+from lockstep.cli.sweep.slots import Slot
+from lockstep.cli.sweep.sweep_file import Sweep
+from lockstep.cli.sweep.train_command import TrainCommand
+from lockstep.cli.sweep.trial import Member, Status, Trial, TrialSource
+from lockstep.errors import ConfigError
+from lockstep.launch.signals import caught_signals, signal_name
+from lockstep.launch.train_ranks import search_path
+from lockstep.record.follow import JsonLinesFollower
+from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE
+from lockstep.run import Run
+
+_POLL_S = 0.1
+_READ_EVERY_S = 1.0
+"""Time between two reads of the files of the runs."""
+_INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """A run that is training."""
+
+    member: Member
+    slot: Slot
+    process: subprocess.Popen[bytes]
+    metrics: JsonLinesFollower
+    evaluations: JsonLinesFollower
+    evaluated: int = 0
+    """Evaluations that the trial source knows."""
+    signalled: bool = False
+    """Whether we have asked it to end."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A trial with runs that have not ended."""
+
+    members: list[Member]
+    pruned: bool = False
+
+
+@dataclass(slots=True)
+class Pool:
+    """The runs of a sweep.
+
+    Attributes:
+        members: all runs that have been chosen so far, in their order.
+    """
+
+    sweep: Sweep
+    folder: SweepFolder
+    command: TrainCommand
+    source: TrialSource
+    slots: Sequence[Slot]
+    lines: ProgressLines
+    retry_failed: bool = False
+    members: list[Member] = field(default_factory=list[Member])
+    _queue: deque[Member] = field(default_factory=deque[Member])
+    _active: list[_Active] = field(default_factory=list[_Active])
+    _trials: dict[Trial, _Running] = field(default_factory=dict[Trial, _Running])
+    _read_at: float = 0.0
+
+    def run(self) -> int:
+        """Run all members; returns the number of the signal that ended the sweep early, else 0.
+
+        The first SIGINT, SIGTERM, SIGUSR1 or SIGHUP is forwarded to all runs, which write a checkpoint and end; a
+        second SIGINT kills them.
+        """
+        forwarded = 0
+        with caught_signals() as caught:
+            while True:
+                if caught and not forwarded:
+                    forwarded = caught[0]
+                    self.lines.note(f"{signal_name(forwarded)}: waiting for {len(self._active)} runs to save and end")
+                    self._stop(self._active, forwarded)
+                if caught.count(signal.SIGINT) > 1:
+                    self._stop(self._active, signal.SIGKILL)
+                self._collect()
+                if not forwarded:
+                    self._fill()
+                if not self._active and (forwarded or not self._queue):
+                    return forwarded
+                self._read()
+                time.sleep(_POLL_S)
+
+    def _fill(self) -> None:
+        """Start runs in free slots."""
+        while len(self._active) < len(self.slots):
+            member = self._next_member()
+            if member is None:
+                return
+            taken = [active.slot for active in self._active]
+            self._start(member, next(slot for slot in self.slots if slot not in taken))
+
+    def _next_member(self) -> Member | None:
+        """The next run to start; None if there is none, or only such that an earlier start has not ended yet."""
+        while not self._queue:
+            trial = self.source.next()
+            if trial is None:
+                return None
+            self._add(trial)
+        for _ in range(len(self._queue)):
+            member = self._queue.popleft()
+            if self.folder.may_start(member):
+                return member
+            self.lines.waiting(member)
+            self._queue.append(member)
+        return None
+
+    def _add(self, trial: Trial) -> None:
+        """Queue the runs of a trial that have not ended."""
+        members = [self.folder.member(trial, seed, retry_failed=self.retry_failed) for seed in self.sweep.seeds]
+        for member in members:
+            self._prepare(member)
+        self.members += members
+        self._trials[trial] = _Running(members)
+        waiting = [member for member in members if member.status == "queued"]
+        self._queue.extend(waiting)
+        for member in members:
+            self.lines.add(member)
+        if not waiting:
+            self._complete(trial)
+
+    def _prepare(self, member: Member) -> None:
+        """Write the config of a run; a random combination that cannot work makes it fail."""
+        try:
+            run = self.command.run_of(member.trial.settings, member.seed)
+        except ConfigError as error:
+            member.status, member.reason = "failed", str(error)
+            self.folder.record("end", member, code=ConfigError.exit_code, status="failed", reason=member.reason)
+            return
+        member.total_steps = run.total_steps if isinstance(run, Run) else None
+        self.folder.write_config(member, run)
+
+    def _start(self, member: Member, slot: Slot) -> None:
+        config = self.folder.path / "configs" / f"{member.name}.yaml"
+        resumed = self.folder.is_begun(member)
+        command = self.command.resume(member.path) if resumed else self.command.start(config, member.path)
+        environment = {**os.environ, "PYTHONPATH": search_path(), "LOCKSTEP_LAUNCHER_PID": str(os.getpid())}
+        environment.pop("LOCKSTEP_TERMINAL_FD", None)
+        if slot.gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
+        with self.folder.log_path(member).open("ab") as log:
+            process = _bound_to(
+                slot.cores,
+                lambda: subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,  # a Ctrl-C of the terminal reaches it once, through us
+                ),
+            )
+        member.status = "running"
+        self.folder.record("start", member, pid=process.pid, cores=slot.cores, gpus=slot.gpus, resumed=resumed)
+        metrics = JsonLinesFollower(member.path / METRICS_FILE)
+        evaluations = JsonLinesFollower(member.path / EVALUATIONS_FILE)
+        self._active.append(_Active(member, slot, process, metrics, evaluations))
+        self.lines.started(member, resumed=resumed, slot=slot)
+
+    def _collect(self) -> None:
+        """Record the runs that have ended."""
+        for active in list(self._active):
+            code = active.process.poll()
+            if code is None:
+                continue
+            self._active.remove(active)
+            member = active.member
+            member.status = self._status(active, code)
+            if member.status == "failed":
+                member.reason = self.folder.failure_reason(member, code)
+            self.folder.record("end", member, code=code, status=member.status, reason=member.reason)
+            self.lines.ended(member)
+            running = self._trials[member.trial]
+            if not any(other.status in ("queued", "running") for other in running.members):
+                self._complete(member.trial)
+
+    def _status(self, active: _Active, code: int) -> Status:
+        if self.folder.is_complete(active.member) and code == 0:
+            return "done"
+        if self._trials[active.member.trial].pruned and active.signalled:
+            return "pruned"
+        # A launcher's exit code after signal n is 128 + n, that of a process which the signal ended is -n.
+        if active.signalled or code in {128 + number for number in _INTERRUPTIONS}:
+            return "interrupted"
+        return "failed"
+
+    def _complete(self, trial: Trial) -> None:
+        """Report the end of a trial to its source, unless it goes on after the next start."""
+        running = self._trials[trial]
+        states = {member.status for member in running.members}
+        if "interrupted" in states:
+            return
+        scores = [score for member in running.members if (score := score_of(member, self.sweep.metric)) is not None]
+        outcome: Status = "pruned" if running.pruned else "failed" if "failed" in states or not scores else "done"
+        self.source.complete(trial, scores, outcome)
+
+    def _read(self) -> None:
+        """Read what the runs have written, show it, and end trials that the source gives up."""
+        now = time.monotonic()
+        if now - self._read_at < _READ_EVERY_S:
+            return
+        self._read_at = now
+        for active in self._active:
+            active.metrics.update()
+            active.evaluations.update()
+            self.lines.update(active.member, active.metrics.lines, active.evaluations.lines)
+            self._prune(active)
+        self.lines.draw()
+
+    def _prune(self, active: _Active) -> None:
+        """End the trial of a run if the source says so after one of the run's new evaluations."""
+        trial = active.member.trial
+        running = self._trials[trial]
+        new, active.evaluated = active.evaluations.lines[active.evaluated :], len(active.evaluations.lines)
+        for entry in new:
+            mean, step = _mean_return(entry), int(entry.get("step", 0))
+            if mean is None or running.pruned or step >= (active.member.total_steps or math.inf):
+                continue
+            if not self.source.should_prune(trial, step, mean):
+                continue
+            running.pruned = True
+            for member in running.members:
+                if member in self._queue:
+                    self._queue.remove(member)
+                    member.status = "pruned"
+                    self.folder.record("end", member, code=None, status="pruned", reason=None)
+                    self.lines.ended(member)
+            self._stop([other for other in self._active if other.member.trial is trial], signal.SIGTERM)
+
+    def _stop(self, active: Sequence[_Active], number: int) -> None:
+        """Send a signal to runs: to their launcher, which ends its ranks; SIGKILL to all of their processes."""
+        for one in active:
+            if one.signalled and number != signal.SIGKILL:
+                continue
+            one.signalled = True
+            if one.process.poll() is None:
+                one.process.send_signal(number)
+
+
+def _mean_return(entry: dict[str, Any]) -> float | None:
+    try:
+        return fmean(entry["returns"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _bound_to(cores: Sequence[int], start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Start a process that is bound to some cores: it inherits them from this thread."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        return start()
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,149 @@
+"""Progress of the runs of a sweep: one live line each on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.cli.sweep.slots import Slot
+from lockstep.cli.sweep.trial import Member
+from lockstep.record.console import describe, significant
+
+_PLAIN_EVERY_S = 30.0
+"""Time between two plain lines of a run."""
+_OTHER_LINES = 3
+"""Lines of a terminal that are left free."""
+_STYLES = {"done": "green", "failed": "red", "running": "cyan", "pruned": "yellow", "interrupted": "yellow"}
+
+
+class ProgressLines:
+    """The progress of all runs.
+
+    Args:
+        file: where to print.
+        unit: of a run's steps.
+    """
+
+    def __init__(self, file: TextIO, unit: str = "steps") -> None:
+        self._unit = unit
+        self._file = file
+        self._members: list[Member] = []
+        self._texts: dict[str, str] = {}
+        self._printed_at: dict[str, float] = {}
+        self._waiting: set[str] = set()
+        self._live: Live | None = None
+        if file.isatty():
+            # No refresh thread: what starts runs is the only thread.
+            self._live = Live(console=Console(file=file), auto_refresh=False)
+            self._live.start()
+
+    def add(self, member: Member) -> None:
+        """Show a new run."""
+        self._members.append(member)
+        if member.status != "queued":
+            self._texts[member.name] = _ended_text(member, again=True)
+            self._print(f"{member.name}: {self._texts[member.name]}")
+
+    def waiting(self, member: Member) -> None:
+        """Show once that a process of an earlier start still trains a run."""
+        if member.name not in self._waiting:
+            self._waiting.add(member.name)
+            self.note(f"{member.name}: waiting for an earlier process to end")
+
+    def started(self, member: Member, *, resumed: bool, slot: Slot) -> None:
+        """Show that a run starts."""
+        where = f"core{'s' * (len(slot.cores) > 1)} {','.join(map(str, slot.cores))}"
+        if slot.gpus is not None:
+            where += f", GPU {','.join(slot.gpus)}"
+        self._texts[member.name] = f"{'resumes' if resumed else 'starts'} on {where}"
+        self._printed_at[member.name] = time.monotonic()
+        self._print(f"{member.name}: {self._texts[member.name]}")
+
+    def update(
+        self, member: Member, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Show what a run has written: the last lines of its metrics and evaluations."""
+        if not metrics:
+            return
+        last = metrics[-1]
+        returns = evaluations[-1].get("returns") if evaluations else None
+        mean = sum(returns) / len(returns) if returns else last.get("episode/return_mean_100")
+        text = describe(
+            int(last["step"]),
+            member.total_steps or int(last["step"]) or 1,
+            float(last.get("time/steps_per_second") or 0.0),
+            mean,
+            self._unit,
+        )
+        self._texts[member.name] = text
+        now = time.monotonic()
+        if now - self._printed_at.get(member.name, 0.0) >= _PLAIN_EVERY_S:
+            self._printed_at[member.name] = now
+            self._print(f"{member.name}: {text}")
+
+    def ended(self, member: Member) -> None:
+        """Show the end of a run."""
+        self._texts[member.name] = _ended_text(member)
+        self._print(f"{member.name}: {self._texts[member.name]}")
+
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._print(text)
+
+    def draw(self) -> None:
+        """Redraw the lines of a terminal."""
+        if self._live is None:
+            return
+        shown = self._members
+        room = self._live.console.height - _OTHER_LINES
+        if len(shown) > room:
+            running = [member for member in shown if member.status == "running"]
+            others = [member for member in shown if member.status not in ("running", "queued")]
+            shown = [*others[max(0, len(others) - max(0, room - len(running))) :], *running][-room:]
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        for member in shown:
+            state = Text(member.status, style=_STYLES.get(member.status, "dim"))
+            table.add_row(Text(member.name), state, Text(self._texts.get(member.name, "")))
+        table.add_row("", "", Text(self.counts(), style="dim"))
+        self._live.update(table, refresh=True)
+
+    def counts(self) -> str:
+        """`2 running, 3 done, 1 failed`."""
+        counts: dict[str, int] = {}
+        for member in self._members:
+            counts[member.status] = counts.get(member.status, 0) + 1
+        return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+    def close(self) -> None:
+        """Draw the final state."""
+        if self._live is not None:
+            self.draw()
+            self._live.stop()
+            self._live = None
+
+    def _print(self, text: str) -> None:
+        if self._live is None:
+            print(text, file=self._file, flush=True)
+
+
+def _ended_text(member: Member, *, again: bool = False) -> str:
+    """How a run ended."""
+    from lockstep.cli.sweep.scores import score_of
+
+    earlier = " before" if again else ""
+    if member.status == "failed":
+        return f"failed{earlier}: {member.reason}"
+    if member.status == "done":
+        mean = score_of(member, "last_return")
+        return f"done{earlier}" + ("" if mean is None else f", return {significant(mean)}")
+    return f"{member.status}{earlier}"

@@ -1,0 +1,134 @@
+"""Scores of the runs of a sweep, and their aggregates over seeds."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lockstep.cli.report.runs import FoundRun, read_run
+from lockstep.cli.sweep.sweep_file import Sweep
+from lockstep.cli.sweep.train_command import shown_value
+from lockstep.cli.sweep.trial import Member, Trial
+from lockstep.record.console import significant
+from lockstep.record.follow import last_line
+from lockstep.record.run_dir import METRICS_FILE
+from lockstep.record.score_statistics import ScoreSummary, summarize
+
+_MISSING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """The runs of a trial and their aggregate."""
+
+    trial: Trial
+    members: list[Member]
+    scores: dict[int, float]
+    """By seed, of the runs that have ended successfully."""
+    summary: ScoreSummary | None
+    """None without a score."""
+    from_training: bool
+    """Whether a score is a training return, as nothing was evaluated."""
+    steps_per_second: float | None
+    """Mean over the runs."""
+
+
+def score_of(member: Member, metric: str) -> float | None:
+    """The score of a run that has ended successfully; None if it has none."""
+    return None if member.status != "done" else _score(read_run(member.path), metric)
+
+
+def _score(found: FoundRun, metric: str) -> float | None:
+    if metric == "last_return":
+        return found.last_return
+    if metric == "best_return":
+        return found.best_return
+    value = last_line(found.path / METRICS_FILE).get(metric)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def results(members: Sequence[Member], sweep: Sweep) -> list[TrialResult]:
+    """The result of each trial, the best first; trials without a score last."""
+    trials = dict.fromkeys(member.trial for member in members)
+    found = [_result(trial, [member for member in members if member.trial is trial], sweep) for trial in trials]
+    sign = -1.0 if sweep.direction == "maximize" else 1.0
+    return sorted(found, key=lambda one: (one.summary is None, 0.0 if one.summary is None else sign * one.summary.iqm))
+
+
+def _result(trial: Trial, members: list[Member], sweep: Sweep) -> TrialResult:
+    read = {member.seed: read_run(member.path) for member in members if member.status == "done"}
+    scores = {seed: score for seed, run in read.items() if (score := _score(run, sweep.metric)) is not None}
+    speeds = [run.steps_per_second for run in read.values() if run.steps_per_second]
+    from_training = "/" not in sweep.metric and any(run.return_from == "training" for run in read.values())
+    summary = summarize(list(scores.values())) if scores else None
+    return TrialResult(trial, members, scores, summary, from_training, sum(speeds) / len(speeds) if speeds else None)
+
+
+def as_json(found: Sequence[TrialResult], sweep: Sweep) -> str:
+    """All scores and aggregates, for scripts."""
+    listed: list[dict[str, Any]] = [
+        {
+            "name": one.trial.name,
+            "settings": dict(one.trial.settings),
+            "runs": [
+                {
+                    "run": member.name,
+                    "seed": member.seed,
+                    "status": member.status,
+                    "reason": member.reason,
+                    "score": one.scores.get(member.seed),
+                }
+                for member in one.members
+            ],
+            "summary": None if one.summary is None else asdict(one.summary),
+        }
+        for one in found
+    ]
+    return json.dumps({"metric": sweep.metric, "direction": sweep.direction, "trials": listed}, indent=2) + "\n"
+
+
+def print_results(found: Sequence[TrialResult], sweep: Sweep, console: Console) -> None:
+    """Print one row per trial, then the reasons of failed runs."""
+    names = list(dict.fromkeys(name for one in found for name in one.trial.settings))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names or ["runs"]:
+        table.add_column(name.rpartition(".")[2], no_wrap=True)
+    for head in ("seeds", "IQM", "95% interval", "median", "min", "max", "steps/s", "status"):
+        table.add_column(head, no_wrap=True, justify="left" if head == "status" else "right")
+    for one in found:
+        settings = [shown_value(one.trial.settings[name]) if name in one.trial.settings else _MISSING for name in names]
+        table.add_row(*(settings or ["all"]), *_numbers(one), _states(one.members))
+    what = {"last_return": "last return", "best_return": "best return"}.get(sweep.metric, sweep.metric)
+    console.print(f"{what} over seeds, {sweep.direction}d:" if names else f"{what} over seeds:", style="bold")
+    console.print(table)
+    if any(one.from_training for one in found):
+        console.print("* mean return of the last 100 training episodes: nothing was evaluated", highlight=False)
+    for one in found:
+        for member in one.members:
+            if member.status == "failed":
+                console.print(f"{member.name} failed: {member.reason}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _numbers(one: TrialResult) -> list[str]:
+    summary = one.summary
+    if summary is None:
+        return ["0", *[_MISSING] * 6]
+    interval = _MISSING
+    if summary.interval is not None:
+        interval = f"[{significant(summary.interval[0])}, {significant(summary.interval[1])}]"
+    values = [significant(value) for value in (summary.median, summary.minimum, summary.maximum)]
+    speed = _MISSING if one.steps_per_second is None else f"{one.steps_per_second:.0f}"
+    return [str(summary.count), significant(summary.iqm) + "*" * one.from_training, interval, *values, speed]
+
+
+def _states(members: Sequence[Member]) -> str:
+    """`done`, or `3 done, 2 failed`."""
+    counts: dict[str, int] = {}
+    for member in members:
+        counts[member.status] = counts.get(member.status, 0) + 1
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {status}" for status, count in counts.items())

@@ -1,0 +1,145 @@
+"""The sweep file: which settings are tried, with which seeds, by which sampler."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from lockstep.cli.sweep.space import Space, parse_space
+from lockstep.config import settings
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import number
+
+Sampler = Literal["grid", "random", "optuna"]
+SAMPLERS: tuple[Sampler, ...] = ("grid", "random", "optuna")
+_METRICS = ("last_return", "best_return")
+_LIMIT = 10_000
+"""Maximum number of seeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The content of a sweep file."""
+
+    train: str = ""
+    """Arguments of `lockstep train` that all runs share."""
+    seeds: tuple[int, ...] = (0,)
+    """Every combination of settings is trained with each of these."""
+    settings: Space = field(default_factory=dict[str, Any])
+    """The search space: by setting, a list of values, or a range for `random` and `optuna`."""
+    sampler: Sampler = "grid"
+    """`grid`: every combination; `random`: independent draws; `optuna`: TPE, with pruning."""
+    trials: int | None = None
+    """Number of combinations that `random` and `optuna` try."""
+    sampler_seed: int = 0
+    """Seed of the draws."""
+    metric: str = "last_return"
+    """The score of a run: `last_return`, `best_return`, or the last value of a metric of `metrics.jsonl`."""
+    direction: Literal["maximize", "minimize"] = "maximize"
+    """Whether a large or a small score is good."""
+    prune: bool = True
+    """`optuna` only: end runs whose evaluations are below the median of the earlier ones."""
+    directory: str | None = None
+    """Where relative paths of `train` start; default: the working directory."""
+
+    def __post_init__(self) -> None:
+        """Check what cannot be checked setting by setting."""
+        if self.sampler == "grid":
+            ranges = [name for name, choice in self.settings.items() if not isinstance(choice, tuple)]
+            if ranges:
+                raise ConfigError(
+                    f"settings.{ranges[0]} is a range, and sampler=grid needs a list of values; give one, or choose "
+                    "sampler: random or optuna"
+                )
+            if self.trials is not None:
+                raise ConfigError(f"trials={self.trials} is for sampler random or optuna; grid tries every combination")
+        elif not self.settings:
+            raise ConfigError(f"sampler={self.sampler} needs settings to choose from; list them under settings")
+        elif self.trials is None:
+            raise ConfigError(f"sampler={self.sampler} needs the number of trials; write trials: 20, or --trials 20")
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of `lockstep train`."""
+        try:
+            return shlex.split(self.train)
+        except ValueError as error:
+            raise ConfigError(f"train={self.train!r} cannot be split into arguments ({error})") from None
+
+
+def load_sweep(path: Path, changes: Mapping[str, Any]) -> Sweep:
+    """Read a sweep file; `changes` that are not None replace its entries.
+
+    Raises:
+        ConfigError: the file cannot be read, or an entry is unknown or has the wrong type.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    data = settings.parse(text, str(path))
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path} must be a mapping with train, seeds and settings; docs/sweeps.md describes it")
+    given = {name: value for name, value in changes.items() if value is not None}
+    try:
+        return parse_sweep({**cast(Mapping[str, Any], data), **given})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_sweep(data: Mapping[str, Any]) -> Sweep:
+    """The sweep that a mapping describes."""
+    known = settings.hints_of(Sweep())
+    unknown = [name for name in data if name not in known]
+    if unknown:
+        raise ConfigError(f"unknown entry {unknown[0]}; a sweep has {', '.join(known)}")
+    values = dict(data)
+    for name in known:
+        if name in values and name not in ("seeds", "settings"):
+            values[name] = settings.converted(name, values[name], known[name])
+    if "seeds" in values:
+        values["seeds"] = parse_seeds(values["seeds"])
+    values["settings"] = parse_space(values.get("settings") or {})
+    trials = values.get("trials")
+    if trials is not None and trials < 1:
+        raise ConfigError(f"trials={trials} must be at least 1")
+    return Sweep(**values)
+
+
+def dump_sweep(sweep: Sweep) -> str:
+    """The sweep as YAML, without entries that have their default."""
+    default = Sweep()
+    tree = {item.name: getattr(sweep, item.name) for item in fields(sweep)}
+    changed = {name: value for name, value in tree.items() if value != getattr(default, name)}
+    return settings.to_yaml(settings.plain(changed))
+
+
+def parse_seeds(value: Any, name: str = "seeds") -> tuple[int, ...]:
+    """Seeds from a list of numbers, one number, or text: `0:5` (0 to 4), `0,3,7`, `0:3,10`.
+
+    Raises:
+        ConfigError: there is none, one is no whole number of at least 0, or one occurs twice.
+    """
+    parts = cast(list[Any], value) if isinstance(value, list) else str(value).split(",")
+    seeds = list[int]()
+    for part in parts:
+        first, colon, last = str(part).strip().partition(":")
+        begin = number(first or ("0" if colon else ""), name, "a number, first:end or a list of them", least=0)
+        end = number(last, name, "a number, first:end or a list of them") if colon else begin + 1
+        if end <= begin or end - begin > _LIMIT:
+            raise ConfigError(f"{name} {value}: {part} must be first:end with 1 to {_LIMIT} seeds; 0:5 is 0 to 4")
+        seeds += range(begin, end)
+    repeated = [seed for seed in seeds if seeds.count(seed) > 1] if len(set(seeds)) < len(seeds) else []
+    if repeated:
+        raise ConfigError(f"{name} {value}: seed {repeated[0]} occurs twice; the same seed gives the same run")
+    return tuple(seeds)
+
+
+def check_metric(sweep: Sweep) -> None:
+    """Raise `ConfigError` for a score that no run has."""
+    if sweep.metric not in _METRICS and "/" not in sweep.metric:
+        raise ConfigError(
+            f"metric={sweep.metric} must be last_return, best_return, or a name of metrics.jsonl, such as "
+            "episode/return_mean_100"
+        )

@@ -1,0 +1,111 @@
+"""The `lockstep train` command of a run of a sweep: its config file and its arguments."""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.run import AnyRun
+
+PROGRAM = (sys.executable, "-m", "lockstep.train")
+_OF_ONE_RUN = ("resume", "run_dir", "seed", "seeds", "jobs", "local_rank")
+_FLAGS = {"local_rank": "--local-rank", "run_dir": "--run-dir"}
+
+
+class TrainCommand:
+    """Arguments of `lockstep train` that the runs of a sweep share.
+
+    Attributes:
+        ranks: of each run.
+
+    Args:
+        words: the arguments.
+        name: where they come from, for errors.
+
+    Raises:
+        ConfigError: an argument is unknown, or belongs to a single run.
+    """
+
+    def __init__(self, words: Sequence[str], name: str = "train") -> None:
+        from lockstep.cli.parser import hyphenated, parser
+        from lockstep.cli.request import requested_ranks
+        from lockstep.cli.unknown_arguments import unknown_argument
+        from lockstep.launch.flags import asks_for_nodes, number, policy_source
+
+        top, given = parser({}), ["train", *(hyphenated(word) for word in words)]
+        self._args, unknown = top.parse_known_args(given)
+        if unknown:
+            raise ConfigError(unknown_argument(unknown[0], given, top))
+        args = self._args
+        for flag in _OF_ONE_RUN:
+            if getattr(args, flag) is not None:
+                shown = _FLAGS.get(flag, f"--{flag}")
+                raise ConfigError(f"{name}: {shown} {getattr(args, flag)} is for a single run; leave it out")
+        if asks_for_nodes(args) or args.distributed or args.nproc_per_node is not None:
+            raise ConfigError(
+                f"{name}: each run of a sweep has its ranks on this machine; give --ranks N and no flags of a launcher"
+            )
+        self._words = shlex.join(words)
+        self.ranks = requested_ranks(args.ranks, 1)
+        restarts = number(args.max_restarts or "0", "--max-restarts", least=0)
+        source = policy_source(args.init_from)
+        self._debug = ["--debug"] if args.debug else []
+        self._restarts = ["--max-restarts", str(restarts)] if restarts else []
+        self._init_from = [] if source is None else ["--init-from", str(source)]
+
+    def run_of(self, settings: Mapping[str, Any], seed: int) -> "AnyRun":
+        """The complete config of a run, checked as `lockstep train` checks it.
+
+        Raises:
+            ConfigError: the run cannot work; names the settings of its trial.
+        """
+        from lockstep.cli.request import checked, requested_run
+        from lockstep.launch.world_checks import check_world
+        from lockstep.world import World
+
+        args = argparse.Namespace(**vars(self._args))
+        args.seed = str(seed)
+        values = dict(settings)
+        if "task" in values:
+            if args.target or args.task:
+                raise ConfigError(f"settings.task, but train names a task too: {self._words}; leave one of them out")
+            args.target = str(values.pop("task"))
+        args.set = [*args.set, *(f"{name}={json.dumps(value)}" for name, value in values.items())]
+        try:
+            run = checked(args, requested_run(args))
+            check_world(run, World(size=self.ranks))
+        except ConfigError as error:
+            if not settings:
+                raise
+            raise ConfigError(f"the run with {shown_settings(settings)} cannot work: {error}") from None
+        return run
+
+    def start(self, config: Path, run_dir: Path) -> list[str]:
+        """The command that starts a new run."""
+        return [*PROGRAM, str(config), "--run-dir", str(run_dir), *self._init_from, *self._common]
+
+    def resume(self, run_dir: Path) -> list[str]:
+        """The command that resumes a run from its newest checkpoint."""
+        return [*PROGRAM, "--resume", str(run_dir), *self._common]
+
+    @property
+    def _common(self) -> list[str]:
+        return ["--ranks", str(self.ranks), *self._restarts, *self._debug]
+
+
+def shown_settings(settings: Mapping[str, Any]) -> str:
+    """`learning_rate=0.001 num_steps=64`."""
+    return " ".join(f"{name}={shown_value(value)}" for name, value in settings.items())
+
+
+def shown_value(value: Any) -> str:
+    """A setting's value as people write it: text without quotation marks, at most 6 significant digits."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,102 @@
+"""One combination of settings (a trial), its runs (one per seed), and where trials come from."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+_LONGEST_NAME = 100
+
+Status = Literal["queued", "running", "done", "failed", "pruned", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """A combination of settings."""
+
+    name: str
+    """Its directory within that of the sweep; empty where there is only one trial."""
+    settings: Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One run of a sweep."""
+
+    trial: Trial
+    seed: int
+    name: str
+    """`TRIAL/seed_S`, its path within the directory of the sweep."""
+    path: Path
+    """The run directory."""
+    total_steps: int | None = None
+    """Environment steps of the run, if its config has them."""
+    status: Status = "queued"
+    reason: str | None = None
+    """Why it failed."""
+
+
+class TrialSource(Protocol):
+    """Chooses the trials of a sweep, and may end some early."""
+
+    def next(self) -> Trial | None:
+        """The next trial; None if there is no other."""
+        ...
+
+    def should_prune(self, trial: Trial, step: int, value: float) -> bool:
+        """Whether to end a trial, one of whose runs had the mean return `value` in the evaluation at `step`."""
+        ...
+
+    def complete(self, trial: Trial, scores: Sequence[float], status: Status) -> None:
+        """Record the end of a trial: the scores of its runs, and `done`, `failed` or `pruned`."""
+        ...
+
+
+class ListedTrials:
+    """Trials that are known from the start: a grid, or random draws."""
+
+    def __init__(self, combinations: Iterable[Mapping[str, Any]], *, numbered: bool) -> None:
+        listed = list(combinations)
+        self.trials = [
+            Trial(numbered_name(number) if numbered else settings_name(settings), settings)
+            for number, settings in enumerate(listed)
+        ]
+        self._left = iter(self.trials)
+
+    def next(self) -> Trial | None:
+        """The next trial; None if there is no other."""
+        return next(self._left, None)
+
+    def should_prune(self, trial: Trial, step: int, value: float) -> bool:
+        """No trial is ended early."""
+        return False
+
+    def complete(self, trial: Trial, scores: Sequence[float], status: Status) -> None:
+        """No trial depends on earlier ones."""
+
+
+def numbered_name(number: int) -> str:
+    """`trial_007`."""
+    return f"trial_{number:03d}"
+
+
+def settings_name(settings: Mapping[str, Any]) -> str:
+    """A directory name that tells the settings: `learning_rate=0.001,num_steps=64`."""
+    last = [name.rpartition(".")[2] for name in settings]
+    short = [word if last.count(word) == 1 else name for word, name in zip(last, settings, strict=True)]
+    parts = [f"{name}={_shown(value)}" for name, value in zip(short, settings.values(), strict=True)]
+    exact = ",".join(parts)
+    name = re.sub(r"[^A-Za-z0-9._=,+-]", "-", exact)
+    if name == exact and len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.blake2b(exact.encode(), digest_size=4).hexdigest()
+    return f"{name[:_LONGEST_NAME]}-{digest}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "x".join(_shown(item) for item in cast(Sequence[Any], value))
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)

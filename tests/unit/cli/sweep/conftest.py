@@ -1,0 +1,52 @@
+"""Sweeps whose runs are stand-ins, which start in a moment."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main as cli
+from lockstep.cli.sweep import pool, train_command
+
+MEMBER = Path(__file__).with_name("member.py")
+
+
+class Sweeps:
+    """Runs `lockstep` in an empty directory, with stand-ins for the runs of sweeps."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.behave({})
+
+    def behave(self, behaviour: dict[str, str]) -> None:
+        """What runs do, by name."""
+        (self.path / "behaviour.json").write_text(json.dumps(behaviour))
+
+    def write(self, text: str) -> None:
+        """Write `my.yaml`."""
+        (self.path / "my.yaml").write_text(text)
+
+    def run(self, *words: str) -> int:
+        """Run a command of `lockstep`."""
+        return cli.main(list(words))
+
+    def events(self, path: str) -> list[dict]:
+        return [json.loads(line) for line in (self.path / path / "events.jsonl").read_text().splitlines()]
+
+    def started(self, path: str) -> list[str]:
+        return [event["run"] for event in self.events(path) if event["event"] == "start"]
+
+    def results(self, path: str) -> dict:
+        return json.loads((self.path / path / "results.json").read_text())
+
+
+@pytest.fixture
+def sweeps(here, monkeypatch):
+    monkeypatch.setattr(train_command, "PROGRAM", (sys.executable, str(MEMBER)))
+    monkeypatch.setattr(pool, "_POLL_S", 0.02)
+    monkeypatch.setattr(pool, "_READ_EVERY_S", 0.02)
+    affinity = os.sched_getaffinity(0)
+    yield Sweeps(here)
+    os.sched_setaffinity(0, affinity)

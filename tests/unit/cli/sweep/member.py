@@ -1,0 +1,66 @@
+"""A stand-in for `lockstep train` that starts in a moment: `member.py CONFIG --run-dir DIR` or `--resume DIR`.
+
+`behaviour.json` in the working directory maps a name of a run to what it does: `fail`, `refuse` (exit code 2 before
+anything is written), `wait` (until a signal), `poor` (a poor evaluation, then until a signal).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+
+STEPS = (100, 200, 300)
+
+
+def main(words: list[str]) -> int:
+    resumed = words[0] == "--resume"
+    path = Path(words[1] if resumed else words[2])
+    config_path = path / "run.yaml" if resumed else Path(words[0])
+    name = f"{path.parent.name}/{path.name}" if path.parent.name.startswith("trial_") else path.name
+    behaviour = json.loads(Path("behaviour.json").read_text()).get(name, "")
+    if behaviour == "refuse":
+        print("lockstep: error: num_envs=0 must be at least 1")
+        return 2
+    config = yaml.safe_load(config_path.read_text())
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "run.yaml").write_text(config_path.read_text())
+    (path / "affinity.json").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
+    first = len(STEPS) - 1 if resumed else 0
+    for step in STEPS[first:]:
+        append(path, "metrics.jsonl", {"step": step, "time_s": step / 1000, "time/steps_per_second": 1000.0})
+    if behaviour == "fail":
+        summary = {"status": "failed", "error": "rank 0: the simulator\nran away", "env_steps": 300}
+        (path / "summary.json").write_text(json.dumps(summary))
+        return 1
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: end(path, number))
+    if not resumed:
+        mean = -1000.0 if behaviour == "poor" else 0.0
+        append(path, "evaluations.jsonl", {"step": 50, "returns": [mean], "lengths": [1]})
+    while behaviour in ("wait", "poor"):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    score = -abs(float(config["algorithm"]["learning_rate"]) - 0.01) + config["seed"]
+    append(path, "evaluations.jsonl", {"step": 300, "returns": [score], "lengths": [1]})
+    summary = {"status": "finished", "env_steps": 300, "steps_per_second": 1000.0, "eval_return_mean": score}
+    (path / "summary.json").write_text(json.dumps(summary))
+    return 0
+
+
+def append(path: Path, name: str, entry: dict) -> None:
+    with (path / name).open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def end(path: Path, number: int) -> NoReturn:
+    (path / "summary.json").write_text(json.dumps({"status": "interrupted", "error": "stopped"}))
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,246 @@
+"""`lockstep sweep` and `lockstep train --seeds` with stand-ins for the runs."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from lockstep.cli.sweep import slots
+from lockstep.cli.sweep.slots import Needs, make_slots
+from lockstep.record.run_dir import lock_run_dir
+
+GRID = """
+train: cartpole --set total_steps=300
+seeds: 0:2
+settings:
+  learning_rate: [1e-2, 1e-3]
+"""
+
+
+def intervals(events: list[dict]) -> list[tuple[float, float, list[int]]]:
+    """Start, end and cores of each run."""
+    starts = {event["run"]: event for event in events if event["event"] == "start"}
+    return [
+        (starts[event["run"]]["time"], event["time"], starts[event["run"]]["cores"])
+        for event in events
+        if event["event"] == "end"
+    ]
+
+
+def test_seeds_run_side_by_side_on_cores_of_their_own(sweeps, monkeypatch, capsys):
+    monkeypatch.setattr("lockstep.system.cores.usable_cores", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    assert sweeps.run("train", "cartpole", "--seeds", "0:5", "--run-dir", "five") == 0
+    spans = intervals(sweeps.events("five"))
+    assert len(spans) == 5
+    for moment in [start for start, _, _ in spans]:
+        running = [cores for start, end, cores in spans if start <= moment < end]
+        assert len(running) <= 2 and len({tuple(cores) for cores in running}) == len(running)
+    assert {tuple(cores) for _, _, cores in spans} == {(0,), (1,)}
+    summary = sweeps.results("five")["trials"][0]["summary"]
+    assert summary["count"] == 5 and summary["iqm"] == pytest.approx(1.991) and summary["interval"][0] < 1.99
+    out = capsys.readouterr().out
+    assert "5 runs of 1 rank, 2 at a time on 1 core each; directory five" in out
+    assert "seed_3: done, return 2.991" in out and "IQM" in out
+
+
+@pytest.mark.real_start  # a process that is forked from another one inherits that one's cores
+def test_run_is_bound_to_the_cores_of_its_slot(sweeps):
+    cores = sorted(os.sched_getaffinity(0))
+    assert sweeps.run("train", "cartpole", "--seeds", "0:2", "--run-dir", "two", "--jobs", "2") == 0
+    for event in sweeps.events("two"):
+        if event["event"] == "start":
+            bound = json.loads((sweeps.path / "two" / event["run"] / "affinity.json").read_text())
+            assert bound == sorted(event["cores"]) and len(bound) == max(1, len(cores) // 2)
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+def test_runs_have_their_own_config_directory_and_log(sweeps):
+    assert sweeps.run("train", "cartpole", "--seeds", "3,7", "--run-dir", "two", "--set", "gamma=0.9") == 0
+    for seed in (3, 7):
+        text = (sweeps.path / f"two/seed_{seed}/run.yaml").read_text()
+        assert f"seed: {seed}\n" in text and "gamma: 0.9\n" in text
+        assert (sweeps.path / f"two/logs/seed_{seed}.log").exists()
+
+
+def test_finished_runs_are_never_started_again(sweeps, capsys):
+    words = ("train", "cartpole", "--seeds", "0:2", "--run-dir", "two")
+    assert sweeps.run(*words) == 0
+    assert sweeps.run(*words) == 0
+    assert sweeps.run("sweep", "two") == 0
+    assert sweeps.run("train", "--resume", "two") == 0
+    assert sweeps.run("train", "cartpole", "--seeds", "0:3", "--run-dir", "two") == 0  # one more seed
+    assert sweeps.started("two") == ["seed_0", "seed_1", "seed_2"]
+    assert "seed_0: done before, return" in capsys.readouterr().out
+
+
+def test_failed_run_keeps_its_reason_and_the_others_go_on(sweeps, capsys):
+    sweeps.behave({"seed_1": "fail", "seed_2": "refuse"})
+    words = ("train", "cartpole", "--seeds", "0:4", "--run-dir", "four")
+    assert sweeps.run(*words) == 1
+    out = capsys.readouterr().out
+    assert "seed_1 failed: rank 0: the simulator ran away\n" in out
+    assert "seed_2 failed: num_envs=0 must be at least 1\n" in out
+    assert "run failed ones again with: lockstep sweep four --retry-failed" in out
+    assert [run["status"] for run in sweeps.results("four")["trials"][0]["runs"]] == [
+        "done",
+        "failed",
+        "failed",
+        "done",
+    ]
+    sweeps.behave({})
+    assert sweeps.run(*words) == 1  # not run again unless asked for
+    assert "seed_1: failed before: rank 0: the simulator ran away" in capsys.readouterr().out
+    assert len(sweeps.started("four")) == 4
+    assert sweeps.run("sweep", "four", "--retry-failed") == 0
+    again = [event for event in sweeps.events("four")[-4:] if event["event"] == "start"]
+    assert {(event["run"], event["resumed"]) for event in again} == {("seed_1", True), ("seed_2", False)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_all_runs_and_the_next_start_resumes_them(sweeps, capsys, number):
+    sweeps.behave({"seed_0": "wait", "seed_1": "wait"})
+    words = ("train", "cartpole", "--seeds", "0:3", "--run-dir", "three", "--jobs", "2")
+
+    def interrupt():
+        while not all((sweeps.path / f"three/seed_{seed}/metrics.jsonl").exists() for seed in (0, 1)):
+            time.sleep(0.02)
+        time.sleep(0.2)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert sweeps.run(*words) == 128 + number
+    thread.join()
+    assert "go on with: lockstep sweep three" in capsys.readouterr().out
+    ends = {event["run"]: event["status"] for event in sweeps.events("three") if event["event"] == "end"}
+    assert ends == {"seed_0": "interrupted", "seed_1": "interrupted"}
+    sweeps.behave({})
+    assert sweeps.run(*words) == 0
+    again = {event["run"]: event["resumed"] for event in sweeps.events("three") if event["event"] == "start"}
+    assert again == {"seed_0": True, "seed_1": True, "seed_2": False}
+
+
+def test_grid_has_a_row_per_combination_the_best_first(sweeps, capsys):
+    sweeps.write(GRID)
+    assert sweeps.run("sweep", "my.yaml") == 0
+    assert sweeps.started("runs/my") == [
+        f"learning_rate={rate}/seed_{seed}" for rate in ("0.01", "0.001") for seed in (0, 1)
+    ]
+    trials = sweeps.results("runs/my")["trials"]
+    assert [trial["settings"] for trial in trials] == [{"learning_rate": 0.01}, {"learning_rate": 0.001}]
+    assert trials[0]["summary"]["iqm"] == pytest.approx(0.5)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("0.0")]
+    assert [row[:3] for row in rows] == [["0.01", "2", "0.5000"], ["0.001", "2", "0.4910"]]
+
+
+def test_a_minimized_metric_of_the_log_is_the_score(sweeps):
+    sweeps.write(GRID.replace("0:2", "0") + "metric: time/steps_per_second\ndirection: minimize\n")
+    assert sweeps.run("sweep", "my.yaml") == 0
+    assert sweeps.results("runs/my")["trials"][0]["summary"]["iqm"] == 1000.0
+
+
+def test_random_search_can_be_extended(sweeps):
+    sweeps.write(
+        "train: cartpole\nsampler: random\ntrials: 2\nsettings:\n  learning_rate: {low: 1e-4, high: 1e-1, log: true}\n"
+    )
+    assert sweeps.run("sweep", "my.yaml") == 0
+    assert sweeps.run("sweep", "runs/my", "--trials", "3") == 0
+    assert sweeps.started("runs/my") == ["trial_000/seed_0", "trial_001/seed_0", "trial_002/seed_0"]
+
+
+def test_random_combination_that_cannot_work_fails_and_the_others_go_on(sweeps):
+    sweeps.write("train: cartpole\nsampler: random\ntrials: 3\nsettings:\n  num_envs: [32, 0, 64]\n")
+    assert sweeps.run("sweep", "my.yaml") == 1
+    runs = {trial["settings"]["num_envs"]: trial["runs"][0] for trial in sweeps.results("runs/my")["trials"]}
+    assert {value: run["status"] for value, run in runs.items()} == {32: "done", 64: "done", 0: "failed"}
+    assert "num_envs=0 must be at least 1" in runs[0]["reason"]
+
+
+def test_dry_run_lists_the_runs_and_starts_none(sweeps, capsys):
+    sweeps.write(GRID)
+    assert sweeps.run("sweep", "my.yaml", "--dry-run", "--jobs", "3") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "learning_rate=0.01, seeds 0,1",
+        "learning_rate=0.001, seeds 0,1",
+        "4 runs, 3 at a time, in runs/my",
+    ]
+    assert not (sweeps.path / "runs").exists()
+
+
+def test_run_of_a_killed_start_is_waited_for(sweeps, capsys):
+    """A process of the earlier start may still hold the run."""
+    sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one")
+    (sweeps.path / "one/seed_0/summary.json").unlink()
+    lock = lock_run_dir(sweeps.path / "one/seed_0")
+    threading.Timer(0.3, os.close, [lock]).start()
+    assert sweeps.run("sweep", "one") == 0
+    assert "seed_0: waiting for an earlier process to end" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--seeds", "0:2", "--seed", "1"], "--seed 1 and --seeds 0:2"),
+        (["--seeds", "2:2"], "first:end"),
+        (["--seeds", "1,1"], "seed 1 occurs twice"),
+        (["--seeds", "x"], "--seeds x must be a number"),
+        (["--seeds", "0:2", "--nnodes", "2"], "no flags of a launcher"),
+        (["--seeds", "0:2", "--set", "num_env=3"], "num_env"),
+        (["--jobs", "2"], "--jobs and --seeds train several runs"),
+        (["--seeds", "0:2", "--run-dir", "used"], "already holds files and no sweep"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(sweeps, capsys, words, wanted):
+    (sweeps.path / "used").mkdir()
+    (sweeps.path / "used/file").touch()
+    assert sweeps.run("train", "cartpole", *words) == 2
+    assert wanted in capsys.readouterr().err
+    assert sorted(path.name for path in sweeps.path.iterdir()) == ["behaviour.json", "used"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("train: cartpole --resume x", "--resume x is for a single run"),
+        ("train: cartpole --bogus", "--bogus"),
+        ("seads: 0", "unknown entry seads"),
+        ("train: cartpole\nsettings: {learning_rate: {low: 1, high: 2}}", "is a range, and sampler=grid"),
+        ("train: cartpole\nsettings: {learning_rat: [1]}", "learning_rate"),
+        ("train: cartpole\nsettings: {seed: [1]}", "write seeds"),
+        ("train: cartpole\nsettings: {num_envs: [0, 8]}", "the run with num_envs=0 cannot work"),
+        ("train: cartpole\nsampler: random\nsettings: {gamma: [1]}", "needs the number of trials"),
+        ("train: cartpole\nmetric: best", "must be last_return"),
+        ("train: cartpole\nsampler: random\ntrials: 2\nsettings: {gamma: {low: 0, high: 1, log: true}}", "log needs"),
+    ],
+)
+def test_wrong_sweep_file_is_refused(sweeps, capsys, text, wanted):
+    sweeps.write(text)
+    assert sweeps.run("sweep", "my.yaml") == 2
+    assert wanted in capsys.readouterr().err
+    assert not (sweeps.path / "runs").exists()
+
+
+def test_runs_of_a_sweep_keep_their_settings(sweeps, capsys):
+    assert sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one") == 0
+    assert sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one", "--set", "gamma=0.5") == 2
+    assert "algorithm.gamma=0.5 instead of 0.99" in capsys.readouterr().err
+
+
+def test_slots_divide_the_cores_and_gpus(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("lockstep.system.cores.usable_cores", lambda: 8)
+    monkeypatch.setattr(slots, "visible_gpu_names", lambda: ["0", "1", "2", "3"])
+    of = [(slot.cores, slot.gpus) for slot in make_slots(Needs(2), 100)]
+    assert of == [((0, 1), None), ((2, 3), None), ((4, 5), None), ((6, 7), None)]
+    assert [slot.cores for slot in make_slots(Needs(1), 2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert len(make_slots(Needs(16), 100)) == 1
+    of_gpus = [(slot.cores, slot.gpus) for slot in make_slots(Needs(2, gpus=2), 100)]
+    assert of_gpus == [((0, 1, 2, 3), ("0", "1")), ((4, 5, 6, 7), ("2", "3"))]
+    assert [slot.gpus for slot in make_slots(Needs(1, gpus=2), 100, jobs=3)] == [("0", "1"), ("2", "3"), ("0", "1")]
+    monkeypatch.setattr("lockstep.system.cores.usable_cores", lambda: 2)  # a quota of the container
+    assert [slot.cores for slot in make_slots(Needs(1), 100)] == [(0,), (4,)]
