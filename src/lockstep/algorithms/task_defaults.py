@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Kind = Literal["discrete", "continuous", "pixels", "device"]
 """`discrete`: choices, from a vector. `continuous`: real numbers as actions, from a vector. `pixels`: images, with any
-actions. `device`: environments written for the learner's device, thousands at a time."""
+actions. `device`: simulators on the learner's device, thousands of environments at a time."""
 
 Settings = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.run import Run, override
 
 _ENV_SETTINGS = frozenset(item.name for item in fields(EnvConfig))
-_ON_HOST = ("envpool/",)
-"""Prefixes of tasks on torch tensors whose environments run on the CPU."""
+_LIGHT = ("jax/", "gymnax/", "envpool/")
+"""Prefixes of tasks that are quick on CPUs too: thousands of environments at a time would learn more slowly there."""
 _RULED_OUT: Mapping[str, str] = {"symmetry": "normalize_observation", "recurrent": "num_minibatches"}
 """Defaults that are left out where the user gives another setting: a symmetry is refused with normalized observations,
 and minibatches of a recurrent policy consist of whole sequences, so that 64 rows would be only a few."""
@@ -66,8 +66,8 @@ def kind_of(run: Run, spec: EnvSpec) -> tuple[Kind, str]:
         return "pixels", f"observations are {_product(spec.image)} images"
     if run.env.placement == "device":
         return "device", "env.placement is device"
-    if run.env.placement == "auto" and _on_accelerator(run.task):
-        return "device", f"{run.task} is written for {'JAX' if on_device(run.task) else 'torch tensors'}"
+    if run.env.placement == "auto" and _is_simulator(run.task):
+        return "device", f"{run.task} is a simulator on {'JAX arrays' if on_device(run.task) else 'torch tensors'}"
     if action.kind == "continuous":
         return "continuous", f"actions are {action.width} real numbers, observations {spec.observation_size}"
     return "discrete", f"actions are {_product(action.sizes)} choices, observations {spec.observation_size} numbers"
@@ -77,9 +77,11 @@ def _product(sizes: Sequence[int]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _on_accelerator(task: str) -> bool:
-    """Whether the environments of a task are written for the learner's device."""
-    return on_device(task) or (on_tensors(task) and not task.startswith(_ON_HOST))
+def _is_simulator(task: str) -> bool:
+    """Whether a task is one of a suite for accelerators, or the user's own on torch tensors."""
+    if task.startswith(_LIGHT):
+        return False
+    return on_tensors(task) or (":" not in task and on_device(task))
 
 
 def _decides(name: str) -> bool:
