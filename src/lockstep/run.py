@@ -54,6 +54,8 @@ class NetworkConfig:
     """`mlp` only: units of each hidden layer of the value network; `null`: those of `hidden`."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     """`mlp` only: between layers."""
+    initialization: Literal["orthogonal", "uniform"] = "orthogonal"
+    """`mlp` only: first weights. `uniform`: within 1 / sqrt(fan-in), torch's default. Biases are 0."""
     shared: bool | None = None
     """One body with two heads instead of two networks; `null`: for images."""
     module: str | None = None

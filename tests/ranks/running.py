@@ -22,8 +22,8 @@ from lockstep.run import NetworkConfig, Run, override
 ROBOTS = {
     "learning_rate_schedule": "adaptive", "adapt_every": "minibatch", "reward_scale": 0.1, "bounds_loss_coef": 0.01,
     "normalize_observation": True, "observation_limit": 3.0, "normalize_value": True, "value_clip_range": 0.2,
-    "normalize_return": True, "network.critic_hidden": [24], "network.state_dependent_std": True,
-    "env.clip_action": 1.0, "env.clip_observation": 4.0,
+    "value_limit": 2.0, "normalize_return": True, "network.critic_hidden": [24], "network.state_dependent_std": True,
+    "env.clip_action": 1.0, "env.clip_observation": 4.0, "network.initialization": "uniform",
 }  # fmt: skip
 """Settings that robot suites rely on, all at once; for tasks with continuous actions."""
 

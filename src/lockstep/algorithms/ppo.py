@@ -44,6 +44,10 @@ class PPOConfig:
     """`adaptive` only: divide the rate by 1.5 where the global KL exceeds twice this, multiply it below half."""
     adapt_every: Literal["epoch", "minibatch"] = "epoch"
     """`adaptive` only: of which the global KL changes the rate, after it was learned from."""
+    adapt_before_step: bool = False
+    """`adapt_every=minibatch` only: change the rate before the gradient step of the minibatch, as rsl_rl does."""
+    kl_reference: Literal["rollout", "previous_epoch"] = "rollout"
+    """The KL is from the policy of the rollout, or from that of the same rows' last gradient step, as in rl_games."""
     reward_scale: float = 1.0
     """Multiplies rewards before anything learns from them; not in the statistics of episodes."""
     gamma: float = 0.99
@@ -74,6 +78,8 @@ class PPOConfig:
     """Normalized observations are clipped to this many deviations."""
     normalize_value: bool = False
     """Have the value network predict targets normalized by their running mean and deviation, pooled over all ranks."""
+    value_limit: float | None = None
+    """`normalize_value` only: clip predictions and normalized targets to this many deviations; `null` does not clip."""
     normalize_return: bool = False
     """Divide rewards by the running deviation of the discounted return, pooled over all ranks."""
     adam_eps: float = 1e-5
@@ -91,10 +97,14 @@ class PPOConfig:
         for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps", "reward_scale", "observation_limit"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
-        for name in ("value_clip_range", "max_grad_norm", "target_kl"):
+        for name in ("value_clip_range", "max_grad_norm", "target_kl", "value_limit"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}={value} must be greater than 0, or null to switch it off")
+        if self.adapt_before_step and self.adapt_every != "minibatch":
+            raise ConfigError(f"adapt_before_step=true needs adapt_every=minibatch, not {self.adapt_every}")
+        if self.symmetry is not None and self.kl_reference != "rollout":
+            raise ConfigError(f"symmetry={self.symmetry} and kl_reference={self.kl_reference}: leave one of them out")
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1]")
@@ -108,6 +118,11 @@ class PPOConfig:
         if self.sequence_length is not None:
             return self.sequence_length
         return max(steps for steps in range(1, _LONGEST_SEQUENCE + 1) if self.num_steps % steps == 0)
+
+    @property
+    def adapts_at(self) -> str:
+        """When an adaptive learning rate changes: after an `epoch` or a `minibatch`, or before a `step`."""
+        return "step" if self.adapt_before_step else self.adapt_every
 
     def minibatch_rows(self, shard_envs: int, num_shards: int) -> int:
         """Transitions of one shard's part of a minibatch (N)."""

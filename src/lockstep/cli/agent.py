@@ -118,6 +118,9 @@ def _applied(run: Run, num_envs: int, found: AgentSettings, source: str) -> Run:
     if chosen.get("precision") == "bfloat16" and (run.device == "cpu" or visible_gpus() == 0):
         chosen["precision"] = "float32"
         _print_note("mixed precision is left out: these libraries use it on GPUs only")
+    if run.ml_framework == "jax" and chosen.get("kl_reference", "rollout") != "rollout":
+        chosen["kl_reference"] = "rollout"
+        _print_note("the learning rate follows the KL from the policy of the rollout: JAX has no other kl_reference")
     return override(run, chosen)
 
 

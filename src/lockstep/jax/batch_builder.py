@@ -43,7 +43,10 @@ def batch_of(
         parameters = steps.parameters.reshape(-1, steps.parameters.shape[-1])
 
     def in_real_units(value: Array) -> Array:
-        return value if targets is None else value * targets[1] + targets[0]
+        if targets is None:
+            return value
+        limited = value if config.value_limit is None else jnp.clip(value, -config.value_limit, config.value_limit)
+        return limited * targets[1] + targets[0]
 
     values = values.reshape(num_steps + 1, size)
     value = in_real_units(values[:-1])

@@ -40,18 +40,32 @@ class Mlp:
     """Linear layers with an activation between them, and after the last one if `activate_last`."""
 
     def __init__(
-        self, sizes: tuple[int, ...], activation: str, *, last_gain: float, activate_last: bool = False
+        self,
+        sizes: tuple[int, ...],
+        activation: str,
+        *,
+        last_gain: float,
+        activate_last: bool = False,
+        orthogonal: bool = True,
     ) -> None:
         self.shapes = [(b, a) for a, b in pairwise(sizes)]
         self.activation, self.last_gain, self.activate_last = activation, last_gain, activate_last
         self.num_features = sizes[-1]
+        self._orthogonal = orthogonal
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
-        """Orthogonal weights (Saxe et al., 2014) with gain sqrt(2), the last layer with `last_gain`; biases 0."""
+        """Orthogonal weights (Saxe et al., 2014) with gain sqrt(2), the last layer with `last_gain`; biases 0.
+
+        Without `orthogonal`: weights uniform within 1 / sqrt(fan-in).
+        """
         params: dict[str, np.ndarray] = {}
         for i, shape in enumerate(self.shapes):
             gain = self.last_gain if i == len(self.shapes) - 1 else math.sqrt(2)
-            params |= _orthogonal_layer(f"layers.{i}", shape, gain, draws)
+            if self._orthogonal:
+                params |= _orthogonal_layer(f"layers.{i}", shape, gain, draws)
+            else:
+                params |= uniform_layer(f"layers.{i}", shape, draws)
+                params[f"layers.{i}.bias"] = np.zeros(shape[0], np.float32)
         return params
 
     def apply(self, params: Params, x: Array) -> Array:
@@ -178,7 +192,8 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
     kind = config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
     if kind == "mlp":
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
-        return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True)
+        orthogonal = config.initialization == "orthogonal"
+        return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True, orthogonal=orthogonal)
     assert spec.image is not None  # `check_encoder` refuses the rest
     features = config.features if last or kind == "wide" else None
     if kind == "impala":

@@ -46,8 +46,9 @@ class ActorCritic:
         else:
             of_actor = (spec.observation_size, *config.hidden)
             of_critic = (spec.observation_size, *config.value_hidden)
-        self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01)
-        self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0)
+        orthogonal = config.initialization == "orthogonal"
+        self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01, orthogonal=orthogonal)
+        self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0, orthogonal=orthogonal)
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Draw initial parameters."""

@@ -147,10 +147,10 @@ class PPO:
             state = state._replace(stopped=state.stopped | (_kl(sums) > c.target_kl))
         return state, totals
 
-    def _adapt_learning_rate(self, state: State, after: str, sums: Array) -> State:
+    def _adapt_learning_rate(self, state: State, at: str, sums: Array) -> State:
         """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
         c = self.config
-        if c.learning_rate_schedule != "adaptive" or c.adapt_every != after:
+        if c.learning_rate_schedule != "adaptive" or c.adapts_at != at:
             return state
         return state._replace(learning_rate=adapted(state.learning_rate, _kl(sums), c.desired_kl))
 
@@ -173,6 +173,8 @@ class PPO:
         if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
             skipped = state.halted | (skipped & ~state.stopped)
             state = state._replace(halted=skipped)
+        if self.config.adapt_before_step:
+            state = self._adapt_learning_rate(state, "step", jnp.where(skipped | state.stopped, jnp.nan, sums))
         values, optimizer = self.optimizer.step(
             state.optimizer, state.values, gradient, state.learning_rate, skipped | empty | state.stopped
         )
@@ -249,6 +251,9 @@ class PPO:
         mean, scale = statistics.target_mean, statistics.target_scale
         if self.config.normalize_value:
             batch = batch._replace(target=(batch.target - mean) * scale, value=(batch.value - mean) * scale)
+            if (limit := self.config.value_limit) is not None:
+                limited = (jnp.clip(column, -limit, limit) for column in (batch.target, batch.value))
+                batch = batch._replace(**dict(zip(("target", "value"), limited, strict=True)))
         return batch
 
     def _learn_shards(self, shared: tuple[State, Array], own: tuple[Batch, Array]) -> tuple[Any, Any]:

@@ -81,6 +81,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
         )
     elif config.normalize_observation and spec.image is not None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
+    _check_kl_reference(run, spec)
     check_encoder(run.network, spec)
     _check_heads(run, spec)
     _check_recurrent(run)
@@ -231,6 +232,19 @@ def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
     if spec.image is None and config.encoder not in ("auto", "mlp"):
         raise ConfigError(
             f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
+        )
+
+
+def _check_kl_reference(run: Run, spec: EnvSpec) -> None:
+    if not isinstance(run.algorithm, PPOConfig) or run.algorithm.kl_reference == "rollout":
+        return
+    reference = run.algorithm.kl_reference
+    if run.ml_framework == "jax":
+        raise ConfigError(f"kl_reference={reference} is not available in JAX; use rollout")
+    if spec.action.kind != "continuous":
+        raise ConfigError(
+            f"kl_reference={reference} is for continuous actions; those of task={run.task} are {spec.action.kind}: "
+            "use rollout"
         )
 
 

@@ -87,6 +87,8 @@ class Batch(RowBatch):
     """1 where an episode begins, for a recurrent policy."""
     sequence_length: int = 1
     """L: the rows are those of N / L sequences, time-major."""
+    last_moments: Tensor | None = None
+    """Means and log deviations [N, 2 D] at the row's last gradient step, for `kl_reference=previous_epoch`."""
 
     @property
     def inputs(self) -> tuple[Tensor | Sequences | None, ...]:
@@ -118,6 +120,11 @@ class Batch(RowBatch):
         """The rows at `order`, in that order."""
         columns: dict[str, Any] = {name: column.index_select(0, order) for name, column in self.columns().items()}
         return Batch(**columns)
+
+    def keep_last_moments(self, order: Tensor, shuffled: "Batch") -> None:
+        """Copy `last_moments`, if there are any, from these rows `shuffled` by `order`."""
+        if self.last_moments is not None and shuffled.last_moments is not None:
+            self.last_moments.index_copy_(0, order, shuffled.last_moments)
 
     def split(self, rows: int, sequence_length: int) -> "list[Batch]":
         """Parts of `rows` consecutive rows, each of sequences of this length, time-major."""

@@ -16,6 +16,7 @@ from lockstep.experience.rollout import Rollout
 from lockstep.session.normalizers import Normalizers
 from lockstep.torch.batch import Batch, EvaluatedRollout
 from lockstep.torch.device_rollout import TensorRollout
+from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussian
 from lockstep.torch.networks import Policy
 from lockstep.torch.recurrent import Sequences
 from lockstep.torch.returns import gae
@@ -87,11 +88,16 @@ class BatchBuilder:
             with self._precision:
                 parameters, old_value = self._forward(seen.observations, self._rows)
             old_value = self._in_real_units(old_value)
-        log_prob, _ = self._policy.distribution.log_prob_and_entropy(parameters, seen.action)
+        distribution = self._policy.distribution
+        log_prob, _ = distribution.log_prob_and_entropy(parameters, seen.action)
         weight = seen.weight.flatten()
+        last = None
+        if c.kl_reference == "previous_epoch":
+            assert isinstance(distribution, DiagonalGaussian | StateDependentGaussian)
+            last = distribution.moments(parameters)
         return Batch(
             seen.observation, seen.action, log_prob, old_value, advantage.flatten(), target, weight,
-            seen.critic, seen.state, seen.begins,
+            seen.critic, seen.state, seen.begins, last_moments=last,
         )  # fmt: skip
 
     def _in_real_units(self, value: Tensor) -> Tensor:
@@ -100,6 +106,8 @@ class BatchBuilder:
         if moments is None:
             return value
         mean, deviation = moments.center_and_deviation
+        if self._config.value_limit is not None:
+            value = value.clamp(-self._config.value_limit, self._config.value_limit)
         return value * deviation + mean
 
     def _evaluated(self, k: int, rollout: Rollout) -> EvaluatedRollout:

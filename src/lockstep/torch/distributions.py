@@ -92,6 +92,10 @@ class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
         log_prob = -(0.5 * scaled.square() + self.log_std + half_log_tau).sum(-1)
         return log_prob, (self.log_std + (0.5 + half_log_tau)).sum().expand(len(parameters))
 
+    def moments(self, parameters: Tensor) -> Tensor:
+        """Means and log deviations of each row, [N, 2 D]."""
+        return torch.cat([parameters, self.log_std.expand_as(parameters)], -1)
+
     def draw_noise_tensor(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise [*shape, D] on the generator's device."""
         return torch.randn((*shape, self.num_parameters), generator=generator, device=generator.device)
@@ -118,6 +122,10 @@ class StateDependentGaussian(nn.Module, sampling.StateDependentGaussian):
         half_log_tau = 0.5 * math.log(2 * math.pi)
         log_prob = -(0.5 * scaled.square() + log_std + half_log_tau).sum(-1)
         return log_prob, (log_std + (0.5 + half_log_tau)).sum(-1)
+
+    def moments(self, parameters: Tensor) -> Tensor:
+        """Means and log deviations of each row, [N, 2 D]."""
+        return torch.cat(self._split(parameters), -1)
 
     def draw_noise_tensor(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise [*shape, D] on the generator's device."""
@@ -184,6 +192,17 @@ def distribution_of(
     if action.kind == "continuous":
         return DiagonalGaussian(action, initial_log_std)
     return Categorical(action) if action.kind == "discrete" else MultiCategorical(action)
+
+
+def gaussian_kl(moments: Tensor, others: Tensor) -> Tensor:
+    """KL(p || q) [N] of normal distributions p and q by their means and log deviations [N, 2 D], summed over D.
+
+    KL = log(s_q / s_p) + (s_p^2 + (m_p - m_q)^2) / (2 s_q^2) - 1 / 2
+    """
+    (mean, log_std), (other_mean, other_log_std) = moments.chunk(2, -1), others.chunk(2, -1)
+    scaled = (mean - other_mean) * (-other_log_std).exp()
+    log_ratio = log_std - other_log_std
+    return (0.5 * ((2 * log_ratio).exp() + scaled.square() - 1.0) - log_ratio).sum(-1)
 
 
 def _gumbel(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:

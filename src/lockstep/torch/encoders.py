@@ -32,7 +32,13 @@ class Mlp(nn.Module):
     """Linear layers with an activation between them, and after the last one if `activate_last`."""
 
     def __init__(
-        self, sizes: tuple[int, ...], activation: str, *, last_gain: float, activate_last: bool = False
+        self,
+        sizes: tuple[int, ...],
+        activation: str,
+        *,
+        last_gain: float,
+        activate_last: bool = False,
+        orthogonal: bool = True,
     ) -> None:
         super().__init__()
         layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
@@ -41,12 +47,20 @@ class Mlp(nn.Module):
         self.last_gain = last_gain
         self.activate_last = activate_last
         self.num_features = sizes[-1]
+        self._orthogonal = orthogonal
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Orthogonal weights (Saxe et al., 2014) with gain sqrt(2), the last layer with `last_gain`; biases 0."""
+        """Orthogonal weights (Saxe et al., 2014) with gain sqrt(2), the last layer with `last_gain`; biases 0.
+
+        Without `orthogonal`: weights uniform within 1 / sqrt(fan-in).
+        """
         for i, layer in enumerate(self.layers):
             last = i == len(self.layers) - 1
-            _initialize(layer, generator, self.last_gain if last else math.sqrt(2))
+            if self._orthogonal:
+                _initialize(layer, generator, self.last_gain if last else math.sqrt(2))
+            else:
+                _initialize_uniform(layer, generator)
+                nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, first size] to [N, last size]; images are flattened."""
@@ -108,9 +122,7 @@ class Convolutions(nn.Module):
             if layer is not None and self._orthogonal:
                 _initialize(layer, generator, math.sqrt(2))
             elif layer is not None:
-                bound = 1 / math.sqrt(layer.weight[0].numel())
-                for parameter in layer.parameters():
-                    nn.init.uniform_(parameter, -bound, bound, generator=generator)
+                _initialize_uniform(layer, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Bytes [N, C, H, W] to [N, F]."""
@@ -185,7 +197,8 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
     kind = config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
     if kind == "mlp":
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
-        return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True)
+        orthogonal = config.initialization == "orthogonal"
+        return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True, orthogonal=orthogonal)
     assert spec.image is not None  # checked by `check_encoder`
     features = config.features if last or kind == "wide" else None
     if kind == "impala":
@@ -217,3 +230,10 @@ def _scaled(x: Tensor) -> Tensor:
 def _initialize(layer: nn.Linear | nn.Conv2d, generator: torch.Generator, gain: float) -> None:
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(cast(Tensor, layer.bias))
+
+
+def _initialize_uniform(layer: nn.Linear | nn.Conv2d, generator: torch.Generator) -> None:
+    """Weight and bias within 1 / sqrt(fan-in), as torch initializes its layers."""
+    bound = 1 / math.sqrt(layer.weight[0].numel())
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)

@@ -26,6 +26,7 @@ from lockstep.torch.batch import Batch
 from lockstep.torch.batch_builder import AnyRollout, BatchBuilder
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rollout import TensorCollector, TensorRollout
+from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussian, gaussian_kl
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
@@ -106,15 +107,15 @@ class PPO:
             return totals
         orders = [self._draw_order(stream, len(b.target)) for stream, b in zip(self._streams, batches, strict=True)]
         for epoch in zip(*orders, strict=True):
-            minibatches = [
-                b.shuffled(order).split(self.rows, self.sequence_length)
-                for b, order in zip(batches, epoch, strict=True)
-            ]
+            shuffled = [batch.shuffled(order) for batch, order in zip(batches, epoch, strict=True)]
+            minibatches = [batch.split(self.rows, self.sequence_length) for batch in shuffled]
             sums = torch.zeros_like(self._skipped)
             for parts in zip(*minibatches, strict=True):
                 of_step = self._step(parts)
                 sums += of_step
                 self._adapt_learning_rate("minibatch", of_step)
+            for batch, order, rows in zip(batches, epoch, shuffled, strict=True):
+                batch.keep_last_moments(order, rows)
             self.metrics.add(_SUMS, sums[1:-3], sums[0])
             self.metrics.add(("optim/grad_norm",), sums[-3:-2], sums[-2])
             self.metrics.add(("optim/skipped",), sums[-1:], sums[-2] + sums[-1])
@@ -138,10 +139,10 @@ class PPO:
         )
         return torch.from_numpy(rows_in_order).to(self.comm.device)
 
-    def _adapt_learning_rate(self, after: str, sums: Tensor) -> None:
+    def _adapt_learning_rate(self, at: str, sums: Tensor) -> None:
         """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
         c = self.config
-        if c.learning_rate_schedule == "adaptive" and c.adapt_every == after:
+        if c.learning_rate_schedule == "adaptive" and c.adapts_at == at:
             self.learning_rate.copy_(adapted(self.learning_rate, _kl(sums), c.desired_kl))
 
     def _non_finite_error(
@@ -181,6 +182,8 @@ class PPO:
         skipped = (totals - totals).any() & ~empty
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
             skipped = self._halted.logical_or_(skipped)
+        if self.config.adapt_before_step:
+            self._adapt_learning_rate("step", torch.where(skipped, torch.nan, sums))
         self.optimizer.step((skipped | empty).float())
         return torch.where(skipped | empty, self._skipped * skipped, totals)
 
@@ -217,6 +220,11 @@ class PPO:
 
         with torch.no_grad():
             kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
+            if batch.last_moments is not None:
+                assert isinstance(self.policy.distribution, DiagonalGaussian | StateDependentGaussian)
+                moments = self.policy.distribution.moments(parameters)
+                kl = gaussian_kl(moments, batch.last_moments)
+                batch.last_moments.copy_(moments)  # a view of the epoch's rows, see `update`
             outside = (clipped != ratio).to(weight.dtype)
             rows = torch.stack([torch.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
             sums = rows[:, : len(weight)] @ weight
@@ -255,6 +263,9 @@ class PPO:
                 if self.config.normalize_value:
                     batch.target = (batch.target - statistics.target_mean) * statistics.target_scale
                     batch.value = (batch.value - statistics.target_mean) * statistics.target_scale
+                    if self.config.value_limit is not None:
+                        batch.target.clamp_(-self.config.value_limit, self.config.value_limit)
+                        batch.value.clamp_(-self.config.value_limit, self.config.value_limit)
         return batches, statistics, fault, totals
 
     def shared_tensors(self) -> dict[str, Tensor]:

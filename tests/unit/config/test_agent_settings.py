@@ -92,18 +92,21 @@ OWN = {
         "bounds_loss_coef": 0.0001,
         "normalize_value": True, "reward_scale": 0.1, "precision": "bfloat16", "stop_return": 300.0,
         "env.clip_action": 1.0, "env.clip_observation": 5.0, "network.shared": True, "network.initial_log_std": -1.0,
-        "observation_limit": 5.0, "network.state_dependent_std": False,
+        "observation_limit": 5.0, "network.state_dependent_std": False, "kl_reference": "previous_epoch",
+        "adam_eps": 1e-8, "value_limit": 5.0, "network.initialization": "uniform",
     },
     "skrl": {
         "total_steps": 1600 * 128, "learning_rate_schedule": "adaptive", "desired_kl": 0.016, "adapt_every": "epoch",
         "value_clip_range": 0.1, "value_coef": 4.0, "max_grad_norm": None, "target_kl": None, "normalize_value": False,
         "reward_scale": 0.1, "network.shared": True, "network.initial_log_std": -1.0, "observation_limit": 5.0,
+        "adam_eps": 1e-8, "value_limit": 5.0, "network.initialization": "uniform",
     },
     "rsl_rl": {
         "total_steps": 100 * 16 * 128, "learning_rate_schedule": "adaptive", "desired_kl": 0.016,
         "adapt_every": "minibatch", "value_clip_range": 0.1, "value_coef": 4.0, "max_grad_norm": 1.0,
         "network.shared": False, "network.critic_hidden": (128,), "network.initial_log_std": math.log(0.5),
         "env.policy_keys": ("policy",), "env.critic_keys": ("policy", "privileged"), "env.clip_action": 1.0,
+        "adapt_before_step": True, "adam_eps": 1e-8, "network.initialization": "uniform",
     },
     "sb3": {
         "total_steps": 1_000_000, "learning_rate_schedule": "constant", "value_coef": 1.0, "max_grad_norm": 1.0,

@@ -182,3 +182,13 @@ def test_weights_begin_orthogonal_and_the_same_for_a_seed():
     one, same, other = (torch.cat([p.flatten() for p in e.parameters()]) for e in made)
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
+
+
+def test_uniform_initialization_stays_within_the_bound_of_torch_layers():
+    config = NetworkConfig(hidden=(32, 16), initialization="uniform")
+    encoder = make_encoder(EnvSpec(8, ActionSpec("discrete", (2,)), "same_step", True), config)
+    encoder.initialize(torch.Generator().manual_seed(0))
+    for layer, inputs in zip(encoder.layers, (8, 32), strict=True):
+        bound = inputs**-0.5
+        assert 0.9 * bound < layer.weight.abs().max() <= bound
+        assert not layer.bias.any()

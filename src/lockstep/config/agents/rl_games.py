@@ -45,6 +45,7 @@ def _read_network(agent: AgentReader) -> None:
     agent.expect("network.mlp.d2rl", False, why="dense connections are not supported")
     agent.ignore("rl_games' default initializer takes no scale", "network.mlp.initializer.scale")
     agent.expect("network.mlp.initializer.name", "default", why="only the default initializer is read")
+    agent.set("network.initialization", "uniform")
     agent.expect("network.mlp.regularizer.name", "None", why="no regularizer is supported")
     space = "network.space.continuous"
     for name in ("mu_activation", "sigma_activation"):
@@ -94,6 +95,7 @@ def _read_losses(agent: AgentReader) -> None:
     agent.set("normalize_value", bool(agent.take("config.normalize_value", False)))
     agent.set("normalize_observation", bool(agent.take("config.normalize_input", False)))
     agent.set("observation_limit", 5.0)
+    agent.set("value_limit", 5.0)
     norm = agent.number("config.grad_norm", 1.0)
     agent.set("max_grad_norm", norm if agent.take("config.truncate_grads", False) else None)
     agent.set("precision", "bfloat16" if agent.take("config.mixed_precision", False) else "float32")
@@ -109,6 +111,8 @@ def _read_learning_rate(agent: AgentReader) -> None:
     agent.set("desired_kl", agent.number("config.kl_threshold", 0.008))
     per_minibatch = agent.take("config.schedule_type", "legacy") == "legacy"
     agent.set("adapt_every", "minibatch" if per_minibatch else "epoch")
+    agent.set("kl_reference", "previous_epoch")
+    agent.set("adam_eps", 1e-8)
 
 
 def _read_central_value(agent: AgentReader) -> None:

@@ -32,6 +32,7 @@ def read_rsl_rl(agent: AgentReader, num_envs: int) -> None:
 
 
 def _read_networks(agent: AgentReader) -> None:
+    agent.set("network.initialization", "uniform")
     if agent.has("policy.*"):  # rsl_rl before 5
         _read_actor_critic(agent)
         return
@@ -119,8 +120,13 @@ def _read_algorithm(agent: AgentReader) -> None:
     if schedule not in ("adaptive", "fixed"):
         raise agent.refusal("algorithm.schedule", schedule, "known are adaptive and fixed")
     agent.set("learning_rate_schedule", "adaptive" if schedule == "adaptive" else "constant")
+    if schedule == "adaptive":
+        agent.note("schedule=adaptive: the rate stays above 1e-5 in rsl_rl, above 1e-6 here")
     agent.set("desired_kl", agent.number("algorithm.desired_kl", 0.01))
     agent.set("adapt_every", "minibatch")
+    agent.set("adapt_before_step", True)
+    agent.set("adam_eps", 1e-8)
+    agent.note("max_grad_norm: rsl_rl clips the gradients of actor and critic apart, Lockstep by one norm of both")
     agent.set("precision", "bfloat16" if agent.take("algorithm.use_mixed_precision", False) else "float32")
     agent.expect("algorithm.optimizer", "adam", why="only Adam is supported")
     agent.expect("algorithm.normalize_advantage_per_mini_batch", False, why="a rollout is normalized as a whole here")

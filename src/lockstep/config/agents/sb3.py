@@ -55,4 +55,4 @@ def _read_network(agent: AgentReader) -> None:
     agent.set("adam_eps", agent.number(f"{name}.optimizer_kwargs.eps", 1e-5))
     agent.expect(f"{name}.squash_output", False, why="actions are not squashed in PPO here")
     if not agent.take(f"{name}.ortho_init", True):
-        agent.note("ortho_init=false: Lockstep's first weights are orthogonal")
+        agent.set("network.initialization", "uniform")

@@ -48,6 +48,7 @@ def _read_models(agent: AgentReader) -> None:
     if activation != value_activation:
         raise agent.refusal("models.value.network", value_activation, "policy and value have one activation here")
     agent.set("network.hidden", policy)
+    agent.set("network.initialization", "uniform")
     agent.set("network.activation", activation)
     own_observations = source != value_source
     shared = not agent.take("models.separate", False) and policy == value and not own_observations
@@ -104,6 +105,7 @@ def _read_losses(agent: AgentReader) -> None:
 def _read_learning_rate(agent: AgentReader) -> None:
     scheduler = agent.take("agent.learning_rate_scheduler")
     agent.set("learning_rate", agent.number("agent.learning_rate"))
+    agent.set("adam_eps", 1e-8)
     if scheduler is None:
         agent.set("learning_rate_schedule", "constant")
         agent.ignore("there is no scheduler", "agent.learning_rate_scheduler_kwargs*")
@@ -125,4 +127,5 @@ def _read_normalizers(agent: AgentReader) -> None:
         agent.ignore("sizes and devices follow from the task", f"agent.{name}_kwargs*")
     agent.set("normalize_observation", bool(found["observation_preprocessor"] or found["state_preprocessor"]))
     agent.set("observation_limit", 5.0)
+    agent.set("value_limit", 5.0)
     agent.set("normalize_value", bool(found["value_preprocessor"]))
