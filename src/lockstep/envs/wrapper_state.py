@@ -1,7 +1,8 @@
 """Save and restore Gymnasium environments layer by layer: wrappers from the outside in, then the task.
 
 A layer is saved by the attributes listed here, or by its own `state` and `restore` methods, which cover that layer
-only. Only exact classes are listed, because a subclass may have more state. Rendering state is not saved.
+only; MuJoCo's tasks by the state of their physics. Only exact classes are listed, because a subclass may have more
+state. Rendering state is not saved.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from gymnasium.envs.classic_control import (
 )
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
+from lockstep.envs import mujoco_state
 from lockstep.envs.groups import ObservationGroups
 from lockstep.envs.state import has_state_methods
 
@@ -50,7 +52,10 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
 
 def savable(env: Any) -> bool:
     """Whether every layer of a Gymnasium environment or vector environment can be saved; never raises."""
-    return all(type(layer) in ATTRIBUTES or has_state_methods(layer) for layer in _layers(env))
+    return all(
+        type(layer) in ATTRIBUTES or has_state_methods(layer) or mujoco_state.is_mujoco_task(layer)
+        for layer in _layers(env)
+    )
 
 
 def save(env: Any) -> dict[str, Any]:
@@ -96,6 +101,8 @@ def _generator(task: Any) -> dict[str, Any] | None:
 
 
 def _save(layer: Any) -> dict[str, Any]:
+    if mujoco_state.is_mujoco_task(layer):
+        return mujoco_state.save(layer)
     attributes = _attributes(layer)
     if attributes is None:
         if not has_state_methods(layer):
@@ -107,6 +114,9 @@ def _save(layer: Any) -> dict[str, Any]:
 
 
 def _restore(layer: Any, state: dict[str, Any]) -> None:
+    if mujoco_state.is_mujoco_task(layer):
+        mujoco_state.restore(layer, state)
+        return
     attributes = _attributes(layer)
     if attributes is None:
         layer.restore(state)

@@ -17,6 +17,10 @@ from lockstep.run import EnvConfig
 from quick import others_slow
 
 CLASSIC = ["Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
+MUJOCO = [
+    *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
+    *("Pusher", "Reacher", "Swimmer", "Walker2d"),
+]
 SAVABLE = [
     *[(task, EnvConfig(max_episode_steps=9)) for task in sorted(BUILT_IN)],
     *[("CartPole-v1", EnvConfig(max_episode_steps=limit, vectorization="entry_point")) for limit in (14, None)],
@@ -28,9 +32,16 @@ SAVABLE = [
     ("CartPole-v1", EnvConfig(kwargs={"sutton_barto_reward": True}, vectorization="sync")),
     ("Pendulum-v1", EnvConfig(max_episode_steps=9, wrappers=("own_envs:Odometer", "own_envs:clipped"))),
     ("own_envs:Remembering", EnvConfig(kwargs={"length": 5}, wrappers=("own_envs:Odometer",))),
+    *[
+        (f"{task}-v{version}", EnvConfig(max_episode_steps=14))
+        for task in MUJOCO
+        for version in (4, 5)
+        if (task, version) != ("Pusher", 4)
+    ],
 ]
 # Environments in processes of their own: one of them each time.
 QUICK = [case for case in SAVABLE if case[1].vectorization != "async" or case[0] == "CartPole-v1"]
+QUICK = [case for case in QUICK if case[0].split("-")[0] not in MUJOCO or case[0] == "Ant-v5"]
 SIZE, STEPS, ONWARD = 5, 45, 40
 
 
