@@ -278,12 +278,17 @@ class SAC:
         end = self.flat_critics.num_parameters + (self.flat.num_parameters if moves_policy else 0)
         ends = [self.flat_critics.num_parameters, end, end + _NUM_SUMS]
         of_critics, of_policy, sums, max_weights = jnp.split(total, ends)
-        scale = 1.0 / max_weights.max()
+        # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
+        scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
         sums = sums.at[1].multiply(scale)
-        of_critics, norm = self._clipped(of_critics * (scale / sums[0]))
-        of_actor, policy_norm = self._clipped(of_policy[: self._actor_size] / sums[0])
-        of_policy = jnp.concatenate([of_actor, of_policy[self._actor_size :] / sums[0]])
+        of_critics, norm = self._clipped(of_critics * (scale * inverse))
+        of_actor, of_temperature = jnp.split(of_policy * inverse, [self._actor_size])
+        of_actor, policy_norm = self._clipped(of_actor)
+        of_policy = jnp.concatenate([of_actor, of_temperature])
         totals = jnp.concatenate([sums, jnp.stack([norm, policy_norm, jnp.zeros_like(norm)])])
+        # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
+        # differently.
+        of_critics, of_policy, totals = jax.lax.optimization_barrier((of_critics, of_policy, totals))
         skipped = ~jnp.isfinite(totals).all()
         if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
             skipped |= state.sums[-1] > 0
