@@ -41,7 +41,8 @@ def perturbed(theirs, seed=2):
     draws = np.random.default_rng(seed)
     with torch.no_grad():
         for parameter in theirs.parameters():
-            parameter += torch.from_numpy(0.05 * draws.standard_normal(parameter.shape).astype(np.float32))
+            numbers = np.asarray(0.05 * draws.standard_normal(parameter.shape), np.float32)
+            parameter += torch.from_numpy(numbers)
     return {name: tensor.detach().numpy().copy() for name, tensor in theirs.state_dict().items()}
 
 

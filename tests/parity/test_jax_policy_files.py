@@ -11,17 +11,21 @@ jax = pytest.importorskip("jax")
 from networks_alike import observed, perturbed, spec_of  # noqa: E402
 
 from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
+from lockstep.algorithms.sac import SACConfig  # noqa: E402
+from lockstep.algorithms.td3 import TD3Config  # noqa: E402
 from lockstep.cli import main as cli  # noqa: E402
 from lockstep.cli.evaluate import evaluate_run  # noqa: E402
 from lockstep.envs.make import env_spec  # noqa: E402
 from lockstep.errors import ConfigError  # noqa: E402
 from lockstep.experience.normalize import RunningMoments  # noqa: E402
 from lockstep.jax import export  # noqa: E402
+from lockstep.jax.continuous_policy import ContinuousPolicy  # noqa: E402
 from lockstep.jax.networks import Policy  # noqa: E402
 from lockstep.jax.q_networks import QPolicy  # noqa: E402
 from lockstep.run import EnvConfig, NetworkConfig, Run, dump  # noqa: E402
 from lockstep.session.policy_file import POLICY_FILE  # noqa: E402
 from lockstep.torch import export as torch_export  # noqa: E402
+from lockstep.torch.continuous_policy import ContinuousPolicy as TorchContinuousPolicy  # noqa: E402
 from lockstep.torch.networks import Policy as TorchPolicy  # noqa: E402
 from lockstep.torch.q_networks import QPolicy as TorchQPolicy  # noqa: E402
 from quick import others_slow  # noqa: E402
@@ -33,23 +37,33 @@ KINDS = {
     "ppo images": (spec_of(image=(3, 40, 44)), None),
     "dqn": (spec_of(), DQNConfig()),
     "dqn images": (spec_of(image=(3, 40, 44)), RAINBOW),
+    "sac": (spec_of("continuous"), SACConfig(num_critics=3, layer_norm=True)),
+    "td3": (spec_of("continuous"), TD3Config()),
 }
 
 
 def run_of(algorithm):
     if algorithm is None:
         return Run(task="some-task", network=NETWORK)
-    return Run(task="some-task", algo="dqn", network=NETWORK, algorithm=algorithm)
+    algo = {DQNConfig: "dqn", SACConfig: "sac", TD3Config: "td3"}[type(algorithm)]
+    return Run(task="some-task", algo=algo, network=NETWORK, algorithm=algorithm)
 
 
 def of_torch(spec, algorithm, seed=3):
-    policy = TorchPolicy(spec, NETWORK, seed) if algorithm is None else TorchQPolicy(spec, NETWORK, algorithm, seed)
+    policy = made(TorchPolicy, TorchQPolicy, TorchContinuousPolicy, spec, algorithm, seed)
     perturbed(policy, seed)
     return policy
 
 
 def of_jax(spec, algorithm, seed=4):
-    return Policy(spec, NETWORK, seed) if algorithm is None else QPolicy(spec, NETWORK, algorithm, seed)
+    return made(Policy, QPolicy, ContinuousPolicy, spec, algorithm, seed)
+
+
+def made(plain, q, continuous, spec, algorithm, seed):
+    """A policy of the class for the algorithm: of PPO, of DQN, or of SAC and TD3."""
+    if algorithm is None:
+        return plain(spec, NETWORK, seed)
+    return (q if isinstance(algorithm, DQNConfig) else continuous)(spec, NETWORK, algorithm, seed)
 
 
 def moments(size):
@@ -65,7 +79,7 @@ def acts(policy, observation):
     return np.asarray(policy.apply(policy.params, observation)[0])
 
 
-@pytest.mark.parametrize("kind", others_slow(KINDS, "ppo images", "dqn"))
+@pytest.mark.parametrize("kind", others_slow(KINDS, "ppo images", "dqn", "sac"))
 @pytest.mark.parametrize("start", [False, True], ids=["loaded", "started from"])
 @pytest.mark.parametrize("to", ["jax", "torch"])
 def test_a_policy_of_one_is_a_policy_of_the_other(tmp_path, kind, start, to):

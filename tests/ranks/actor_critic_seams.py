@@ -120,7 +120,7 @@ def begin_together(backend: Any, world: World, folder: str) -> dict[str, Any]:
     algorithm = backend.sac
     random: list[bool] = []
     steps: list[int] = []
-    owner, name = backend.gradient_step
+    owner, name = backend.actor_critic_step
     step = getattr(owner, name)
 
     class Traced(algorithm.Collector):

@@ -13,13 +13,14 @@ from running import Job
 from seam_world import BOUND_S, SPEC
 
 from lockstep import World
-from lockstep.jax import dqn, ppo
+from lockstep.envs.spec import EnvSpec
+from lockstep.jax import dqn, ppo, sac, td3
 from lockstep.jax.comm import Comm
 from lockstep.jax.export import save_policy
 from lockstep.jax.flat import FlatParameters
 from lockstep.run import Run
 
-__all__ = ["RUN_BOUND_S", "dqn", "ppo", "save_policy"]
+__all__ = ["RUN_BOUND_S", "dqn", "ppo", "sac", "save_policy", "td3"]
 
 RUN_BOUND_S = 30.0  # of collectives in whole runs: the first one waits for what the other rank compiles
 
@@ -42,6 +43,13 @@ def ppo_learner(world: World, run: Run, seed: int = 0) -> Iterator[ppo.PPO]:
 def dqn_learner(world: World, run: Run, seed: int = 0) -> Iterator[dqn.DQN]:
     with Comm(world, device="cpu", timeout_s=4 * BOUND_S) as comm:
         yield dqn.DQN(run, dqn.QPolicy(SPEC, run.network, run.algorithm, seed=seed), comm)
+
+
+@contextmanager
+def actor_critic_learner(world: World, run: Run, spec: EnvSpec, seed: int = 0) -> Iterator[sac.SAC | td3.TD3]:
+    learner = sac.SAC if run.algo == "sac" else td3.TD3
+    with Comm(world, device="cpu", timeout_s=4 * BOUND_S) as comm:
+        yield learner(run, sac.ContinuousPolicy(spec, run.network, run.algorithm, seed=seed), comm)
 
 
 def parameters(policy: Any) -> dict[str, np.ndarray]:
@@ -101,8 +109,35 @@ def dqn_networks(learner: dqn.DQN) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
+def actor_critic_gradient(learner: sac.SAC | td3.TD3) -> dict[str, np.ndarray]:
+    """The gradients of critics, actor and temperature, each as one vector, after one step."""
+    state = learner.comm.read(learner.state)
+    named = {f"critics.{name}": g for name, g in learner.flat_critics.split(state.critic_optimizer.moment).items()}
+    return by_part(named | learner.flat.split(state.policy_optimizer.moment), scale=10.0)
+
+
+def by_part(named: dict[str, Any], scale: float = 1.0) -> dict[str, np.ndarray]:
+    """Gradients as one vector for each part of the policy, in the order of names."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for name in sorted(named):
+        parts.setdefault(name.partition(".")[0], []).append(scale * np.ravel(named[name]))
+    return {part: np.concatenate(vectors) for part, vectors in parts.items()}
+
+
+def actor_critic_networks(learner: sac.SAC) -> dict[str, dict[str, np.ndarray]]:
+    """Every copy of the parameters, and all arrays that are compared between ranks."""
+    target = learner.flat_critics.split(learner.comm.read(learner.state).target)
+    return {
+        "policy": parameters(learner.policy),
+        "target": {f"critics.{name}": np.array(value) for name, value in target.items()},
+        "shared": learner.shared_arrays(),
+    }
+
+
 gradient_step = (dqn.DQN, "_learn")
 """What is called once for each gradient step of DQN."""
+actor_critic_step = (sac.SAC, "_learn")
+"""What is called once for each gradient step of SAC."""
 
 
 # -- a plain reference: one process, the whole batch, the equations of the papers --------------------------------------
@@ -148,3 +183,63 @@ def dqn_loss_and_gradient(run: Run, batch: dict[str, np.ndarray], weight: np.nda
 
     value, gradient = jax.value_and_grad(loss)(policy.params)
     return float(value), np.asarray(FlatParameters(policy.params).join(gradient))
+
+
+def actor_critic_reference(
+    run: Run, batch: dict[str, np.ndarray], weight: np.ndarray
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Means of the losses of SAC or TD3 in their first step, and the gradients of each part, not clipped."""
+    from actor_critic_seams import SPEC as CONTINUOUS
+
+    c, soft = run.algorithm, run.algo == "sac"
+    params = {name: jnp.asarray(p) for name, p in sac.ContinuousPolicy(CONTINUOUS, run.network, c).params.items()}
+    observation, noise = batch["observation"], batch["noise"]
+    low, high = np.array(CONTINUOUS.action.low), np.array(CONTINUOUS.action.high)
+    action = (2 * (batch["action"] - low) / (high - low) - 1).astype(np.float32)
+
+    def network(params: Any, part: str, x: Any) -> Any:
+        """Linear layers with ReLU between them; those of critics are stacked."""
+        count = len(run.network.hidden)
+        for i in range(count + 1):
+            weight, bias = params[f"{part}.layers.{i}.weight"], params[f"{part}.layers.{i}.bias"]
+            x = jnp.einsum("...ni,...oi->...no", x, weight) + bias[..., None, :]
+            x = jnp.maximum(x, 0.0) if i < count else x
+        return x
+
+    def q_of(params: Any, observation: Any, action: Any) -> Any:
+        return network(params, "critics", jnp.concatenate([observation, action], -1)[None])[..., 0]
+
+    def drawn(params: Any, observation: Any, noise: Any) -> tuple[Any, Any]:
+        mean, log_std = jnp.split(network(params, "actor", observation), 2, -1)
+        u = mean + jnp.exp(log_std) * noise
+        log_normal = jax.scipy.stats.norm.logpdf(u, mean, jnp.exp(log_std))
+        return jnp.tanh(u), (log_normal - jnp.log(1 - jnp.tanh(u) ** 2)).sum(-1)
+
+    if soft:
+        following, next_log_prob = drawn(params, batch["next_observation"], noise[:, 0])
+    else:
+        smoothing = jnp.clip(c.target_noise * noise[:, 0], -c.noise_clip, c.noise_clip)
+        following = jnp.clip(jnp.tanh(network(params, "actor", batch["next_observation"])) + smoothing, -1, 1)
+        next_log_prob = jnp.zeros(len(noise))
+    value = q_of(params, batch["next_observation"], following).min(0) - next_log_prob  # alpha is 1
+    target = batch["return_"] + batch["discount"] * value
+
+    def value_loss(params: Any) -> Any:
+        error = target[None] - q_of(params, observation, action)
+        return (jnp.asarray(weight, jnp.float32) * (error**2).sum(0)).mean() / 2
+
+    def policy_loss(actor: Any) -> tuple[Any, Any]:
+        if not soft:
+            return -q_of(params, observation, jnp.tanh(network(actor, "actor", observation)))[0].mean(), 0.0
+        chosen, log_prob = drawn(actor, observation, noise[:, 1])
+        return (log_prob - q_of(params, observation, chosen).min(0)).mean(), -log_prob.mean()
+
+    of_critics, gradient = jax.value_and_grad(value_loss)(params)
+    (of_policy, entropy), policy_gradient = jax.value_and_grad(policy_loss, has_aux=True)(params)
+    losses = {"loss/value": of_critics, "loss/policy": of_policy, "value/target": target.mean()}
+    gradients = {name: g for name, g in gradient.items() if name.startswith("critics.")}
+    gradients |= {name: g for name, g in policy_gradient.items() if name.startswith("actor.")}
+    if soft:
+        losses["policy/entropy"] = entropy
+        gradients["temperature.log_alpha"] = jnp.asarray(entropy + 2.0)  # target entropy: -2
+    return {name: float(value) for name, value in losses.items()}, by_part(gradients)

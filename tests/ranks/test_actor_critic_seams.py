@@ -9,8 +9,13 @@ from actor_critic_seams import config, continuous_rollout, run_seams
 from running import lines
 from seam_world import run_selected, same
 
+from quick import others_slow
 
-@pytest.fixture(scope="module", params=["torch"])
+# In JAX each learner takes seconds to compile.
+slow_in_jax = pytest.mark.parametrize("seam", others_slow(["torch", "jax"], "torch"), indirect=True)
+
+
+@pytest.fixture(scope="module", params=["torch", "jax"])
 def seam(request, tmp_path_factory):
     """What both ranks saw of each seam that a selected test needs."""
     run_of = {"learned_metrics": "importance_weights"}
@@ -30,6 +35,7 @@ def test_start_equal(seam):
     )
 
 
+@slow_in_jax
 def test_initialized_from(seam):
     ranks = seam["initialized_from"]
     assert [rank["error"] for rank in ranks] == ["", ""], "ranks continued from different policies"
@@ -80,6 +86,7 @@ def test_gradient_mean(seam):
     assert_mean_gradient(seam, "gradient_mean", "sac")
 
 
+@slow_in_jax
 def test_td3_gradient_mean(seam):
     assert_mean_gradient(seam, "td3_gradient_mean", "td3")
 
@@ -91,6 +98,7 @@ def assert_mean_gradient(seam, name, algo):
         assert_gradients_equal(rank, expected, "not the clipped mean over the global batch")
 
 
+@slow_in_jax
 def test_importance_weights(seam):
     ranks, run = seam["importance_weights"], config(prioritized=True)
     largest = plain_weights(run, ranks).reshape(2, -1).max(1)
@@ -102,6 +110,7 @@ def test_importance_weights(seam):
         )
 
 
+@slow_in_jax
 def test_learned_metrics(seam):
     ranks = seam["importance_weights"]
     assert ranks[0]["metrics"] == ranks[1]["metrics"]
@@ -112,6 +121,7 @@ def test_learned_metrics(seam):
         assert metrics[name] == pytest.approx(value, rel=1e-4), f"{name} is not over the global batch"
 
 
+@slow_in_jax
 def test_data_shards(seam):
     ranks = seam["data_shards"]
     assert not any(isinstance(rank, str) for rank in ranks), f"ranks failed: {ranks}"
@@ -127,6 +137,7 @@ def test_data_shards(seam):
     assert len(set(numbers)) == len(numbers), "ranks or steps draw the same noise of actions"
 
 
+@slow_in_jax
 def test_begin_together(seam):
     ranks = seam["begin_together"]
     assert [rank["error"] for rank in ranks] == ["", ""], "ranks began to learn at different times"

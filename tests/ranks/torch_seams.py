@@ -123,8 +123,8 @@ def broadcast_module(world: World) -> dict[str, np.ndarray]:
     return {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
 
 
-gradient_step = (Comm, "average_gradients_")
-"""What is called once for each gradient step of DQN."""
+gradient_step = actor_critic_step = (Comm, "average_gradients_")
+"""What is called once for each gradient step of DQN, and of SAC."""
 
 
 # -- a plain reference: one process, the whole batch, the equations of the papers --------------------------------------

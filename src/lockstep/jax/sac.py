@@ -282,9 +282,9 @@ class SAC:
         scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
         sums = sums.at[1].multiply(scale)
         of_critics, norm = self._clipped(of_critics * (scale * inverse))
-        of_actor, of_temperature = jnp.split(of_policy * inverse, [self._actor_size])
-        of_actor, policy_norm = self._clipped(of_actor)
-        of_policy = jnp.concatenate([of_actor, of_temperature])
+        of_policy = of_policy * inverse
+        of_actor, policy_norm = self._clipped(of_policy[: self._actor_size])
+        of_policy = jnp.concatenate([of_actor, of_policy[self._actor_size :]])
         totals = jnp.concatenate([sums, jnp.stack([norm, policy_norm, jnp.zeros_like(norm)])])
         # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
         # differently.

@@ -20,7 +20,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
     The file is written under another name, then renamed. Raises `RunError` if it cannot be written.
     """
     beside = path.with_name(f".{path.name}")
-    held = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    held = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(held, beside, metadata={"lockstep": json.dumps(about)})
