@@ -17,6 +17,8 @@ _ELSEWHERE = {
     "launch": "lockstep.launch.commands:launch_command",
     "check": "lockstep.cli.check:check_command",
     "report": "lockstep.cli.report:report_command",
+    "runs": "lockstep.cli.runs:runs_command",
+    "watch": "lockstep.cli.watch.command:watch_command",
     "sweep": "lockstep.cli.sweep.command:run_sweep_command",
     "submit": "lockstep.cli.submit:submit_command",
     "tasks": "lockstep.cli.tasks:tasks_command",
@@ -90,7 +92,9 @@ def train(args: argparse.Namespace) -> int:
 
 def _is_sweep(path: Path) -> bool:
     """Whether a directory is that of several runs."""
-    return (path / "sweep.yaml").is_file() and not (path / "run.yaml").exists()
+    from lockstep.record.run_dir import RUN_FILE, SWEEP_FILE
+
+    return (path / SWEEP_FILE).is_file() and not (path / RUN_FILE).exists()
 
 
 def evaluate(args: argparse.Namespace) -> int:

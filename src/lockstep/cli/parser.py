@@ -37,10 +37,12 @@ a recipe has values of its own: `lockstep recipe NAME` shows all settings, docs/
 """
 _OTHER_COMMANDS = {
     **dict.fromkeys(("eval", "test"), "evaluate"),
-    **dict.fromkeys(("enjoy", "watch"), "play"),
+    **dict.fromkeys(("enjoy", "render"), "play"),
     **dict.fromkeys(("run", "learn", "fit", "start"), "train"),
     **dict.fromkeys(("envs", "list", "environments"), "tasks"),
     "resume": "train --resume",
+    **dict.fromkeys(("ls", "status", "ps"), "runs"),
+    **dict.fromkeys(("monitor", "follow", "tail", "top"), "watch"),
     **dict.fromkeys(("search", "tune", "hpo", "grid"), "sweep"),
     **dict.fromkeys(("compare", "plot", "show"), "report"),
 }
@@ -51,7 +53,6 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     """The parser of `lockstep`; `args.call(args)` runs the parsed command."""
     from lockstep.cli.offline import add_arguments as add_offline_arguments
     from lockstep.cli.offline.export import add_arguments as add_export_arguments
-    from lockstep.cli.report import add_arguments as add_report_arguments
     from lockstep.cli.submit.arguments import add_arguments as add_submit_arguments
     from lockstep.cli.sweep.arguments import add_arguments as add_sweep_arguments
 
@@ -89,7 +90,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     chaos.add_argument(
         "--faults", metavar="KIND,KIND...", help="kinds of faults, such as kill,stall,raise (default: all)"
     )
-    add_report_arguments(add_command("report", "runs beside each other; how fast more ranks would be"))
+    _add_views(add_command)
     add_submit_arguments(add_command("submit", "write or submit the job that trains on a cluster"))
     recipe = add_command("recipe", "list the recipes, or print one to edit")
     recipe.add_argument("name", metavar="NAME", nargs="?", help="recipe to print; without one, all are listed")
@@ -104,6 +105,17 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     for command in (launch, evaluate, play, tasks, check, recipe, export, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top
+
+
+def _add_views(add_command: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    """Add the commands that show runs."""
+    from lockstep.cli.report import add_arguments as add_report_arguments
+    from lockstep.cli.watch.arguments import add_arguments as add_watch_arguments
+    from lockstep.cli.watch.arguments import add_runs_arguments
+
+    add_watch_arguments(add_command("watch", "a run in the terminal: curves, speed, phases per rank, ETA"))
+    add_runs_arguments(add_command("runs", "list runs: status, task, algorithm, return, age"))
+    add_report_arguments(add_command("report", "runs beside each other; how fast more ranks would be"))
 
 
 def hyphenated(word: str) -> str:

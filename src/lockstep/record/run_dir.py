@@ -23,6 +23,8 @@ SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 RANKS_FILE = "ranks.jsonl"
+SWEEP_FILE = "sweep.yaml"
+"""In a directory of several runs, which a sweep has started."""
 
 
 class RunDir:

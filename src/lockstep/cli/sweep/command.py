@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.sweep.folder import RESULTS_FILE, SWEEP_FILE, SweepFolder
+from lockstep.cli.sweep.folder import RESULTS_FILE, SweepFolder
 from lockstep.cli.sweep.pool import Pool
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.scores import as_json, print_results, results
@@ -22,7 +22,7 @@ from lockstep.cli.sweep.train_command import TrainCommand, shown_settings
 from lockstep.cli.sweep.trial import ListedTrials, TrialSource
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
-from lockstep.record.run_dir import RunDir, default_name
+from lockstep.record.run_dir import SWEEP_FILE, RunDir, default_name
 from lockstep.run import Run, to_dict
 from lockstep.system.files import write_atomically
 from lockstep.world import World

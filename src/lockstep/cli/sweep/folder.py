@@ -25,14 +25,13 @@ from lockstep.launch.signals import signal_name
 from lockstep.record.failure import read_failure
 from lockstep.record.follow import JsonLinesFollower
 from lockstep.record.partial_files import remove_partial_files
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, SWEEP_FILE
 from lockstep.record.run_status import is_running
 from lockstep.system.files import write_atomically
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
-SWEEP_FILE = "sweep.yaml"
 EVENTS_FILE = "events.jsonl"
 RESULTS_FILE = "results.json"
 _COMPLETE = ("finished", "solved")

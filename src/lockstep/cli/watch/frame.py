@@ -1,0 +1,155 @@
+"""The screen of `lockstep watch`."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.cli.runs import age
+from lockstep.cli.watch.chart import draw
+from lockstep.cli.watch.watched_run import RankTime, WatchedRun
+from lockstep.distributed.timers import PHASES
+from lockstep.record.console import significant
+
+KEYS = "q quit   n/p next, previous curve   x steps or seconds   1 return"
+_COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
+_FEWEST_ROWS = 6
+"""Lines of the chart on a small terminal."""
+_MOST_RANKS = 8
+"""Ranks that are shown one by one."""
+_SILENT_S = 60.0
+"""Time without a line after which the screen shows it."""
+
+
+def frame(run: WatchedRun, name: str | None, width: int, height: int, *, by_seconds: bool, keys: bool) -> Group:
+    """The screen of one moment.
+
+    Args:
+        run: after `update`.
+        name: the curve; None: the first that there is.
+        width: of the screen, in characters.
+        height: of the screen, in lines.
+        by_seconds: whether the curve is drawn against seconds, not steps.
+        keys: whether to show the keys.
+    """
+    if not run.exists:
+        return Group(Text(f"{run.path}: waiting for the run to begin"), *_keys(keys))
+    above = [*_head(run), Text("")]
+    times = run.rank_times()
+    below: list[RenderableType] = [Text(""), *_ranks(run, times), Text(_checkpoints(run)), *_keys(keys)]
+    taken = len(above) + len(below) + (len(_chosen(times)) + 1 if times else 0) + 1
+    return Group(*above, *_curve(run, name, width, max(_FEWEST_ROWS, height - taken), by_seconds=by_seconds), *below)
+
+
+def _keys(shown: bool) -> list[Text]:
+    return [Text(KEYS, style="dim")] if shown else []
+
+
+def _head(run: WatchedRun) -> list[Text]:
+    config = run.config
+    subject = config.get("task") or config.get("data") or run.summary.get("task") or "a run"
+    what = [str(subject), *(str(config[key]) for key in ("algo", "ml_framework") if config.get(key))]
+    ranks = run.summary.get("world_size") or len(run.rank_times())
+    if ranks:
+        what.append(f"{ranks} rank{'s' * (ranks > 1)}")
+    if config.get("seed") is not None:
+        what.append(f"seed {config['seed']}")
+    status = Text(run.status, style=_COLORS.get(run.status, ""))
+    lines = [Text.assemble((str(run.path), "bold"), "  ", status), Text(", ".join(what)), Text(_progress(run))]
+    returns = _returns(run)
+    if returns:
+        lines.append(Text(returns))
+    if run.problem:
+        lines.append(Text(run.problem, style="red"))
+    return lines
+
+
+def _progress(run: WatchedRun) -> str:
+    unit = "rows" if "data" in run.config else "steps"
+    parts = [f"{_grouped(run.step)} {unit}"]
+    if run.total_steps:
+        parts = [
+            f"{_grouped(run.step)} / {_grouped(run.total_steps)} {unit} ({min(run.step / run.total_steps, 1):.0%})"
+        ]
+    if run.steps_per_second is not None:
+        parts.append(f"{_grouped(round(run.steps_per_second))} {unit}/s")
+    if run.elapsed_s:
+        parts.append(f"{age(run.elapsed_s)} of training")
+    if run.eta_s is not None:
+        parts.append(f"ETA {age(run.eta_s)}")
+    if run.running and run.silent_s is not None and run.silent_s > _SILENT_S:
+        parts.append(f"nothing written for {age(run.silent_s)}")
+    return "   ".join(parts)
+
+
+def _returns(run: WatchedRun) -> str:
+    parts: list[str] = []
+    if run.last_evaluation is not None:
+        step, mean, episodes = run.last_evaluation
+        parts.append(f"evaluation at step {_grouped(step)}: {significant(mean)} over {episodes} episodes")
+    training = run.latest("episode/return_mean_100")
+    if training is not None:
+        parts.append(f"training return {significant(training)}")
+    if run.summary.get("solved_at_step") is not None and not run.running:
+        parts.append(f"solved at step {_grouped(run.summary['solved_at_step'])}")
+    return "   ".join(parts)
+
+
+def _curve(run: WatchedRun, name: str | None, width: int, height: int, *, by_seconds: bool) -> list[Text]:
+    names = run.names()
+    chosen = name if name in names else run.first_name()
+    if chosen is None:
+        return [Text("no metrics yet")]
+    curve = run.curve(chosen)
+    position = f" ({names.index(chosen) + 1} of {len(names)})"
+    last = f": {significant(curve.values[-1])}" if curve.values else ""
+    xs, unit = (curve.seconds, "s") if by_seconds else (curve.steps, "steps")
+    lines = draw(xs, curve.values, width, height - 1, unit)
+    return [Text.assemble((chosen, "bold"), last, (position, "dim")), *(Text(line, style="cyan") for line in lines)]
+
+
+def _ranks(run: WatchedRun, times: Sequence[RankTime]) -> list[RenderableType]:
+    """A row per rank with its phases, and which rank the others wait for."""
+    if not times:
+        return []
+    shown = [phase for phase in PHASES if any(one.shares[phase] >= 0.005 for one in times)]
+    several = len({one.host for one in times}) > 1
+    slowest = run.slowest(times)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for head in ("rank", *(["host"] if several else []), *shown, "memory"):
+        table.add_column(head, no_wrap=True, justify="right")
+    for one in _chosen(times):
+        memory = "-" if not one.memory else f"{one.memory / 2**20:.0f} MiB"
+        host = [one.host or "-"] if several else []
+        cells = [str(one.rank), *host, *(f"{one.shares[phase]:.0%}" for phase in shown), memory]
+        table.add_row(*cells, style="yellow" if one is slowest else "")
+    notes: list[RenderableType] = [table]
+    if slowest is not None:
+        others = [one.shares["wait"] for one in times if one is not slowest]
+        mean = sum(others) / len(others)
+        notes.append(
+            Text(f"slowest: rank {slowest.rank}; it waits {slowest.shares['wait']:.0%} of the time, others {mean:.0%}")
+        )
+    elif len(times) > _MOST_RANKS:
+        notes.append(Text(f"{_MOST_RANKS} of {len(times)} ranks, those that wait least"))
+    return notes
+
+
+def _chosen(times: Sequence[RankTime]) -> list[RankTime]:
+    """The ranks that are shown: all, or of many those that wait least."""
+    if len(times) <= _MOST_RANKS:
+        return list(times)
+    return sorted(times, key=lambda one: one.shares["wait"])[:_MOST_RANKS]
+
+
+def _checkpoints(run: WatchedRun) -> str:
+    found = run.checkpoints()
+    if not found:
+        return "no checkpoint yet" if run.running else "no checkpoint"
+    step, seconds = found[-1]
+    return f"checkpoints: {len(found)}, the newest at step {_grouped(step)}, {age(seconds)} ago"
+
+
+def _grouped(number: int) -> str:
+    return f"{number:,}".replace(",", " ")

@@ -1,0 +1,236 @@
+"""What the files of a run say about its progress, read again and again while it trains."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from lockstep.cli.report.runs import read_json
+from lockstep.config import settings
+from lockstep.distributed.timers import PHASES
+from lockstep.record.checkpoint import FOLDER
+from lockstep.record.failure import read_failure
+from lockstep.record.follow import JsonLinesFollower
+from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RANKS_FILE, RUN_FILE, SUMMARY_FILE, read_config
+from lockstep.record.run_status import is_running, written_at
+
+RETURN = "evaluation return"
+"""Name of the curve of evaluations."""
+_FIRST = (RETURN, "episode/return_mean_100", "time/steps_per_second")
+"""Curves that come first, if a run has them."""
+_HIDDEN = ("progress/", "episode/count")
+_WINDOW = 10
+"""Lines of `ranks.jsonl` over which phases are measured."""
+_UNEVEN = 0.05
+"""Difference in the share of waiting from which the slowest rank is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values of a metric."""
+
+    name: str
+    steps: list[float]
+    seconds: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class RankTime:
+    """Where one rank spent its time lately."""
+
+    rank: int
+    host: str | None
+    shares: Mapping[str, float]
+    """By phase, fraction of the time."""
+    memory: int | None
+    """Bytes in memory."""
+
+
+class WatchedRun:
+    """A run directory that is read as it grows; nothing in it is changed.
+
+    Attributes:
+        path: the directory, which need not exist yet.
+        config: the settings, by dotted name; empty before they are written.
+        summary: the result; empty before the end.
+        running: whether a process trains the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config: Mapping[str, Any] = {}
+        self.summary: Mapping[str, Any] = {}
+        self.running = False
+        self._metrics = JsonLinesFollower(path / METRICS_FILE)
+        self._evaluations = JsonLinesFollower(path / EVALUATIONS_FILE)
+        self._ranks = JsonLinesFollower(path / RANKS_FILE)
+        self._config_written_at = 0.0
+        self._hosts: dict[int, str] = {}
+
+    def update(self) -> None:
+        """Read what is new."""
+        with suppress(OSError):
+            changed_at = (self.path / RUN_FILE).stat().st_mtime
+            if changed_at != self._config_written_at:
+                self.config = settings.leaves(read_config(self.path))
+                self._config_written_at = changed_at
+        for follower in (self._metrics, self._evaluations, self._ranks):
+            follower.update()
+        self.running = is_running(self.path)
+        self.summary = read_json(self.path / SUMMARY_FILE)
+        if not self._hosts:
+            hosts: list[dict[str, Any]] = read_json(self.path / "preflight.json").get("hosts") or []
+            self._hosts = {rank: host["host"] for host in hosts for rank in host.get("ranks", ())}
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run has begun to write."""
+        return bool(self.config or self._metrics.lines or self.summary)
+
+    @property
+    def status(self) -> str:
+        """`running`, the status of the result, or `cut short` for a run that ended without one."""
+        if self.running:
+            return "running"
+        status = str(self.summary.get("status", "cut short"))
+        return "cut short" if status == "running" else status
+
+    @property
+    def problem(self) -> str | None:
+        """Why the run failed, in one line."""
+        if self.status not in ("failed", "cut short"):
+            return None
+        found = self.summary.get("error") or (read_failure(self.path) or {}).get("message")
+        return None if not found else " ".join(str(found).split())
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far; rows of logged data."""
+        last = self._metrics.lines[-1].get("step") if self._metrics.lines else None
+        return int((None if self.running else self.summary.get("env_steps")) or last or 0)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Environment steps of the whole run, if they are known."""
+        return self.config.get("total_steps")
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training at the last line of metrics."""
+        return float(self._metrics.lines[-1].get("time_s") or 0.0) if self._metrics.lines else 0.0
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Speed between the last two lines."""
+        value = self._metrics.lines[-1].get("time/steps_per_second") if self._metrics.lines else None
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the last step at the mean speed, evaluations included; None unless the run is in progress."""
+        if not self.running or not self.total_steps or not self.step or not self.elapsed_s:
+            return None
+        return (self.total_steps - self.step) * self.elapsed_s / self.step
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the files were last written."""
+        changed = written_at(self.path)
+        return max(0.0, time.time() - changed) if changed else None
+
+    @property
+    def last_evaluation(self) -> tuple[int, float, int] | None:
+        """Step, mean return and number of episodes of the last evaluation."""
+        for entry in reversed(self._evaluations.lines):
+            returns = entry.get("returns")
+            if isinstance(returns, list) and returns:
+                return int(entry["step"]), fmean(cast(list[float], returns)), len(cast(list[float], returns))
+        return None
+
+    def latest(self, name: str) -> float | None:
+        """The last value of a metric."""
+        for line in reversed(self._metrics.lines[-100:]):
+            if isinstance(line.get(name), int | float):
+                return float(line[name])
+        return None
+
+    def checkpoints(self) -> list[tuple[int, float]]:
+        """Step and age in seconds of each checkpoint, the oldest step first."""
+        found: list[tuple[int, float]] = []
+        for path in (self.path / FOLDER).glob("step_*"):
+            with suppress(OSError, ValueError):
+                found.append((int(path.name.removeprefix("step_")), max(0.0, time.time() - path.stat().st_mtime)))
+        return sorted(found)
+
+    def names(self) -> list[str]:
+        """The curves that there are: returns first, then the others by name."""
+        known = dict.fromkeys(key for line in self._metrics.lines[-50:] for key in line if "/" in key)
+        rest = sorted(name for name in known if not name.startswith(_HIDDEN) and name not in _FIRST)
+        first = [name for name in _FIRST if name in known or (name == RETURN and self._evaluations.lines)]
+        return [*first, *rest]
+
+    def first_name(self) -> str | None:
+        """The first curve with at least two points, else the first."""
+        names = self.names()
+        return next((name for name in names if len(self.curve(name).values) > 1), names[0] if names else None)
+
+    def curve(self, name: str) -> Curve:
+        """All values of a metric, or of the mean return of evaluations."""
+        if name == RETURN:
+            return self._returns()
+        lines = [line for line in self._metrics.lines if isinstance(line.get(name), int | float)]
+        return Curve(
+            name,
+            [float(line["step"]) for line in lines],
+            [float(line["time_s"]) for line in lines],
+            [float(line[name]) for line in lines],
+        )
+
+    def _returns(self) -> Curve:
+        lines = [line for line in self._evaluations.lines if line.get("returns")]
+        steps = [float(line["step"]) for line in lines]
+        known = [float(line["step"]) for line in self._metrics.lines]
+        times = [float(line["time_s"]) for line in self._metrics.lines] or [0.0]
+        seconds = [times[min(bisect_left(known, step), len(times) - 1)] for step in steps]  # of the line that follows
+        return Curve(RETURN, steps, seconds, [fmean(line["returns"]) for line in lines])
+
+    def rank_times(self) -> list[RankTime]:
+        """Where each rank spent its time since some lines ago."""
+        lines = [line for line in self._ranks.lines if isinstance(line.get("phases_s"), dict)]
+        if not lines:
+            return []
+        last: Mapping[str, Sequence[float]] = lines[-1]["phases_s"]
+        before: Mapping[str, Sequence[float]] = lines[max(0, len(lines) - 1 - _WINDOW)]["phases_s"]
+        spent = [_since(last, before, rank) for rank in range(len(last[PHASES[0]]))]
+        memory: Sequence[int] = lines[-1].get("memory") or []
+        found: list[RankTime] = []
+        for rank, seconds in enumerate(spent):
+            whole = sum(seconds.values()) or 1.0
+            shares = {phase: value / whole for phase, value in seconds.items()}
+            found.append(RankTime(rank, self._hosts.get(rank), shares, memory[rank] if rank < len(memory) else None))
+        return found
+
+    @staticmethod
+    def slowest(times: Sequence[RankTime]) -> RankTime | None:
+        """The rank for which the others wait; None if they are even."""
+        if len(times) < 2:
+            return None
+        found = min(times, key=lambda one: one.shares["wait"])
+        others = fmean(one.shares["wait"] for one in times if one is not found)
+        return found if others - found.shares["wait"] > _UNEVEN else None
+
+
+def _since(last: Mapping[str, Sequence[float]], before: Mapping[str, Sequence[float]], rank: int) -> dict[str, float]:
+    """Seconds of a rank in each phase; since its start if that was after `before`."""
+    try:
+        spent = {phase: last[phase][rank] - before[phase][rank] for phase in PHASES}
+        if sum(spent.values()) > 0 and min(spent.values()) >= 0:
+            return spent
+    except (KeyError, IndexError):
+        pass
+    return {phase: last[phase][rank] for phase in PHASES}

@@ -1,0 +1,204 @@
+"""`lockstep watch` on made run directories: frames, keys, and that nothing is changed."""
+
+import io
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lockstep.cli import main as cli
+from lockstep.cli.watch.chart import draw, short
+from lockstep.cli.watch.frame import frame
+from lockstep.cli.watch.watched_run import WatchedRun
+from lockstep.distributed.timers import PHASES
+from lockstep.record.run_dir import RunDir, lock_run_dir
+from lockstep.run import Run
+
+RUN = Run(task="CartPole-v1", num_envs=8, total_steps=100_000, seed=3)
+WAITS = (0.5, 0.02, 0.4)
+"""Share of the time that each rank waits: the second is the slowest."""
+
+
+def phases(elapsed):
+    """Seconds of each phase: waiting and learning only."""
+    spent = {name: [0.0] * len(WAITS) for name in PHASES}
+    return spent | {"wait": [elapsed * w for w in WAITS], "learn": [elapsed * (1 - w) for w in WAITS]}
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """A run of three ranks that is in progress: 20 lines, an evaluation, two checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    made = RunDir.create("runs/mine", RUN)
+    for i in range(1, 21):
+        metrics = {"loss/value": 1 / i, "time/steps_per_second": 2000.0, "episode/return_mean_100": 5.0 * i}
+        made.write_metrics(1000 * i, float(i), metrics)
+        made.write_ranks(1000 * i, float(i), phases(float(i)), [300 << 20, 310 << 20, 320 << 20])
+    made.write_evaluation(10_000, [40.0, 60.0], [40, 60])
+    for step in (10_000, 20_000):
+        (made.path / "checkpoints" / f"step_{step}").mkdir(parents=True)
+    hosts = [{"host": "alpha", "ranks": [0]}, {"host": "beta", "ranks": [1, 2]}]
+    (made.path / "preflight.json").write_text(json.dumps({"world_size": 3, "hosts": hosts}))
+    lock = lock_run_dir(made.path)
+    yield made
+    os.close(lock)
+    made.close()
+
+
+def text_of(path, name=None, *, height=30, by_seconds=False):
+    run = WatchedRun(path)
+    run.update()
+    console = Console(file=io.StringIO(), width=90)
+    console.print(frame(run, name, 90, height, by_seconds=by_seconds, keys=True))
+    return console.file.getvalue()
+
+
+def test_frame_of_a_run_in_progress(run_dir):
+    shown = text_of(run_dir.path)
+    lines = shown.splitlines()
+    assert lines[0].split() == ["runs/mine", "running"]
+    assert lines[1] == "CartPole-v1, ppo, torch, 3 ranks, seed 3"
+    assert lines[2] == "20 000 / 100 000 steps (20%)   2 000 steps/s   20 s of training   ETA 1 min"
+    assert lines[3] == "evaluation at step 10 000: 50.00 over 2 episodes   training return 100.0"
+    assert "episode/return_mean_100: 100.0 (2 of 4)" in shown  # one evaluation is no curve yet
+    rows = [line.split() for line in lines if line.strip().startswith(("0  ", "1  ", "2  "))]
+    assert rows == [
+        ["0", "alpha", "50%", "50%", "300", "MiB"],
+        ["1", "beta", "98%", "2%", "310", "MiB"],
+        ["2", "beta", "60%", "40%", "320", "MiB"],
+    ]
+    assert "slowest: rank 1; it waits 2% of the time, others 45%" in shown
+    assert "checkpoints: 2, the newest at step 20 000, 0 s ago" in shown
+    assert len(lines) <= 30 and max(map(len, lines)) <= 90
+
+
+def test_a_curve_is_chosen_by_name_and_drawn_against_seconds(run_dir):
+    shown = text_of(run_dir.path, "loss/value", by_seconds=True)
+    assert "loss/value: 0.05000 (4 of 4)" in shown and "20 s" in shown
+    assert "1.000 ┤" in shown and "0.05000 ┤" in shown
+
+
+def test_what_is_written_later_is_shown_later(run_dir):
+    run = WatchedRun(run_dir.path)
+    run.update()
+    run_dir.write_metrics(21_000, 21.0, {"loss/value": 0.5})
+    run_dir.write_evaluation(21_000, [80.0], [80])
+    run.update()
+    assert (run.step, run.last_evaluation, run.curve("evaluation return").seconds) == (
+        21_000,
+        (21_000, 80.0, 1),
+        [10, 21],
+    )
+    assert run.first_name() == "evaluation return"
+
+
+def test_phases_after_a_resumed_start_are_those_since_it(run_dir):
+    run_dir.write_ranks(21_000, 21.0, {name: [0.0, 0.0, 0.0] for name in PHASES} | {"env": [1.0, 1.0, 1.0]}, [0, 0, 0])
+    run = WatchedRun(run_dir.path)
+    run.update()
+    assert [one.shares["env"] for one in run.rank_times()] == [1.0, 1.0, 1.0]
+    assert run.slowest(run.rank_times()) is None
+
+
+def test_run_that_begins_later_ends_and_fails(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("runs/later")
+    assert "runs/later: waiting for the run to begin" in text_of(path)
+    made = RunDir.create(path, RUN)
+    assert "no metrics yet" in text_of(path) and "cut short" in text_of(path)
+    lock = lock_run_dir(path)
+    assert "running" in text_of(path)
+    os.close(lock)
+    made.write_summary({"status": "failed", "error": "rank 1: out of\nmemory", "env_steps": 500, "world_size": 2})
+    assert "failed" in text_of(path) and "rank 1: out of memory" in text_of(path)
+    made.write_summary({"status": "solved", "env_steps": 900, "solved_at_step": 800, "world_size": 2})
+    shown = text_of(path)
+    assert "solved at step 800" in shown and "900 / 100 000" in shown and "ETA" not in shown
+
+
+def test_many_ranks_are_cut_to_those_that_wait_least(run_dir):
+    spent = {name: [0.0] * 40 for name in PHASES}
+    waits = [0.5 + 0.01 * (i % 7) for i in range(40)]
+    run_dir.write_ranks(22_000, 22.0, spent | {"wait": waits, "learn": [1 - w for w in waits]}, [1 << 20] * 40)
+    shown = text_of(run_dir.path, height=40)
+    assert "8 of 40 ranks, those that wait least" in shown
+
+
+def test_once_prints_one_frame_and_changes_nothing(run_dir, capsys):
+    def state():
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(run_dir.path.rglob("*"))}
+
+    before = state()
+    assert cli.main(["watch", "runs/mine", "--once", "--metric", "loss/value"]) == 0
+    assert cli.main(["watch"]) == 0  # the newest; not a terminal, so one frame
+    out = capsys.readouterr().out
+    assert out.count("CartPole-v1, ppo, torch, 3 ranks, seed 3") == 2 and "loss/value: 0.05000" in out
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["runs/mine", "--once", "--metric", "loss/nix"], "--metric loss/nix is not in runs/mine; it has"),
+        (["runs/mine", "--every", "0"], "--every 0 must be a number of seconds"),
+        (["runs/mine/run.yaml"], "is a file; give the run directory, such as runs/mine"),
+    ],
+)
+def test_wrong_arguments_are_refused(run_dir, capsys, words, wanted):
+    assert cli.main(["watch", *words]) == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_keys_switch_the_curve_and_quit(run_dir):
+    """In a terminal of its own."""
+    parent, child = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    command = [sys.executable, "-m", "lockstep.cli", "watch", "runs/mine", "--every", "0.1"]
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    seen = b""
+
+    def wait_for(text):
+        nonlocal seen
+        until = time.monotonic() + 60
+        while text not in seen:
+            assert time.monotonic() < until, seen[-3000:]
+            if select.select([parent], [], [], 0.1)[0]:
+                seen += os.read(parent, 1 << 16)
+        seen = b""
+
+    wait_for(b"(2 of 4)")
+    os.write(parent, b"n")
+    wait_for(b"time/steps_per_second")
+    os.write(parent, b"x")
+    wait_for(b"20 s\x1b")
+    os.write(parent, b"q")
+    assert process.wait(30) == 0
+    os.close(parent)
+
+
+def test_chart_joins_points_and_labels_its_ends():
+    lines = draw([0, 10, 20], [0.0, 5.0, 10.0], 40, 8, "steps")
+    assert len(lines) == 8 and all(len(line) <= 40 for line in lines)
+    assert lines[0].startswith("     10.00 ┤") and lines[5].startswith("       0.0 ┤")
+    body = [line[12:] for line in lines[:6]]
+    assert body[0].rstrip()[-1] != " " and body[5][0] != " "
+    columns = [next(i for i, row in enumerate(body) if row[c : c + 1].strip()) for c in range(28)]
+    assert columns == sorted(columns, reverse=True)  # it rises, without a gap
+    assert lines[7].split() == ["0", "20", "steps"]
+
+
+def test_chart_of_thousands_of_points_and_of_none():
+    values = [float("nan") if i % 100 == 0 else i % 2 for i in range(10_000)]
+    lines = draw(range(10_000), values, 60, 10, "steps")
+    assert len(lines) == 10 and "9.999k steps" in lines[-1] and lines[0].startswith("    0.")
+    assert draw([], [], 60, 10, "s")[0].strip() == "no values yet"
+    assert draw([1.0], [3.0], 60, 10, "s")[0].strip().startswith("4.5")
+    assert [short(value) for value in (950, 12_500, 3_200_000, 2.5e9)] == ["950", "12.5k", "3.2M", "2.5G"]
