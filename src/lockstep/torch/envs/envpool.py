@@ -74,43 +74,47 @@ class EnvPoolEnv:
         self.num_envs, self.device = num_envs, device
         self._task = task
         self._options = {**options, "num_threads": num_threads or min(num_envs, _cores_of_rank())}
-        self._env = self._make([0] * num_envs)
-        space: Any = self._env.observation_space
+        self._env: Any = None
+        spec = self._find_spec()
+        self._space: Any = spec.gymnasium_observation_space
+        space = self._space
         spaces = _groups(space, space) if isinstance(space, gymnasium.spaces.Dict) else {_ONLY: space}
         policy_keys = policy_keys or (("state",) if "state" in spaces else tuple(spaces))
         critic_keys = critic_keys or (("privileged_state",) if "privileged_state" in spaces else ())
         self._policy, self._critic = chosen_groups(spaces, policy_keys, critic_keys)
         self._image = image_shape(next(iter(self._policy.values()))) if len(self._policy) == 1 else None
-        self._action_dtype = self._env.action_space.dtype
-        limit = self._env.config.get("max_episode_steps")
+        self._action_dtype = spec.gymnasium_action_space.dtype
+        limit = getattr(spec.config, "max_episode_steps", None)
         self.spec = EnvSpec(
             observation_size=sum(map(flat_size, self._policy.values())),
-            action=action_spec(self._env.action_space),
+            action=action_spec(spec.gymnasium_action_space),
             autoreset="next_step",
             separately_seedable=True,
-            reward_threshold=_finite(self._env.config.get("reward_threshold")),
+            reward_threshold=_finite(spec.reward_threshold),
             max_episode_steps=int(limit) if limit else None,
             image=self._image,
             critic_size=sum(map(flat_size, self._critic.values())) or None,
         )
 
-    def _make(self, seeds: Sequence[int]) -> Any:
+    def _find_spec(self) -> Any:
+        """EnvPool's spec of the task with these options; no environment is made."""
         envpool: Any = importlib.import_module("envpool")
         known: list[str] = envpool.list_all_envs()
         if self._task not in known:
             raise ConfigError(f"{self._task} does not exist in the installed EnvPool{near(self._task, known)}")
+        options = envpool.make_spec(self._task).config._fields
+        for name in set(self._options).difference(options):
+            raise ConfigError(f"env.kwargs {name} is no option of {self._task}{near(name, options)}")
+        return envpool.make_spec(self._task, num_envs=self.num_envs, **self._options)
+
+    def _make(self, seeds: Sequence[int]) -> Any:
+        envpool: Any = importlib.import_module("envpool")
         seeds = [seed % 2**31 for seed in seeds]
-        try:
-            return envpool.make(self._task, env_type="gymnasium", num_envs=self.num_envs, seed=seeds, **self._options)
-        except TypeError:
-            options = envpool.make_spec(self._task).config._fields
-            for name in set(self._options).difference(options):
-                raise ConfigError(f"env.kwargs {name} is no option of {self._task}{near(name, options)}") from None
-            raise
+        return envpool.make(self._task, env_type="gymnasium", num_envs=self.num_envs, seed=seeds, **self._options)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start new episodes, each environment from its own seed."""
-        self._env.close()
+        self.close()
         self._env = self._make(seeds)
         observation, _ = self._env.reset()
         return self._observation(observation)
@@ -128,7 +132,7 @@ class EnvPoolEnv:
         )
 
     def _observation(self, value: Any) -> Observation:
-        space: Any = self._env.observation_space
+        space = self._space
         groups = _groups(space, value) if isinstance(space, gymnasium.spaces.Dict) else {_ONLY: value}
         tensors = {name: self._tensor(groups[name]) for name in (*self._policy, *self._critic)}
         policy = joined(self._policy, tensors) if self._image is None else next(iter(tensors.values()))
@@ -139,7 +143,8 @@ class EnvPoolEnv:
 
     def close(self) -> None:
         """Free the pool; may be called twice."""
-        self._env.close()
+        if self._env is not None:
+            self._env.close()
 
 
 def _cores_of_rank() -> int:

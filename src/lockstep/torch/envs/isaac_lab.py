@@ -19,7 +19,7 @@ from lockstep.envs import isaac
 from lockstep.envs.spec import EnvSpec
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
 from lockstep.torch.envs.isaac_launch import open_task
-from lockstep.torch.envs.simulator_process import GlobalRandomState, quiet
+from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, quiet
 from lockstep.torch.envs.spaces import action_spec, chosen_groups, flat_size, groups_of, image_shape, joined
 from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.torch.envs.worker import WorkerEnv
@@ -124,19 +124,12 @@ class IsaacLabEnv:
             groups, reward, terminated, truncated, extras = self._env.step(action)
         # The key stays in the dictionary on later steps, with old rows.
         final = extras.pop("final_obs", None)
-        if self._finite_horizon:  # the time left is part of the task: its end is not to be bootstrapped
-            terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
         return TensorStep(
             self._observation(groups),
             reward,
-            terminated,
-            truncated,
+            *ends(self._env.cfg, terminated, truncated),
             None if final is None else self._observation(final),
         )
-
-    @property
-    def _finite_horizon(self) -> bool:
-        return bool(getattr(self._env.cfg, "is_finite_horizon", False))
 
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
         policy = joined(self._policy, groups) if self._image is None else groups[next(iter(self._policy))]

@@ -3,6 +3,9 @@
 The part that its adapter and the workflows of other libraries share. `lockstep.envs.isaac` has what needs no simulator:
 which ids exist, and what an older id is called now.
 
+Isaac Lab 3 needs no Isaac Sim. Isaac Lab 2 does: its `AppLauncher` must have started it before anything else of Isaac
+Lab is imported. Closing that app ends the process with exit code 0, so it is left to the end of the process.
+
 Isaac Lab has one simulator per process, and seeds and draws from torch's global generator. It cannot be seeded by
 environment index: ranks differ, and a rerun repeats, by one seed for each rank (`rank_seed`).
 """
@@ -11,15 +14,21 @@ import argparse
 import contextlib
 import hashlib
 import importlib
+import re
+import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+from lockstep.config import settings
 from lockstep.envs import isaac
 from lockstep.errors import ConfigError
 
 _MAX_SEED = 2**31 - 1  # numpy's legacy seeding takes 32 bits; libraries add the rank to a seed
 _is_open = False
+_app: Any = None
+"""Isaac Sim, once Isaac Lab 2 has started it in this process."""
 
 
 @dataclass(slots=True)
@@ -49,7 +58,38 @@ class IsaacTask:
         self.env_cfg.seed = seed
         if hasattr(self.env_cfg, "compute_final_obs"):
             self.env_cfg.compute_final_obs = final_obs
-        return gymnasium.make(self.task, cfg=self.env_cfg)
+            return gymnasium.make(self.task, cfg=self.env_cfg)
+        env = gymnasium.make(self.task, cfg=self.env_cfg)
+        if final_obs:
+            _FinalObservations(env.unwrapped)
+        return env
+
+
+class _FinalObservations:
+    """Gives environments of Isaac Lab 2 the `extras["final_obs"]` of version 3, computed before each reset of a step.
+
+    Attributes that it replaces keep it alive.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._step, self._reset_idx = env.step, env._reset_idx
+        self._stepping = False
+        env.step, env._reset_idx = self._record_step, self._record_reset
+
+    def _record_step(self, action: Any) -> Any:
+        self._stepping = True
+        try:
+            return self._step(action)
+        finally:
+            self._stepping = False
+
+    def _record_reset(self, env_ids: Any) -> Any:
+        if self._stepping:
+            manager = getattr(self._env, "observation_manager", None)
+            final = self._env._get_observations() if manager is None else manager.compute()
+            self._env.extras["final_obs"] = final
+        return self._reset_idx(env_ids)
 
 
 @contextlib.contextmanager
@@ -69,15 +109,13 @@ def open_task(
     global _is_open
     if _is_open:
         raise ConfigError(f"task={task}: a process has one simulator of Isaac Lab, and it is open already")
-    if isaac.major_version() == 2:
-        raise ConfigError(
-            f"task={task}: Isaac Lab 2 is installed, and this needs version 3, which also runs without Isaac Sim; "
-            "pip install isaaclab==3.0.0"
-        )
     _is_open = True
     try:
-        with _open_task(task, device, agent_entry_point, overrides) as opened:
-            yield opened
+        if isaac.major_version() == 2:
+            yield _open_task_with_app(task, device, agent_entry_point, overrides)
+        else:
+            with _open_task(task, device, agent_entry_point, overrides) as opened:
+                yield opened
     finally:
         _is_open = False
 
@@ -95,6 +133,62 @@ def _open_task(task: str, device: str, agent_entry_point: str | None, overrides:
     env_cfg.sim.device = device
     with app.launch_simulation(env_cfg, launcher_args):
         yield IsaacTask(task, env_cfg, agent_cfg)
+
+
+def _open_task_with_app(task: str, device: str, agent_entry_point: str | None, overrides: Sequence[str]) -> IsaacTask:
+    """The task in Isaac Lab 2."""
+    start_app(task, device)
+    importlib.import_module("isaaclab_tasks")  # registers the tasks; fails before the app has started
+    tasks: Any = importlib.import_module("isaaclab_tasks.utils")
+    env_cfg = tasks.load_cfg_from_registry(task, "env_cfg_entry_point")
+    agent_cfg = None if agent_entry_point is None else tasks.load_cfg_from_registry(task, agent_entry_point)
+    for override in overrides:
+        _override(task, env_cfg, override)
+    env_cfg.sim.device = device
+    return IsaacTask(task, env_cfg, agent_cfg)
+
+
+def start_app(task: str, device: str) -> None:
+    """Start Isaac Sim for Isaac Lab 2, once per process."""
+    global _app
+    if _app is not None:
+        return
+    if find_spec("isaacsim") is None:
+        raise ConfigError(
+            f"task={task}: Isaac Lab 2 is installed, and it needs Isaac Sim: pip install 'isaaclab[isaacsim]'; or use "
+            "version 3, which runs without it: pip install isaaclab==3.0.0"
+        )
+    launcher: Any = importlib.import_module("isaaclab.app").AppLauncher
+    parser = argparse.ArgumentParser()
+    launcher.add_app_launcher_args(parser)
+    cameras = ["--enable_cameras"] if re.search("Camera|RGB|Depth|Vision", task) else []
+    with _bare_command_line():
+        _app = launcher(parser.parse_args(["--headless", "--device", device, *cameras])).app
+
+
+@contextlib.contextmanager
+def _bare_command_line() -> Generator[None]:
+    """Hide the arguments of this process from Isaac Sim, which reads them too."""
+    arguments = sys.argv
+    sys.argv = arguments[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
+def _override(task: str, env_cfg: Any, override: str) -> None:
+    """Set one `env.NAME=VALUE`; Isaac Lab 2 has no presets."""
+    name, _, value = override.partition("=")
+    prefix, *path = name.split(".")
+    if prefix != "env" or not path:
+        raise ConfigError(f"task={task}: {override} needs Isaac Lab 3; version 2 takes env.NAME=VALUE only")
+    target = env_cfg
+    for attribute in path[:-1]:
+        target = getattr(target, attribute, None)
+    if not hasattr(target, path[-1]):
+        raise ConfigError(f"task={task}: its configuration has no {'.'.join(path)}")
+    setattr(target, path[-1], settings.parse(value, override))
 
 
 def rank_seed(seed: int, rank: int) -> int:

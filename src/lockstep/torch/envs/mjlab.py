@@ -22,7 +22,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
-from lockstep.torch.envs.simulator_process import GlobalRandomState, quiet
+from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, quiet
 from lockstep.torch.envs.spaces import Space, action_spec, chosen_groups, flat_size, joined
 from lockstep.torch.envs.spec_cache import cached_spec
 
@@ -105,9 +105,7 @@ class MjlabEnv:
                 final = _copied(observation)
                 groups, _ = self._env.reset(env_ids=ended)
                 observation = self._observation(groups)
-        if self._env.cfg.is_finite_horizon:  # the time left is part of the task: its end is not to be bootstrapped
-            terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
-        return TensorStep(observation, reward, terminated, truncated, final)
+        return TensorStep(observation, reward, *ends(self._env.cfg, terminated, truncated), final)
 
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
         return Observation(joined(self._policy, groups), joined(self._critic, groups) if self._critic else None)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from lockstep.config.agents.settings import LIBRARIES
+from lockstep.envs import isaac
 from lockstep.errors import RunError
+from lockstep.torch.envs.isaac_launch import start_app
 from lockstep.torch.envs.spec_cache import cached
 
 _SUFFIX = "_cfg_entry_point"
@@ -60,11 +62,15 @@ def _read_mjlab(task: str) -> dict[str, Any]:
 def _read_isaac_lab(task: str) -> dict[str, Any]:
     import gymnasium
 
+    has_presets = isaac.major_version() != 2
+    if not has_presets:
+        start_app(task, "cuda:0")
     importlib.import_module("isaaclab_tasks")  # registers the tasks
     utils: Any = importlib.import_module("isaaclab_tasks.utils")
 
     def load(key: str) -> Any:
-        return utils.resolve_presets(utils.load_cfg_from_registry(task, key))
+        config = utils.load_cfg_from_registry(task, key)
+        return utils.resolve_presets(config) if has_presets else config
 
     configs: dict[str, Any] = {}
     for key in gymnasium.spec(task).kwargs:

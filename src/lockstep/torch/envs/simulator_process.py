@@ -1,4 +1,4 @@
-"""What a simulator shares with its process: the global random generators and the standard output."""
+"""What Isaac Lab and mjlab have in common: global random generators, standard output, and tasks of finite horizon."""
 
 import io
 import random
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -21,6 +22,13 @@ def quiet() -> Generator[None]:
     except BaseException:
         sys.stderr.write(printed.getvalue())
         raise
+
+
+def ends(config: Any, terminated: Tensor, truncated: Tensor) -> tuple[Tensor, Tensor]:
+    """`terminated` and `truncated` of a task: with a finite horizon its time limit terminates, without a bootstrap."""
+    if not getattr(config, "is_finite_horizon", False):
+        return terminated, truncated
+    return terminated | truncated, torch.zeros_like(truncated)
 
 
 class GlobalRandomState:

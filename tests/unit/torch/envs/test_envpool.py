@@ -58,15 +58,17 @@ def made(monkeypatch):
 
     def make(task, *, env_type, num_envs, seed, **options):
         assert (env_type, num_envs) == ("gymnasium", len(seed))
-        unknown = set(options) - set(OPTIONS._fields)
-        if unknown:
-            raise TypeError(f"unexpected {unknown}")
         pools.append(Pool(seed, {"max_episode_steps": 3, "reward_threshold": float("inf"), **options}))
         return pools[-1]
 
     package.make = make
     package.list_all_envs = lambda: ["Mine-v1"]
-    package.make_spec = lambda task: SimpleNamespace(config=OPTIONS(1, 0, 3, 0.0))
+    package.make_spec = lambda task, **options: SimpleNamespace(
+        config=OPTIONS(**{"num_envs": 1, "num_threads": 0, "max_episode_steps": 3, "noise": 0.0, **options}),
+        gymnasium_observation_space=Pool.observation_space,
+        gymnasium_action_space=Pool.action_space,
+        reward_threshold=float("inf"),
+    )
     monkeypatch.setitem(sys.modules, "envpool", package)
     return pools
 
@@ -83,10 +85,11 @@ def test_the_spec_and_both_groups():
 
 def test_each_environment_has_the_seed_of_its_index_in_every_reset(made):
     env = EnvPoolEnv("Mine-v1", num_envs=2, device=CPU)
+    assert not made, "an environment was made to read its spec"
     env.reset([4, 2**31 + 5])
     assert env.reset([6, 7]).policy.tolist() == [[6], [7]]
-    assert [pool._seeds for pool in made] == [[0, 0], [4, 5], [6, 7]]
-    assert [pool.closed for pool in made] == [True, True, False]
+    assert [pool._seeds for pool in made] == [[4, 5], [6, 7]]
+    assert [pool.closed for pool in made] == [True, False]
 
 
 def test_the_observation_of_the_last_step_is_the_true_one():
