@@ -7,23 +7,23 @@ import numpy as np
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.logged_policy import LoggedPolicy, policy_of
+from lockstep.torch.scoring.policy_spec import PolicySpec
 
 SMALL = ScoreNetworkConfig(hidden=(8, 5))
 
 
-def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> ScoringPolicy:
+def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> LoggedPolicy:
     """What learns, as it begins."""
-    action = dataset.action_features if dataset.info.kind == "parametric" else None
     about = PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
-        action=action,
+        action=dataset.action_features,
         network=run.network,
         algo=run.algo,
         algorithm=run.algorithm,
     )
-    return ScoringPolicy(about, seed)
+    return policy_of(about, seed)
 
 
 def draws(num_rows: int, sizes: Sequence[int], seed: int) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
     path = discrete(tmp_path / "data", rows=1000)            # a Dataset: Dataset.open(path)
     path = parametric(tmp_path / "data", rows=1000)
+    path = continuous(tmp_path / "data", rows=1000)
 
 States are normal numbers that are their own normalization. The reward says which action was good: 1 where the action
 is the one that `best` names, minus a little noise, so that something can be learned. Any column can be given instead.
@@ -124,13 +125,34 @@ def parametric_columns(
     }
 
 
+def continuous_columns(
+    rows: int = 200, *, seed: int = 0, state_size: int = 4, action_size: int = 2, metrics: int = 1
+) -> dict[str, np.ndarray]:
+    """All columns of continuous data: uniform actions, rewarded for being near the first numbers of the state."""
+    draws, columns = _shared(rows, seed, state_size, metrics)
+    action = draws.uniform(-1, 1, size=(rows, action_size)).astype(np.float32)
+    ended, cut = columns["continues"] == 0, (columns["continues"] == 0) & (columns["terminal"] == 0)
+    has_next = ~ended | (cut & (np.arange(rows) % 2 == 1))
+    wanted = np.tanh(columns["state"][:, :action_size])
+    good = 1 - np.abs(action - wanted[:, : action.shape[1]]).mean(1)
+    return columns | {
+        "action": action,
+        "next_action": after(action, columns["continues"], np.where(has_next[:, None], action, 0)),
+        "has_next_action": has_next.astype(np.uint8),
+        "reward": _reward(good, draws),
+        "log_density": np.full(rows, action_size * np.log(0.5)),
+    }
+
+
 def write(path: Path, columns: Mapping[str, np.ndarray], *, part_rows: int = 1 << 22, **said: Any) -> Path:
     """Prepared data of these columns; `said` goes into its info."""
-    parametric = "action_index" in columns
+    kind = "parametric" if "action_index" in columns else "continuous" if "log_density" in columns else "discrete"
+    numeric = kind != "discrete"
     rows, state_size = columns["state"].shape
-    width = columns["action"].shape[1] if parametric else columns["possible_actions"].shape[1]
+    width = columns["action" if numeric else "possible_actions"].shape[1]
+    propensity = columns["log_density" if kind == "continuous" else "propensity"]
     raw = {"row": np.arange(min(rows, 1000)), "state_value": columns["state"][:1000].astype(np.float64)}
-    if parametric:
+    if numeric:
         raw["action_value"] = columns["action"][:1000].astype(np.float64)
     keys = columns["key"].sum(0, dtype=np.uint64).tobytes().hex()
     about = {
@@ -139,19 +161,21 @@ def write(path: Path, columns: Mapping[str, np.ndarray], *, part_rows: int = 1 <
         "state_features": tuple(str(i) for i in range(state_size)),
         "state_size": state_size,
         "metrics": tuple(f"metric {i}" for i in range(columns["metrics"].shape[1])),
-        "has_propensity": bool((columns["propensity"] == columns["propensity"]).any()),
+        "has_propensity": bool((propensity == propensity).any()),
         "has_next_action": True,
-        "has_possible_actions": True,
+        "has_possible_actions": kind != "continuous",
         "reward_mean": float(columns["reward"].astype(np.float64).mean()),
         "digest": f"{keys}{columns['state'].astype(np.float64).sum():.6f}",
         "keys_digest": keys,
     }
-    names = tuple(str(100 + i) for i in range(width)) if parametric else tuple(["left", "right", "up", "down"][:width])
-    about |= {"action_features": names, "action_size": width} if parametric else {"actions": names}
-    info = DatasetInfo(kind="parametric" if parametric else "discrete", **(about | said))
+    names = tuple(str(100 + i) for i in range(width)) if numeric else tuple(["left", "right", "up", "down"][:width])
+    about |= {"action_features": names, "action_size": width} if numeric else {"actions": names}
+    info = DatasetInfo(kind=kind, **(about | said))
     with DatasetWriter(path, info.kind, info.sizes, part_rows=part_rows) as writer:
         writer.append(columns)
-        features = as_it_is(info.state_features), as_it_is(names) if parametric else None
+        bounds = Feature(type="continuous_action", min_value=-1.0, max_value=1.0)
+        of_action = Features(dict.fromkeys(names, bounds)) if kind == "continuous" else as_it_is(names)
+        features = as_it_is(info.state_features), of_action if numeric else None
         writer.finish(info, *features, check=raw, about={"sources": ["made for a test"]})
     return path
 
@@ -164,3 +188,8 @@ def discrete(path: Path, rows: int = 200, *, part_rows: int = 1 << 22, **shape: 
 def parametric(path: Path, rows: int = 200, *, part_rows: int = 1 << 22, **shape: Any) -> Path:
     """Prepared parametric data at `path`; `shape` as of `parametric_columns`."""
     return write(path, parametric_columns(rows, **shape), part_rows=part_rows)
+
+
+def continuous(path: Path, rows: int = 200, *, part_rows: int = 1 << 22, **shape: Any) -> Path:
+    """Prepared continuous data at `path`; `shape` as of `continuous_columns`."""
+    return write(path, continuous_columns(rows, **shape), part_rows=part_rows)

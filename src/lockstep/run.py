@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
@@ -30,10 +31,15 @@ ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {
     "td3": TD3Config,
 }
 """The settings class of each algorithm."""
-OFFLINE_ALGORITHMS: Mapping[str, type[OfflineDQNConfig] | type[CloningConfig]] = {
+OfflineConfig = OfflineDQNConfig | CloningConfig | IQLConfig | TD3BCConfig | CQLConfig
+"""The settings of an algorithm that learns from logged data."""
+OFFLINE_ALGORITHMS: Mapping[str, type[OfflineConfig]] = {
     "dqn": OfflineDQNConfig,
     "parametric_dqn": OfflineDQNConfig,
     "bc": CloningConfig,
+    "iql": IQLConfig,
+    "td3_bc": TD3BCConfig,
+    "cql": CQLConfig,
 }
 """The settings class of each algorithm that learns from logged data."""
 
@@ -92,7 +98,7 @@ def default_network(algo: str) -> NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreNetworkConfig:
-    """The networks that score actions and predict rewards, for logged data."""
+    """The networks that score or choose actions and predict rewards, for logged data."""
 
     hidden: tuple[int, ...] = (128, 64)
     """Units of each hidden layer."""
@@ -167,8 +173,9 @@ class OfflineRun(RunBase):
     """Prepared data that estimates are made on; `null`: the data to learn from."""
     task: str | None = None
     """A simulator, where there is one, to evaluate the policy in: a Gymnasium id."""
-    algo: Literal["dqn", "parametric_dqn", "bc"] = "dqn"
-    """Algorithm; decides what `algorithm` holds. `bc` is behaviour cloning."""
+    algo: Literal["dqn", "parametric_dqn", "bc", "iql", "td3_bc", "cql"] = "dqn"
+    """Algorithm; decides what `algorithm` holds. `bc` is behaviour cloning; the last three learn from continuous
+    actions."""
     epochs: int = 100
     """How often every row is learned from."""
     data_layout: Literal["auto", "same", "split", "shuffled_copies"] = "auto"
@@ -177,7 +184,8 @@ class OfflineRun(RunBase):
     """Epochs between estimates of the policy's value from the log; `null`: at the end."""
     model_path: str | None = None
     """Directory for the finished policy, for use without Lockstep; written by rank 0 at the end. `null`: none."""
-    network: ScoreNetworkConfig = field(default_factory=ScoreNetworkConfig)
+    network: ScoreNetworkConfig = cast(ScoreNetworkConfig, None)  # noqa: RUF009  # `__post_init__` knows which
+    """The networks; by default those of `algo`: two hidden layers of 256 units for continuous actions."""
     env: EnvConfig = field(default_factory=EnvConfig)
     log_every: int | None = 100_000
     """Rows between lines of metrics.jsonl."""
@@ -185,12 +193,14 @@ class OfflineRun(RunBase):
     """Rows between evaluations in `task`; `null`: only at the end."""
     checkpoint_every: int | None = 1_000_000
     """Rows between checkpoints; `null`: only at the end, and when a signal stops the run."""
-    algorithm: OfflineDQNConfig | CloningConfig = cast(OfflineDQNConfig, None)  # noqa: RUF009  # as in `Run`
+    algorithm: OfflineConfig = cast(OfflineDQNConfig, None)  # noqa: RUF009  # as in `Run`
     """The algorithm's own settings; by default those of `algo`."""
 
     def __post_init__(self) -> None:
         """Fill in the algorithm's defaults, and validate."""
         _fill_in_algorithm(self)
+        if cast(object, self.network) is None:
+            object.__setattr__(self, "network", default_score_network(self.algo))
         if self.ml_framework != "torch":
             raise ConfigError(f"ml_framework={self.ml_framework}: only torch learns from logged data; leave it out")
         if self.epochs < 1:
@@ -225,6 +235,13 @@ class OfflineRun(RunBase):
     def minibatch_rows(self, world: World) -> int:
         """Rows of one shard in a minibatch; raises `ConfigError` if counts do not divide among the shards."""
         return self.algorithm.rows(world.num_shards)
+
+
+def default_score_network(algo: str) -> ScoreNetworkConfig:
+    """The networks of an algorithm on logged data where no setting of theirs is given."""
+    if algo in ("iql", "td3_bc", "cql"):
+        return ScoreNetworkConfig(hidden=(256, 256))
+    return ScoreNetworkConfig()
 
 
 AnyRun = Run | OfflineRun
@@ -310,10 +327,12 @@ def with_algo(run: SomeRun, algo: Any) -> SomeRun:
     changes: dict[str, Any] = {"algo": algo, "algorithm": known[algo]()}
     if isinstance(run, Run) and run.network == default_network(run.algo):
         changes["network"] = default_network(algo)
+    elif isinstance(run, OfflineRun) and run.network == default_score_network(run.algo):
+        changes["network"] = default_score_network(algo)
     return replace(run, **changes)
 
 
-def _algorithms(run: AnyRun) -> Mapping[str, type[AlgorithmConfig | OfflineDQNConfig | CloningConfig]]:
+def _algorithms(run: AnyRun) -> Mapping[str, type[AlgorithmConfig | OfflineConfig]]:
     return cast(Any, OFFLINE_ALGORITHMS if isinstance(run, OfflineRun) else ALGORITHMS)
 
 

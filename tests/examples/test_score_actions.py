@@ -14,7 +14,8 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.deploy.offline_export import export
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.policy_spec import PolicySpec
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -20,7 +20,8 @@ from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
 from lockstep.torch.offline.batch import LoggedBatch  # noqa: E402
 from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy  # noqa: E402
+from lockstep.torch.scoring.policy import ScoringPolicy  # noqa: E402
+from lockstep.torch.scoring.policy_spec import PolicySpec  # noqa: E402
 
 BASE = OfflineDQNConfig(gamma=0.5, estimate=False, double=True)
 INFO = DatasetInfo(

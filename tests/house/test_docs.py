@@ -12,6 +12,7 @@ from pages import CHINESE, PAGES, ROOT, blocks, commands, name, prose, tables
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.task_defaults import PPO
 from lockstep.config import settings
@@ -87,6 +88,9 @@ def test_the_translation_is_chinese(page):
         ("docs/settings.md", Run(task="any")),
         ("docs/settings.md", EnvConfig()),
         ("docs/algorithms/offline.md", OfflineDQNConfig()),
+        ("docs/algorithms/offline-continuous.md", IQLConfig()),
+        ("docs/algorithms/offline-continuous.md", TD3BCConfig()),
+        ("docs/algorithms/offline-continuous.md", CQLConfig()),
         ("docs/logged-data.md", ScoreNetworkConfig()),
         ("docs/logged-data.md", OfflineRun(data="any")),
     ],
@@ -114,6 +118,7 @@ def test_every_setting_is_documented_with_its_default(page, config):
         ("docs/networks.md", [NetworkConfig]),
         ("docs/settings.md", [Run, EnvConfig]),
         ("docs/algorithms/offline.md", [OfflineDQNConfig, CloningConfig]),
+        ("docs/algorithms/offline-continuous.md", [IQLConfig, TD3BCConfig, CQLConfig]),
         ("docs/logged-data.md", [OfflineRun, ScoreNetworkConfig]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -124,7 +129,9 @@ def test_no_setting_is_documented_that_does_not_exist(page, configs):
     assert len(set(documented)) == len(documented)
 
 
-@pytest.mark.parametrize("page", ["docs/algorithms/ppo.md", "docs/algorithms/dqn.md", "docs/algorithms/offline.md"])
+@pytest.mark.parametrize(
+    "page", [f"docs/algorithms/{name}.md" for name in ("ppo", "dqn", "offline", "offline-continuous")]
+)
 def test_equations_stand_in_the_code(page):
     rows = tables((ROOT / page).read_text(), "equation")
     assert len(rows) > 10

@@ -18,7 +18,8 @@ from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.policy_spec import PolicySpec
 from lockstep.world import World
 from quick import others_slow
 

@@ -11,7 +11,8 @@ from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline import estimate as counterfactual
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.policy_spec import PolicySpec
 
 
 def judged(rank: int, ports: dict[str, int], paths: dict[str, list[str]]) -> dict[str, Any]:

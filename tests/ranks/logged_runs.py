@@ -20,7 +20,14 @@ from lockstep.launch.rank_environment import free_port
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 
 ROWS, BATCH, EPOCHS = 310, 32, 20
-LEARNERS = {"dqn": "OfflineDQN", "parametric_dqn": "OfflineDQN", "bc": "Cloning"}
+LEARNERS = {
+    "dqn": "OfflineDQN",
+    "parametric_dqn": "OfflineDQN",
+    "bc": "Cloning",
+    "iql": "IQL",
+    "td3_bc": "TD3BC",
+    "cql": "ContinuousCQL",
+}
 """The class of each algorithm."""
 
 
@@ -30,7 +37,9 @@ def small_offline(path: Path | str, **changes: Any) -> OfflineRun:
     parametric = changes.pop("parametric", algo == "parametric_dqn")
     path = Path(path)
     if not path.exists():
-        (made_data.parametric if parametric else made_data.discrete)(path, ROWS)
+        continuous = algo in ("iql", "td3_bc", "cql")
+        make = made_data.continuous if continuous else made_data.parametric if parametric else made_data.discrete
+        make(path, ROWS)
     run = OfflineRun(
         data=str(path),
         algo=algo,

@@ -18,20 +18,25 @@ from seam_world import BOUND_S, run_listed
 
 from lockstep import World
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.data.dataset import Dataset
 from lockstep.record.progress import Progress
-from lockstep.run import OfflineRun
+from lockstep.run import OfflineConfig, OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.cloning import Cloning
+from lockstep.torch.offline.cql import ContinuousCQL
 from lockstep.torch.offline.dqn import OfflineDQN
-from lockstep.torch.scoring.policy import save_scoring
+from lockstep.torch.offline.iql import IQL
+from lockstep.torch.offline.td3_bc import TD3BC
+from lockstep.torch.scoring.logged_policy import save_logged
 from logged_policies import SMALL, part, policy_for
 
 ROWS = 16
 PADDING = (0, 11)
 """Padding rows in each rank's part."""
 DQN = OfflineDQNConfig(batch_size=2 * ROWS, target_rate=0.5, gamma=0.9)
-LEARNERS: dict[str, tuple[str, OfflineDQNConfig | CloningConfig]] = {
+OF_CONTINUOUS = {"batch_size": 2 * ROWS, "target_rate": 0.5, "gamma": 0.9}
+LEARNERS: dict[str, tuple[str, OfflineConfig]] = {
     "plain": ("dqn", DQN),
     "clipped": ("dqn", replace(DQN, max_grad_norm=0.1)),
     "sarsa": ("dqn", replace(DQN, maxq=False, cql_alpha=0.5)),
@@ -39,14 +44,19 @@ LEARNERS: dict[str, tuple[str, OfflineDQNConfig | CloningConfig]] = {
     "candidates": ("parametric_dqn", DQN),
     "candidates clipped": ("parametric_dqn", replace(DQN, max_grad_norm=0.1, cql_alpha=0.5)),
     "candidates sarsa": ("parametric_dqn", replace(DQN, maxq=False, policy="softmax", cql_alpha=0.5)),
+    "iql": ("iql", IQLConfig(**OF_CONTINUOUS)),
+    "td3_bc": ("td3_bc", TD3BCConfig(policy_delay=1, target_noise=0.0, **OF_CONTINUOUS)),
+    "cql": ("cql", CQLConfig(num_sampled_actions=3, cql_gap=1.0, **OF_CONTINUOUS)),
 }
-KINDS = {"named": "plain", "candidates": "candidates"}
+KINDS = {"named": "plain", "candidates": "candidates", "continuous": "td3_bc"}
 """One learner for each kind of actions."""
+CLASSES = {"bc": Cloning, "iql": IQL, "td3_bc": TD3BC, "cql": ContinuousCQL}
+DATA = {"parametric_dqn": "candidates", "iql": "continuous", "td3_bc": "continuous", "cql": "continuous"}
 
 
 def data(folder: str, algo: str = "dqn") -> Path:
     """The prepared data of all ranks for an algorithm."""
-    return Path(folder).parents[1] / ("candidates" if algo == "parametric_dqn" else "named")
+    return Path(folder).parents[1] / DATA.get(algo, "named")
 
 
 def index_of(rank: int) -> np.ndarray:
@@ -60,14 +70,14 @@ def learner(world: World, folder: str, name: str, seed: int = 0, **changes: Any)
     run = OfflineRun(data="any", algo=algo, algorithm=config, network=SMALL, **changes)
     dataset = Dataset.open(data(folder, algo))
     with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
-        yield dataset, (Cloning if algo == "bc" else OfflineDQN)(run, policy_for(run, dataset, seed), comm)
+        yield dataset, CLASSES.get(algo, OfflineDQN)(run, policy_for(run, dataset, seed), comm)
 
 
 def arrays(named: Any) -> dict[str, np.ndarray]:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named}
 
 
-def state_of(one: OfflineDQN | Cloning) -> dict[str, Any]:
+def state_of(one: Any) -> dict[str, Any]:
     """The networks, and everything that is compared between ranks."""
     assert one.target is not None
     return {
@@ -96,10 +106,13 @@ def gradients(world: World, folder: str) -> dict[str, Any]:
     return found
 
 
-def after_step(one: OfflineDQN | Cloning) -> dict[str, Any]:
+def after_step(one: Any) -> dict[str, Any]:
+    gradient = one.optimizer.flat.gradient
+    if isinstance(one, TD3BC):
+        gradient = torch.cat([gradient, one.actor_optimizer.flat.gradient])
     return {
         **state_of(one),
-        "gradient": one.optimizer.flat.gradient.numpy().copy(),
+        "gradient": gradient.numpy().copy(),
         "metrics": one.metrics.read(),
     }
 
@@ -152,7 +165,7 @@ def initialized_from(world: World, folder: str) -> dict[str, Any]:
         run = small_offline(data(folder, algo), algo=algo, epochs=1)
         mine = policy_for(run, Dataset.open(run.data), seed=100 + world.rank)
         files = tuple(str(Path(folder).parent / f"{kind}_{rank}.safetensors") for rank in range(world.size))
-        save_scoring(Path(files[world.rank]), mine)
+        save_logged(Path(files[world.rank]), mine)
         outcome = train_one(world, LoggedJob(run, f"{folder}-{kind}", port=world.port, init_from=files))
         found[kind] = {**vars(outcome), "given": arrays(mine.network.named_parameters())}
     return found

@@ -26,15 +26,18 @@ RUNS = {
     "candidates": {"algo": "parametric_dqn", "dueling": True, "cql_alpha": 0.3, "max_grad_norm": 1.0},
     "candidates sarsa": {"algo": "parametric_dqn", "maxq": False, "n_step": 3, "policy": "softmax", "loss": "huber"},
     "uneven": {"num_shards": 3, "batch_size": 33},
+    "iql": {"algo": "iql", "policy": "sampled", "epochs": 4, "log_every": 200},
+    "td3_bc": {"algo": "td3_bc", "learning_rate_schedule": "linear", "epochs": 4, "log_every": 200},
+    "cql": {"algo": "cql", "num_sampled_actions": 2, "cql_gap": 1.0, "epochs": 4, "log_every": 200},
 }
-QUICK = ("dqn", "other seed", "candidates")
+CONTINUOUS = ("iql", "td3_bc", "cql")
+QUICK = ("dqn", "other seed", "candidates", *CONTINUOUS)
 """Those of `make test`; `make test-slow` has the others."""
-ON_FOUR = ("dqn", "n-step", "candidates", "candidates sarsa", "cloning candidates")
+ON_FOUR = ("dqn", "n-step", "candidates", "candidates sarsa", "cloning candidates", *CONTINUOUS)
 
 
 def run_of(folder, name, **changes):
-    candidates = "candidates" in name
-    path = folder / ("candidates" if candidates else "named")
+    path = folder / ("continuous" if name in CONTINUOUS else "candidates" if "candidates" in name else "named")
     return small_offline(path, **{"num_shards": 4, **RUNS[name], **changes})
 
 
@@ -117,19 +120,22 @@ def test_the_same_global_batches_on_any_number_of_ranks(trained):
 
 
 def test_a_gradient_step_sends_one_message(trained):
-    for name in ("dqn", "candidates"):
+    for name in ("dqn", "candidates", *CONTINUOUS):
         for outcome in trained[name, 2][1]:
-            assert outcome.messages["average_gradients"] == EPOCHS * BATCHES
-            many = {tag: count for tag, count in outcome.messages.items() if count >= EPOCHS * BATCHES / 5}
+            steps = RUNS[name].get("epochs", EPOCHS) * BATCHES
+            of_policy = steps // 2 if name == "td3_bc" else 0  # its step needs the critics after theirs
+            assert outcome.messages["average_gradients"] == steps + of_policy
+            many = {tag: count for tag, count in outcome.messages.items() if count >= steps / 2}
             assert many.keys() == {"average_gradients"}, f"{name}: more messages than one for a step: {many}"
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        ("dqn",),
+        ("dqn", "td3_bc"),
         pytest.param(
-            ("candidates", "n-step", "candidates sarsa", "cloning", "cloning candidates"), marks=pytest.mark.slow
+            ("iql", "cql", "candidates", "n-step", "candidates sarsa", "cloning", "cloning candidates"),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=" and ".join,
@@ -138,7 +144,7 @@ def cut(request, tmp_path_factory):
     """Of some runs one that never stopped and one that raised in the middle of its eighth epoch, both on 2 ranks."""
     folder, jobs = tmp_path_factory.mktemp("resume"), {}
     for name in request.param:
-        run = run_of(folder, name, checkpoint_every=350, log_every=200)
+        run = run_of(folder, name, checkpoint_every=350, log_every=200, epochs=EPOCHS)
         jobs[name, "whole"] = LoggedJob(run, str(folder / f"{name}-whole"))
         jobs[name, "cut"] = LoggedJob(run, str(folder / f"{name}-cut"), fails_at=74)
     told = train_logged(2, jobs)

@@ -1,4 +1,7 @@
-"""Settings and metric names of the algorithms on logged data, the same for every backend."""
+"""Settings and metric names of the algorithms on logged data, the same for every backend.
+
+Those of continuous actions are in `offline_continuous.py`.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -9,12 +12,19 @@ from lockstep.errors import SHARDS, ConfigError
 METRICS = (
     "loss/value",
     "loss/conservative",
+    "loss/expectile",
+    "loss/policy",
     "loss/behaviour",
     "loss/reward",
     "loss/policy_value",
     "value/q",
     "value/target",
     "value/td_error",
+    "value/advantage",
+    "policy/advantage_weight",
+    "policy/entropy",
+    "policy/alpha",
+    "policy/cql_alpha",
     "optim/grad_norm",
     "optim/skipped",
     "optim/learning_rate",
@@ -42,11 +52,6 @@ class LoggedConfig:
     """Adam's epsilon."""
     max_grad_norm: float | None = None
     """Largest 2-norm of the global gradient of the scores' network; `null` does not clip."""
-    temperature: float = 0.35
-    """The temperature of the softmax that turns scores into probabilities."""
-    policy: Literal["greedy", "softmax"] = "greedy"
-    """The policy to estimate and export: the action with the highest score, or one sampled from softmax(scores /
-    temperature)."""
     target_rate: float = 0.01
     """Update rate of the target networks after every gradient step (tau)."""
     estimate: bool = True
@@ -56,9 +61,8 @@ class LoggedConfig:
         """Check the values."""
         if self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size} must be at least 1")
-        for name in ("learning_rate", "adam_eps", "temperature", "learning_rate_decay"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0, and finite")
+        for name in ("learning_rate", "adam_eps", "learning_rate_decay"):
+            check_positive(name, getattr(self, name))
         if self.learning_rate_decay != 1.0 and self.learning_rate_schedule != "exponential":
             raise ConfigError(
                 f"learning_rate_decay={self.learning_rate_decay} is only used with learning_rate_schedule=exponential, "
@@ -85,6 +89,11 @@ class LoggedConfig:
 class OfflineDQNConfig(LoggedConfig):
     """Q-learning on logged data: of named actions (`dqn`), or of actions that are features (`parametric_dqn`)."""
 
+    temperature: float = 0.35
+    """The temperature of the softmax that turns scores into probabilities."""
+    policy: Literal["greedy", "softmax"] = "greedy"
+    """The policy to estimate and export: the action with the highest score, or one sampled from softmax(scores /
+    temperature)."""
     gamma: float = 0.99
     """Discount per step, or per unit of time."""
     use_time_diff: bool = False
@@ -112,6 +121,7 @@ class OfflineDQNConfig(LoggedConfig):
     def __post_init__(self) -> None:
         """Check the values."""
         LoggedConfig.__post_init__(self)
+        check_positive("temperature", self.temperature)
         if not 0 <= self.gamma <= 1:
             raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")
         if not 0 <= self.cql_alpha < math.inf:
@@ -157,7 +167,14 @@ class CloningConfig(LoggedConfig):
     def __post_init__(self) -> None:
         """Check the values."""
         LoggedConfig.__post_init__(self)
+        check_positive("temperature", self.temperature)
         if not 0 <= self.gamma <= 1:
             raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"label_smoothing={self.label_smoothing} must lie in [0, 1)")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise `ConfigError` if a setting is not a finite number above 0."""
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{name}={value} must be greater than 0, and finite")

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
@@ -24,7 +25,9 @@ _BY_NAME: dict[str, list[Synonym]] = {}
 for _synonym in SYNONYMS:
     for _name in _synonym.names.split():
         _BY_NAME.setdefault(_name, []).append(_synonym)
-_ALGORITHMS = (PPOConfig, DQNConfig, SACConfig, TD3Config, OfflineDQNConfig, CloningConfig)
+_ONLINE = (PPOConfig, DQNConfig, SACConfig, TD3Config)
+_OFFLINE = (OfflineDQNConfig, CloningConfig, IQLConfig, TD3BCConfig, CQLConfig)
+_ALGORITHMS = (*_ONLINE, *_OFFLINE)
 _OF_ALGORITHMS = {item.name for cls in _ALGORITHMS for item in fields(cls)}
 
 

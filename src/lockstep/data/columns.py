@@ -24,15 +24,19 @@ def columns(kind: str, sizes: tuple[int, int, int]) -> dict[str, tuple[str, tupl
     found: dict[str, tuple[str, tuple[int, ...]]] = {"state": ("<f4", (state,)), "next_state": ("<f4", (state,))}
     taken = ("<i4", ()) if kind == "discrete" else ("<f4", (action,))
     found |= {"action": taken, "next_action": taken}
+    if kind != "discrete":
+        found |= {"has_next_action": ("|u1", ())}
     if kind == "parametric":
-        found |= {"has_next_action": ("|u1", ()), "action_index": ("<i4", ())}
-    for name in ("possible_actions", "possible_next_actions"):
+        found |= {"action_index": ("<i4", ())}
+    for name in () if kind == "continuous" else ("possible_actions", "possible_next_actions"):
         found[name] = ("|u1" if kind == "discrete" else "<f4", (action,))
         if kind == "parametric":
             found[offsets_of(name)] = ("<i8", ())
     found |= {"reward": ("<f4", ()), "metrics": ("<f4", (metrics,))}
     found |= {"terminal": ("|u1", ()), "continues": ("|u1", ())}
-    found |= {"time_diff": ("<f4", ()), "propensity": ("<f4", ())}
+    # A density may exceed the range of a float: continuous data hold its logarithm.
+    density = {"log_density": ("<f8", ())} if kind == "continuous" else {"propensity": ("<f4", ())}
+    found |= {"time_diff": ("<f4", ()), **density}
     found |= {"trajectory": ("<i8", ()), "sequence_number": ("<i8", ()), "key": ("<u8", (2,))}
     return found
 

@@ -34,7 +34,8 @@ class Dataset:
         path: the directory.
         info: kind, counts and names.
         state_features: the normalization of states.
-        action_features: the normalization of actions; None for discrete data.
+        action_features: the normalization of parametric and continuous actions; None for discrete data.
+        propensity_column: the column of `Rows.propensity`.
         features_digest: of both normalizations.
         about: sources, options and versions that it was prepared from.
         row_bytes: bytes on the disk per row.
@@ -46,8 +47,8 @@ class Dataset:
         self._files: dict[str, dict[str, Any]] = description["files"]
         self._part_rows, self._parts = int(description["part_rows"]), list[int](description["parts"])
         self.state_features = load_features(path / STATE_FEATURES)
-        parametric = self.info.kind == "parametric"
-        self.action_features = load_features(path / ACTION_FEATURES) if parametric else None
+        self.action_features = None if self.info.kind == "discrete" else load_features(path / ACTION_FEATURES)
+        self.propensity_column = "log_density" if self.info.kind == "continuous" else "propensity"
         self.features_digest = self.state_features.digest + (
             self.action_features.digest if self.action_features else ""
         )
@@ -127,7 +128,7 @@ class Dataset:
             index=index,
             state=self._gathered("state", locations),
             action=action,
-            action_index=action if discrete else self._gathered("action_index", locations).astype(np.int64),
+            action_index=action if discrete else self._action_index(locations),
             reward=reward,
             metrics=metrics,
             next_state=self._gathered("next_state", following),
@@ -138,7 +139,7 @@ class Dataset:
             not_terminal=1 - self._gathered("terminal", ends).astype(np.float32),
             steps=steps,
             time_diff=self._gathered("time_diff", locations),
-            propensity=self._gathered("propensity", locations),
+            propensity=self._gathered(self.propensity_column, locations),
             weight=np.ones(len(index), np.float32),
         )
 
@@ -148,7 +149,14 @@ class Dataset:
     def _gathered(self, name: str, locations: RowLocations) -> NDArray[Any]:
         return self.column(name).gather(locations)
 
+    def _action_index(self, locations: RowLocations) -> Index:
+        if self.info.kind == "continuous":
+            return np.zeros(locations.count, np.int64)
+        return self._gathered("action_index", locations).astype(np.int64)
+
     def _possible(self, name: str, locations: RowLocations) -> Float | Ragged:
+        if self.info.kind == "continuous":
+            return np.zeros((locations.count, 0), np.float32)
         column = self._columns[name]
         found = column.gather(locations)
         return found if isinstance(found, Ragged) else found.astype(np.float32)

@@ -11,8 +11,8 @@ import msgspec
 class DatasetInfo:
     """Kind, counts and names of prepared data."""
 
-    kind: Literal["discrete", "parametric"]
-    """Whether an action is a name, or described by features."""
+    kind: Literal["discrete", "parametric", "continuous"]
+    """Whether an action is a name, one of a list of candidates described by features, or any numbers within bounds."""
     num_rows: int
     """Logged decisions."""
     num_trajectories: int
@@ -23,15 +23,15 @@ class DatasetInfo:
     actions: tuple[str, ...] = ()
     """Discrete: their names (A)."""
     action_features: tuple[str, ...] = ()
-    """Parametric: ids of the raw features of an action."""
+    """Parametric and continuous: ids of the raw features of an action."""
     action_size: int = 0
-    """Parametric: numbers of a normalized action (K)."""
+    """Parametric and continuous: numbers of a normalized action (K)."""
     candidates: tuple[dict[str, float], ...] = ()
     """Parametric: the candidates of every row, if all rows have the same list, in the order of the log."""
     metrics: tuple[str, ...] = ()
     """Names of the metrics besides the reward (M)."""
     has_propensity: bool = False
-    """Whether any row has the probability of its action."""
+    """Whether any row has the probability of its action, or the density of a continuous one."""
     has_next_action: bool = False
     has_possible_actions: bool = False
     """Whether any row has its possible actions."""

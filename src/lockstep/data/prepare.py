@@ -8,6 +8,7 @@ trajectory and then by sequence number, independent of the order of the log and 
 A trajectory has to fit into memory, and so do the names of features and of discrete actions.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from lockstep.data.dataset_files import DESCRIPTION, read_description
 from lockstep.data.dataset_writer import DatasetWriter, check_output
 from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
-from lockstep.data.preparation.identify import NormParams, identify
+from lockstep.data.preparation.identify import NormParams, bounded, identify
 from lockstep.data.preparation.passes import Preparation, scan_log
 from lockstep.data.preparation.progress import Report
 from lockstep.data.preparation.scan import FeatureSample, merge_samples
@@ -40,7 +41,7 @@ class PrepareOptions:
     """Options that determine the prepared rows."""
 
     kind: str | None = None
-    """`discrete` or `parametric`; `None`: found from the log."""
+    """`discrete`, `parametric` or `continuous`; `None`: found from the log."""
     actions: tuple[str, ...] | None = None
     """Names of discrete actions, in the order of their indices; `None`: those that occur."""
     columns: Mapping[str, Any] | None = None
@@ -50,7 +51,7 @@ class PrepareOptions:
     state_features: Path | None = None
     """A file with the normalization of states; `None`: identified from the log."""
     action_features: Path | None = None
-    """A file with the normalization of actions, parametric only."""
+    """A file with the normalization of actions, unless they are discrete."""
     metrics: tuple[str, ...] | None = None
     """Metrics that the log must have; `None`: any."""
     norm: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -71,9 +72,10 @@ class PrepareOptions:
         files = {"state_features": self.state_features, "action_features": self.action_features}
         digests = {name: None if file is None else load_features(file).digest for name, file in files.items()}
         same = {"kind": self.kind, "actions": self.actions, "columns": self.columns}
-        return settings.plain(
-            same | {"max_episode_steps": self.max_episode_steps} | digests | {"norm": self.norm_params()}
-        )
+        norm: dict[str, Any] = settings.plain(self.norm_params())
+        if norm["action_bounds"] is None:
+            del norm["action_bounds"]  # data of earlier versions do not have it
+        return settings.plain(same | {"max_episode_steps": self.max_episode_steps} | digests) | {"norm": norm}
 
 
 def prepare_dataset(
@@ -137,7 +139,7 @@ def sample_features(paths: Sequence[Path], options: PrepareOptions, progress: Re
 
 
 def identify_features(samples: Sequence[FeatureSample], options: PrepareOptions) -> tuple[Features, Features | None]:
-    """Features of states, and of actions if the log is parametric, from the samples of several nodes."""
+    """Features of states, and of actions unless they are discrete, from the samples of several nodes."""
     return _features(merge_samples(samples, options.norm_params().num_samples), options, None)
 
 
@@ -161,7 +163,11 @@ def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None)
         elif file is not None:
             features = load_features(file)
             _compare(features.ids, ids, name, file, show)
+            if name == "action" and sample.action_bounds is not None:
+                _check_bounded(features, sample.action_bounds, file, show)
             found.append(features)
+        elif name == "action" and sample.action_bounds is not None:
+            found.append(bounded(sample.action_bounds, params))
         else:
             mine = {key: kind for key, kind in overrides.items() if key in ids}
             found.append(identify(ids, table, settings.updated(params, {"feature_overrides": mine})))
@@ -170,6 +176,25 @@ def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None)
     state, action = found
     assert state is not None
     return state, action
+
+
+def _check_bounded(
+    features: Features, logged: Mapping[str, tuple[float, float]], file: Path, show: Show | None
+) -> None:
+    """Refuse features that are not the bounds of continuous actions; show which numbers of the log exceed them."""
+    for name, feature in features.items():
+        if feature.type != "continuous_action":
+            raise ConfigError(
+                f"--action-features {file}: {name} is {feature.type}, and continuous actions have bounds; use "
+                "type=continuous_action with min_value and max_value"
+            )
+        low, high = logged.get(name, (math.inf, -math.inf))
+        assert feature.min_value is not None and feature.max_value is not None
+        if show is not None and (low < feature.min_value or high > feature.max_value):
+            show(
+                f"number {name} of the action is clipped to [{feature.min_value:g}, {feature.max_value:g}], the bounds "
+                f"of {file}; the log has {low:g} to {high:g}"
+            )
 
 
 def _check_metrics(logged: tuple[str, ...], wanted: tuple[str, ...] | None, path: Path) -> None:

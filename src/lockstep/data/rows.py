@@ -26,9 +26,9 @@ class Rows:
     state: Float
     """[N, S], normalized."""
     action: NDArray[Any]
-    """Discrete: [N] int64, index into `DatasetInfo.actions`. Parametric: [N, K] float32."""
+    """Discrete: [N] int64, index into `DatasetInfo.actions`. Parametric and continuous: [N, K] float32."""
     action_index: Index
-    """[N]: index of the action among the possible ones; discrete: `action` itself."""
+    """[N]: index of the action among the possible ones; discrete: `action` itself; continuous: 0."""
     reward: Float
     """[N], r_0 + gamma r_1 + ... over the window."""
     metrics: Float
@@ -40,7 +40,7 @@ class Rows:
     has_next_action: Float
     """[N], 1 where the next action is known."""
     possible_actions: Float | Ragged
-    """Discrete: mask [N, A]. Parametric: lists of candidates."""
+    """Discrete: mask [N, A]. Parametric: lists of candidates. Continuous: [N, 0]."""
     possible_next_actions: Float | Ragged
     """As `possible_actions`; none where nothing follows."""
     not_terminal: Float
@@ -49,8 +49,9 @@ class Rows:
     """[N], rewards in the window, 1 to n."""
     time_diff: Float
     """[N], time from this decision to the next."""
-    propensity: Float
-    """[N], probability of the action under the logging policy; NaN where unknown."""
+    propensity: NDArray[Any]
+    """[N], probability of the action under the logging policy; NaN where unknown. Continuous: [N] float64, the
+    logarithm of the density."""
     weight: Float
     """[N], 0 for padding."""
 

@@ -34,6 +34,13 @@ class LogStatistics:
     """Rows inside a trajectory after which rows are missing."""
     seen: bool = False
     """Whether the policy was trained on these rows."""
+    no_density: bool = False
+    """Whether the policy always takes the same continuous action in a state."""
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether there are importance weights."""
+        return not self.no_propensity and not self.no_density
 
 
 def effective_sizes(sums: Sums) -> dict[str, float | None]:
@@ -57,6 +64,11 @@ def reasons(sums: Sums, statistics: LogStatistics) -> dict[str, str]:
         missing = statistics.no_propensity
         which = "no row of the log has" if missing == statistics.rows else f"{missing} of {statistics.rows} rows lack"
         why = f"{which} a propensity (action_probability), and importance weights need one for every row"
+        if statistics.no_density:
+            why = (
+                "the policy takes one action in each state, of which there are infinitely many: it has no density, and "
+                "importance weights are ratios of densities (iql and cql have one with policy=sampled)"
+            )
         skipped |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
     if not sums.has_predictions:
         why = "no models of the reward and of the policy's value were learned (estimate=false)"

@@ -70,6 +70,10 @@ class DiagonalGaussian:
         """The mean."""
         return parameters
 
+    def mean_and_log_std(self, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and log deviation of each number, [..., D] each."""
+        return parameters, np.broadcast_to(self._log_std(), parameters.shape).copy()
+
 
 class StateDependentGaussian:
     """D independent normal distributions: P = 2 D, means and log deviations. Actions are as in `DiagonalGaussian`.
@@ -90,12 +94,16 @@ class StateDependentGaussian:
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Mean + deviation * noise."""
-        log_std = parameters[..., self.width :] + np.float32(self.initial_log_std)
-        return parameters[..., : self.width] + np.exp(log_std) * noise
+        mean, log_std = self.mean_and_log_std(parameters)
+        return mean + np.exp(log_std) * noise
 
     def mode(self, parameters: np.ndarray) -> np.ndarray:
         """The mean."""
         return parameters[..., : self.width]
+
+    def mean_and_log_std(self, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and log deviation of each number, [..., D] each."""
+        return parameters[..., : self.width], parameters[..., self.width :] + np.float32(self.initial_log_std)
 
 
 class SquashedGaussian:
@@ -148,6 +156,10 @@ class NoisyDeterministic:
     def mode(self, parameters: np.ndarray) -> np.ndarray:
         """Center + half range * tanh(parameters)."""
         return self.center + self.half_range * np.tanh(parameters)
+
+    def mean_and_log_std(self, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and log deviation of each number before it is clipped, [..., D] each."""
+        return self.mode(parameters), np.broadcast_to(np.log(self.std * self.half_range), parameters.shape).copy()
 
 
 def center_and_half_range(action: ActionSpec) -> tuple[np.ndarray, np.ndarray]:

@@ -30,6 +30,14 @@ _VERIFIED = 1 << 30
 """Largest prepared data, in bytes, whose checksums are verified when a run starts: a second or two."""
 
 
+_ALGORITHMS_OF = {
+    "discrete": ("dqn", "bc"),
+    "parametric": ("parametric_dqn", "bc"),
+    "continuous": ("iql", "td3_bc", "cql"),
+}
+"""The algorithms that can learn from each kind of actions."""
+
+
 def check_framework(run: AnyRun) -> None:
     """Raise `ConfigError` if the run's framework is not installed."""
     check_package(run.ml_framework)
@@ -128,10 +136,11 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
     """
     dataset = _opened("data", run.data, verify)
     judged_on = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify)
-    info, right = dataset.info, {"discrete": "dqn", "parametric": "parametric_dqn"}
-    if run.algo not in (right[info.kind], "bc"):
+    info = dataset.info
+    if run.algo not in _ALGORITHMS_OF[info.kind]:
         raise ConfigError(
-            f"algo={run.algo} cannot learn from {run.data}: its actions are {info.kind}; use {right[info.kind]}"
+            f"algo={run.algo} cannot learn from {run.data}: its actions are {info.kind}; use "
+            f"{' or '.join(_ALGORITHMS_OF[info.kind])}"
         )
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
         if getattr(info, name) != getattr(judged_on.info, name):

@@ -18,13 +18,13 @@ from lockstep.session.policy_file import FROM_LOG, PolicySignature, PolicySpec
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.networks import ActingPolicy, AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring.policy import ScoringPolicy, save_scoring, scoring_from_file
+from lockstep.torch.scoring.logged_policy import LoggedPolicy, logged_from_file, save_logged
 
 
 def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
-    if isinstance(policy, ScoringPolicy):
-        save_scoring(path, policy)
+    if isinstance(policy, LoggedPolicy):
+        save_logged(path, policy)
         return
     assert isinstance(run, Run)
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
@@ -43,7 +43,7 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     metadata, arrays = policy_file.read(Path(path))
     path = policy_file.file_of(Path(path))
     if policy_file.from_log(metadata):
-        return scoring_from_file(path, metadata, _tensors(arrays)), None
+        return logged_from_file(path, metadata, _tensors(arrays)), None
     about = PolicySpec.from_dict(metadata)
     parameters, observations = policy_file.split_normalizer(about, arrays)
     policy = (
@@ -91,7 +91,7 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
 
 def _signature(policy: AnyPolicy, observations: RunningMoments | None) -> PolicySignature:
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
-    if isinstance(policy, ScoringPolicy):
+    if isinstance(policy, LoggedPolicy):
         spec = policy.policy_spec
         meaning = {
             "state features": spec.state,

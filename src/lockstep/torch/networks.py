@@ -21,7 +21,7 @@ from lockstep.torch.distributions import distribution_of
 from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 from lockstep.torch.recurrent import Core, Sequences
-from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.logged_policy import LoggedPolicy
 
 
 class ActorCritic(nn.Module):
@@ -189,7 +189,7 @@ class Policy(nn.Module):
 
 ActingPolicy = Policy | QPolicy | ContinuousPolicy
 """A policy of an algorithm that learns in environments."""
-AnyPolicy = ActingPolicy | ScoringPolicy
+AnyPolicy = ActingPolicy | LoggedPolicy
 """A policy of any algorithm: observations to parameters of the action distribution, and a value."""
 
 

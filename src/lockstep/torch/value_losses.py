@@ -33,6 +33,11 @@ def squared(error: Tensor) -> Tensor:
     return 0.5 * error.square()
 
 
+def expectile(error: Tensor, tau: float) -> Tensor:
+    """L = |tau - 1{e < 0}| e^2, whose minimum over targets is their tau-expectile (Newey and Powell, 1987)."""
+    return torch.where(error < 0, 1.0 - tau, tau) * error.square()
+
+
 def huber(error: Tensor, kappa: float = 1.0) -> Tensor:
     """L = e^2 / 2 within kappa, kappa (|e| - kappa / 2) beyond (Huber, 1964)."""
     return F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=kappa)

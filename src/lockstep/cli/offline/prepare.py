@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("logs", metavar="LOG", nargs="+", help="JSON lines, Parquet, CSV, a folder of them, or a Minari dataset")
     add("--out", metavar="DIR", required=True, help="directory for the prepared data")
-    add("--kind", choices=("discrete", "parametric"), help="kind of actions (default: found from the log)")
+    add(
+        "--kind", choices=("discrete", "parametric", "continuous"), help="kind of actions (default: found from the log)"
+    )
     add("--actions", metavar="A,B", help="names of discrete actions, in the order of their indices; others are refused")
     add("--columns", metavar="FILE", help="YAML or JSON: what columns are called in the log")
     add("--max-episode-steps", metavar="N", help="limit of steps: an episode of N decisions was cut off, not over")
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="settings for finding types of features: num_samples, ...",
+        help="settings for finding types of features: num_samples, action_bounds, ...",
     )
     add("--memory", metavar="BYTES", default="1G", help="memory for rows, such as 512M (default: 1G)")
     add("--force", action="store_true", help="replace other prepared data in DIR")
@@ -97,18 +99,18 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
         if getattr(args, name):
             raise ConfigError(f"--like {other} already sets --{name.replace('_', '-')}; leave one of them out")
     dataset = Dataset.open(other)
-    info, parametric = dataset.info, dataset.info.kind == "parametric"
+    info, discrete = dataset.info, dataset.info.kind == "discrete"
     previous: dict[str, Any] = dataset.info.rules.get("options", {})
     return replace(
         options,
         kind=info.kind,
-        actions=None if parametric else info.actions,
+        actions=info.actions if discrete else None,
         columns=previous.get("columns") if options.columns is None else options.columns,
         max_episode_steps=(
             previous.get("max_episode_steps") if options.max_episode_steps is None else options.max_episode_steps
         ),
         state_features=other / STATE_FEATURES,
-        action_features=other / ACTION_FEATURES if parametric else None,
+        action_features=None if discrete else other / ACTION_FEATURES,
         metrics=info.metrics,
     )
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from lockstep.cli.flags import add_learning_arguments, add_start_arguments
 from lockstep.errors import ConfigError
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from lockstep.run import OfflineRun
 
 PROGRAM = (sys.executable, "-m", "lockstep.cli", "offline", "train")
-_ALGORITHMS = ("dqn", "parametric_dqn", "cql", "bc")
+_ALGORITHMS = ("dqn", "parametric_dqn", "iql", "td3_bc", "cql", "bc")
+_DEFAULT = {"discrete": "dqn", "parametric": "parametric_dqn", "continuous": "iql"}
+"""The algorithm for each kind of actions."""
 _CQL_ALPHA = "1.0"
 
 
@@ -76,7 +78,7 @@ def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]"
     changes = changes_of(args, task=args.task)
     renamed = {files.CLASSIC_NAMES.get(name, name): value for name, value in changes.items()}
     _check_algo(renamed.get("algo"))
-    if renamed.get("algo") == "cql":
+    if renamed.get("algo") == "cql" and run.algo in ("dqn", "parametric_dqn"):
         renamed["algo"] = "parametric_dqn" if run.algo == "parametric_dqn" else "dqn"
         renamed.setdefault("cql_alpha", _CQL_ALPHA)
     run = override(run, renamed)
@@ -104,7 +106,7 @@ def _from_path(path: Path) -> "OfflineRun":
                 f"{path} does not hold prepared data; prepare a log: lockstep offline prepare LOG --out DIR"
             )
         kind = Dataset.open(path).info.kind
-        return OfflineRun(data=str(path), algo="parametric_dqn" if kind == "parametric" else "dqn")
+        return OfflineRun(data=str(path), algo=cast(Any, _DEFAULT[kind]))
     if path.name == "dataset.json":
         raise ConfigError(
             f"{path} describes prepared data; name their directory: "

@@ -1,6 +1,6 @@
-"""Actions of a log: names (logged as names, indices or one-hot lists), or maps of features.
+"""Actions of a log: names (logged as names, indices or one-hot lists), or numbers (maps of features, or lists).
 
-Shapes: n rows, U distinct texts, A actions.
+Shapes: n rows, U distinct texts, A actions, K numbers of an action.
 """
 
 from collections import defaultdict
@@ -18,15 +18,19 @@ from lockstep.data.logs.maps import MapDecoder, Maps, Where, as_entries, error_t
 
 Actions = Maps | pl.Series
 """The action of each row: features if parametric, otherwise names (String, null: none)."""
+_NUMBERS = msgspec.json.Decoder(list[list[float] | None])
 _MANY = 2  # rows per distinct text from which distinct texts are decoded once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ActionNames:
     """Names of discrete actions."""
 
     names: tuple[str, ...] | None = None
     """In the order of indices and masks; None: any name is valid, and action 0 is named "0"."""
+    numeric_lists: bool | None = None
+    """Whether a list is the numbers of a continuous action, not the one-hot list of a name. None: not known yet; the
+    first lists decide."""
 
     def of_index(self, index: Any, where: Where, row: int, column: str) -> str:
         """The name of action number `index`."""
@@ -79,6 +83,9 @@ class ActionDecoder:
         """Read the JSON of n actions; `null`, an empty name and an empty map are no action."""
         codes, distinct, first = factorize(texts)
         some = next((text for text in distinct if text.strip() not in (b"null", b'""')), b"")
+        if some.lstrip()[:1] == b"[" and self._lists_are_numbers(distinct):
+            few = _maps_of_lists(distinct, where.take(first), column)
+            return Maps(few.ids, few.values[codes], few.given[codes])
         if some.lstrip()[:1] != b"{":
             found = [self._name(text, where, int(first[i]), column) for i, text in enumerate(distinct)]
             named = pl.Series(column, found, dtype=pl.String).gather(codes)
@@ -87,6 +94,12 @@ class ActionDecoder:
             return self._maps(texts, where, column)
         few = self._maps(distinct, where.take(first), column)
         return Maps(few.ids, few.values[codes], few.given[codes])
+
+    def _lists_are_numbers(self, distinct: Sequence[bytes]) -> bool:
+        """Whether lists are continuous actions: as known, or if any of these is not one-hot."""
+        if self._names.numeric_lists is None:
+            self._names.numeric_lists = not all(map(_is_one_hot, map(_decoded, distinct)))
+        return self._names.numeric_lists
 
     def _name(self, text: bytes, where: Where, row: int, column: str) -> str | None:
         try:
@@ -131,8 +144,57 @@ def one_hot(values: list[Any], names: ActionNames, where: Where, row: int, colum
     """The name of the action of a one-hot list; None if it is empty."""
     marked = names.names_of_mask(values, where, row, column) if values else []
     if values and len(marked) != 1:
-        where.refuse(row, f"{column} is {values}; a list marks one action with 1, a continuous action is a map")
+        where.refuse(
+            row,
+            f"{column} is {values}; a list marks one action with 1, or holds the numbers of a continuous action, which "
+            "--kind continuous says",
+        )
     return marked[0] if marked else None
+
+
+def _maps_of_lists(texts: Sequence[bytes], where: Where, column: str) -> Maps:
+    """Continuous actions logged as lists of K numbers: maps with the ids `action_0` to `action_(K - 1)`."""
+    try:
+        found = _NUMBERS.decode(b"[" + b",".join(texts) + b"]")
+    except ValueError:
+        for i, value in enumerate(map(_decoded, texts)):
+            if not isinstance(value, list | None):
+                where.refuse(i, f"{column} is {value!r}, and a list of numbers in other rows: a log has one kind")
+            if not _is_numbers(value):
+                where.refuse(i, f"{column} is {bytes(texts[i]).decode()[:80]}; it must be a list of finite numbers")
+        raise
+    given = np.array([bool(numbers) for numbers in found])
+    width = len(found[int(given.argmax())] or ()) if given.any() else 0
+    for i, numbers in enumerate(found):
+        if numbers and len(numbers) != width:
+            where.refuse(i, f"{column} holds {len(numbers)} numbers, and rows before hold {width}")
+    values = np.full((len(found), width), np.nan)
+    values[given] = np.array([numbers for numbers in found if numbers], np.float64).reshape(-1, width)
+    digits = len(str(max(width - 1, 0)))  # ids are ordered by name: action_02 comes before action_10
+    return Maps(tuple(f"action_{k:0{digits}}" for k in range(width)), values, given).check(where, column)
+
+
+def _decoded(text: bytes) -> Any:
+    """The value of a JSON text; the text itself if it is not JSON, which is reported later."""
+    try:
+        return msgspec.json.decode(text)
+    except ValueError:
+        return text
+
+
+def _is_numbers(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and all(isinstance(one, int | float) and not isinstance(one, bool) for one in cast("list[Any]", value))
+    )
+
+
+def _is_one_hot(value: Any) -> bool:
+    """Whether a list holds one 1 and else 0; also if it is empty, or no list."""
+    if not value or not isinstance(value, list):
+        return True
+    values = cast("list[Any]", value)
+    return all(one in (0, 1) for one in values) and sum(values) == 1
 
 
 def factorize(texts: Sequence[Any]) -> tuple[NDArray[np.int64], list[bytes], NDArray[np.int64]]:

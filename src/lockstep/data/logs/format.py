@@ -5,10 +5,11 @@
 | `mdp_id` | trajectory: an episode, a user's session; text or a whole number |
 | `sequence_number` | position in the trajectory, a whole number; steps may exceed one |
 | `state_features` | `{id: number}`; a missing id or null is unknown |
-| `action` | discrete: a name, an index or a one-hot list; parametric (continuous too): `{id: number}` |
+| `action` | discrete: a name, an index or a one-hot list; parametric: `{id: number}`; continuous: either map or list |
 | `reward` | a number |
 | `possible_actions` | names, a list of 0 and 1 for all actions, or a list of maps; `[]` after the end |
 | `propensity` or `action_probability` | probability of the action under the logging policy, in (0, 1]; null: unknown |
+| `log_probability` | its logarithm, instead of `propensity`; of continuous actions that of the density |
 | `metrics` | `{name: number}`, further quantities to evaluate policies by |
 | `next_state_features`, `next_action`, `possible_next_actions`, `time_diff` | of the next row; optional |
 | `terminated`, `truncated` | whether the episode ended with the row, or was truncated after it; optional |
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from lockstep.data.logs.frame import RawRows
     from lockstep.data.logs.schema import Schema
 
-KINDS = ("discrete", "parametric")
+KINDS = ("discrete", "parametric", "continuous")
 
 
 def read_log(
@@ -50,7 +51,8 @@ def read_log(
         paths: files, folders (all logs in them, by name), and Minari data sets: their folders, or `minari:NAME`.
         columns: names of the columns in these files, by schema name; of maps also a list of columns, or the column of
             each id.
-        kind: `discrete` or `parametric`; None: as the first actions.
+        kind: of `KINDS`; None: as the first actions. Maps and lists of numbers are `continuous` if no row names its
+            possible actions and all have the same ids, else `parametric`.
         actions: names of discrete actions, in the order of their indices; others are rejected.
 
     Raises:
@@ -61,11 +63,12 @@ def read_log(
     from lockstep.data.logs.schema import Schema
 
     if kind is not None and kind not in KINDS:
-        raise ConfigError(f"kind={kind} is not known; there are {' and '.join(KINDS)}")
-    if kind == "parametric" and actions is not None:
-        raise ConfigError(f"actions={','.join(actions)} are names, and kind=parametric has none; leave one out")
+        raise ConfigError(f"kind={kind} is not known; there are {', '.join(KINDS)}")
+    if kind in ("parametric", "continuous") and actions is not None:
+        raise ConfigError(f"actions={','.join(actions)} are names, and kind={kind} has none; leave one out")
     files, in_folders = find_files([Path(path) for path in paths])
-    return Log(files, in_folders, Schema.of(columns, actions), kind or ("discrete" if actions is not None else None))
+    schema = Schema.of(columns, actions, numeric_lists=True if kind == "continuous" else False if kind else None)
+    return Log(files, in_folders, schema, kind or ("discrete" if actions is not None else None))
 
 
 class Log:
@@ -73,15 +76,17 @@ class Log:
 
     Columns of a table (only those with values):
 
-    - `mdp_id` String, `sequence_number` Int64, `reward`, `propensity`, `time_diff` Float64, `terminated`, `truncated`
-      Boolean; `state:ID`, `next_state:ID`, `metric:NAME` Float64, null where unknown; `has_next_state` Boolean
+    - `mdp_id` String, `sequence_number` Int64; `reward`, `propensity`, `log_probability` and `time_diff` Float64;
+      `terminated`, `truncated` Boolean; `state:ID`, `next_state:ID`, `metric:NAME` Float64, null where unknown;
+      `has_next_state` Boolean
     - discrete: `action`, `next_action` String; `possible_actions`, `possible_next_actions` List(String)
     - parametric: `action:ID`, `next_action:ID` Float64; the lists List(Struct) with a Float64 field for each id
     - `_file` UInt32, index into `paths`, and `_row` Int64, the line or row number from 1
 
     Attributes:
         paths: its files, in reading order.
-        kind: `discrete` or `parametric`.
+        kind: `discrete` or `parametric`, the form of its actions; those of a continuous log are parametric.
+        continuous: whether its actions are continuous; None: found from all rows.
         total_bytes: of all files.
         done_bytes: read so far by `frames`.
     """
@@ -92,6 +97,8 @@ class Log:
         self.paths, self._in_folders, self._schema = files, in_folders, schema
         self._sizes = [size_of(path) for path in files]
         self.total_bytes, self.done_bytes = sum(self._sizes), 0
+        self.continuous = None if kind is None else kind == "continuous"
+        kind = "parametric" if kind == "continuous" else kind
         first = next((found for found in self._read() if kind is None or found.kind), None)
         if first is None and kind is None:
             raise ConfigError(f"{files[0]} names no action in any row; say which kind of actions the log has")

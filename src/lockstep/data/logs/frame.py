@@ -10,6 +10,8 @@ from lockstep.data.logs.actions import Actions
 from lockstep.data.logs.maps import Maps, Where
 
 _WANTED = {"discrete": "names", "parametric": "maps of features"}
+_ROUNDING = 1e-6
+"""A log-probability of 1 may be above 0 by this."""
 
 
 @dataclass(slots=True)
@@ -20,7 +22,7 @@ class RawRows:
     file: int
     """Index of the file among those of the log."""
     scalars: dict[str, pl.Series] = field(default_factory=dict[str, pl.Series])
-    """`mdp_id` String, `sequence_number` Int64, `reward`, `propensity` and `time_diff` Float64, flags Boolean."""
+    """`mdp_id` String, `sequence_number` Int64, flags Boolean, and the columns of `NUMBERS` Float64."""
     maps: dict[str, Maps] = field(default_factory=dict[str, Maps])
     """By prefix: `state`, `next_state`, `metric`."""
     actions: dict[str, Actions] = field(default_factory=dict[str, Actions])
@@ -51,7 +53,7 @@ def frame(found: RawRows, kind: str) -> pl.DataFrame:
     """
     where = found.where
     _check_kind(found, kind)
-    _check_scalars(found)
+    _check_scalars(found, kind)
     state = found.maps["state"]
     if not state.given.all():
         where.refuse(int(np.argmin(state.given)), "state_features is missing; a row with no feature known has {}")
@@ -100,7 +102,7 @@ def _refuse_kind(where: Where, row: int, name: str, kind: str) -> None:
     where.refuse(row, f"{name} holds {_WANTED[other]}, but actions of this log are {_WANTED[kind]} ({kind})")
 
 
-def _check_scalars(found: RawRows) -> None:
+def _check_scalars(found: RawRows, kind: str) -> None:
     where = found.where
     mdp_id = found.scalars["mdp_id"]
     for name, bad, way in (
@@ -110,7 +112,18 @@ def _check_scalars(found: RawRows) -> None:
         where.refuse_first(bad, lambda _, name=name, way=way: f"{name} is missing; {way}")
     if (propensity := found.scalars.get("propensity")) is not None:
         bad, wanted = (propensity <= 0) | (propensity > 1), "is not a probability in (0, 1]; leave out what is unknown"
+        if kind != "discrete":
+            wanted += ", and log the logarithm of a density as log_probability"
         where.refuse_first(bad.fill_null(value=False), lambda row: f"propensity {propensity[row]} {wanted}")
+    if (logged := found.scalars.get("log_probability")) is not None:
+        if propensity is not None:
+            where.refuse_first(
+                (logged.is_not_null() & propensity.is_not_null()),
+                lambda _: "has both propensity and log_probability; log one of them",
+            )
+        if kind == "discrete":
+            bad, wanted = logged > _ROUNDING, "is above 0, and a probability is at most 1"
+            where.refuse_first(bad.fill_null(value=False), lambda row: f"log_probability {logged[row]} {wanted}")
     if (time_diff := found.scalars.get("time_diff")) is not None:
         bad, wanted = time_diff < 0, "is negative; it must be 0 or more"
         where.refuse_first(bad.fill_null(value=False), lambda row: f"time_diff {time_diff[row]} {wanted}")

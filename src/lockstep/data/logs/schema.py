@@ -15,7 +15,7 @@ MAPS = {"state_features": "state", "next_state_features": "next_state", "metrics
 """Columns that are maps, with the prefix of columns of single ids, such as `state:0`."""
 ACTIONS = ("action", "next_action")
 LISTS = ("possible_actions", "possible_next_actions")
-NUMBERS = ("reward", "propensity", "time_diff")
+NUMBERS = ("reward", "propensity", "log_probability", "time_diff")
 FLAGS = ("terminated", "truncated")
 REQUIRED = ("mdp_id", "sequence_number")
 SCHEMA = (*REQUIRED, *MAPS, *ACTIONS, *LISTS, *NUMBERS, *FLAGS)
@@ -45,12 +45,16 @@ class Schema:
     _noted: set[str] = field(default_factory=set[str])
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any] | None, actions: Sequence[str] | None) -> "Schema":
-        """From the user's settings. Raises `ConfigError` if they are invalid."""
+    def of(
+        cls, columns: Mapping[str, Any] | None, actions: Sequence[str] | None, *, numeric_lists: bool | None = None
+    ) -> "Schema":
+        """From the user's settings, `numeric_lists` as in `ActionNames`. Raises `ConfigError` if they are invalid."""
         if actions is not None and len(set(actions)) != len(actions):
             raise ConfigError(f"actions={','.join(actions)} names one twice; each needs a name of its own")
         overrides = {name: _own(name, value) for name, value in (columns or {}).items()}
-        return cls(overrides, ActionNames(None if actions is None else tuple(actions)))
+        if actions is not None:
+            numeric_lists = False
+        return cls(overrides, ActionNames(None if actions is None else tuple(actions), numeric_lists))
 
     def column_of(self, name: str, available: Iterable[str]) -> str | None:
         """The name of a schema column in a log; None if it is missing, or a map with a column for each id."""

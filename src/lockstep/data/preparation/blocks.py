@@ -18,6 +18,7 @@ from lockstep.errors import ConfigError
 LISTS = ("possible_actions", "possible_next_actions")
 _MAX_NAMES = 10_000
 FLAGS = ("terminated", "truncated")
+_NUMBERS = ("state", "next_state", "metric", "reward", "propensity", "log_probability", "time_diff")
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class Block:
     """Rows of a log by column.
 
     Columns: `hash_0`, `hash_1` (of mdp_id) uint64; `sequence_number` int64; `file` uint32 and `row` int64 (its source);
-    `reward`, `time_diff`, `propensity`, `state:ID`, `metric:NAME`, `next_state:ID` and, parametric,
+    `reward`, `time_diff`, `propensity`, `log_probability`, `state:ID`, `metric:NAME`, `next_state:ID` and, parametric,
     `action:ID` and `next_action:ID` float64, NaN where absent; discrete `action`, `next_action` int32, -1 where absent;
     `has_action`, `has_next_action`, `has_next_state` bool; `terminated`, `truncated` int8, -1 where unknown.
     """
@@ -98,7 +99,7 @@ class Encoder:
         columns = {"hash_0": hashes[0], "hash_1": hashes[1], "sequence_number": frame["sequence_number"].to_numpy()}
         columns |= {"file": frame["_file"].to_numpy(), "row": frame["_row"].to_numpy()}
         for name in frame.columns:
-            if name.partition(":")[0] in ("state", "next_state", "metric", "reward", "propensity", "time_diff"):
+            if name.partition(":")[0] in _NUMBERS:
                 columns[name] = numbers(frame[name])
             elif name in FLAGS:
                 columns[name] = frame[name].cast(int).fill_null(-1).to_numpy().astype(np.int8)

@@ -26,16 +26,20 @@ class Schema:
     state: Features
     metrics: tuple[str, ...]
     action: Features | None
-    """Parametric only."""
+    """Parametric and continuous only."""
     actions: tuple[str, ...]
     """Discrete only: their names."""
     renumbered: NDArray[np.int32]
     """Discrete only: the index of an action in prepared data, by its code while reading."""
+    continuous: bool = False
+    """Whether actions are any numbers within bounds, not one of a list of candidates."""
 
     @property
-    def kind(self) -> Literal["discrete", "parametric"]:
-        """`discrete` or `parametric`."""
-        return "discrete" if self.action is None else "parametric"
+    def kind(self) -> Literal["discrete", "parametric", "continuous"]:
+        """As `DatasetInfo.kind`."""
+        if self.action is None:
+            return "discrete"
+        return "continuous" if self.continuous else "parametric"
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -79,7 +83,7 @@ def decisions(block: Block, successors: NextRows, schema: Schema, key: NDArray[n
         columns["next_state"][logged] = schema.state.normalize(ends.table("next_state", ids))
     columns |= _numbers(block, successors, schema, rows)
     columns["key"] = np.ascontiguousarray(key[rows])
-    make = _discrete if schema.action is None else _parametric
+    make = {"discrete": _discrete, "parametric": _parametric, "continuous": _continuous}[schema.kind]
     found, added, lists = make(block, successors, schema, rows)
     return Decisions(columns | found, rows, added, lists)
 
@@ -98,15 +102,24 @@ def _numbers(block: Block, successors: NextRows, schema: Schema, rows: Index) ->
     trajectory = np.cumsum(successors.first)[rows]
     change = np.ones(len(rows), np.int64)
     change[1:] = trajectory[1:] != trajectory[:-1]
-    unknown = np.full(len(block), np.nan)
-    return {
+    return _propensities(block, schema, rows) | {
         "reward": source["reward"][rows].astype(np.float32),
         "metrics": block.table("metric", schema.metrics)[rows].astype(np.float32),
         "time_diff": successors.time_diff[rows].astype(np.float32),
-        "propensity": source.get("propensity", unknown)[rows].astype(np.float32),
         "trajectory": np.cumsum(change) - 1,
         "sequence_number": source["sequence_number"][rows],
     }
+
+
+def _propensities(block: Block, schema: Schema, rows: Index) -> Columns:
+    """The probability of each action, or the logarithm of the density of a continuous one; NaN where unknown."""
+    unknown = np.full(len(block), np.nan)
+    propensity = block.columns.get("propensity", unknown)[rows]
+    logarithm = block.columns.get("log_probability", unknown)[rows]
+    if schema.continuous:
+        return {"log_density": np.where(np.isnan(logarithm), np.log(propensity), logarithm)}
+    probability = np.minimum(np.exp(logarithm), 1.0)
+    return {"propensity": np.where(np.isnan(propensity), probability, propensity).astype(np.float32)}
 
 
 def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Index, Index]:
@@ -175,6 +188,20 @@ def _parametric(block: Block, successors: NextRows, schema: Schema, rows: Index)
         "possible_next_actions_offsets": ahead.offsets,
     }
     return columns, added, lists[rows]
+
+
+def _continuous(block: Block, successors: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+    features = schema.action
+    assert features is not None
+    action = features.normalize(block.table("action", features.ids))
+    follows, logged = _next_decision(block, successors, rows)
+    after = successors.following[rows]
+    next_action = _take_some(action, after, follows)
+    next_action[logged] = features.normalize(block.take(rows[logged]).table("next_action", features.ids))
+    has_next = np.zeros(len(rows), np.uint8)
+    has_next[follows] = has_next[logged] = 1
+    columns = {"action": action[rows], "next_action": next_action, "has_next_action": has_next}
+    return columns, 0, np.zeros(0, np.int64)
 
 
 def _own_lists(

@@ -28,7 +28,7 @@ class Digest:
     def __init__(
         self, columns: Collection[str], names: dict[str, int], hashes: Callable[[NDArray[Any]], Words]
     ) -> None:
-        kinds = ("state", "action", "metric", "reward", "propensity", "time_diff", *FLAGS)
+        kinds = ("state", "action", "metric", "reward", "propensity", "log_probability", "time_diff", *FLAGS)
         self._columns = sorted(name for name in columns if name.partition(":")[0] in kinds)
         self._next = sorted(name for name in columns if name.startswith("next_state:"))
         self._salt = dict(zip(sorted(columns), hash_names(sorted(columns))[:, 0], strict=True))

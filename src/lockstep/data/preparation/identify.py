@@ -18,7 +18,7 @@ for the 13.8. As there, standard deviations are at least `min_stddev`, so that s
 import difflib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,8 @@ class NormParams:
     """Types by feature id, which override the identified ones."""
     min_stddev: float = 1.0
     """Lower bound of standard deviations."""
+    action_bounds: tuple[float, ...] | None = None
+    """Continuous actions: the lower and the upper bound of every number; `null`: the extremes in the log."""
 
     def __post_init__(self) -> None:
         """Check all values, and convert types to lower case."""
@@ -66,11 +68,43 @@ class NormParams:
         for name in ("quantile_k2_threshold", "min_stddev"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 0, and finite")
+        if (bounds := self.action_bounds) is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
+            raise ConfigError(f"action_bounds={list(bounds)} must be a lower and an upper bound, such as [-1, 1]")
         types = {str(key): kind.lower() for key, kind in self.feature_overrides.items()}
         for key, kind in types.items():
             if kind not in TYPES:
                 raise ConfigError(f"feature_overrides: {key}={kind} is not a type; there are {', '.join(TYPES)}")
         object.__setattr__(self, "feature_overrides", types)
+
+
+def bounded(bounds: Mapping[str, tuple[float, float]], params: NormParams) -> Features:
+    """The features of a continuous action: each number is mapped from its bounds to [-1, 1].
+
+    Args:
+        bounds: the smallest and the largest number in the log, by id.
+        params: with `action_bounds`, which replace those of the log.
+
+    Raises:
+        ConfigError: a number never varies, or lies outside of `action_bounds`.
+    """
+    found: dict[str, Feature] = {}
+    for key, logged in bounds.items():
+        if params.action_bounds is None:
+            (low, high), note = logged, "the extremes in the log"
+        else:
+            (low, high), note = (params.action_bounds[0], params.action_bounds[1]), "action_bounds"
+        if logged[0] < low or logged[1] > high:
+            raise ConfigError(
+                f"action_bounds={[low, high]}, but the log has actions from {logged[0]:g} to {logged[1]:g} (number "
+                f"{key}); widen them"
+            )
+        if low == high:
+            raise ConfigError(
+                f"number {key} of the action is {low:g} in every row, which gives no bounds; set them: --set "
+                "action_bounds=[-1,1] (or say --kind parametric, if actions are chosen among candidates)"
+            )
+        found[key] = Feature(type="continuous_action", min_value=low, max_value=high, note=note)
+    return Features(found)
 
 
 def identify(ids: Sequence[str], sample: Values, params: NormParams | None = None) -> Features:

@@ -1,7 +1,7 @@
 """The two passes of a preparation: scan all rows, then prepare whole trajectories in order."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ CHECK_ROWS = 1000
 _PENDING, _GROUP = 12, 8
 """Fractions of the memory for pending rows and for the rows of a group; the rest is for their copies."""
 _MOST_THREADS = 4
+_ROUNDING = 1e-6
+"""A log-probability of 1 may be above 0 by this."""
 _SMALL, _GROUPS = 1 << 24, 1 << 9
 """Small groups stay in the processor caches; large logs have about `_GROUPS` groups."""
 
@@ -46,10 +48,13 @@ class Scan:
     spill: Spill | None
     num_samples: int
     rows: int
+    continuous: bool
+    """Whether actions are any numbers within bounds."""
 
     def features(self) -> FeatureSample:
         """The sample from which features are identified."""
-        return feature_sample_of(self.sample, self.encoder, self.num_samples)
+        contents = self.contents if self.continuous else None
+        return feature_sample_of(self.sample, self.encoder, self.num_samples, contents)
 
 
 def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, progress: Report | None) -> Scan:
@@ -71,7 +76,13 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
             progress(PassProgress("reading", rows, done, log.total_bytes))
     if spill is not None:
         spill.flush()
-    return Scan(encoder, contents, sample, spill, num_samples, rows)
+    continuous = log.kind == "parametric" and contents.continuous if log.continuous is None else log.continuous
+    if continuous and contents.shared is not None:
+        raise ConfigError(
+            f"{log.paths[0]} lists possible actions, and continuous actions are any numbers within bounds; "
+            "leave --kind continuous out, or possible_actions"
+        )
+    return Scan(encoder, contents, sample, spill, num_samples, rows, continuous)
 
 
 def _with_progress(log: Any) -> Iterator[tuple[Any, int]]:
@@ -99,8 +110,8 @@ class _Group:
 class Preparation:
     """The second pass.
 
-    `actions` is the order of discrete actions, None: by name; `features` are those of states, and of parametric
-    actions.
+    `actions` is the order of discrete actions, None: by name; `features` are those of states, and of actions unless
+    they are discrete.
     """
 
     def __init__(
@@ -117,7 +128,7 @@ class Preparation:
         place = {name: number for number, name in enumerate(self._actions)}
         renumbered = np.array([place[name] for name in names], np.int32)
         metrics = tuple(name for name in scan.contents.names("metric") if name != "reward")
-        self.schema = Schema(features[0], metrics, features[1], self._actions, renumbered)
+        self.schema = Schema(features[0], metrics, features[1], self._actions, renumbered, scan.continuous)
         shared = None if scan.contents.differ or scan.contents.shared is None else self._items(scan.contents.shared)
         self._rules = Rules(scan.contents.mark, max_episode_steps, shared)
         self._digest = Digest(scan.contents.columns, names, self._hashes)
@@ -164,7 +175,7 @@ class Preparation:
             action_size=0 if schema.action is None else schema.action.size,
             candidates=tuple(candidates),
             metrics=schema.metrics,
-            has_propensity="propensity" in contents.columns,
+            has_propensity=bool(contents.columns & {"propensity", "log_probability"}),
             has_next_action=self.counts.next_actions > 0,
             has_possible_actions=bool(contents.columns & set(LISTS)),
             has_impossible_actions=self._some_impossible if schema.kind == "discrete" else None,
@@ -177,7 +188,14 @@ class Preparation:
     def messages(self, example: str = "") -> list[str]:
         """The summary for the user; `example` names a skipped decision."""
         has_lists = bool(self._scan.contents.columns & set(LISTS))
-        return summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
+        lines = summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
+        if self.schema.continuous and self.schema.action is not None:
+            bounds = ", ".join(
+                f"{name} in [{feature.min_value:g}, {feature.max_value:g}]"
+                for name, feature in self.schema.action.items()
+            )
+            lines.append(f"bounds of actions (--set action_bounds, or --action-features, sets others): {bounds}")
+        return lines
 
     def check_rows(self) -> dict[str, NDArray[Any]]:
         """Raw values of some rows."""
@@ -208,6 +226,10 @@ class Preparation:
             return f"{self._paths[block.columns['file'][row]]}, row {block.columns['row'][row]}"
 
         key = keys(block)
+        if self.schema.continuous:
+            self._check_numbers(block, where)
+        elif "log_probability" in block.columns:
+            _check_probabilities(block, where)
         successors = next_rows(block, self._rules, where, self._hashes)
         sums = self._digest.sums(block, key, np.flatnonzero(successors.following < 0))
         found = decisions(block, successors, self.schema, key)
@@ -216,6 +238,15 @@ class Preparation:
             skipped = np.flatnonzero(block.columns["has_action"] & ~successors.kept)
             first_skipped = f" (such as that of {where(int(skipped[0]))})"
         return _Group(len(block), block.take(found.rows), successors, found, sums, first_skipped)
+
+    def _check_numbers(self, block: Block, where: Callable[[int], str]) -> None:
+        """Refuse a continuous action that lacks a number."""
+        assert self.schema.action is not None
+        ids = self.schema.action.ids
+        missing = np.isnan(block.table("action", ids)) & block.columns["has_action"][:, None]
+        if missing.any():
+            row, column = (int(i) for i in np.argwhere(missing)[0])
+            raise ConfigError(f"{where(row)}: action has no number {ids[column]}; a continuous action has all of them")
 
     def _append(self, writer: DatasetWriter, group: "_Group") -> None:
         rows = group.found.columns
@@ -254,3 +285,14 @@ class Preparation:
             discrete = self.schema.action is None
             return no_lists(len(block), np.zeros(0, np.int32) if discrete else self._items(np.zeros((0, 0))))
         return Lists(lists.index, lists.offsets, self._items(lists.items))
+
+
+def _check_probabilities(block: Block, where: Callable[[int], str]) -> None:
+    """Refuse the logarithm of a probability above 1: of candidates there is no density."""
+    above = block.columns["log_probability"] > _ROUNDING
+    if above.any():
+        row = int(above.argmax())
+        raise ConfigError(
+            f"{where(row)}: log_probability {block.columns['log_probability'][row]} is above 0, and a probability is "
+            "at most 1; of continuous actions (--kind continuous) it is the logarithm of a density"
+        )

@@ -3,6 +3,7 @@
 Shapes: n rows, F features of a state, FA features of an action, m sampled actions.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,17 +90,21 @@ class FeatureSample:
     """[n, F], NaN where absent."""
     action_ids: tuple[str, ...] = ()
     action: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    """[m, FA], parametric: the action taken in each row, then the possible ones; of the first rows if many."""
+    """[m, FA], not discrete: the action taken in each row, then the possible ones; of the first rows if many."""
     action_row: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """[m], ascending: the row of each action."""
+    action_bounds: dict[str, tuple[float, float]] | None = None
+    """Continuous: the smallest and the largest number in the whole log, by id."""
 
 
-def feature_sample_of(sample: Sample, encoder: Encoder, size: int) -> FeatureSample:
-    """The feature sample of a log, with at most `size` actions."""
+def feature_sample_of(sample: Sample, encoder: Encoder, size: int, contents: "LogContents | None") -> FeatureSample:
+    """The feature sample of a log, with at most `size` actions; `contents` if its actions are continuous."""
     key, block = sample.read()
     ids = ordered(block.with_prefix("state"))
     found = FeatureSample(keys=key, state_ids=ids, state=block.table("state", ids))
-    if encoder.kind == "parametric":
+    if contents is not None:
+        found.action_bounds = dict(contents.action_bounds)
+    if encoder.kind != "discrete":
         found.action_ids = ordered(encoder.action_ids)
         place = [encoder.action_ids.index(name) for name in found.action_ids]
         taken = np.flatnonzero(block.columns["has_action"])
@@ -128,6 +133,11 @@ def merge_samples(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
     rows = np.concatenate([place[begin + s.action_row] for begin, s in zip(begins, samples, strict=False)])
     actions = np.concatenate([_columns(s.action, s.action_ids, found.action_ids) for s in samples])
     _set_actions(found, actions[rows >= 0], rows[rows >= 0], size)
+    if all(sample.action_bounds is not None for sample in samples):
+        found.action_bounds = {}
+        for sample in samples:
+            for name, bounds in (sample.action_bounds or {}).items():
+                found.action_bounds[name] = _widened(found.action_bounds.get(name), bounds)
     return found
 
 
@@ -137,6 +147,11 @@ def _set_actions(sample: FeatureSample, actions: NDArray[np.float64], rows: NDAr
     counts = np.bincount(rows, minlength=len(sample.keys))
     kept = order[: max(int(counts[np.cumsum(counts) <= size].sum()), int(counts[counts > 0][:1].sum()))]
     sample.action, sample.action_row = actions[kept], rows[kept]
+
+
+def _widened(known: tuple[float, float] | None, more: tuple[float, float]) -> tuple[float, float]:
+    """The bounds that contain both."""
+    return more if known is None else (min(known[0], more[0]), max(known[1], more[1]))
 
 
 def _columns(table: NDArray[np.float64], ids: Sequence[str], wanted: Sequence[str]) -> NDArray[np.float64]:
@@ -159,12 +174,30 @@ class LogContents:
     """The first list of actions that is not empty."""
     differ: bool = False
     """Whether another list differs from it."""
+    action_bounds: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """The smallest and the largest number of each feature of an action, by id."""
+    num_actions: int = 0
+    """Rows with an action."""
+    action_counts: Counter[str] = field(default_factory=Counter[str])
+    """Rows whose action has a feature, by id."""
+
+    @property
+    def continuous(self) -> bool:
+        """Whether actions, if they are not names, are any numbers: none is listed, and all have the same features."""
+        return self.shared is None and all(count == self.num_actions for count in self.action_counts.values())
 
     def add(self, block: Block) -> None:
         """Add some rows."""
         for name, column in block.columns.items():
             if name not in self.columns and _has_any(column):
                 self.columns.add(name)
+        self.num_actions += int(block.columns["has_action"].sum()) if "has_action" in block.columns else 0
+        for name, column in block.with_prefix("action").items():
+            known = column[~np.isnan(column)]
+            self.action_counts[name] += len(known)
+            if len(known):
+                bounds = float(known.min()), float(known.max())
+                self.action_bounds[name] = _widened(self.action_bounds.get(name), bounds)
         for name, lists in block.lists.items():
             lengths = np.diff(lists.offsets)
             if (lists.index >= 0).any():

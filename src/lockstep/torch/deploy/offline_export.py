@@ -28,11 +28,13 @@ from lockstep.torch.deploy.exported_file import (
 )
 from lockstep.torch.deploy.program import Program
 from lockstep.torch.deploy.scoring_program import trace_policy
+from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
-from lockstep.torch.scoring.policy import ScoringPolicy, save_scoring
+from lockstep.torch.scoring.logged_policy import LoggedPolicy, save_logged
+from lockstep.torch.scoring.policy import ScoringPolicy
 
 
-def export(policy: ScoringPolicy, dataset: Dataset, path: Path, to: Format) -> Exported:
+def export(policy: LoggedPolicy, dataset: Dataset, path: Path, to: Format) -> Exported:
     """Write a policy to a file, atomically, after comparing the file with the policy on rows of the data.
 
     Args:
@@ -49,7 +51,7 @@ def export(policy: ScoringPolicy, dataset: Dataset, path: Path, to: Format) -> E
     return _export(policy, trace_policy(policy), dataset, path, to)
 
 
-def export_policy(policy: ScoringPolicy, dataset: Dataset, folder: Path) -> list[str]:
+def export_policy(policy: LoggedPolicy, dataset: Dataset, folder: Path) -> list[str]:
     """Write a policy to `policy.safetensors`, `policy.pt2` and, if the packages are installed, `policy.onnx`.
 
     Returns:
@@ -57,7 +59,7 @@ def export_policy(policy: ScoringPolicy, dataset: Dataset, folder: Path) -> list
     """
     _check_data(policy, dataset)
     program = trace_policy(policy)
-    save_scoring(folder / "policy.safetensors", policy)
+    save_logged(folder / "policy.safetensors", policy)
     lines = [str(folder / "policy.safetensors")]
     for to, suffix in SUFFIXES.items():
         try:
@@ -67,32 +69,33 @@ def export_policy(policy: ScoringPolicy, dataset: Dataset, folder: Path) -> list
     return lines
 
 
-def _export(policy: ScoringPolicy, program: Program, dataset: Dataset, path: Path, to: Format) -> Exported:
+def _export(policy: LoggedPolicy, program: Program, dataset: Dataset, path: Path, to: Format) -> Exported:
     def compare(run: Callable[[Arrays], Arrays]) -> Exported:
         return _compare(policy, dataset, path, run)
 
     return write_program(program, path, to, _metadata(policy), compare, policy.info.actions)
 
 
-def _metadata(policy: ScoringPolicy) -> dict[str, Any]:
+def _metadata(policy: LoggedPolicy) -> dict[str, Any]:
     """The metadata of the file. Features and actions are listed in the order of the inputs' and outputs' columns."""
     spec, info = policy.policy_spec, policy.info
     metadata: dict[str, Any] = {
         "kind": info.kind,
         "state_features": info.state_features,
         "policy": spec.algorithm.policy,
-        "temperature": spec.algorithm.temperature,
         "algo": spec.algo,
         "data_digest": info.digest,
         "normalization": {"state": features_to_dict(spec.state)["features"]},
     }
+    if isinstance(policy, ScoringPolicy):
+        metadata["temperature"] = policy.config.temperature
     if spec.action is None:
         return metadata | {"actions": info.actions, "needs_possible_actions": info.restricts_actions}
     metadata["normalization"]["action"] = features_to_dict(spec.action)["features"]
     return metadata | {"action_features": info.action_features, "candidates": info.candidates}
 
 
-def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
+def _check_data(policy: LoggedPolicy, dataset: Dataset) -> None:
     spec = policy.policy_spec
     of_policy = [None if features is None else features.digest for features in (spec.state, spec.action)]
     features_of_data = (dataset.state_features, dataset.action_features)
@@ -103,9 +106,11 @@ def _check_data(policy: ScoringPolicy, dataset: Dataset) -> None:
         )
 
 
-def _compare(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable[[Arrays], Arrays]) -> Exported:
+def _compare(policy: LoggedPolicy, dataset: Dataset, path: Path, run: Callable[[Arrays], Arrays]) -> Exported:
     raw = dataset.check_rows()
     rows, inputs = raw["row"], _inputs("state", raw["state_value"])
+    if isinstance(policy, ActorPolicy):
+        return _compare_actions(policy, dataset, path, run(inputs), rows)
     if policy.action is not None:
         inputs |= _inputs("action", raw["action_value"]) | {"state_of_candidate": np.arange(len(rows))}
     elif policy.info.restricts_actions:
@@ -121,6 +126,25 @@ def _compare(policy: ScoringPolicy, dataset: Dataset, path: Path, run: Callable[
         )
     same = None if expected.ndim == 1 else int((outputs["action"] == expected.argmax(-1)).sum())
     return Exported(path, len(rows), largest, same)
+
+
+def _compare_actions(
+    policy: ActorPolicy, dataset: Dataset, path: Path, outputs: Arrays, rows: NDArray[np.int64]
+) -> Exported:
+    """Compare continuous actions, relative to half the distance between their bounds."""
+    half_range = policy.half_range.cpu().numpy()
+    with torch.inference_mode():
+        state = torch.from_numpy(dataset.column("state")[rows]).to(policy.half_range.device)
+        expected = policy.unscaled(policy.act(state)).cpu().numpy()
+    of_row = np.nan_to_num(np.abs(outputs["action"] - expected) / half_range, nan=np.inf).max(-1)
+    largest, row = float(of_row.max()), int(of_row.argmax())
+    if largest > LARGEST_DIFFERENCE:
+        raise RunError(
+            f"{path} was not written: in row {rows[row]} of {dataset.path} it would act differently than the policy, "
+            f"by {largest:.1e} of half the range of an action (up to {LARGEST_DIFFERENCE:g} is rounding); verify the "
+            "data by Dataset.open(path, verify=True), or report this"
+        )
+    return Exported(path, len(rows), largest, None)
 
 
 def _scores(

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.torch.deploy.program import Program, trace
+from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
+from lockstep.torch.scoring.logged_policy import LoggedPolicy, policy_of
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 _NO_INDEX = 2**62  # larger than the index of any candidate
@@ -51,7 +53,7 @@ class CandidateScorer(nn.Module):
     def __init__(self, policy: ScoringPolicy) -> None:
         super().__init__()
         self.policy = policy
-        self.greedy = policy.policy_spec.algorithm.policy == "greedy"
+        self.greedy = policy.config.policy == "greedy"
 
     def forward(
         self,
@@ -84,7 +86,7 @@ class CandidateScorer(nn.Module):
         low = torch.full_like(states, -torch.inf)
         best = low.scatter_reduce(0, owner, scores, "amax").index_select(0, owner)
         if not self.greedy:
-            weight = ((scores - best) / self.policy.policy_spec.algorithm.temperature).exp()
+            weight = ((scores - best) / self.policy.config.temperature).exp()
             total = torch.zeros_like(states).scatter_reduce(0, owner, weight, "sum")
             return weight / total.index_select(0, owner)
         index = torch.arange(scores.shape[0])
@@ -93,14 +95,39 @@ class CandidateScorer(nn.Module):
         return (first.index_select(0, owner) == index).float()
 
 
-def trace_policy(policy: ScoringPolicy) -> Program:
+class ContinuousActor(nn.Module):
+    """The best action of each state."""
+
+    def __init__(self, policy: ActorPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, state_value: Tensor, state_presence: Tensor) -> dict[str, Tensor]:
+        """Act.
+
+        Args:
+            state_value: raw features [N, F], float64.
+            state_presence: which of them are present [N, F], bool.
+
+        Returns:
+            `action` [N, K], within the bounds of the log; `parameters` [N, P] of its distribution, for actions scaled
+            to [-1, 1]: means and log deviations, or the action of a deterministic policy.
+        """
+        policy = self.policy
+        parameters = policy.network.actor(policy.state(state_value, state_presence))
+        return {"action": policy.unscaled(policy.network.actor.mode(parameters)), "parameters": parameters}
+
+
+def trace_policy(policy: LoggedPolicy) -> Program:
     """Trace a copy of the policy on the CPU. The policy itself is not modified."""
-    copy = ScoringPolicy(policy.policy_spec)
+    copy = policy_of(policy.policy_spec)
     copy.load_state_dict(policy.state_dict())
     copy.heads = None  # only estimators use them
     states = (2, len(policy.info.state_features))
     examples = {"state_value": torch.zeros(states, dtype=torch.float64), "state_presence": torch.ones(states) > 0}
     axes = dict.fromkeys(examples, "states")
+    if isinstance(copy, ActorPolicy):
+        return trace(ContinuousActor(copy), examples, axes, ("action", "parameters"))
     if not isinstance(copy.network, CandidateNetwork):
         if policy.info.restricts_actions:
             examples["possible_actions"] = torch.ones(2, len(policy.info.actions)) > 0

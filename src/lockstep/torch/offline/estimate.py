@@ -26,7 +26,9 @@ from lockstep.estimators.trajectories import Ints, Sums, summed
 from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.policy_evaluator import PolicyEvaluator
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.actor_policy import ActorPolicy
+from lockstep.torch.scoring.logged_policy import LoggedPolicy
+from lockstep.torch.scoring.policy_spec import PolicySpec
 from lockstep.world import block
 
 _BLOCK = 8192
@@ -47,7 +49,7 @@ class _LogCounts:
 
 
 def estimate(
-    policy: ScoringPolicy,
+    policy: LoggedPolicy,
     dataset: Dataset,
     comm: Comm,
     run: OfflineRun,
@@ -67,12 +69,10 @@ def estimate(
     if policy.heads is not None:
         import_optional("scipy.optimize", "offline")  # on all ranks, before one of them needs it
     offsets = _trajectories(dataset)
-    shared = _shared(dataset, offsets, comm, layout, seen=policy.info.digest == dataset.info.digest)
+    shared = _shared(dataset, offsets, comm, layout, policy)
     groups = group_sizes(len(offsets) - 1, shared.trajectories)
     clip = largest_weights(shared.trajectories, shared.statistics.rows)
-    evaluator = PolicyEvaluator(
-        policy, dataset, run, with_ratio=not shared.statistics.no_propensity, unlogged=shared.unlogged
-    )
+    evaluator = PolicyEvaluator(policy, dataset, run, with_ratio=shared.statistics.has_ratio, unlogged=shared.unlogged)
     parts: list[Sums] = []
     starts = np.concatenate([[0], np.cumsum(groups)])
     blocks = _blocks(offsets[starts])
@@ -103,17 +103,18 @@ def _trajectories(dataset: Dataset) -> Ints:
     return np.concatenate([*found, [len(dataset)]]).astype(np.int64)
 
 
-def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, *, seen: bool) -> _LogCounts:
+def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, policy: LoggedPolicy) -> _LogCounts:
     """Counts over the whole log: each rank counts its part of the rows."""
-    own = _share(len(dataset), comm, layout)
+    own, continuous = _share(len(dataset), comm, layout), dataset.info.kind == "continuous"
     counts, logged = np.zeros(3, np.int64), np.zeros(len(dataset.info.actions), np.int64)
     inner = np.ones(len(dataset), np.bool_)
     inner[offsets[1:] - 1] = False  # whether a row is not the last of its trajectory
     for start in range(own.start, own.stop, _READ):
         part = slice(start, min(start + _READ, own.stop))
-        propensity = dataset.column("propensity")[part]
+        propensity = dataset.column(dataset.propensity_column)[part]
         gaps = inner[part] & (dataset.column("continues")[part] == 0)
-        counts += np.isnan(propensity).sum(), (propensity == 1.0).sum(), gaps.sum()
+        certain = 0 if continuous else (propensity == 1.0).sum()
+        counts += np.isnan(propensity).sum(), certain, gaps.sum()
         if len(logged):
             logged += np.bincount(dataset.column("action")[part], minlength=len(logged))
     gathered = comm.gather_object([counts, logged], "log counted")
@@ -123,7 +124,12 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, *, seen
     of_part = {_part(layout, rank): size for rank, size in enumerate(sizes)}
     trajectories, rows = np.sum(list(of_part.values()), 0).tolist()
     statistics = LogStatistics(
-        rows=rows, no_propensity=int(totals[0]), certain=int(totals[1]), gaps=int(totals[2]), seen=seen
+        rows=rows,
+        no_propensity=int(totals[0]),
+        certain=int(totals[1]),
+        gaps=int(totals[2]),
+        seen=policy.info.digest == dataset.info.digest,
+        no_density=isinstance(policy, ActorPolicy) and policy.deterministic,
     )
     return _LogCounts(trajectories, statistics, np.flatnonzero(np.sum([rank[1] for rank in gathered], 0) == 0))
 

@@ -12,7 +12,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.export import load_policy
 from lockstep.torch.hardware import pin
 from lockstep.torch.offline.estimate import check_fits, estimate
-from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.logged_policy import LoggedPolicy
 from lockstep.world import World
 
 
@@ -25,7 +25,7 @@ def evaluate_run(path: Path, data: str, world: World) -> Estimates:
     run = load(path / "run.yaml")
     assert isinstance(run, OfflineRun)
     policy, _ = load_policy(path)
-    if not isinstance(policy, ScoringPolicy):
+    if not isinstance(policy, LoggedPolicy):
         raise ConfigError(
             f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.run import OfflineConfig
 from lockstep.torch.offline.batch import LoggedBatch
 from lockstep.torch.offline.optimizer import Scorer
 from lockstep.torch.scoring.choices import Choices
@@ -15,7 +16,7 @@ from lockstep.torch.scoring.networks import OutcomeHeads
 from lockstep.torch.value_losses import squared
 
 
-def discount_of(config: OfflineDQNConfig | CloningConfig, batch: LoggedBatch) -> Tensor:
+def discount_of(config: OfflineConfig, batch: LoggedBatch) -> Tensor:
     """The discount of the next decision [N]: gamma ** steps, or gamma ** (time / unit); 0 after a terminal state."""
     exponent = batch.steps
     if isinstance(config, OfflineDQNConfig) and config.use_time_diff:
@@ -59,9 +60,15 @@ def outcome_losses(
         scores: of `choices`, by which pi chooses [N, A] or [m].
         config: `policy`, `temperature` and discount.
     """
-    outcome = torch.cat([batch.reward.unsqueeze(-1), batch.metrics], -1)
     with torch.no_grad():
         following = choices.expected(target.of_choices(batch.next_state, choices).float(), scores, config)
+    return model_losses(heads, batch, following, config)
+
+
+def model_losses(heads: OutcomeHeads, batch: LoggedBatch, following: Tensor, config: OfflineConfig) -> list[Tensor]:
+    """Losses [N] of R(s, a) and V(s, a), given E V'(s', .) of the policy in the next states [N, C]."""
+    outcome = torch.cat([batch.reward.unsqueeze(-1), batch.metrics], -1)
+    with torch.no_grad():
         goal = outcome + discount_of(config, batch).unsqueeze(-1) * following
     reward, value = (head.of_one(batch.state, batch.action).float() for head in (heads.reward, heads.value))
     return [squared(error).mean(-1) for error in (reward - outcome, value - goal)]

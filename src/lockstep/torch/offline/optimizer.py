@@ -6,7 +6,7 @@ Shapes: K shards of this rank, P parameters.
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from torch.nn.utils import vector_to_parameters
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.torch.adam import Adam
+from lockstep.torch.batch import RowBatch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
-from lockstep.torch.offline.batch import LoggedBatch
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.networks import OutcomeNetwork, ScoreNetwork
 from lockstep.torch.sgd import Sgd
@@ -27,6 +27,7 @@ from lockstep.torch.warmup import warmup
 
 STEP_METRICS = ("optim/grad_norm", "optim/skipped", "optim/learning_rate", "data/epoch")
 Scorer = ScoreNetwork | OutcomeNetwork | CandidateNetwork
+Network = TypeVar("Network", bound=nn.Module)
 MAX_EXTRA_SUMS = 16
 """Numbers of the caller that fit into the message of a gradient step."""
 
@@ -88,7 +89,7 @@ class OfflineOptimizer:
     def accumulate(
         self,
         loss: Callable[..., tuple[Tensor, Tensor]],
-        batches: Sequence[Sequence[LoggedBatch]],
+        batches: Sequence[Sequence[RowBatch]],
         extra_sums: np.ndarray,
     ) -> None:
         """Compute the gradient and the sums of every local shard.
@@ -108,11 +109,14 @@ class OfflineOptimizer:
             extra[:num_extra] = torch.from_numpy(extra_sums[k])
             self.flat.store_shard(k, torch.cat([sums.detach(), extra.to(sums.device)]))
 
-    def step(self, score_weight: int | None = None) -> tuple[Tensor, np.ndarray, bool]:
+    def step(
+        self, score_weight: int | None = None, combine: Callable[[Tensor, Tensor], None] | None = None
+    ) -> tuple[Tensor, np.ndarray, bool]:
         """Change the parameters once by the mean gradient of all shards, unless it is not finite.
 
         Args:
             score_weight: index of the sum that is the rows' weight in the loss of `scores`; None: the first.
+            combine: changes the mean gradient [P] in place, given the sums over all shards, before it is clipped.
 
         Returns:
             The sums over all shards, the gradient norm and whether the step was skipped [num_sums + 2] (all but the
@@ -120,6 +124,8 @@ class OfflineOptimizer:
         """
         sums = self._comm.average_gradients_(self.flat)
         sums, extra = sums[: self._num_sums], sums[self._num_sums :]
+        if combine is not None:
+            combine(self.flat.gradient, sums)
         gradient, other_gradient = cast("list[Tensor]", self.flat.gradient.split(self._sizes))
         if score_weight is not None:
             gradient.mul_(sums[0] / sums[score_weight].clamp(min=1.0))
@@ -160,7 +166,7 @@ class OfflineOptimizer:
         return named | {"learning_rate": self.learning_rate}
 
 
-class TargetNetworks:
+class TargetNetworks(Generic[Network]):
     """Target networks: copies whose parameters move by x' += rate (x - x').
 
     Create them before the `OfflineOptimizer`, which must hold the networks next to each other in the same order; then
@@ -170,7 +176,7 @@ class TargetNetworks:
         networks: the copies, in the given order.
     """
 
-    def __init__(self, networks: Sequence[Scorer]) -> None:
+    def __init__(self, networks: Sequence[Network]) -> None:
         self.networks = [copy.deepcopy(network).requires_grad_(False) for network in networks]
 
     def follow(self, optimizer: OfflineOptimizer, first: nn.Module | None = None) -> None:

@@ -1,8 +1,9 @@
-"""Run a policy in environments and log its decisions with their true probabilities.
+"""Run a policy in environments and log its decisions with their true probabilities, or densities.
 
 Shapes: B environments, O observation, A actions, D dimensions of a continuous action.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,23 +15,29 @@ import torch
 from lockstep.config.env import EnvConfig
 from lockstep.data.logs.writer import LogWriter
 from lockstep.envs.make import make_vector_env
-from lockstep.envs.spec import EnvSpec
+from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor
 from lockstep.experience.evaluate import MAX_STEPS
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.experience.rollout import clipper
+from lockstep.experience.sampling import NoisyDeterministic
 from lockstep.run import load
-from lockstep.torch.distributions import Categorical
+from lockstep.torch.distributions import Categorical, SquashedGaussian
 from lockstep.torch.export import load_policy
 from lockstep.torch.networks import Policy, actor_of
-from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.actor_policy import ActionsOfActor
+from lockstep.torch.scoring.logged_policy import LoggedPolicy
 from lockstep.world import block, stream, stream_seed
 
 _MOST_ENVS = 8
 Choice = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | None]]
-"""Observations [B, O] and uniform numbers [B, 1 or D] to actions [B] or [B, D], and the probability of each [B]."""
+"""Observations [B, O] and uniform numbers [B, 1 or D] to actions [B] or [B, D], and how likely each is [B].
+
+That is the probability of a named action, and the log-density of a continuous one; None if it has none, or it is
+unknown. For a number at a bound to which it was clipped, the density is the probability of being clipped there.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +136,7 @@ class _Recorder:
         ended = np.zeros(size, np.bool_)  # the next step of a next-step environment only resets it
         while any(self._left):
             noise = np.stack([generator.random(self._width) for generator in self._noise])
-            action, probability = self._choice(observation, noise)
+            action, likelihood = self._choice(observation, noise)
             after, reward, terminated, truncated, final = env.step(action)
             true_next = after if final is None else np.where((terminated | truncated)[:, None], final, after)
             seen = [i for i in range(size) if self._left[i] and not ended[i]]
@@ -139,7 +146,7 @@ class _Recorder:
                     self._row(
                         i,
                         (observation[i], action[i], float(reward[i]), true_next[i]),
-                        None if probability is None else float(probability[i]),
+                        None if likelihood is None else float(likelihood[i]),
                         terminated=bool(terminated[i]),
                         truncated=bool(truncated[i]),
                     )
@@ -157,7 +164,7 @@ class _Recorder:
         self,
         i: int,
         step: tuple[np.ndarray, np.ndarray, float, np.ndarray],
-        probability: float | None,
+        likelihood: float | None,
         *,
         terminated: bool,
         truncated: bool,
@@ -171,7 +178,7 @@ class _Recorder:
             "state_features": dict(zip(names.states, map(float, observation), strict=True)),
             "action": names.action(action),
             "reward": reward,
-            "propensity": probability,
+            "log_probability" if names.actions is None else "propensity": likelihood,
         }
         if names.actions is not None:
             row["possible_actions"] = names.actions
@@ -230,10 +237,12 @@ def _names(spec: EnvSpec, policy: Any = None) -> _Names:
     size, action = spec.observation_size, spec.action
     states = [str(k) for k in range(size)]
     dimensions = [str(size + d) for d in range(action.width)]
+    if action.kind == "continuous" and isinstance(policy, LoggedPolicy):
+        return _Names([*policy.info.state_features], None, [*policy.info.action_features])
     if action.kind == "continuous":
         return _Names(states, None, dimensions)
     numbers = [str(a) for a in range(action.sizes[0])]
-    if not isinstance(policy, ScoringPolicy):
+    if not isinstance(policy, LoggedPolicy):
         return _Names(states, numbers, dimensions)
     info = policy.info
     named = numbers if set(numbers) <= set(info.actions) else [*info.actions]
@@ -249,7 +258,11 @@ def _uniform(spec: EnvSpec) -> Choice:
     low, high = np.array(action.low), np.array(action.high)
     if not np.isfinite([low, high]).all():
         raise ConfigError("the task's actions have no bounds to draw from; record a run of it")
-    return lambda observation, noise: ((low + (high - low) * noise).astype(np.float32), None)
+    log_density = -np.log(high - low).sum()
+    return lambda observation, noise: (
+        (low + (high - low) * noise).astype(np.float32),
+        np.full(len(observation), log_density),
+    )
 
 
 def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recording) -> Choice:
@@ -276,9 +289,31 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
         if recording.how == "greedy":
             return clip(distribution.mode(parameters)), None
         drawn = distribution.sample(parameters, distribution.draw_noise(generator, parameters.shape[:-1]))
-        return clip(drawn), None
+        return clip(drawn), _log_density(distribution, parameters, drawn, spec.action)
 
     return choose
+
+
+def _log_density(distribution: Any, parameters: np.ndarray, drawn: np.ndarray, bounds: ActionSpec) -> np.ndarray | None:
+    """The log-density [B] of actions [B, D] that are clipped to the bounds after they were drawn.
+
+    Normal numbers within the bounds have their density; at a bound the probability of all that is clipped there counts.
+    None: the policy is deterministic.
+    """
+    if isinstance(distribution, ActionsOfActor):
+        return None if distribution.deterministic else distribution.log_prob(parameters, drawn)
+    if isinstance(distribution, SquashedGaussian):
+        return distribution.log_prob(torch.from_numpy(parameters).double(), torch.from_numpy(drawn).double()).numpy()
+    if isinstance(distribution, NoisyDeterministic) and distribution.std == 0:
+        return None
+    mean, log_std = (torch.from_numpy(part).double() for part in distribution.mean_and_log_std(parameters))
+    low, high = torch.tensor(bounds.low).double(), torch.tensor(bounds.high).double()
+    action, std = torch.from_numpy(drawn).double(), log_std.exp()
+    density = -(0.5 * ((action - mean) / std).square() + log_std + 0.5 * math.log(2 * math.pi))
+    below = cast(torch.Tensor, torch.special.log_ndtr((low - mean) / std))
+    above = cast(torch.Tensor, torch.special.log_ndtr((mean - high) / std))
+    density = torch.where(action <= low, below, torch.where(action >= high, above, density))
+    return density.sum(-1).numpy()
 
 
 def _probabilities(parameters: np.ndarray, distribution: Any, recording: Recording) -> np.ndarray:

@@ -22,7 +22,8 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.offline_export import export_policy
 from lockstep.torch.networks import AnyPolicy
 from lockstep.torch.offline.estimate import estimate
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy, check_simulator
+from lockstep.torch.scoring.logged_policy import LoggedPolicy, check_simulator
+from lockstep.torch.scoring.policy_spec import PolicySpec
 from lockstep.torch.session import Torch
 from lockstep.torch.state import Learner
 
@@ -92,7 +93,7 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
     def estimate(self) -> None:
         """Estimate the current policy from the log; the next line of metrics has the result."""
         previous = self.timers.enter(EVALUATE)
-        assert isinstance(self._policy, ScoringPolicy)
+        assert isinstance(self._policy, LoggedPolicy)
         found = estimate(
             self._policy, self._eval_dataset, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE)
         )
@@ -116,7 +117,7 @@ class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
             return
         if self.run.model_path is not None and self.world.rank == 0:
             self.timers.enter(CHECKPOINT)
-            assert isinstance(self._policy, ScoringPolicy)
+            assert isinstance(self._policy, LoggedPolicy)
             for line in export_policy(self._policy, self.dataset, Path(self.run.model_path)):
                 self.journal.say(line)
         if self._estimates is not None:

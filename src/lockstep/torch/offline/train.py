@@ -3,14 +3,31 @@
 import numpy as np
 
 from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.algorithms.offline_continuous import IQLConfig, TD3BCConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.record.progress import Progress
 from lockstep.torch.offline.checks import check_rows
 from lockstep.torch.offline.cloning import Cloning
+from lockstep.torch.offline.cql import ContinuousCQL
 from lockstep.torch.offline.dqn import OfflineDQN
+from lockstep.torch.offline.iql import IQL
 from lockstep.torch.offline.session import LoggedSession
+from lockstep.torch.offline.td3_bc import TD3BC
+from lockstep.torch.scoring.logged_policy import LoggedPolicy, policy_of
 from lockstep.torch.scoring.policy import ScoringPolicy
 from lockstep.world import stream_seed
+
+
+def _learner(session: LoggedSession, policy: LoggedPolicy) -> OfflineDQN | Cloning | IQL | TD3BC | ContinuousCQL:
+    """The algorithm of the run."""
+    run, comm = session.run, session.comm
+    if isinstance(policy, ScoringPolicy):
+        if isinstance(run.algorithm, OfflineDQNConfig):
+            return OfflineDQN(run, policy, comm, session.dataset.rows)
+        return Cloning(run, policy, comm)
+    if isinstance(run.algorithm, IQLConfig):
+        return IQL(run, policy, comm)
+    return (TD3BC if isinstance(run.algorithm, TD3BCConfig) else ContinuousCQL)(run, policy, comm)
 
 
 def train(session: LoggedSession) -> None:
@@ -19,14 +36,13 @@ def train(session: LoggedSession) -> None:
     reader, dataset = session.open_data(), session.dataset
     if isinstance(config, OfflineDQNConfig):
         check_rows(run, dataset, comm, session.journal)
-    policy = ScoringPolicy(session.policy_spec, stream_seed(run.seed, "init")).to(comm.device)
-    if isinstance(config, OfflineDQNConfig):
-        learner = OfflineDQN(run, policy, comm, dataset.rows)
-    else:
-        learner = Cloning(run, policy, comm)
+    policy = policy_of(session.policy_spec, stream_seed(run.seed, "init")).to(comm.device)
+    learner = _learner(session, policy)
     session.begin(policy, None, learner)
     if learner.target is not None:
         learner.target.move(1.0)  # `begin` may have loaded another run's policy
+    if isinstance(learner, TD3BC):
+        learner.reset_copies()
     if run.compile:
         learner.warmup(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
     progress = Progress(reader.total_rows)

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.offline import LoggedConfig
+from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.columns import Ragged
 from lockstep.torch.value_losses import chosen
 
+ScoreConfig = OfflineDQNConfig | CloningConfig
+"""Settings of a policy that chooses by scores: `policy` and `temperature`."""
 _LOWEST = torch.finfo(torch.float32).min
 """The score of an impossible action in a softmax or an argmax. Finite, so that 0 times it is 0."""
 
@@ -52,7 +54,7 @@ class ActionMask:
         """scores_a - log sum_b exp scores_b, b over the possible actions [N, A]."""
         return self.masked(scores).log_softmax(-1)
 
-    def probability(self, scores: Tensor, config: LoggedConfig) -> Tensor:
+    def probability(self, scores: Tensor, config: ScoreConfig) -> Tensor:
         """pi(a) of each action [N, A]: 1 for the best possible action, or softmax(scores / temperature).
 
         Args:
@@ -64,7 +66,7 @@ class ActionMask:
             return torch.zeros_like(scores, dtype=torch.float32).scatter_(-1, best, 1.0)
         return self.masked(scores.float() / config.temperature).softmax(-1)
 
-    def expected(self, values: Tensor, scores: Tensor, config: LoggedConfig) -> Tensor:
+    def expected(self, values: Tensor, scores: Tensor, config: ScoreConfig) -> Tensor:
         """sum_a pi(a) values_a [N, C] of values [N, A, C], for the policy pi that `probability` returns."""
         return (self.probability(scores, config).unsqueeze(-1) * values).sum(1)
 
@@ -149,7 +151,7 @@ class Candidates:
         """scores_j - log sum_i exp scores_i, i over the candidates of the same row [m]."""
         return scores - self.repeat(self.log_sum_exp(scores))
 
-    def probability(self, scores: Tensor, config: LoggedConfig) -> Tensor:
+    def probability(self, scores: Tensor, config: ScoreConfig) -> Tensor:
         """pi(a) of each candidate [m]: 1 for the first best one of its row, or softmax(scores / temperature).
 
         Args:
@@ -160,7 +162,7 @@ class Candidates:
             return scores.new_zeros(len(scores) + 1).index_fill_(0, self.argmax(scores), 1.0)[:-1]
         return self.log_softmax(scores / config.temperature).exp()
 
-    def expected(self, values: Tensor, scores: Tensor, config: LoggedConfig) -> Tensor:
+    def expected(self, values: Tensor, scores: Tensor, config: ScoreConfig) -> Tensor:
         """sum_j pi(a_j) values_j [N, C] of values [m, C], 0 for an empty list; pi as `probability` returns it."""
         if config.policy == "greedy":
             return self.pick_best(values, scores)

@@ -4,77 +4,22 @@ Shapes: N rows, F raw features of a state, S numbers after preprocessing, A name
 candidate, M metrics.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
-from lockstep.config.settings import updated
 from lockstep.data.dataset import DatasetInfo
-from lockstep.data.feature_file import features_from_dict, features_to_dict
-from lockstep.data.features import Features
-from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
-from lockstep.run import OFFLINE_ALGORITHMS, ScoreNetworkConfig
-from lockstep.session.policy_file import FROM_LOG, damaged_error, newer_format_error, write
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import ActionMask
 from lockstep.torch.scoring.networks import LEFT_OUT, ConstrainedNetwork, OutcomeHeads, OutcomeNetwork, score_network
+from lockstep.torch.scoring.policy_spec import PolicySpec
 from lockstep.torch.scoring.preprocess import Preprocessor
-
-FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySpec:
-    """Everything that defines a policy except its parameters."""
-
-    info: DatasetInfo
-    """Of the training data."""
-    state: Features
-    action: Features | None
-    """Features of candidates; None for named actions."""
-    network: ScoreNetworkConfig
-    algo: str
-    algorithm: OfflineDQNConfig | CloningConfig
-    spec: EnvSpec | None = None
-    """Of the simulator, if there is one."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return {
-            "format": FORMAT,
-            "algo": FROM_LOG + self.algo,
-            "info": self.info.to_dict(),
-            "state": features_to_dict(self.state),
-            "action": None if self.action is None else features_to_dict(self.action),
-            "network": asdict(self.network),
-            "algorithm": asdict(self.algorithm),
-            "spec": None if self.spec is None else self.spec.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "PolicySpec":
-        """From the result of `to_dict`."""
-        algo = str(data["algo"]).removeprefix(FROM_LOG)
-        return cls(
-            info=DatasetInfo.from_dict(data["info"]),
-            state=features_from_dict(data["state"]),
-            action=None if data["action"] is None else features_from_dict(data["action"]),
-            network=updated(ScoreNetworkConfig(), data["network"]),
-            algo=algo,
-            algorithm=updated(OFFLINE_ALGORITHMS[algo](), data["algorithm"]),
-            spec=None if data["spec"] is None else EnvSpec.from_dict(data["spec"]),
-        )
 
 
 class ScoringPolicy(nn.Module):
@@ -86,6 +31,7 @@ class ScoringPolicy(nn.Module):
 
     Attributes:
         policy_spec: everything but the parameters.
+        config: the settings of the algorithm.
         state: preprocesses raw features of states.
         action: preprocesses raw features of candidates; None for named actions.
         network: `ScoreNetwork` or `ConstrainedNetwork` for named actions, `CandidateNetwork` for candidates.
@@ -96,6 +42,8 @@ class ScoringPolicy(nn.Module):
     def __init__(self, policy_spec: PolicySpec, seed: int = 0) -> None:
         super().__init__()
         info, config = policy_spec.info, policy_spec.algorithm
+        assert isinstance(config, OfflineDQNConfig | CloningConfig)
+        self.config = config
         self.policy_spec, self.spec = policy_spec, policy_spec.spec
         self.state = Preprocessor(policy_spec.state)
         self.action = None if policy_spec.action is None else Preprocessor(policy_spec.action)
@@ -130,7 +78,7 @@ class ScoringPolicy(nn.Module):
             scores = self.scores(state, possible)[:, self._order]
         else:
             scores = self.network.of_all(state, self._order)
-        scores = scores / self.policy_spec.algorithm.temperature
+        scores = scores / self.config.temperature
         return scores, scores.amax(-1)
 
     def scores(self, state: Tensor, possible: Tensor) -> Tensor:
@@ -151,7 +99,7 @@ class ScoringPolicy(nn.Module):
             scores: [N, A].
             possible: 1 for actions that may be taken, else 0 [N, A]; in a row of zeros all probabilities are 0.
         """
-        found = ActionMask(possible).probability(scores, self.policy_spec.algorithm)
+        found = ActionMask(possible).probability(scores, self.config)
         return torch.where(possible.any(-1, keepdim=True), found, torch.zeros_like(found))
 
     def _actions_of_simulator(self, count: int) -> Tensor:
@@ -169,40 +117,3 @@ class ScoringPolicy(nn.Module):
         self._order: Tensor
         self.register_buffer("_order", found, persistent=False)
         return self._order
-
-
-def save_scoring(path: Path, policy: ScoringPolicy) -> None:
-    """Write a policy file atomically. Raises `RunError` if it cannot be written."""
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
-    write(path, arrays, None, policy.policy_spec.to_dict())
-
-
-def scoring_from_file(path: Path, policy_spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ScoringPolicy:
-    """The policy of a file's metadata and tensors; `path` is for messages."""
-    if policy_spec["format"] > FORMAT:
-        raise newer_format_error(path, policy_spec)
-    policy = ScoringPolicy(PolicySpec.from_dict(policy_spec))
-    try:
-        policy.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise damaged_error(path) from error
-    return policy
-
-
-def check_simulator(policy_spec: PolicySpec, task: str) -> None:
-    """Raise `ConfigError` if a simulator's observations or actions do not match those of the log."""
-    spec, info = policy_spec.spec, policy_spec.info
-    if spec is None:
-        return
-    if spec.image is not None or spec.observation_size != len(info.state_features):
-        raise ConfigError(
-            f"task={task} observes {spec.observation_size} numbers, the log has {len(info.state_features)} state "
-            "features; name the simulator that the log is from, or leave task out"
-        )
-    count = len(info.actions) if info.kind == "discrete" else len(info.candidates)
-    if spec.action.kind != "discrete" or spec.action.sizes[0] != count:
-        what = "actions" if info.kind == "discrete" else "candidates that are the same in every row"
-        raise ConfigError(
-            f"task={task} does not choose among the {count} {what} of the log; name the simulator that the log is "
-            "from, or leave task out"
-        )

@@ -10,7 +10,9 @@ import made_data
 from lockstep.cli import main as cli
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, Run, ScoreNetworkConfig, dump, override
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy, save_scoring
+from lockstep.torch.scoring.logged_policy import save_logged
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.policy_spec import PolicySpec
 
 
 def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:
@@ -30,7 +32,7 @@ def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:
     path = root / "run"
     path.mkdir()
     (path / "run.yaml").write_text(dump(run))
-    save_scoring(path / "policy.safetensors", ScoringPolicy(about, seed=1))
+    save_logged(path / "policy.safetensors", ScoringPolicy(about, seed=1))
     return path
 
 

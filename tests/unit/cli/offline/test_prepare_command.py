@@ -133,7 +133,7 @@ def test_skipped_rows_are_reported_with_the_reason(tmp_path, capsys):
 
 def test_candidates_are_prepared_like_other_data(tmp_path, capsys):
     first = write(tmp_path / "log.jsonl", [parametric(i) for i in range(20)])
-    assert call(capsys, first, "--out", tmp_path / "data")[0] == 0
+    assert call(capsys, first, "--out", tmp_path / "data", "--kind", "parametric")[0] == 0
     code, said = call(capsys, first, "--out", tmp_path / "eval", "--like", tmp_path / "data")
     assert code == 0, said
     data, found = Dataset.open(tmp_path / "data"), Dataset.open(tmp_path / "eval")
@@ -197,7 +197,7 @@ def test_every_algorithm_is_named_where_one_does_not_exist(tmp_path, log, capsys
     assert call(capsys, log, "--out", tmp_path / "data")[0] == 0
     assert cli.main(["offline", "train", str(tmp_path / "data"), *(word.format(typed) for word in words)]) == 2
     said = capsys.readouterr().err
-    assert f"--algo {typed} does not exist; there are dqn, parametric_dqn, cql, bc{hint}" in said
+    assert f"--algo {typed} does not exist; there are dqn, parametric_dqn, iql, td3_bc, cql, bc{hint}" in said
 
 
 @pytest.mark.parametrize("held_out", [False, True])

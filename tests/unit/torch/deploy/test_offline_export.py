@@ -22,7 +22,8 @@ from lockstep.torch.deploy.exported_file import EXTRA_FILE, SUFFIXES, run_progra
 from lockstep.torch.deploy.offline_export import export, export_policy
 from lockstep.torch.deploy.onnx_model import run_onnx
 from lockstep.torch.export import save_policy
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.policy_spec import PolicySpec
 from lockstep.world import stream
 from quick import others_slow
 

@@ -15,7 +15,8 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.offline import estimate as counterfactual
 from lockstep.torch.offline import policy_evaluator as judged
 from lockstep.torch.offline.estimate import check_fits, estimate
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.policy_spec import PolicySpec
 
 NETWORK = ScoreNetworkConfig(hidden=(8, 8))
 

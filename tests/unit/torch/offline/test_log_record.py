@@ -23,7 +23,8 @@ from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.offline.record import Recording, record
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.scoring.policy_spec import PolicySpec
 
 
 def a_run(path, task="CartPole-v1", algo="ppo", normalized=False, **env):

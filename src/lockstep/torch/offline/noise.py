@@ -1,0 +1,42 @@
+"""Random numbers of the gradient steps on logged data: functions of seed, shard and step, without a state to save.
+
+Shapes: N rows of a shard's part of a minibatch, J actions of a row, K dimensions of an action.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.torch.batch import RowBatch
+from lockstep.world import stream
+
+
+@dataclass(slots=True)
+class Noise(RowBatch):
+    """Random numbers of the rows of one shard."""
+
+    normal: Tensor
+    """Standard normal [N, J, K]."""
+    uniform: Tensor
+    """Uniform in [-1, 1), [N, J', K]."""
+
+    @staticmethod
+    def draw(
+        seed: int, shard: int, step: int, shape: tuple[int, int, int], device: torch.device, *, num_uniform: int = 0
+    ) -> "Noise":
+        """The numbers of one shard in one gradient step.
+
+        Args:
+            seed: of the run.
+            shard: index of the shard.
+            step: rows that the run has learned from before this step, all ranks together.
+            shape: N, J and K.
+            device: of the result.
+            num_uniform: J'.
+        """
+        generator = stream(seed, f"offline noise {step}", shard)
+        normal = generator.standard_normal(shape, dtype=np.float32)
+        uniform = 2.0 * generator.random((shape[0], num_uniform, shape[2]), dtype=np.float32) - 1.0
+        return Noise(torch.from_numpy(normal).to(device), torch.from_numpy(uniform).to(device))

@@ -1,0 +1,189 @@
+"""TD3 with behaviour cloning on logged continuous actions (Fujimoto and Gu, 2021, arXiv:2106.06860).
+
+Shapes: K shards of this rank, N rows of a shard's part of a minibatch, C critics, P parameters of the actor.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.offline_continuous import TD3BCConfig
+from lockstep.data.rows import Rows
+from lockstep.record.progress import Progress
+from lockstep.run import OfflineRun
+from lockstep.session.non_finite import locate_non_finite_logged
+from lockstep.torch.comm import Comm
+from lockstep.torch.flat import divisor, frozen_copy
+from lockstep.torch.metrics import Metrics
+from lockstep.torch.non_finite import LossReader
+from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.offline.losses import discount_of, model_losses
+from lockstep.torch.offline.noise import Noise
+from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks, autocast
+from lockstep.torch.scoring.actor_policy import ActorPolicy
+from lockstep.torch.scoring.candidates import CandidateNetwork
+from lockstep.torch.scoring.continuous_networks import Critics, DeterministicActor
+from lockstep.torch.value_losses import squared, td_target
+
+_METRICS = ("loss/value", "value/q", "value/target", "value/td_error")
+_POLICY_METRICS = ("loss/policy", "loss/behaviour")
+
+
+class TD3BC:
+    """Critics, and a deterministic policy that is updated every `policy_delay` steps.
+
+    A gradient step sends one message, and one more where it updates the policy, whose loss needs the new critics.
+
+    The gradient of the policy is alpha / mean |Q| times that of -Q, plus that of the imitation of the log. The mean
+    is that of the global batch, which is known only after the message. So the message holds both gradients: that of
+    the imitation is computed with a copy of the actor, which has a part of the buffer for itself.
+
+    State across updates: `policy`, `target`, `actor_target`, `optimizer` and `actor_optimizer`.
+
+    Args:
+        run: the config.
+        policy: its `heads`, if any, are trained in the same step as the critics.
+        comm: the ranks.
+    """
+
+    def __init__(self, run: OfflineRun, policy: ActorPolicy, comm: Comm) -> None:
+        config, network, heads = run.algorithm, policy.network, policy.heads
+        assert isinstance(config, TD3BCConfig) and isinstance(network.actor, DeterministicActor)
+        self.config, self.policy, self.comm, self.heads, self._seed = config, policy, comm, heads, run.seed
+        self.actor, self.critics = network.actor, network.critics
+        comm.broadcast_(policy)
+        with_target = [self.critics] if heads is None else [self.critics, heads.value]
+        others = [] if heads is None else [heads.value, heads.reward]
+        self._metrics = _METRICS if heads is None else (*_METRICS, "loss/reward", "loss/policy_value")
+        self.target, self.actor_target = TargetNetworks(with_target), TargetNetworks([self.actor])
+        self._copy = copy.deepcopy(self.actor)
+        # The sums of a gradient step: the rows' weight, then the metrics; of the policy's step also |Q|.
+        self.optimizer = OfflineOptimizer(run, self.critics, others, comm, num_sums=1 + len(self._metrics))
+        self.actor_optimizer = OfflineOptimizer(run, self.actor, [self._copy], comm, num_sums=4)
+        self.target.follow(self.optimizer)
+        self._frozen_critics = frozen_copy(self.critics, self.optimizer.flat.values.detach())
+        self.actor_target.follow(self.actor_optimizer)
+        self.metrics = Metrics([*self._metrics, *_POLICY_METRICS, *STEP_METRICS], comm.device)
+        self._stops = run.non_finite == "stop"
+        self._autocast = autocast(run, comm.device)
+        self._loss = torch.compile(self.loss) if run.compile else self.loss
+        self._policy_loss = torch.compile(self.policy_loss) if run.compile else self.policy_loss
+
+    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
+        """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
+        batches = [self._batches(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
+        self.optimizer.schedule(progress)
+        self.optimizer.accumulate(self._loss, batches, extra_sums)
+        sums, extra, skipped = self.optimizer.step()
+        if skipped and self._stops:
+            reader = LossReader(self.loss, self.optimizer.flat)
+            raise locate_non_finite_logged(self.comm, batches, progress, reader)
+        self.metrics.add(self._metrics, sums[1:-2], sums[0])
+        self.optimizer.add_metrics(self.metrics, sums)
+        if not skipped and (progress.updates + 1) % self.config.policy_delay == 0:
+            self._update_policy(batches, progress)
+        return extra[: extra_sums.shape[1]]
+
+    def loss(self, batch: LoggedBatch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """The weighted *sum* of the critics' losses over rows [N], and the sums of a gradient step.
+
+        L = w sum_c (y - Q_c(s, a))^2 / 2,  y = r + discount min_c Q'_c(s', a'),
+            a' = clip(pi'(s') + clip(target_noise e, -noise_clip, noise_clip), -1, 1),  e standard normal
+          + w losses of the models for estimates
+        """
+        c, weight = self.config, batch.weight
+        with self._autocast:
+            with torch.no_grad():
+                smoothing = (c.target_noise * noise.normal[:, 0]).clamp(-c.noise_clip, c.noise_clip)
+                next_action = (self.actor_target.networks[0](batch.next_state) + smoothing).clamp(-1.0, 1.0)
+                next_q = cast(Critics, self.target.networks[0])(batch.next_state, next_action).float().amin(0)
+                y = td_target(c.reward_scale * batch.reward, discount_of(c, batch), next_q)
+            q = self.critics(batch.state, batch.action).float()
+            models = self._model_losses(batch)
+        value_loss = squared(y - q).sum(0)
+        total = torch.dot(weight, torch.stack([value_loss, *models]).sum(0))
+        metrics = [value_loss, q.mean(0), y, (y - q).abs().mean(0), *models]
+        return total, torch.stack([weight, *(weight * metric.detach() for metric in metrics)]).sum(1)
+
+    def policy_loss(self, batch: LoggedBatch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """The weighted *sums* of both terms of the policy's loss over rows [N], and the sums of a gradient step.
+
+        -w Q_1(s, pi(s)) of the actor, and w mean_k (pi(s) - a)^2 of its copy
+        """
+        weight = batch.weight
+        with self._autocast:
+            q = self._frozen_critics(batch.state, self.actor(batch.state))[0].float()
+            imitation = (self._copy(batch.state).float() - batch.action).square().mean(-1)
+        sums = [weight, weight * q.detach().abs(), -weight * q.detach(), weight * imitation.detach()]
+        return torch.dot(weight, imitation - q), torch.stack(sums).sum(1)
+
+    def _update_policy(self, batches: Sequence[tuple[LoggedBatch, Noise]], progress: Progress) -> None:
+        self.actor_optimizer.schedule(progress)
+        self.actor_optimizer.accumulate(self._policy_loss, batches, np.zeros((len(batches), 0)))
+        sums, _, skipped = self.actor_optimizer.step(combine=self._combine)
+        if skipped and self._stops:
+            reader = LossReader(self.policy_loss, self.actor_optimizer.flat)
+            raise locate_non_finite_logged(self.comm, batches, progress, reader)
+        self.metrics.add(("optim/skipped",), sums[-1:], torch.zeros_like(sums[0]))  # this step was counted already
+        if skipped:
+            return
+        normalized_q = self._lambda(sums) * sums[2]
+        self.metrics.add(_POLICY_METRICS, torch.stack([normalized_q + sums[3], sums[3]]), sums[0])
+        self.target.move(self.config.target_rate)
+        self.actor_target.move(self.config.target_rate)
+
+    def _combine(self, gradient: Tensor, sums: Tensor) -> None:
+        """Join the gradients of both terms; the copy takes the same step as the actor, and so remains equal to it."""
+        of_q, of_imitation = gradient.chunk(2)
+        of_q.mul_(self._lambda(sums)).add_(of_imitation)
+        of_imitation.copy_(of_q)
+
+    def _lambda(self, sums: Tensor) -> Tensor:
+        """Lambda = alpha / mean |Q(s, pi(s))| of the global batch."""
+        return self.config.alpha * sums[0] / divisor(sums[1])
+
+    def _model_losses(self, batch: LoggedBatch) -> list[Tensor]:
+        """Losses [N] of the models for estimates."""
+        if self.heads is None:
+            return []
+        with torch.no_grad():
+            next_action = self.actor(batch.next_state)
+            following = cast(CandidateNetwork, self.target.networks[1]).of_one(batch.next_state, next_action).float()
+        return model_losses(self.heads, batch, following, self.config)
+
+    def _batches(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, Noise]:
+        """The rows of local shard `k`, and their random numbers."""
+        batch, shard = LoggedBatch.of(rows, self.comm.device), self.comm.world.shards[k]
+        shape = (len(rows), 1, batch.action.shape[1])
+        return batch, Noise.draw(self._seed, shard, step, shape, self.comm.device)
+
+    def reset_copies(self) -> None:
+        """Copy the actor to its target and to the copy of the imitation, after another policy was loaded."""
+        self._copy.load_state_dict(self.actor.state_dict())
+        self.actor_target.move(1.0)
+
+    def warmup(self, rows: Rows) -> Callable[[], object]:
+        """Returns a function that does a gradient step without communication and without changing any state."""
+        batches = self._batches(rows, 0, 0)
+        critics = self.optimizer.warmup(lambda: self._loss(*batches))
+        policy = self.actor_optimizer.warmup(lambda: self._policy_loss(*batches))
+        return lambda: (critics(), policy())
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""
+        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        named |= {f"copy.{name}": tensor for name, tensor in self._copy.state_dict().items()}
+        of_actor = self.actor_target.state() | self.actor_optimizer.state()
+        named |= {f"actor.{name}": tensor for name, tensor in of_actor.items()}
+        return named | self.target.state() | self.optimizer.state() | {"metrics": self.metrics.table}
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """The state of local shard `k`: none."""
+        return {}
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Restore local shard `k`: nothing to do."""

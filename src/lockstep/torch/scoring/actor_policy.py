@@ -1,0 +1,196 @@
+"""A policy of continuous actions learned from a log: an actor with its critics, and the preprocessing of raw features.
+
+Shapes: N rows, F raw features of a state, S numbers after preprocessing, K dimensions of an action, P parameters of
+its distribution.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
+from lockstep.data.features import Features
+from lockstep.data.info import DatasetInfo
+from lockstep.envs.spec import ActionSpec
+from lockstep.torch.encoders import Mlp
+from lockstep.torch.q_networks import initialize
+from lockstep.torch.scoring.candidates import CandidateNetwork
+from lockstep.torch.scoring.continuous_networks import (
+    Actor,
+    Critics,
+    DeterministicActor,
+    GaussianActor,
+    SquashedGaussianActor,
+)
+from lockstep.torch.scoring.networks import OutcomeHeads
+from lockstep.torch.scoring.policy_spec import PolicySpec
+from lockstep.torch.scoring.preprocess import Preprocessor
+
+
+class ContinuousNetworks(nn.Module):
+    """The networks of an algorithm: an actor, critics, and of IQL the value of a state.
+
+    Attributes:
+        actor: states [N, S] to parameters of the distribution [N, P].
+        critics: states and actions to Q.
+        value: states [N, S] to V [N, 1]; None but for IQL.
+        loss_weights: learned weights of loss terms, as logarithms: `log_alpha` of the entropy, `log_cql_alpha` of the
+            penalty; empty but for CQL.
+    """
+
+    def __init__(self, policy_spec: PolicySpec) -> None:
+        super().__init__()
+        info, config, algorithm = policy_spec.info, policy_spec.network, policy_spec.algorithm
+        assert isinstance(algorithm, IQLConfig | TD3BCConfig | CQLConfig)
+        size = (info.state_size, info.action_size)
+        self.actor: Actor
+        if isinstance(algorithm, IQLConfig):
+            self.actor = GaussianActor(*size, config)
+        elif isinstance(algorithm, TD3BCConfig):
+            self.actor = DeterministicActor(*size, config)
+        else:
+            self.actor = SquashedGaussianActor(info.state_size, _action_spec(policy_spec), config)
+        self.critics = Critics(algorithm.num_critics, *size, config)
+        with_value = isinstance(algorithm, IQLConfig)
+        sizes = (info.state_size, *config.hidden, 1)
+        self.value = Mlp(sizes, config.activation, last_gain=1.0) if with_value else None
+        self.loss_weights = nn.ParameterDict()
+        if isinstance(algorithm, CQLConfig):
+            self.loss_weights["log_alpha"] = nn.Parameter(torch.tensor(math.log(algorithm.initial_alpha)))
+            if algorithm.cql_gap is not None:
+                self.loss_weights["log_cql_alpha"] = nn.Parameter(torch.tensor(math.log(algorithm.cql_alpha)))
+
+
+class ActorPolicy(nn.Module):
+    """An actor whose actions lie within the bounds of the log, and the networks that it was learned with.
+
+    Args:
+        policy_spec: everything but the parameters.
+        seed: of the initial parameters.
+
+    Attributes:
+        policy_spec: everything but the parameters.
+        state: preprocesses raw features of states.
+        network: actor and critics, for states after preprocessing and actions scaled to [-1, 1].
+        heads: models of the reward, of metrics and of the policy's value, for estimates; None without them.
+        half_range: half the distance between the bounds [K].
+        distribution: chooses a simulator's actions from the result of `forward`.
+    """
+
+    def __init__(self, policy_spec: PolicySpec, seed: int = 0) -> None:
+        super().__init__()
+        info, config = policy_spec.info, policy_spec.algorithm
+        assert policy_spec.action is not None
+        self.policy_spec, self.spec = policy_spec, policy_spec.spec
+        self.state = Preprocessor(policy_spec.state)
+        self.network = ContinuousNetworks(policy_spec)
+        size, outcomes = (info.state_size, info.action_size), 1 + len(info.metrics)
+        self.heads = None
+        if config.estimate:
+            self.heads = OutcomeHeads(lambda: CandidateNetwork(*size, policy_spec.network, outputs=outcomes))
+        initialize(self, seed)
+        self.network.critics.initialize(torch.Generator().manual_seed(seed))
+        low, high = bounds_of(policy_spec.action)
+        self.half_range: Tensor
+        self._center: Tensor
+        self.register_buffer("half_range", torch.from_numpy((high - low) / 2), persistent=False)
+        self.register_buffer("_center", torch.from_numpy((high + low) / 2), persistent=False)
+        self.distribution = ActionsOfActor(self)
+
+    @property
+    def info(self) -> DatasetInfo:
+        """Of the training data."""
+        return self.policy_spec.info
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether it always takes the same action in a state, and so has no density."""
+        return self.policy_spec.algorithm.policy == "greedy"
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Map a simulator's observations [N, F] to parameters of the distribution [N, P]; 0 [N] stands for a value."""
+        parameters = self.network.actor(self.state(observation, torch.ones_like(observation)))
+        return parameters, torch.zeros_like(parameters[:, 0])
+
+    def act(self, state: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Actions [N, K], scaled to [-1, 1], in preprocessed states [N, S].
+
+        Args:
+            state: [N, S].
+            noise: standard normal [N, K]; None: the mode, which a deterministic policy takes in any case.
+        """
+        parameters = self.network.actor(state)
+        if noise is None or self.deterministic:
+            return self.network.actor.mode(parameters)
+        return self.network.actor.sample(parameters, noise)
+
+    def log_density(self, state: Tensor, action: Tensor) -> Tensor:
+        """The log-density of logged actions [N, K], scaled to [-1, 1], in the units of the log [N], float64."""
+        actor = self.network.actor
+        assert not self.deterministic and not isinstance(actor, DeterministicActor)
+        return actor.log_density(actor(state), action, self.half_range)
+
+    def unscaled(self, action: Tensor) -> Tensor:
+        """Actions [..., K] from [-1, 1] to the bounds of the log, float32."""
+        return (self._center + self.half_range * action).float()
+
+
+class ActionsOfActor:
+    """The numpy interface of a policy's distribution, for evaluation in a simulator and for recordings."""
+
+    def __init__(self, policy: ActorPolicy) -> None:
+        self._policy = policy
+        self._width = policy.info.action_size
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether actions have no density."""
+        return self._policy.deterministic
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Standard normal noise [*shape, K]."""
+        return generator.standard_normal((*shape, self._width), dtype=np.float32)
+
+    @torch.inference_mode()
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions [..., K] within the bounds of the log; those of a deterministic policy ignore the noise."""
+        if self._policy.deterministic:
+            return self.mode(parameters)
+        actor = self._policy.network.actor
+        return self._within_bounds(actor.sample(torch.from_numpy(parameters), torch.from_numpy(noise)))
+
+    @torch.inference_mode()
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """The policy's best actions [..., K]."""
+        return self._within_bounds(self._policy.network.actor.mode(torch.from_numpy(parameters)))
+
+    @torch.inference_mode()
+    def log_prob(self, parameters: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """The log-density of actions [B, K] as `sample` returned them [B]."""
+        policy, actor = self._policy, self._policy.network.actor
+        assert not isinstance(actor, DeterministicActor)
+        half_range = policy.half_range.cpu()
+        scaled = (torch.from_numpy(action).double() - self._center()) / half_range
+        return actor.log_density(torch.from_numpy(parameters), scaled, half_range).numpy()
+
+    def _within_bounds(self, action: Tensor) -> np.ndarray:
+        return (self._center() + self._policy.half_range.cpu() * action).float().numpy()
+
+    def _center(self) -> Tensor:
+        return self._policy.get_buffer("_center").cpu()
+
+
+def bounds_of(features: Features) -> tuple[np.ndarray, np.ndarray]:
+    """The lower and upper bounds of actions [K] each, float64."""
+    every = [feature for _, feature in features.items()]
+    low = np.array([feature.min_value for feature in every], np.float64)
+    return low, np.array([feature.max_value for feature in every], np.float64)
+
+
+def _action_spec(policy_spec: PolicySpec) -> ActionSpec:
+    """The actions of the log as those of an environment."""
+    assert policy_spec.action is not None
+    low, high = bounds_of(policy_spec.action)
+    return ActionSpec("continuous", (len(low),), tuple(low.tolist()), tuple(high.tolist()))

@@ -1,0 +1,139 @@
+"""Logs of continuous actions: maps and lists of numbers, bounds, densities, and what is refused."""
+
+import json
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+
+from lockstep.data.dataset import Dataset
+from lockstep.data.prepare import PrepareOptions, prepare_dataset
+from lockstep.errors import ConfigError
+
+
+def row(number, action, **more):
+    made = {"mdp_id": "a", "sequence_number": number, "state_features": {"0": number + 0.5}, "reward": float(number)}
+    return made | {"action": action, "terminated": number == 3} | more
+
+
+def prepared(tmp_path, rows, name="data", suffix=".jsonl", **options):
+    """Prepare rows; returns the data, in the order of the log, and the printed lines."""
+    log = tmp_path / f"{name}{suffix}"
+    if suffix == ".parquet":
+        pl.DataFrame(rows).write_parquet(log)
+    else:
+        log.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    printed = []
+    path = prepare_dataset([log], tmp_path / name, PrepareOptions(**options), show=printed.append)
+    return Dataset.open(path, verify=True), printed
+
+
+ACTIONS = [[-2.0, 5.0], [0.0, 6.0], [2.0, 7.0], [1.0, 5.5]]
+SCALED = [[-1, -1], [0, 0], [1, 1], [0.5, -0.5]]
+
+
+@pytest.mark.parametrize(
+    ("actions", "suffix"),
+    [
+        ([{"7": a, "8": b} for a, b in ACTIONS], ".jsonl"),
+        (ACTIONS, ".jsonl"),
+        (ACTIONS, ".parquet"),
+    ],
+    ids=["maps", "lists", "lists in Parquet"],
+)
+def test_actions_are_scaled_from_the_bounds_of_the_log(tmp_path, actions, suffix):
+    data, printed = prepared(tmp_path, [row(i, action) for i, action in enumerate(actions)], suffix=suffix)
+    names = ("7", "8") if isinstance(actions[0], dict) else ("action_0", "action_1")
+    assert (data.info.kind, data.info.action_features, data.info.action_size) == ("continuous", names, 2)
+    bounds = {
+        name: (feature.type, feature.min_value, feature.max_value) for name, feature in data.action_features.items()
+    }
+    assert bounds == dict(zip(names, [("continuous_action", -2.0, 2.0), ("continuous_action", 5.0, 7.0)], strict=True))
+    rows = data.rows(np.arange(4))
+    assert rows.action == pytest.approx(np.array(SCALED), abs=2e-6)
+    assert rows.next_action[:3] == pytest.approx(np.array(SCALED[1:]), abs=2e-6)
+    assert rows.has_next_action.tolist() == [1, 1, 1, 0] and rows.not_terminal.tolist() == [1, 1, 1, 0]
+    assert np.isnan(rows.propensity).all() and rows.possible_actions.shape == (4, 0)
+    assert any(f"{names[0]} in [-2, 2]" in line for line in printed)
+
+
+def test_lists_of_many_numbers_keep_their_order(tmp_path):
+    action = np.arange(12) + 0.25
+    data, _ = prepared(tmp_path, [row(i, (action * (1 + i)).tolist()) for i in range(4)])
+    assert data.info.action_features == tuple(f"action_{k:02}" for k in range(12))
+    assert [feature.min_value for _, feature in data.action_features.items()] == action.tolist()
+
+
+def test_lists_that_look_one_hot_are_numbers_if_the_kind_is_given(tmp_path):
+    rows = [row(i, [float(i == 0), float(i != 0)]) for i in range(4)]
+    assert prepared(tmp_path, rows, "named")[0].info.kind == "discrete"
+    assert prepared(tmp_path, rows, "numbers", kind="continuous")[0].info.kind == "continuous"
+
+
+def test_density_is_the_logarithm_that_was_logged(tmp_path):
+    rows = [row(i, action, log_probability=700.0 - i) for i, action in enumerate(ACTIONS)]
+    data, _ = prepared(tmp_path, rows)
+    assert data.info.has_propensity
+    assert data.rows(np.arange(4)).propensity.tolist() == [700, 699, 698, 697], "a density of e^700 has no float32"
+    rows = [row(i, action, propensity=0.25) for i, action in enumerate(ACTIONS)]
+    assert prepared(tmp_path, rows, "other")[0].rows(np.arange(4)).propensity == pytest.approx([math.log(0.25)] * 4)
+
+
+def test_log_probabilities_of_names_become_propensities(tmp_path):
+    rows = [row(i, "left", log_probability=math.log(0.25)) for i in range(4)]
+    assert prepared(tmp_path, rows)[0].column("propensity")[:] == pytest.approx([0.25] * 4)
+
+
+def test_bounds_can_be_given(tmp_path):
+    rows = [row(i, action) for i, action in enumerate(ACTIONS)]
+    data, _ = prepared(tmp_path, rows, norm={"action_bounds": "[-8, 8]"})
+    assert data.rows(np.arange(4)).action == pytest.approx(np.array(ACTIONS) / 8)
+    like = {"kind": "continuous", "action_features": tmp_path / "data" / "action_features.json"}
+    rows[0]["action"] = [-16.0, 0.0]
+    other, printed = prepared(tmp_path, rows, "other", **like)
+    assert other.rows(np.arange(1)).action[0] == pytest.approx([-1, 0], abs=2e-6)
+    assert any("is clipped to [-8, 8]" in line and "the log has -16 to 2" in line for line in printed)
+
+
+def test_candidates_remain_parametric(tmp_path):
+    offers = [{"7": 1.0}, {"7": 2.0}]
+    rows = [row(i, offers[i % 2], possible_actions=offers) for i in range(4)]
+    assert prepared(tmp_path, rows, "listed")[0].info.kind == "parametric"
+    sparse = [row(i, {"7" if i % 2 else "8": 1.0 + i}) for i in range(4)]
+    assert prepared(tmp_path, sparse, "sparse")[0].info.kind == "parametric", "not every action has all numbers"
+    plain = [row(i, {"7": 1.0 + i}) for i in range(4)]
+    assert prepared(tmp_path, plain, "asked", kind="parametric")[0].info.kind == "parametric"
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"action": [1.0]}, {}, "row 3: action holds 1 numbers, and rows before hold 2"),
+        ({"action": [1.0, "x"]}, {}, "row 3: action is .* must be a list of finite numbers"),
+        ({"action": [1.0, None]}, {}, "row 3: action is .* must be a list of finite numbers"),
+        ({"action": "left"}, {}, "row 3: action is 'left', and a list of numbers in other rows"),
+        ({"action": {"7": 1.0}}, {}, "row 3: action is .*, and a list of numbers in other rows"),
+        ({"propensity": 1.5}, {}, "row 3: propensity 1.5 .* the logarithm of a density as log_probability"),
+        ({"propensity": 0.5, "log_probability": -1.0}, {}, "row 3: has both propensity and log_probability"),
+        ({}, {"norm": {"action_bounds": "[-1, 1]"}}, "action_bounds=.*, but the log has actions from -2 to 2"),
+        ({}, {"norm": {"action_bounds": "[1, -1]"}}, r"action_bounds=\[1.0, -1.0\] must be a lower and an upper bound"),
+        ({}, {"kind": "discrete"}, "a list holds names, maps, or a 0 or 1 for each action"),
+    ],
+)
+def test_invalid_logs_are_refused(tmp_path, changes, options, message):
+    rows = [row(i, action) for i, action in enumerate(ACTIONS)]
+    rows[2] |= changes
+    with pytest.raises(ConfigError, match=message):
+        prepared(tmp_path, rows, **options)
+
+
+def test_numbers_without_range_or_with_gaps_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="number 7 of the action is 1 in every row, which gives no bounds"):
+        prepared(tmp_path, [row(i, {"7": 1.0, "8": float(i)}) for i in range(4)])
+    gaps = [row(i, {"7": 1.0 + i, "8": None if i == 2 else float(i)}) for i in range(4)]
+    with pytest.raises(ConfigError, match="row 3: action has no number 8; a continuous action has all of them"):
+        prepared(tmp_path, gaps, "gaps", kind="continuous")
+    names = [row(i, "left", log_probability=0.5) for i in range(4)]
+    with pytest.raises(ConfigError, match=r"log_probability 0\.5 is above 0"):
+        prepared(tmp_path, names, "names")
