@@ -59,6 +59,14 @@ CASES = {
     ),
     "deviations that are parameters": ({"learning_rate": 1e-3}, {"action": "continuous"}),
     "multi_discrete": ({}, {"action": "multi_discrete"}),
+    "gru": (
+        {"sequence_length": 4, "normalize_value": True},
+        {"network": {"recurrent": "gru", "recurrent_size": 6, "recurrent_layers": 2}},
+    ),
+    "lstm of one body": (
+        {"sequence_length": 8, "num_minibatches": 2, "clip_range": 1e-3},
+        {"network": {"recurrent": "lstm", "recurrent_size": 6, "shared": True}},
+    ),
     "images": ({"num_epochs": 2, "num_minibatches": 2, "learning_rate": 2e-4, "clip_range": 2e-4}, {"image": IMAGE}),
 }
 
@@ -81,6 +89,14 @@ def rollout_of(spec, shard, update):
     )
 
 
+def add_states(rollouts, size, update):
+    """What the collector of a recurrent policy adds to its rollouts."""
+    draw = stream(update, "parity states")
+    for rollout in rollouts:
+        rollout.state = 0.3 * draw.standard_normal((ENVS, size), np.float32)
+        rollout.begins = draw.random((STEPS + 1, ENVS)) < 0.2
+
+
 def run_of(config, non_finite="stop", precision="float32", network=None, **_):
     return Run(
         task="t", num_envs=SHARDS * ENVS, num_shards=SHARDS,
@@ -100,6 +116,8 @@ def updated(config, updates=2, spoil=None, **other):
         ours, found = PPO(run, policy, comm), []
         for update in range(updates):
             rollouts = [rollout_of(spec, shard, update) for shard in range(SHARDS)]
+            if policy.state_size > 0:
+                add_states(rollouts, policy.actor_state_size, update)
             if spoil is not None:
                 spoil(update, rollouts)
             extra_sums, progress = np.array([[1.0, 2.0], [3.0, 5.0]]), Progress(10, env_steps=2 * update)
@@ -126,7 +144,7 @@ def check(ours, theirs, found, tolerance=2e-5, relative=2e-3, absolute=2e-6):
         assert mine == pytest.approx(wanted, rel=relative, abs=absolute)
 
 
-@pytest.mark.parametrize("case", others_slow(CASES, "normalizers", "continuous"))
+@pytest.mark.parametrize("case", others_slow(CASES, "normalizers", "continuous", "gru"))
 def test_updates_are_those_of_torch(case):
     config, other = CASES[case]
     ours, theirs, found, compilations = updated(config, **other)
@@ -188,7 +206,7 @@ def test_values_and_advantages_are_those_of_torch():
         batches, _, _ = ours._builder.build(ours.state.values, rollouts, np.zeros((SHARDS, 1)))
         for rollout, batch in zip(rollouts, comm.unshard(batches), strict=True):
             wanted = theirs._builder.batch(0, rollout)
-            for name in batch._fields:
+            for name in [name for name, column in batch._asdict().items() if column is not None]:
                 np.testing.assert_allclose(getattr(batch, name), getattr(wanted, name), 1e-4, 1e-5, err_msg=name)
 
 

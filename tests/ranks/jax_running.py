@@ -66,10 +66,11 @@ class Seen:
     def actor(self, make: Any, *args: Any) -> Any:
         actor = make(*args)
 
-        def act(observation: np.ndarray) -> np.ndarray:
+        def act(observation: np.ndarray, *state: np.ndarray) -> Any:
             self.counts["acted"] += self._collecting * int(np.prod(observation.shape[:2]))  # [K, B, *O]
-            return actor(observation)
+            return actor(observation, *state)
 
+        act.state_size = getattr(actor, "state_size", 0)
         return act
 
     def made_policy(self, make: Any, *args: Any, **kwargs: Any) -> Any:

@@ -35,7 +35,7 @@ def trained(request, tmp_path_factory):
     """Each run on 1 and 2 ranks, and on 4 for the slow test; cut short on 2 ranks and resumed on 1."""
     folder = tmp_path_factory.mktemp("recurrent")
     items = [item for item in request.session.items if item.module is request.module]
-    names = sorted({item.callspec.params["name"] for item in items})
+    names = sorted({item.callspec.params["name"] for item in items if "name" in item.callspec.params})
     worlds = (1, 2, 4) if any("slow" in item.keywords for item in items) else (1, 2)
     found = {}
     for ranks in sorted(worlds, reverse=True):  # the cut runs before those that resume them
@@ -50,7 +50,24 @@ def trained(request, tmp_path_factory):
     return found
 
 
-def check_same(trained, name: str, one: tuple[str, int], other: tuple[str, int]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [{"network.recurrent": "gru"}, {"network.recurrent": "lstm"}], ids=str)
+def test_jax_gives_the_same_bits_on_two_ranks_and_after_a_resume(tmp_path, network):
+    pytest.importorskip("jax")
+    import jax_running
+
+    limit = {"env.kwargs.max_episode_steps": 11}
+    run = small("lockstep/HiddenCartpole-v0", normalize_observation=True, **EVERY, **limit, **network)
+    jobs = {"two": job(run, tmp_path, "two"), "cut": job(run, tmp_path, "cut", fails_at=5)}
+    found = jax_running.train_all(2, jobs)
+    jobs = {"one": job(run, tmp_path, "one"), "resumed": job(run, tmp_path, "unused", resume=str(tmp_path / "cut"))}
+    found |= jax_running.train_all(1, jobs)
+    trained = {name: (str(tmp_path / ("cut" if name == "resumed" else name)), found[name]) for name in found}
+    check_same(trained, "one", "two")
+    check_same(trained, "one", "resumed")
+
+
+def check_same(trained, one, other) -> None:
     (folder, outcomes), (other_folder, other_outcomes) = trained[one], trained[other]
     assert [o.error for o in (*outcomes, *other_outcomes)] == [""] * (len(outcomes) + len(other_outcomes))
     prints = {o.summary["params_fingerprint"] for o in (*outcomes, *other_outcomes)}
@@ -61,18 +78,18 @@ def check_same(trained, name: str, one: tuple[str, int], other: tuple[str, int])
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_give_the_bits_of_one(trained, name):
-    check_same(trained, name, (name, 1), (name, 2))
+    check_same(trained, (name, 1), (name, 2))
     assert all(outcome.moved for outcome in trained[name, 2][1]), "some parameters were not trained"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_four_ranks_give_the_bits_of_one(trained, name):
-    check_same(trained, name, (name, 1), (name, 4))
+    check_same(trained, (name, 1), (name, 4))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_run_ends_as_if_never_stopped(trained, name):
-    check_same(trained, name, (name, 1), (f"{name} resumed", 1))
+    check_same(trained, (name, 1), (f"{name} resumed", 1))
     summary = json.loads((Path(trained[f"{name} resumed", 1][0]) / "summary.json").read_text())
     assert summary["resumed_from"] is not None

@@ -1,6 +1,7 @@
 """The data of a PPO update: a shard's rollout, and transitions with old values, log-probabilities and advantages.
 
-Shapes: T steps of a rollout, B environments of a shard, O observation, N transitions of a part of a minibatch.
+Shapes: T steps of a rollout, B environments of a shard, O observation, N transitions of a part of a minibatch, S
+numbers of a recurrent policy's state.
 """
 
 from typing import Any, NamedTuple, cast
@@ -10,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.envs.spec import EnvSpec
+from lockstep.jax.recurrent import Sequences
 
 
 class Steps(NamedTuple):
@@ -31,6 +33,13 @@ class Steps(NamedTuple):
     """1 where `final_value` replaces V(observation[t + 1])."""
     parameters: Array | None = None
     """[T, B, ...] of the action distribution, if already computed."""
+    state: Array | None = None
+    """[B, S]: of a recurrent policy, before the first step."""
+    begins: Array | None = None
+    """[T + 1, B]: 1 where an episode begins; for a recurrent policy."""
+    final: Array | None = None
+    """[T, B, O], normalized: the true last observation where `is_final`, for a recurrent policy, which values it with
+    the state before it."""
 
 
 class Batch(NamedTuple):
@@ -46,6 +55,17 @@ class Batch(NamedTuple):
     """Value target: advantage + value."""
     weight: Array
     """0 for rows in which the environment was only reset, 1 otherwise."""
+    state: Array | None = None
+    """[N, S]: of a recurrent policy, before this row."""
+    begins: Array | None = None
+    """1 where an episode begins, for a recurrent policy."""
+
+    def sequences(self, length: int) -> Sequences | None:
+        """The sequences of this length that the rows form, time-major; None for a policy without recurrent layers."""
+        if self.state is None or self.begins is None:
+            return None
+        begins = self.begins.reshape(length, -1)
+        return Sequences(self.state[: begins.shape[1]], begins)
 
     @staticmethod
     def blank(spec: EnvSpec, rows: int) -> "Batch":

@@ -18,6 +18,7 @@ from lockstep.jax.batch import Batch, Steps, slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params
 from lockstep.jax.networks import Policy
+from lockstep.jax.recurrent import Sequences
 from lockstep.jax.returns import gae
 from lockstep.session.normalizers import Normalizers, UpdateStatistics
 
@@ -35,10 +36,28 @@ def batch_of(
     `targets` are mean and deviation by which the targets of the value network are normalized, if they are. Old values
     and log-probabilities have the `precision` of the loss, so that ratios start at 1. Advantages are always float32.
     """
+    return _batch_and_critic_state(config, policy, params, steps, precision, targets)[0]
+
+
+def _batch_and_critic_state(
+    config: PPOConfig,
+    policy: Policy,
+    params: Params,
+    steps: Steps,
+    precision: str,
+    targets: tuple[Array, Array] | None,
+) -> tuple[Batch, Array | None]:
+    """`batch_of`, and the state [B, S - A] after the rollout of a critic with recurrent layers of its own."""
     num_steps, size = steps.reward.shape
     rows = num_steps * size
     observation = steps.observation.reshape(-1, *steps.observation.shape[2:])
-    parameters, values = policy.apply(params, observation)
+    final_value, states, begins, critic_state = steps.final_value, None, None, None
+    if steps.state is None:
+        parameters, values = policy.apply(params, observation)
+    else:
+        parameters, values, final_value, states = _unrolled(policy, params, steps)
+        critic_state = states[-2, :, policy.actor_state_size :]
+        states, begins = states[:-2].reshape(rows, -1), cast(Array, steps.begins)[:-1].reshape(rows)
     if steps.parameters is not None:  # XLA then removes the unused actor output above
         parameters = steps.parameters.reshape(-1, steps.parameters.shape[-1])
 
@@ -50,7 +69,7 @@ def batch_of(
 
     values = values.reshape(num_steps + 1, size)
     value = in_real_units(values[:-1])
-    next_value = in_real_units(jnp.where(steps.is_final > 0, steps.final_value, values[1:]))
+    next_value = in_real_units(jnp.where(steps.is_final > 0, final_value, values[1:]))
     advantage = gae(
         steps.reward,
         value,
@@ -66,7 +85,7 @@ def batch_of(
         old_value = in_real_units(old_value)
     action = steps.action.reshape(rows, *steps.action.shape[2:])
     log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
-    return Batch(
+    batch = Batch(
         observation[:rows],
         action,
         log_prob,
@@ -74,7 +93,27 @@ def batch_of(
         advantage=advantage.reshape(rows),
         target=(advantage + value).reshape(rows),
         weight=steps.weight.reshape(rows),
+        state=states,
+        begins=begins,
     )
+    return batch, critic_state
+
+
+def _unrolled(policy: Policy, params: Params, steps: Steps) -> tuple[Array, Array, Array, Array]:
+    """Run a recurrent policy over a rollout and the observation after it.
+
+    Returns:
+        Distribution parameters and values [(T + 1) * B], values of final observations [T, B], and the states *before*
+        each step and after the last [T + 2, B, S].
+    """
+    assert steps.state is not None and steps.begins is not None and steps.final is not None
+    observation, final = (x.reshape(-1, *x.shape[2:]) for x in (steps.observation, steps.final))
+    parameters, values, after = policy.unroll(params, observation, Sequences(steps.state, steps.begins))
+    after = after.reshape(*steps.begins.shape, -1)
+    before_final = after[:-1].reshape(len(final), -1)
+    _, final_value, _ = policy.unroll(params, final, Sequences(before_final, jnp.zeros((1, len(final)))))
+    states = jnp.concatenate([steps.state[None], after])
+    return parameters, values, final_value.reshape(steps.reward.shape), states
 
 
 class BatchBuilder:
@@ -83,6 +122,8 @@ class BatchBuilder:
     Attributes:
         normalizers: of observations and of returns.
         fault: the normalizer column whose moments overflowed in the last update, if the environments' values did not.
+        critic_states: of a recurrent policy whose critic has recurrent layers of its own: its state [B, S - A] before
+            the next rollout of each local shard. That of the actor is in the rollout.
     """
 
     def __init__(self, config: PPOConfig, policy: Policy, comm: Comm, shard_envs: int, precision: str) -> None:
@@ -95,6 +136,8 @@ class BatchBuilder:
         self.fault: tuple[str, int] | None = None
         self._flat = flat = FlatParameters(policy.params)
         self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
+        critic_size = policy.state_size - policy.actor_state_size
+        self.critic_states = [np.zeros((shard_envs, critic_size), np.float32) for _ in comm.world.shards]
         self._build_spmd = comm.spmd(self._batches_of_shards, donate=False)
 
     @np.errstate(over="ignore", invalid="ignore")  # non-finite sums are reported on all ranks, with their source
@@ -113,6 +156,8 @@ class BatchBuilder:
             of `extra_sums`.
         """
         batches = self.batches(values, rollouts)
+        if self.critic_states[0].size:
+            self.critic_states = self._comm.unshard(self._critic_states_after)
         columns = self._comm.unshard((batches.advantage, batches.target))
         sums = [self.sums(rollout, *own) for rollout, own in zip(rollouts, columns, strict=True)]
         parts = zip(sums, self.normalizers.sums(self._comm, rollouts), extra_sums, strict=True)
@@ -124,10 +169,11 @@ class BatchBuilder:
     def batches(self, values: Array, rollouts: list[Rollout]) -> Batch:
         """The batches of the rollouts of local shards, [L, T * B] on each device."""
         value = partial(self._value, self._comm.local(values))
-        sharded = self._comm.shard([self.steps(rollout, value) for rollout in rollouts])
+        sharded = self._comm.shard([self.steps(k, rollout, value) for k, rollout in enumerate(rollouts)])
         moments = self.normalizers.values
         targets = () if moments is None else tuple(np.float32(x) for x in moments.center_and_deviation)
-        return self._build_spmd((values, targets), sharded)[1]
+        batches, self._critic_states_after = self._build_spmd((values, targets), sharded)[1]
+        return batches
 
     def blank(self) -> Rollout:
         """A rollout of zeros with weight 0, to compile with."""
@@ -136,28 +182,37 @@ class BatchBuilder:
         action = np.asarray(Batch.blank(spec, shape[0] * shape[1]).action)
         zeros, never = np.zeros(shape, np.float32), np.zeros(shape, bool)
         final = [(0, np.arange(shape[1]), observation[0])]
-        return Rollout(observation, action.reshape(*shape, *action.shape[1:]), zeros, never, never, zeros, final)
+        rollout = Rollout(observation, action.reshape(*shape, *action.shape[1:]), zeros, never, never, zeros, final)
+        if self._policy.state_size > 0:
+            rollout.state = np.zeros((shape[1], self._policy.actor_state_size), np.float32)
+            rollout.begins = np.zeros((shape[0] + 1, shape[1]), bool)
+        return rollout
 
     def _batches_of_shards(
         self, shared: tuple[Array, tuple[Array, Array] | tuple[()]], own: Steps
-    ) -> tuple[tuple[()], Batch]:
-        batches: list[Batch] = []
+    ) -> tuple[tuple[()], tuple[Batch, Array | None]]:
+        outputs: list[tuple[Batch, Array | None]] = []
         values, targets = shared
         for steps in slots(own, len(own.reward)):
             isolated, steps = jax.lax.optimization_barrier((values, steps))  # as in `PPO._shard_sums`
             params = self._flat.split(isolated)
-            batch = batch_of(self._config, self._policy, params, steps, self._precision, targets or None)
-            batches.append(jax.lax.optimization_barrier(batch))
-        return (), jax.tree.map(lambda *columns: jnp.stack(columns), *batches)
+            output = _batch_and_critic_state(
+                self._config, self._policy, params, steps, self._precision, targets or None
+            )
+            outputs.append(jax.lax.optimization_barrier(output))
+        return (), jax.tree.map(lambda *columns: jnp.stack(columns), *outputs)
 
-    def steps(self, rollout: Rollout, value: Callable[[np.ndarray], np.ndarray]) -> Steps:
+    def steps(self, k: int, rollout: Rollout, value: Callable[[np.ndarray], np.ndarray]) -> Steps:
         """A rollout as the policy saw it, with the normalizers frozen.
 
         Args:
-            rollout: of a shard.
+            k: number of the local shard.
+            rollout: of this shard.
             value: values of observations [B, O]. It is always called with B rows: shapes must not depend on data.
         """
         final_value, is_final = np.zeros_like(rollout.reward), np.zeros_like(rollout.reward)
+        if rollout.state is not None:
+            return self._recurrent_steps(k, rollout, final_value)
         if rollout.final:  # the true last observation, where the next row is already the next episode's first
             final = self._normalize(np.concatenate([observation for *_, observation in rollout.final]))
             padding = np.zeros_like(final, shape=(-len(final) % self._shard_envs, *final.shape[1:]))
@@ -166,6 +221,21 @@ class BatchBuilder:
             where = times, np.concatenate([envs for _, envs, _ in rollout.final])
             final_value[where] = np.concatenate([value(chunk) for chunk in chunks])[: len(final)]
             is_final[where] = 1.0
+        return self._steps(rollout, final_value, is_final)
+
+    def _recurrent_steps(self, k: int, rollout: Rollout, final_value: np.ndarray) -> Steps:
+        """`steps` of a recurrent policy, which values final observations where it has the states before them."""
+        assert rollout.state is not None and rollout.begins is not None
+        final, is_final = np.zeros_like(rollout.observation[:-1], np.float32), np.zeros_like(rollout.reward)
+        if rollout.observation.dtype == np.uint8:
+            final = final.astype(np.uint8)
+        for t, envs, last in rollout.final:
+            final[t, envs], is_final[t, envs] = self._normalize(last), 1.0
+        state = np.concatenate([rollout.state, self.critic_states[k]], -1)
+        begins = rollout.begins.astype(np.float32)
+        return self._steps(rollout, final_value, is_final)._replace(state=state, begins=begins, final=final)
+
+    def _steps(self, rollout: Rollout, final_value: np.ndarray, is_final: np.ndarray) -> Steps:
         columns = (
             self._normalize(rollout.observation),
             rollout.action if rollout.action.dtype == np.float32 else rollout.action.astype(np.int32),

@@ -14,6 +14,7 @@ from jax import Array
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
 from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.experience.acting import ActorWithState
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
 from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
@@ -297,7 +298,8 @@ def train(session: Session) -> None:
         num_steps=config.num_steps, seed=run.seed, timers=session.timers, noise_per_env=True, report_non_finite=True,
     )  # fmt: skip
     dqn.warmup()
-    actor(np.zeros((len(envs), len(envs[0]), *policy.spec.observation_shape), policy.spec.observation_dtype))
+    shape = len(envs), len(envs[0])
+    ActorWithState(actor, shape)(np.zeros((*shape, *policy.spec.observation_shape), policy.spec.observation_dtype))
     progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:

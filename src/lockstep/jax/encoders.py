@@ -288,13 +288,18 @@ def _named(shapes: Sequence[tuple[int, ...]], last: tuple[int, int] | None) -> l
 
 
 def _orthogonal_layer(name: str, shape: tuple[int, ...], gain: float, draws: InitStreams) -> dict[str, np.ndarray]:
-    """Orthogonal rows (or columns, where there are fewer) of norm `gain`; biases 0."""
+    """Orthogonal weights; biases 0."""
+    weight = orthogonal(shape, gain, draws(f"{name}.weight"))
+    return {f"{name}.weight": weight, f"{name}.bias": np.zeros(shape[0], np.float32)}
+
+
+def orthogonal(shape: tuple[int, ...], gain: float, generator: np.random.Generator) -> np.ndarray:
+    """Orthogonal rows (or columns, where there are fewer) of norm `gain`."""
     rows, columns = shape[0], math.prod(shape[1:])
-    drawn = draws(f"{name}.weight").standard_normal((max(rows, columns), min(rows, columns)))
+    drawn = generator.standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(drawn)
     q *= np.sign(np.diag(r))  # makes the distribution uniform over orthogonal matrices (Mezzadri, 2007)
-    weight = gain * (q.T if rows < columns else q).reshape(shape)
-    return {f"{name}.weight": weight.astype(np.float32), f"{name}.bias": np.zeros(rows, np.float32)}
+    return (gain * (q.T if rows < columns else q).reshape(shape)).astype(np.float32)
 
 
 def _scaled(x: Array, params: Params) -> Array:

@@ -1,6 +1,7 @@
 """Policy and value networks.
 
-Shapes: N rows, O observation, P parameters of the action distribution.
+Shapes: N rows, O observation, P parameters of the action distribution, S numbers of a recurrent policy's state, of
+which the actor has the first A; L steps of a sequence.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.envs.spec import EnvSpec
-from lockstep.experience.numpy_actor import Layer, NumpyActor
+from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
 from lockstep.experience.sampling import Sampler
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.distributions import LOG_STD, DiagonalGaussian, distribution_of
@@ -27,11 +28,19 @@ from lockstep.jax.encoders import (
 )
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.q_networks import QNetwork, QPolicy
+from lockstep.jax.recurrent import Core, Sequences
 from lockstep.run import NetworkConfig
 
 
 class ActorCritic:
-    """Actor and critic: two networks, or one shared body with two heads."""
+    """Actor and critic: two networks, or one shared body with two heads.
+
+    Recurrent layers precede the heads: of each network, or one of the shared body.
+
+    Attributes:
+        state_size: S.
+        actor_state_size: A.
+    """
 
     def __init__(self, spec: EnvSpec, num_parameters: int, config: NetworkConfig) -> None:
         encoder = make_encoder(spec, config)
@@ -46,15 +55,24 @@ class ActorCritic:
         else:
             of_actor = (spec.observation_size, *config.hidden)
             of_critic = (spec.observation_size, *config.value_hidden)
+        self.core, self.critic_core = None, None
+        if config.recurrent != "none":
+            size, layers = config.recurrent_size, config.recurrent_layers
+            self.core = Core(config.recurrent, of_actor[0], size, layers)
+            if self.body is None:
+                self.critic_core = Core(config.recurrent, of_critic[0], size, layers)
+            of_actor, of_critic = (size, *of_actor[1:]), (size, *of_critic[1:])
+        self.actor_state_size = 0 if self.core is None else self.core.state_size
+        self.state_size = self.actor_state_size * (1 if self.critic_core is None else 2)
         orthogonal = config.initialization == "orthogonal"
         self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01, orthogonal=orthogonal)
         self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0, orthogonal=orthogonal)
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Draw initial parameters."""
-        parts: dict[str, Encoder] = {"actor": self.actor, "critic": self.critic}
-        if self.body is not None:
-            parts["body"] = self.body
+        parts: dict[str, Encoder | Core] = {"actor": self.actor, "critic": self.critic}
+        optional = {"body": self.body, "core": self.core, "critic_core": self.critic_core}
+        parts |= {name: part for name, part in optional.items() if part is not None}
         for i, body in enumerate(self.bodies or ()):
             parts[f"bodies.{i}"] = body
         params: dict[str, np.ndarray] = {}
@@ -64,12 +82,49 @@ class ActorCritic:
 
     def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
         """[N, O] to distribution parameters [N, P] and value [N]."""
+        return self._heads(params, *self._features(params, observation))
+
+    def unroll(self, params: Params, observation: Array, sequences: Sequences) -> tuple[Array, Array, Array]:
+        """Run a recurrent policy over rows [L * N, O].
+
+        Returns:
+            Distribution parameters, values, and the states after each row [L * N, S].
+        """
+        assert self.core is not None
+        seen, valued = self._features(params, observation)
+        steps, size = sequences.begins.shape, self.actor_state_size
+
+        def remembered(name: str, core: Core, x: Array, state: Array) -> tuple[Array, Array]:
+            given = Sequences(state, sequences.begins)
+            out, states = core.apply(subtree(params, name), x.reshape(*steps, x.shape[-1]), given)
+            return out.reshape(-1, core.size), states.reshape(-1, core.state_size)
+
+        out, states = remembered("core", self.core, seen, sequences.state[:, :size])
+        critic_out = out
+        if self.critic_core is not None:
+            critic_out, more = remembered("critic_core", self.critic_core, valued, sequences.state[:, size:])
+            states = jnp.concatenate([states, more], -1)
+        return *self._heads(params, out, critic_out), states
+
+    def act(self, params: Params, observation: Array, state: Array) -> tuple[Array, Array]:
+        """[N, O] and the actor's state [N, A] to distribution parameters and the state after this step."""
+        assert self.core is not None
+        seen, _ = self._features(params, observation)
+        given = Sequences(state, jnp.zeros((1, len(state))))
+        out, after = self.core.apply(subtree(params, "core"), seen[None], given)
+        return self.actor.apply(subtree(params, "actor"), out[0]), after[0]
+
+    def _features(self, params: Params, observation: Array) -> tuple[Array, Array]:
+        """What recurrent layers or heads of actor and critic receive."""
         if self.bodies is not None:
             seen, valued = (
                 body.apply(subtree(params, f"bodies.{i}"), observation) for i, body in enumerate(self.bodies)
             )
-        else:
-            seen = valued = observation if self.body is None else self.body.apply(subtree(params, "body"), observation)
+            return seen, valued
+        seen = observation if self.body is None else self.body.apply(subtree(params, "body"), observation)
+        return seen, seen
+
+    def _heads(self, params: Params, seen: Array, valued: Array) -> tuple[Array, Array]:
         value = self.critic.apply(subtree(params, "critic"), valued)
         return self.actor.apply(subtree(params, "actor"), seen), value[:, 0]
 
@@ -83,6 +138,8 @@ class Policy:
         distribution: of actions.
         sampler: samples actions on the host.
         params: the current parameters; assigned after each update.
+        state_size: S; 0 for a policy without recurrent layers.
+        actor_state_size: A.
     """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
@@ -98,6 +155,8 @@ class Policy:
         else:
             self.network = UserNetwork(config.module, spec.observation_size, size)
             params = self.network.initialize(seed)
+        self.state_size: int = getattr(self.network, "state_size", 0)
+        self.actor_state_size: int = getattr(self.network, "actor_state_size", 0)
         params = with_prefix("network", params)
         if isinstance(self.distribution, DiagonalGaussian):
             params[LOG_STD] = np.full(size, config.initial_log_std, np.float32)
@@ -107,17 +166,32 @@ class Policy:
             needed = f"algo=ppo needs parameters of the action distribution and a value, {shapes}"
             self.network.check_outputs(subtree(self.params, "network"), spec, shapes, needed)
 
-    def apply(self, params: Params, observation: Array, precision: str = "float32") -> tuple[Array, Array]:
+    def apply(
+        self, params: Params, observation: Array, precision: str = "float32", sequences: Sequences | None = None
+    ) -> tuple[Array, Array]:
         """[N, O] to distribution parameters [N, P] and value [N], always float32.
 
         Args:
             params: of the policy, not necessarily the current ones.
             observation: [N, O]; of images [N, C, H, W], bytes.
             precision: `float32` or `bfloat16`, of the computation.
+            sequences: that the rows form; needed by a recurrent policy, and only by one.
         """
+        if sequences is not None:
+            return self.unroll(params, observation, sequences)[:2]
         network, observation = cast_inputs(subtree(params, "network"), observation, precision)
         parameters, value = self.network.apply(network, observation)
         return parameters.astype(jnp.float32), value.astype(jnp.float32)
+
+    def unroll(self, params: Params, observation: Array, sequences: Sequences) -> tuple[Array, Array, Array]:
+        """Distribution parameters, values and states of a recurrent policy; see `ActorCritic.unroll`."""
+        return self.recurrent.unroll(subtree(params, "network"), observation, sequences)
+
+    @property
+    def recurrent(self) -> ActorCritic:
+        """The network of a recurrent policy."""
+        assert isinstance(self.network, ActorCritic) and self.state_size > 0
+        return self.network
 
     def _log_std(self) -> np.ndarray:
         return np.asarray(self.params[LOG_STD])
@@ -167,16 +241,73 @@ class JaxActor:
         return self._policy.apply(params, observation)[0]
 
 
-Actor = LinearActor | JaxActor
+class RecurrentLinearActor:
+    """`LinearActor` of a recurrent policy."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._loaded = policy, policy.params
+        self._actor = RecurrentNumpyActor(*self._layers(), policy.recurrent.actor.activation, body=self._body())
+        self.state_size = policy.actor_state_size
+
+    def __call__(self, observation: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[..., N, O] and the actor's states [..., N, A] to [..., N, P] and the states after this step."""
+        if self._policy.params is not self._loaded:
+            self._loaded = self._policy.params
+            self._actor.replace(*self._layers(), body=self._body())
+        return self._actor(observation, state)
+
+    def _layers(self) -> tuple[list[NumpyCell], list[Layer]]:
+        network = self._policy.recurrent
+        assert network.core is not None
+        core = {name: np.asarray(array) for name, array in subtree(self._loaded, "network.core").items()}
+        cells = [NumpyCell.of(core, layer) for layer in range(network.core.num_layers)]
+        return cells, _layers_of(self._loaded, "network.actor", network.actor)
+
+    def _body(self) -> list[Layer]:
+        body = self._policy.recurrent.body
+        return _layers_of(self._loaded, "network.body", body) if isinstance(body, Mlp) else []
+
+
+class RecurrentJaxActor:
+    """`JaxActor` of a recurrent policy."""
+
+    def __init__(self, policy: Policy, device: Any) -> None:
+        self._policy, self._device = policy, device
+        self._loaded: Params | None = None
+        self._apply = jax.jit(lambda params, *given: policy.recurrent.act(subtree(params, "network"), *given))
+        self.state_size = policy.actor_state_size
+
+    def __call__(self, observation: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[..., N, O] and the actor's states [..., N, A] to [..., N, P] and the states after this step."""
+        if observation.ndim > 1 + len(self._policy.spec.observation_shape):
+            parts = [self(*part) for part in zip(observation, state, strict=True)]
+            parameters, states = (np.stack(column) for column in zip(*parts, strict=True))
+            return parameters, states
+        if self._policy.params is not self._loaded:
+            self._loaded = self._policy.params
+            self._device_params: Params = jax.device_put(self._loaded, self._device)
+        parameters, after = self._apply(self._device_params, observation, state)
+        return np.asarray(parameters), np.asarray(after)
+
+
+Actor = LinearActor | JaxActor | RecurrentLinearActor | RecurrentJaxActor
 
 
 def actor_of(policy: AnyPolicy, device: Any = None) -> Actor:
     """The fastest exact actor on a local device, by default the first; without the noise of noisy layers."""
     chosen = cast(Any, jax.local_devices()[0]) if device is None else device
+    if isinstance(policy, Policy) and policy.state_size > 0:
+        linear = chosen.platform == "cpu" and policy.spec.image is None
+        return RecurrentLinearActor(policy) if linear else RecurrentJaxActor(policy, chosen)
     chain = _linear_chain(policy)
     if chosen.platform == "cpu" and chain and policy.spec.image is None:
         return LinearActor(policy, *chain)
     return JaxActor(policy, chosen)
+
+
+def _layers_of(params: Params, name: str, network: Mlp) -> list[Layer]:
+    names = [f"{name}.layers.{i}" for i in range(len(network.shapes))]
+    return [(np.asarray(params[f"{one}.weight"]).T, np.asarray(params[f"{one}.bias"])) for one in names]
 
 
 def _linear_chain(policy: AnyPolicy) -> tuple[list[str], str] | None:

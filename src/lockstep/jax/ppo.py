@@ -5,6 +5,7 @@ transitions of a shard's part of a minibatch, O observation, P parameters of the
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,9 @@ from jax import Array
 from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.envs.spec import EnvSpec
+from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.rollout import Collector, Rollout
+from lockstep.experience.sequences import rows_of_sequences
 from lockstep.jax.adam import Adam, adapted, global_norm
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import BatchBuilder
@@ -52,7 +55,8 @@ class PPO:
         self.policy = policy
         self.comm = comm
         shard_envs = comm.world.shard_size(run.num_envs, "num_envs")
-        self.rows = config.minibatch_rows(shard_envs, comm.world.num_shards)
+        self.rows = run.minibatch_rows(comm.world)
+        self.sequence_length = run.sequence_length
         policy.params = comm.read(comm.broadcast(policy.params))
         self.flat = FlatParameters(policy.params)
         self.optimizer = Adam(config.adam_eps)
@@ -73,17 +77,20 @@ class PPO:
 
     # -- maths -----------------------------------------------------------------------------------------------------
 
-    def loss(self, params: Params, batch: Batch) -> tuple[Array, Array]:
+    def loss(self, params: Params, batch: Batch, sequence_length: int = 1) -> tuple[Array, Array]:
         """The negated PPO objective as a weighted *sum* over rows [N], and weighted sums for metrics, weight first.
 
         rho = pi(a|s) / pi_old(a|s)
         L   = -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V(s) - target)^2 / 2 - c_e H(pi(.|s))
               + c_b sum_d max(|mean_d| - 1.1, 0)^2
+
+        The rows are those of sequences of `sequence_length` steps, time-major.
         """
         c, weight = self.config, batch.weight
         if self._symmetry is not None:  # the metrics are those of the first rows, which were collected
             batch = self._symmetry.augmented(batch)
-        parameters, value = self.policy.apply(params, batch.observation, precision=self._precision)
+        sequences = batch.sequences(sequence_length)
+        parameters, value = self.policy.apply(params, batch.observation, self._precision, sequences)
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(params, parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         ratio = jnp.exp(log_ratio)
@@ -160,7 +167,7 @@ class PPO:
         Minibatches whose global weight is 0 are skipped without being counted. Returns the state, and weight, sums,
         gradient norm, 1 if the step was taken, 1 if it was not finite.
         """
-        rows = jnp.stack([self._shard_sums(state.values, part) for part in parts])
+        rows = jnp.stack([self._shard_sums(state.values, part, self.sequence_length) for part in parts])
         total = self.comm.sum_shards(rows, "average_gradients")
         gradient, sums = total[: self.flat.num_parameters], total[self.flat.num_parameters :]
         gradient, empty = gradient / divisor(sums[0]), sums[0] == 0
@@ -181,11 +188,12 @@ class PPO:
         totals = jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), jnp.where(empty, 0.0, totals))
         return state._replace(values=values, optimizer=optimizer), jnp.where(state.stopped, 0.0, totals)
 
-    def _shard_sums(self, values: Array, part: Batch) -> Array:
+    def _shard_sums(self, values: Array, part: Batch, sequence_length: int) -> Array:
         """One shard's contribution to a step: its gradient sum [P], then its metric sums."""
         # The barriers isolate the shard's computation: other shards on this device must not change its bits.
         values, part = jax.lax.optimization_barrier((values, part))
-        (_, sums), gradient = jax.value_and_grad(self.loss, has_aux=True)(self.flat.split(values), part)
+        loss = partial(self.loss, sequence_length=sequence_length)
+        (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(self.flat.split(values), part)
         return jax.lax.optimization_barrier(jnp.concatenate([self.flat.join(gradient), sums]))
 
     @np.errstate(over="ignore")  # a float32 overflow skips the update, or ends the run with a NonFiniteError
@@ -215,7 +223,7 @@ class PPO:
             self.state = self.state._replace(table=comm.replicate(table))
             return totals
         orders = [
-            np.stack([generator.permutation(rollout.reward.size) for _ in range(c.num_epochs)]).astype(np.int32)
+            self._draw_order(generator, rollout.reward.size)
             for generator, rollout in zip(self._streams, rollouts, strict=True)
         ]
         # Without a scan the steps are unrolled: one call per epoch keeps the compiled program small.
@@ -232,10 +240,20 @@ class PPO:
             raise self._locate_non_finite(rollouts, batches, statistics, progress)
         return totals
 
-    def warmup(self, actor: Callable[[np.ndarray], np.ndarray]) -> None:
+    def _draw_order(self, generator: np.random.Generator, rows: int) -> np.ndarray:
+        """The order of a shard's rows in each epoch [E, T * B], including those that an early stop skips."""
+        c = self.config
+        order = np.stack([generator.permutation(rows // self.sequence_length) for _ in range(c.num_epochs)])
+        rows_in_order = rows_of_sequences(
+            order, length=self.sequence_length, num_envs=rows // c.num_steps, num_minibatches=c.num_minibatches
+        )
+        return rows_in_order.astype(np.int32)
+
+    def warmup(self, actor: Actor | RecurrentActor) -> None:
         """Compile everything that an iteration calls, by calling it with rows of weight 0; collective."""
         blank, num_shards = self._builder.blank(), len(self.comm.world.shards)
-        actor(np.stack([blank.observation[0]] * num_shards))
+        first = np.stack([blank.observation[0]] * num_shards)
+        ActorWithState(actor, first.shape[:2])(first)
         batches = self._builder.batches(self.state.values, [blank] * num_shards)
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
         copy = self.comm.replicate(self.comm.read(self.state))
@@ -289,12 +307,19 @@ class PPO:
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """Persistent state of local shard number `k`."""
-        return {"minibatches": self._streams[k].bit_generator.state, "discounted": self.normalizers.discounted[k].value}
+        state = {
+            "minibatches": self._streams[k].bit_generator.state,
+            "discounted": self.normalizers.discounted[k].value,
+        }
+        critic = self._builder.critic_states[k]
+        return state | ({"critic_state": critic} if critic.size else {})
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Load what `shard_state` returned for local shard number `k`."""
         self._streams[k].bit_generator.state = state["minibatches"]
         self.normalizers.discounted[k].value[:] = state["discounted"]
+        if "critic_state" in state:
+            self._builder.critic_states[k] = state["critic_state"]
 
     def _locate_non_finite(
         self, rollouts: list[Rollout], batches: Batch, statistics: UpdateStatistics, progress: Progress
@@ -303,7 +328,7 @@ class PPO:
         values = self.comm.local(self.state.values)
 
         def gradient_and_sums(part: Batch) -> list[Array]:
-            return jnp.split(self._shard_sums(values, part), [self.flat.num_parameters])
+            return jnp.split(self._shard_sums(values, part, 1), [self.flat.num_parameters])
 
         reader = LossReader(gradient_and_sums, self.rows)
         return locate_non_finite(self.comm, rollouts, parts, progress, reader, self.rows)

@@ -16,6 +16,7 @@ from jax import Array
 
 from lockstep.distributed.fingerprint import combine
 from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.errors import ConfigError
 from lockstep.experience.episodes import EpisodeStats
 from lockstep.jax import moments
 from lockstep.jax.batch import Batch, slots
@@ -281,6 +282,11 @@ class DeviceCollector:
 def train(session: Session) -> None:
     """Collect and learn on the devices until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
+    if run.network.recurrent != "none":
+        raise ConfigError(
+            f"network.recurrent={run.network.recurrent}: environments in JAX on the device do not support recurrent "
+            "layers; use env.placement=host"
+        )
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm)
     env = PackedEnv(make_device_env(run.task, run.env))

@@ -293,8 +293,6 @@ def _check_recurrent(run: Run) -> None:
     reason = None
     if not isinstance(config, PPOConfig):
         reason = f"algo={run.algo} has no recurrent policies; use algo=ppo"
-    elif run.ml_framework == "jax":
-        reason = "recurrent layers are not supported by ml_framework=jax; use ml_framework=torch"
     elif network.module is not None:
         reason = f"network.module={network.module} is called with observations alone"
     elif config.symmetry is not None:

@@ -1,11 +1,13 @@
 """Export of a policy that was trained in environments: from observations to actions, with normalization included.
 
-Shapes: N observations O, A actions, D dimensions of a continuous action, C parts of a multi-discrete one.
+Shapes: N observations O, A actions, D dimensions of a continuous action, C parts of a multi-discrete one, S numbers
+of a recurrent policy's state.
 """
 
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +19,13 @@ from lockstep.experience.normalize import EPS, RunningMoments
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.deploy.exported_file import LARGEST_DIFFERENCE, Arrays, Exported, Format, difference, write_program
 from lockstep.torch.deploy.program import trace
-from lockstep.torch.networks import ActingPolicy
+from lockstep.torch.networks import ActingPolicy, Policy
+from lockstep.torch.recurrent import Sequences
 from lockstep.world import stream
 
 _ROWS = 1000
+_STEPS = 20
+"""Of each episode in which a recurrent policy is compared."""
 
 
 class GreedyPolicy(nn.Module):
@@ -39,18 +44,29 @@ class GreedyPolicy(nn.Module):
         self.register_buffer("low", torch.tensor(self.action.low))
         self.register_buffer("high", torch.tensor(self.action.high))
 
-    def forward(self, observation: Tensor) -> dict[str, Tensor]:
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:
         """Map observations [N, *O] to actions. They are float32, or uint8 for images, as the environment returns them.
+
+        Args:
+            observation: of N environments.
+            state: [N, S], needed by a recurrent policy: 0 where an episode begins, else the last `next_state`.
 
         Returns:
             `scores`: Q [N, A], logits [N, A], concatenated logits of the C parts, or means [N, D] (of SAC
             and TD3 before tanh); `action`: [N]
-            int64, [N, C] int64, or [N, D] within the bounds of the environment.
+            int64, [N, C] int64, or [N, D] within the bounds of the environment; of a recurrent policy `next_state`.
         """
         if self.normalizes:
             normalized = (observation - self.get_buffer("mean")) * self.get_buffer("scale")
             observation = normalized.clamp(-self.limit, self.limit)
-        scores, _ = self.policy(observation)
+        if state is None:
+            return self._choose(self.policy(observation)[0])
+        assert isinstance(self.policy, Policy)
+        scores, next_state = self.policy.recurrent.act(observation, state)
+        return {**self._choose(scores), "next_state": next_state}
+
+    def _choose(self, scores: Tensor) -> dict[str, Tensor]:
+        """Scores and the actions that they choose."""
         if self.action.kind == "continuous":
             scores = scores[:, : self.action.width]  # without log deviations that depend on the observation
             action = self.policy.unscaled(scores.tanh()) if isinstance(self.policy, ContinuousPolicy) else scores
@@ -75,9 +91,14 @@ def export_acting(policy: ActingPolicy, observations: RunningMoments | None, pat
         RunError: the network cannot be traced, the file differs from the policy, or it cannot be written.
     """
     examples = {"observation": torch.from_numpy(_random(policy, observations, 2))}
+    outputs: tuple[str, ...] = ("scores", "action")
+    metadata: dict[str, Any] = {"kind": "observations", "spec": policy.spec.to_dict()}
+    if state_size := _state_size(policy):
+        metadata["state_size"] = state_size
+        examples["state"] = torch.zeros(2, state_size)
+        outputs = (*outputs, "next_state")
     module = GreedyPolicy(copy.deepcopy(policy), observations)
-    program = trace(module, examples, {"observation": "observations"}, ("scores", "action"))
-    metadata = {"kind": "observations", "spec": policy.spec.to_dict()}
+    program = trace(module, examples, dict.fromkeys(examples, "observations"), outputs)
     return write_program(program, path, to, metadata, lambda run: _compare(policy, observations, path, run))
 
 
@@ -89,10 +110,14 @@ def _compare(
 ) -> Exported:
     observation = _random(policy, observations, _ROWS)
     normalized = observation if observations is None else observations.normalize(observation)
-    with torch.inference_mode():
-        parameters = policy(torch.from_numpy(normalized))[0].float().numpy()
+    if _state_size(policy):
+        assert isinstance(policy, Policy)
+        parameters, found = _unrolled(policy, normalized), _run_steps(policy, observation, run)
+    else:
+        with torch.inference_mode():
+            parameters = policy(torch.from_numpy(normalized))[0].float().numpy()
+        found = run({"observation": observation})
     action = policy.spec.action
-    found = run({"observation": observation})
     if action.kind == "continuous":
         chosen = np.clip(policy.distribution.mode(parameters), np.array(action.low), np.array(action.high))
         expected = np.concatenate([parameters[:, : action.width], chosen], -1)
@@ -108,6 +133,31 @@ def _compare(
         return Exported(path, _ROWS, largest, None)
     same = (found["action"] == policy.distribution.mode(parameters)).reshape(_ROWS, -1).all(-1)
     return Exported(path, _ROWS, largest, int(same.sum()))
+
+
+def _state_size(policy: ActingPolicy) -> int:
+    return policy.actor_state_size if isinstance(policy, Policy) else 0
+
+
+def _unrolled(policy: Policy, observation: NDArray[np.generic]) -> NDArray[np.float32]:
+    """What a recurrent policy makes of episodes of `_STEPS` observations, as in training."""
+    rows = torch.from_numpy(observation)
+    sequences = Sequences(torch.zeros(_ROWS // _STEPS, policy.state_size), torch.zeros(_STEPS, _ROWS // _STEPS))
+    network = policy.recurrent
+    actor, critic = network.features(rows)
+    with torch.inference_mode():  # parameters do not depend on the critic's own observation
+        critic = rows.new_zeros(_ROWS, policy.spec.critic_size or 0) if critic is None else critic
+        return network.unroll(actor, critic, sequences)[0].numpy()
+
+
+def _run_steps(policy: Policy, observation: NDArray[np.generic], run: Callable[[Arrays], Arrays]) -> Arrays:
+    """What a file makes of the same episodes, step by step."""
+    state = np.zeros((_ROWS // _STEPS, policy.actor_state_size), np.float32)
+    steps: list[Arrays] = []
+    for rows in np.split(observation, _STEPS):
+        steps.append(run({"observation": rows, "state": state}))
+        state = steps[-1]["next_state"]
+    return {name: np.concatenate([step[name] for step in steps]) for name in ("scores", "action")}
 
 
 def _random(policy: ActingPolicy, observations: RunningMoments | None, rows: int) -> NDArray[np.generic]:

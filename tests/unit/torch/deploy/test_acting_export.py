@@ -14,12 +14,13 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import RunError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
+from lockstep.session.evaluation import Player
 from lockstep.torch.deploy import acting_export
 from lockstep.torch.deploy.acting_export import export_acting
 from lockstep.torch.deploy.exported_file import run_program
 from lockstep.torch.deploy.onnx_model import run_onnx
 from lockstep.torch.export import save_policy
-from lockstep.torch.networks import Policy
+from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
 from quick import others_slow
 
@@ -136,3 +137,32 @@ def test_the_command(tmp_path, capsys):
     assert session.get_inputs()[0].shape == ["observations", 4]
     assert main(["export", str(tmp_path), "--data", str(tmp_path), "--out", str(tmp_path / "other.onnx")]) == 2
     assert "learned in environments, not from data" in capsys.readouterr().err
+
+
+RECURRENT = {
+    "gru": (lambda: Policy(spec(CHOICE), replace(SMALL, recurrent="gru", recurrent_size=6), 1), None),
+    "lstm of two layers": (
+        lambda: Policy(privileged(), replace(SMALL, recurrent="lstm", recurrent_size=6, recurrent_layers=2), 1),
+        moments(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", others_slow(RECURRENT, "lstm of two layers"))
+def test_exported_recurrent_policy_acts_like_the_player_of_an_evaluation(tmp_path, name):
+    make, observations = RECURRENT[name]
+    policy = make()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(2)
+    done = export_acting(policy, observations, tmp_path / "policy.onnx", "onnx")
+    assert done.difference < 1e-5
+    player = Player(policy.distribution, actor_of(policy, torch.device("cpu")), observations, policy.spec)
+    file_state = np.zeros((1, policy.actor_state_size), np.float32)
+    for t, observation in enumerate(np.tile(some(policy.spec), (3, 1))):
+        if t == 7:  # another episode
+            player.reset()
+            file_state[:] = 0
+        found = run_onnx(done.path, {"observation": observation[None], "state": file_state})
+        file_state = found["next_state"]
+        np.testing.assert_allclose(found["action"][0], player.act(observation), rtol=1e-4, atol=1e-5)
