@@ -14,6 +14,8 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.algorithms.task_defaults import PPO
 from lockstep.config import settings
 from lockstep.config.run_base import RunBase
@@ -84,6 +86,8 @@ def test_the_translation_is_chinese(page):
     [
         ("docs/algorithms/ppo.md", PPOConfig()),
         ("docs/algorithms/dqn.md", DQNConfig()),
+        ("docs/algorithms/sac.md", SACConfig()),
+        ("docs/algorithms/td3.md", TD3Config()),
         ("docs/networks.md", NetworkConfig()),
         ("docs/settings.md", Run(task="any")),
         ("docs/settings.md", EnvConfig()),
@@ -115,6 +119,8 @@ def test_every_setting_is_documented_with_its_default(page, config):
     [
         ("docs/algorithms/ppo.md", [PPOConfig]),
         ("docs/algorithms/dqn.md", [DQNConfig]),
+        ("docs/algorithms/sac.md", [SACConfig]),
+        ("docs/algorithms/td3.md", [TD3Config]),
         ("docs/networks.md", [NetworkConfig]),
         ("docs/settings.md", [Run, EnvConfig]),
         ("docs/algorithms/offline.md", [OfflineDQNConfig, CloningConfig]),
@@ -130,7 +136,7 @@ def test_no_setting_is_documented_that_does_not_exist(page, configs):
 
 
 @pytest.mark.parametrize(
-    "page", [f"docs/algorithms/{name}.md" for name in ("ppo", "dqn", "offline", "offline-continuous")]
+    "page", [f"docs/algorithms/{name}.md" for name in ("ppo", "dqn", "sac", "td3", "offline", "offline-continuous")]
 )
 def test_equations_stand_in_the_code(page):
     rows = tables((ROOT / page).read_text(), "equation")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.algorithms import dqn, offline, ppo
+from lockstep.algorithms import dqn, offline, ppo, sac, td3
 from lockstep.distributed.timers import PHASES
 from lockstep.estimators import result as told
 
@@ -21,7 +21,7 @@ def documented(text: str) -> set[str]:
 
 def emitted() -> set[str]:
     """Names of the algorithms' tables, and the keys written in record/: `metrics["..."] = `, the phases' filled in."""
-    names = {*ppo.METRICS, *dqn.METRICS, *offline.METRICS, *told.METRICS}
+    names = {*ppo.METRICS, *dqn.METRICS, *sac.METRICS, *td3.METRICS, *offline.METRICS, *told.METRICS}
     for path in (ROOT / "src/lockstep/record").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Assign):
