@@ -15,8 +15,8 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
-from lockstep.algorithms.td3 import TD3Config
 from lockstep.algorithms.task_defaults import PPO
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.run_base import RunBase
 from lockstep.recipes import pong
