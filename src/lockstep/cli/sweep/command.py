@@ -109,13 +109,14 @@ def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:
     directory = Path(sweep.directory or ".")
     if not directory.is_dir():
         raise ConfigError(f"directory={directory} of the sweep does not exist; edit {run_dir / SWEEP_FILE}")
+    shown = os.path.relpath(run_dir)  # where the user is, which need not be where paths of the sweep start
     with contextlib.chdir(directory):
         command = TrainCommand(sweep.words)
         first = _check_runs(sweep, command)
         slots = make_slots(Needs.of(first, command.ranks), _most_runs(sweep), jobs)
         if getattr(args, "dry_run", False):
-            return _list_runs(sweep, run_dir, slots)
-        with SweepFolder(run_dir, sweep) as folder:
+            return _list_runs(sweep, shown, slots)
+        with SweepFolder(run_dir, sweep, shown) as folder:
             return _run_in(folder, sweep, command, first, slots, retry_failed=getattr(args, "retry_failed", False))
 
 
@@ -152,7 +153,7 @@ def _source(sweep: Sweep, folder: SweepFolder) -> TrialSource:
     return OptunaTrials(sweep, folder.path)
 
 
-def _list_runs(sweep: Sweep, run_dir: Path, slots: Sequence[Slot]) -> int:
+def _list_runs(sweep: Sweep, shown: str, slots: Sequence[Slot]) -> int:
     combinations = grid(sweep.settings)
     if sweep.sampler != "grid":
         combinations = draws(sweep.settings, sweep.trials or 0, sweep.sampler_seed)
@@ -162,7 +163,7 @@ def _list_runs(sweep: Sweep, run_dir: Path, slots: Sequence[Slot]) -> int:
         combinations = islice(combinations, 0)
     for settings in combinations:
         print(f"{shown_settings(settings) or 'settings as given'}, seeds {seeds}")
-    print(f"{_most_runs(sweep)} runs, {len(slots)} at a time, in {os.path.relpath(run_dir)}")
+    print(f"{_most_runs(sweep)} runs, {len(slots)} at a time, in {shown}")
     return 0
 
 
@@ -177,7 +178,7 @@ def _run_in(
 ) -> int:
     from rich.console import Console
 
-    shown = os.path.relpath(folder.path)
+    shown = folder.shown
     at_a_time = f"{len(slots)} at a time" if len(slots) > 1 else "one at a time"
     print(
         f"{first.subject}: {first.algo}, {_most_runs(sweep)} runs of {command.ranks} rank{'s' * (command.ranks > 1)}, "

@@ -43,14 +43,15 @@ class SweepFolder:
     """The directory of a sweep, open for writing by one process.
 
     Attributes:
-        path: the directory.
+        path: the directory, absolute.
+        shown: its name for messages, relative to where the command was started.
 
     Raises:
         ConfigError: it has other files, cannot be written, or another process has it open.
     """
 
-    def __init__(self, path: Path, sweep: Sweep) -> None:
-        self.path = path
+    def __init__(self, path: Path, sweep: Sweep, shown: str) -> None:
+        self.path, self.shown = path, shown
         if path.exists() and not (path / SWEEP_FILE).exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"run_dir={path} already holds files and no sweep; choose another with --run-dir")
         try:

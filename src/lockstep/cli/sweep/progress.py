@@ -4,11 +4,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.cli.sweep.scores import score_of
 from lockstep.cli.sweep.slots import Slot
 from lockstep.cli.sweep.trial import Member
 from lockstep.record.console import describe, significant
@@ -45,8 +46,7 @@ class ProgressLines:
         """Show a new run."""
         self._members.append(member)
         if member.status != "queued":
-            self._texts[member.name] = _ended_text(member, again=True)
-            self._print(f"{member.name}: {self._texts[member.name]}")
+            self._show_end(member, " before")
 
     def waiting(self, member: Member) -> None:
         """Show once that a process of an earlier start still trains a run."""
@@ -87,8 +87,12 @@ class ProgressLines:
 
     def ended(self, member: Member) -> None:
         """Show the end of a run."""
-        self._texts[member.name] = _ended_text(member)
-        self._print(f"{member.name}: {self._texts[member.name]}")
+        self._show_end(member)
+
+    def _show_end(self, member: Member, when: str = "") -> None:
+        detail = _detail(member)
+        self._texts[member.name] = detail
+        self._print(f"{member.name}: {member.status}{when}" + (f", {detail}" if detail else ""))
 
     def note(self, text: str) -> None:
         """Show a line that stays."""
@@ -114,8 +118,7 @@ class ProgressLines:
         for member in shown:
             state = Text(member.status, style=_STYLES.get(member.status, "dim"))
             table.add_row(Text(member.name), state, Text(self._texts.get(member.name, "")))
-        table.add_row("", "", Text(self.counts(), style="dim"))
-        self._live.update(table, refresh=True)
+        self._live.update(Group(table, Text(self.counts(), style="dim")), refresh=True)
 
     def counts(self) -> str:
         """`2 running, 3 done, 1 failed`."""
@@ -136,14 +139,9 @@ class ProgressLines:
             print(text, file=self._file, flush=True)
 
 
-def _ended_text(member: Member, *, again: bool = False) -> str:
-    """How a run ended."""
-    from lockstep.cli.sweep.scores import score_of
-
-    earlier = " before" if again else ""
-    if member.status == "failed":
-        return f"failed{earlier}: {member.reason}"
-    if member.status == "done":
-        mean = score_of(member, "last_return")
-        return f"done{earlier}" + ("" if mean is None else f", return {significant(mean)}")
-    return f"{member.status}{earlier}"
+def _detail(member: Member) -> str:
+    """The return of a run that has ended, or the reason of its failure."""
+    mean = score_of(member, "last_return")
+    if mean is not None:
+        return f"return {significant(mean)}"
+    return member.reason or ""

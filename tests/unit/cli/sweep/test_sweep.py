@@ -94,11 +94,23 @@ def test_failed_run_keeps_its_reason_and_the_others_go_on(sweeps, capsys):
     ]
     sweeps.behave({})
     assert sweeps.run(*words) == 1  # not run again unless asked for
-    assert "seed_1: failed before: rank 0: the simulator ran away" in capsys.readouterr().out
+    assert "seed_1: failed before, rank 0: the simulator ran away" in capsys.readouterr().out
     assert len(sweeps.started("four")) == 4
     assert sweeps.run("sweep", "four", "--retry-failed") == 0
     again = [event for event in sweeps.events("four")[-4:] if event["event"] == "start"]
     assert {(event["run"], event["resumed"]) for event in again} == {("seed_1", True), ("seed_2", False)}
+
+
+def test_sweep_is_continued_from_anywhere(sweeps, monkeypatch, capsys):
+    """Relative paths are those of the first start; names in messages are relative to where the user is."""
+    sweeps.behave({"seed_1": "fail"})
+    (sweeps.path / "elsewhere").mkdir()
+    assert sweeps.run("train", "cartpole", "--seeds", "0:2", "--run-dir", "two") == 1
+    sweeps.behave({})
+    monkeypatch.chdir(sweeps.path / "elsewhere")
+    assert sweeps.run("sweep", "../two", "--retry-failed") == 0
+    assert os.getcwd() == str(sweeps.path / "elsewhere") and not os.listdir()
+    assert capsys.readouterr().out.rstrip().endswith("directory: ../two")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
