@@ -91,6 +91,7 @@ def test_two_ranks_collect_different_data_and_end_with_equal_parameters(train, t
     assert "parameters are equal on all 2 ranks" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["world_size"], summary["env_steps"]) == ("finished", 2, 2 * 4 * 6 * 3)
+    assert 0 < summary["phases_s"]["env"] < summary["wall_time_s"], "the time of the environments is not measured"
     ranks = summary["ranks"]
     assert [one["rank"] for one in ranks] == [0, 1]
     assert ranks[0]["seed"] == 5 != ranks[1]["seed"]

@@ -26,6 +26,7 @@ from lockstep.distributed.agreement import Gather, check_different, content_dige
 from lockstep.distributed.fingerprint import fingerprint
 from lockstep.distributed.timers import Timers
 from lockstep.envs import isaac
+from lockstep.envs.make import on_tensors
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
 from lockstep.record.console import Console
 from lockstep.record.failure import record_failure
@@ -95,7 +96,7 @@ class LibraryRun:
 
         Sets `seed` and `num_envs`.
         """
-        from lockstep.torch.envs.library_env import HostTaskEnv, RecordedEnv
+        from lockstep.torch.envs.library_env import HostTaskEnv, RecordedEnv, TensorTaskEnv
 
         request = self.request
         for line in request.notes:
@@ -107,7 +108,8 @@ class LibraryRun:
                 agent = read_agent_file(request.agent)
                 self._set_seed(agent)
                 assert request.num_envs is not None
-                env = cast("Any", HostTaskEnv(request.task, request.num_envs, self.device, self.seed))
+                kind = TensorTaskEnv if on_tensors(request.task) else HostTaskEnv
+                env = cast("Any", kind(request.task, request.num_envs, self.device, self.seed))
             stack.callback(env.close)
             self.num_envs = int(env.unwrapped.num_envs)
             self._env = RecordedEnv(env, self.num_envs, self._compare_first_steps, self._after_step)
@@ -177,8 +179,9 @@ class LibraryRun:
             "env_steps": env.steps * self.num_envs,
         }
         ranks = self._gather(mine, "summary")
+        env_s: list[float] = self._gather(env.env_s, "phases")
         if self._writer is not None:
-            self._write_summary(elapsed, ranks, differing)
+            self._write_summary(elapsed, ranks, differing, sum(env_s) / len(env_s))
         equal = f"are equal on all {self.world.size} ranks" if self.world.size > 1 else "have the fingerprint"
         self.say(f"parameters {equal}: {mine['params_fingerprint'][:8]}")
 
@@ -247,6 +250,8 @@ class LibraryRun:
         """Check that ranks collect different data, once the first steps are made; *collective*."""
         check_different(self._gather, digest, "first_steps")
         self._first_steps.append(digest)
+        assert self._env is not None
+        self._env.env_s = 0.0  # the clock of training begins here
         self._started_at = time.monotonic()
         self._startup_s = seconds_since_process_start()
 
@@ -292,7 +297,7 @@ class LibraryRun:
         """Mean return of the last rollouts that have at least 100 episodes together."""
         return sum(total for total, _ in self._recent) / sum(count for _, count in self._recent)
 
-    def _write_summary(self, elapsed: float, ranks: list[dict[str, Any]], differing: list[str]) -> None:
+    def _write_summary(self, elapsed: float, ranks: list[dict[str, Any]], differing: list[str], env_s: float) -> None:
         assert self._writer is not None
         steps = sum(one["env_steps"] for one in ranks)
         library = self.request.library
@@ -306,6 +311,7 @@ class LibraryRun:
             "updates": self._updates,
             "episodes": int(self._episodes),
             "wall_time_s": elapsed,
+            "phases_s": self._summary["phases_s"] | {"env": env_s, "other": max(elapsed - env_s, 0.0)},
             "startup_s": self._startup_s,
             "steps_per_second": steps / elapsed if elapsed else 0.0,
             "return_mean_100": self._return_mean() if self._recent else None,

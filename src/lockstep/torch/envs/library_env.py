@@ -1,10 +1,11 @@
 """The environments of a rank as other training libraries see them.
 
-`RecordedEnv` measures what a library collects. `HostTaskEnv` gives a Gymnasium or built-in task the interface of Isaac
-Lab's environments, for which these libraries have wrappers.
+`RecordedEnv` measures what a library collects. `HostTaskEnv` and `TensorTaskEnv` give tasks with a numpy interface and
+those on torch tensors the interface of Isaac Lab's environments, for which these libraries have wrappers.
 """
 
 import hashlib
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,8 +18,11 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
+from lockstep.torch.envs.interface import Observation
+from lockstep.torch.envs.make import make_tensor_env
 
 _POLICY = "policy"  # the group of observations that libraries give the policy
+_GROUPS = (_POLICY, "critic")
 _COMPARED_STEPS = 8
 
 
@@ -58,6 +62,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     Attributes:
         steps: calls of `step` so far.
         episodes: sums over the episodes that ended.
+        env_s: seconds of the environment's own steps. A GPU may still compute when a step returns.
     """
 
     def __init__(
@@ -65,13 +70,16 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self.steps = 0
+        self.env_s = 0.0
         self.episodes = EpisodeSums(num_envs, torch.device(env.unwrapped.device))
         self._digest = hashlib.blake2b(digest_size=16)
         self._on_first_steps, self._on_step = on_first_steps, on_step
 
     def step(self, action: Any) -> Any:
         """Step all environments."""
+        started = time.perf_counter()
         observations, reward, terminated, truncated, extras = self.env.step(action)
+        self.env_s += time.perf_counter() - started
         self.steps += 1
         with torch.no_grad():
             self.episodes.add(torch.as_tensor(reward), torch.as_tensor(terminated) | torch.as_tensor(truncated))
@@ -109,18 +117,12 @@ class HostTaskEnv(gymnasium.Env[Any, Any]):
             config = EnvConfig(vectorization="sync")
         self._env = make_vector_env(task, config, num_envs)
         self.vector_spec: EnvSpec = self._env.spec
-        if self.vector_spec.autoreset == "next_step":
-            raise ConfigError(
-                f"task={task} resets in a step of its own, which other libraries would learn from; train it with "
-                f"lockstep train {task}"
-            )
+        _refuse_next_step(task, self.vector_spec)
         self.num_envs, self.device, self._seed = num_envs, device, seed
         self.max_episode_length = self.vector_spec.max_episode_steps or 1_000_000
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
         self.cfg = {"task": task, "num_envs": num_envs}
-        space = gymnasium.spaces.Box(-np.inf, np.inf, self.vector_spec.observation_shape, np.float32)
-        self.single_observation_space = gymnasium.spaces.Dict({_POLICY: space})
-        self.single_action_space = _action_space(self.vector_spec)
+        self.single_observation_space, self.single_action_space = _spaces(self.vector_spec)
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
         self.obs_buf: dict[str, Tensor] = {}
@@ -129,8 +131,7 @@ class HostTaskEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes everywhere."""
-        streams = np.random.SeedSequence(self._seed if seed is None else seed).generate_state(self.num_envs)
-        self.obs_buf = {_POLICY: self._tensor(self._env.reset([int(stream) for stream in streams]))}
+        self.obs_buf = {_POLICY: self._tensor(self._env.reset(_seeds(self._seed, seed, self.num_envs)))}
         self.episode_length_buf.zero_()
         return self.obs_buf, {}
 
@@ -155,6 +156,84 @@ class HostTaskEnv(gymnasium.Env[Any, Any]):
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array)).to(self.device)
+
+
+class TensorTaskEnv(gymnasium.Env[Any, Any]):
+    """A task on torch tensors with the interface of Isaac Lab's environments: groups `policy` and, if any, `critic`.
+
+    Args:
+        task: its name.
+        num_envs: environments of this rank.
+        device: of the tensors.
+        seed: of this rank.
+    """
+
+    def __init__(self, task: str, num_envs: int, device: torch.device, seed: int) -> None:
+        self._env = make_tensor_env(task, EnvConfig(), num_envs, device)
+        spec = self._env.spec
+        if spec.autoreset == "next_step":
+            self._env.close()
+        _refuse_next_step(task, spec)
+        self.num_envs, self.device, self._seed = num_envs, device, seed
+        self.max_episode_length = spec.max_episode_steps or 1_000_000
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
+        self.cfg = {"task": task, "num_envs": num_envs}
+        self.single_observation_space, self.single_action_space = _spaces(spec)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.obs_buf: dict[str, Tensor] = {}
+        self._action = spec.action
+        bounds = (spec.action.low, spec.action.high) if spec.action.kind == "continuous" else ()
+        self._bounds = tuple(torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes everywhere."""
+        self.obs_buf = _groups(self._env.reset(_seeds(self._seed, seed, self.num_envs)))
+        self.episode_length_buf.zero_()
+        return self.obs_buf, {}
+
+    def step(self, action: Any) -> Any:
+        """Step all environments. What is returned is no live buffer."""
+        with torch.no_grad():
+            step = self._env.step(self._valid(action.detach()))
+        self.episode_length_buf = (self.episode_length_buf + 1) * ~(step.terminated | step.truncated)
+        self.obs_buf = _groups(step.observation)
+        return self.obs_buf, step.reward.clone(), step.terminated.clone(), step.truncated.clone(), {}
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+    def _valid(self, action: Tensor) -> Tensor:
+        if self._bounds:
+            return action.reshape(self.num_envs, -1).clamp(*self._bounds)
+        width = (self.num_envs, -1) if self._action.kind == "multi_discrete" else (self.num_envs,)
+        return action.reshape(width).long()
+
+
+def _groups(observation: Observation) -> dict[str, Tensor]:
+    """Copies of the groups that there are, by name."""
+    return {name: part.clone() for name, part in zip(_GROUPS, observation, strict=True) if part is not None}
+
+
+def _refuse_next_step(task: str, spec: EnvSpec) -> None:
+    if spec.autoreset == "next_step":
+        raise ConfigError(
+            f"task={task} resets in a step of its own, which other libraries would learn from; train it with "
+            f"lockstep train {task}"
+        )
+
+
+def _seeds(of_rank: int, seed: int | None, num_envs: int) -> list[int]:
+    """A seed for each environment, from that of `reset` or of the rank."""
+    return [int(one) for one in np.random.SeedSequence(of_rank if seed is None else seed).generate_state(num_envs)]
+
+
+def _spaces(spec: EnvSpec) -> tuple[gymnasium.spaces.Dict, gymnasium.Space[Any]]:
+    """Spaces of one environment's observation groups and action."""
+    shapes = [spec.observation_shape, *([] if spec.critic_size is None else [(spec.critic_size,)])]
+    boxes = (gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32) for shape in shapes)
+    return gymnasium.spaces.Dict(dict(zip(_GROUPS, boxes, strict=False))), _action_space(spec)
 
 
 def _action_space(spec: EnvSpec) -> gymnasium.Space[Any]:

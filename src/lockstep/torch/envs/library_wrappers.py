@@ -55,18 +55,25 @@ def rl_games_env(env: Any) -> Any:
 
     class VecEnv(base):
         def get_env_info(self) -> dict[str, Any]:
-            policy = inner.single_observation_space["policy"]
-            return {"observation_space": policy, "action_space": _bounded(inner.single_action_space)}
+            groups = inner.single_observation_space
+            spaces = {"observation_space": groups["policy"], "action_space": _bounded(inner.single_action_space)}
+            return spaces | ({"state_space": groups["critic"]} if "critic" in groups.spaces else {})
 
         def reset(self) -> dict[str, Tensor]:
-            return {"obs": env.reset()[0]["policy"]}
+            return _named(env.reset()[0])
 
         def step(self, actions: Tensor) -> Any:
             observations, reward, terminated, truncated, extras = env.step(actions)
             extras["time_outs"] = truncated
-            return {"obs": observations["policy"]}, reward, terminated | truncated, extras
+            return _named(observations), reward, terminated | truncated, extras
 
     return VecEnv()
+
+
+def _named(groups: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Observations by rl_games' names: `states` are for its central value function."""
+    names = {"policy": "obs", "critic": "states"}
+    return {names[name]: group for name, group in groups.items()}
 
 
 def _bounded(space: Any) -> Any:

@@ -1,0 +1,96 @@
+"""Environments as other training libraries see them: groups, copies of live buffers, seeds, and the time they take."""
+
+import sys
+import time
+from types import ModuleType
+
+import pytest
+import torch
+
+from lockstep.errors import ConfigError
+from lockstep.torch.envs.library_env import RecordedEnv, TensorTaskEnv
+from lockstep.torch.envs.library_wrappers import rl_games_env
+
+CPU = torch.device("cpu")
+WALK = "tensor_envs:Walk"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+
+
+def make(seed=1):
+    return TensorTaskEnv(WALK, 3, CPU, seed)
+
+
+def test_both_groups_have_spaces_and_copies():
+    env = make()
+    assert {name: space.shape for name, space in env.single_observation_space.items()} == {
+        "policy": (1,),
+        "critic": (2,),
+    }
+    first, _ = env.reset()
+    before = {name: group.clone() for name, group in first.items()}
+    second, reward, terminated, truncated, _ = env.step(torch.full((3, 1), 0.5))
+    kept = reward.clone(), terminated.clone(), truncated.clone()
+    env.step(torch.full((3, 1), -0.5))
+    assert all(torch.equal(first[name], before[name]) for name in before), "a live buffer was not copied"
+    assert all(torch.equal(*pair) for pair in zip((reward, terminated, truncated), kept, strict=True))
+    assert torch.equal(second["policy"], before["policy"] + 0.5)
+
+
+def test_actions_are_clipped_and_episodes_counted():
+    env = make()
+    start = env.reset()[0]["policy"]
+    assert torch.equal(env.step(torch.full((3, 1), -7.0))[0]["policy"], start - 1.0)
+    for _ in range(2):
+        env.step(torch.full((3, 1), -1.0))
+    assert env.episode_length_buf.tolist() == [0, 3, 3]
+
+
+def test_seeds_differ_by_rank_and_repeat():
+    observations = [make(seed).reset()[0]["policy"].tolist() for seed in (1, 1, 2)]
+    assert observations[0] == observations[1] != observations[2]
+
+
+def test_resets_in_a_step_of_their_own_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "next_step_walk.py").write_text(
+        "from tensor_envs import Walk\n\n"
+        "class Next(Walk):\n"
+        "    def __init__(self, num_envs, *, device):\n"
+        "        super().__init__(num_envs, device=device, autoreset='next_step')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="resets in a step of its own"):
+        TensorTaskEnv("next_step_walk:Next", 3, CPU, 1)
+
+
+def test_rl_games_gets_the_critic_group_as_states(monkeypatch):
+    package = ModuleType("rl_games.common.ivecenv")
+    package.IVecEnv = object
+    for name in ("rl_games", "rl_games.common"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "rl_games.common.ivecenv", package)
+    env = rl_games_env(make())
+    assert env.get_env_info()["state_space"].shape == (2,)
+    assert {name: group.shape[1] for name, group in env.reset().items()} == {"obs": 1, "states": 2}
+    assert env.step(torch.zeros(3, 1))[0].keys() == {"obs", "states"}
+
+
+def test_the_time_of_the_environments_steps_is_summed():
+    inner = make()
+    step = inner.step
+
+    def slow(action):
+        time.sleep(0.01)
+        return step(action)
+
+    inner.step = slow
+    digests = []
+    env = RecordedEnv(inner, 3, digests.append, lambda: time.sleep(0.01))
+    env.reset()
+    for _ in range(8):
+        env.step(torch.zeros(3, 1))
+    assert 0.08 <= env.env_s < 0.16
+    assert len(digests) == 1
