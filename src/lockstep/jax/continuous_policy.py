@@ -83,7 +83,8 @@ def _layer_norm(x: Array) -> Array:
     """Layer normalization (Ba et al., 2016, arXiv:1607.06450) of [C, N, H] without scale and shift."""
     wide = x.astype(jnp.float32)
     centered = wide - wide.mean(-1, keepdims=True)
-    return (centered * lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + _NORM_EPS)).astype(x.dtype)
+    scaled = centered * lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + _NORM_EPS)
+    return scaled.astype(x.dtype)
 
 
 class ContinuousPolicy:
