@@ -20,7 +20,7 @@ from lockstep.record.partial_files import remove_partial_files
 from lockstep.record.pending_run import PendingRun
 from lockstep.record.progress import Progress
 from lockstep.record.rank_log import RankLog
-from lockstep.record.run_dir import RunDir, lock_run_dir, mark_failed, write_config
+from lockstep.record.run_dir import RunDir, mark_failed, write_config
 from lockstep.record.summary import empty_summary
 from lockstep.run import AnyRun, OfflineRun
 from lockstep.system.memory import resident_memory
@@ -93,7 +93,7 @@ class Journal:
         if world.rank == 0:
             try:
                 run_dir = RunDir.join(path) if exists and path else pending.run_dir(run)
-                lock = lock_run_dir(run_dir.path)
+                lock = pending.take_lock(run_dir.path)
                 if exists:
                     archive_failure(run_dir.path)
                     remove_partial_files(run_dir.path)

@@ -1,12 +1,13 @@
 """A run before the rendezvous of its ranks: rank 0 makes the run directory and shows the first line."""
 
 import contextlib
+import os
 import threading
 from pathlib import Path
 
 from lockstep.errors import ConfigError
 from lockstep.record.console import Console
-from lockstep.record.run_dir import RunDir
+from lockstep.record.run_dir import RunDir, lock_run_dir
 from lockstep.run import AnyRun
 from lockstep.system.exit_signals import cleanup_on_signal
 
@@ -29,6 +30,7 @@ class PendingRun:
         self.path, self.joined = path, joined
         self.printed: list[str] = []
         self._made: RunDir | None = None
+        self._lock: int | None = None
         self._error: ConfigError | None = None
         self._timer: threading.Timer | None = None
         self._signals = contextlib.ExitStack()
@@ -49,6 +51,7 @@ class PendingRun:
         """
         try:
             self._made = RunDir.create(self.path, run)
+            self._lock = lock_run_dir(self._made.path)  # readers see that the run is in progress while it imports
         except ConfigError as error:
             if alone:
                 raise
@@ -86,6 +89,11 @@ class PendingRun:
         made, self._made = self._made, None
         return made or RunDir.create(self.path, run)
 
+    def take_lock(self, run_dir: Path) -> int:
+        """The lock of the run, for its writer: that of `make`, else a new one; raises `ConfigError` if it is taken."""
+        lock, self._lock = self._lock, None
+        return lock_run_dir(run_dir) if lock is None else lock
+
     def release_signals(self) -> None:
         """Restore the signal handlers: from here on a signal leaves the directory."""
         self._signals.close()
@@ -97,6 +105,9 @@ class PendingRun:
         if self._made is not None:
             self._made.discard()
             self._made = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _print(self, line: str) -> None:
         console = Console()

@@ -7,6 +7,10 @@ import sys
 
 import pytest
 
+from lockstep.record.pending_run import PendingRun
+from lockstep.record.run_status import is_running
+from lockstep.run import Run
+
 PROGRAM = """
 import ctypes, sys
 from pathlib import Path
@@ -33,3 +37,21 @@ def test_a_signal_removes_the_run_directory_until_the_signals_are_released(tmp_p
         process.send_signal(number)
         assert process.wait(timeout=30) == code(number)
     assert os.listdir(tmp_path) == left
+
+
+def test_run_is_in_progress_from_its_directory_on(tmp_path):
+    """Also while it imports its framework, before the journal takes the lock over."""
+    run = Run(task="lockstep/Cartpole-v0")
+    pending = PendingRun(tmp_path / "mine")
+    pending.make(run, alone=True)
+    assert is_running(tmp_path / "mine")
+    path = pending.run_dir(run).path
+    lock = pending.take_lock(path)
+    pending.discard()
+    assert is_running(path)
+    os.close(lock)
+    assert not is_running(path)
+    abandoned = PendingRun(tmp_path / "other")
+    abandoned.make(run, alone=True)
+    abandoned.discard()
+    assert not (tmp_path / "other").exists()
