@@ -52,3 +52,18 @@ def test_cartpole_stays_solved_for_three_million_steps(tmp_path, ranks, seed):
 @pytest.mark.parametrize(("task", "least"), [("Acrobot-v1", -100), ("LunarLander-v3", 200), ("Hopper-v5", 1500)])
 def test_the_defaults_of_a_task_learn_it(tmp_path, task, least, framework):
     assert evaluation_return(tmp_path, task, 1, 0, ml_framework=framework) >= least
+
+
+MEMORY_TASKS = [("lockstep/HiddenCartpole-v0", 475.0), ("lockstep/RememberCue-v0", 0.95)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("task", "solved"), MEMORY_TASKS)
+def test_recurrent_policy_solves_a_task_that_needs_memory(tmp_path, task, solved, seed):
+    settings = {"network.recurrent": "gru", "evaluate_every": 50_000, "total_steps": 300_000}
+    assert evaluation_return(tmp_path, task, 1, seed, **settings) >= solved
+
+
+@pytest.mark.parametrize(("task", "solved"), MEMORY_TASKS)
+def test_policy_without_memory_stays_below_half(tmp_path, task, solved):
+    assert evaluation_return(tmp_path, task, 1, 0, total_steps=300_000) < solved / 2
