@@ -22,6 +22,8 @@ class EnvConfig:
     """Groups of observations that the policy receives, joined in this order; empty: the task's own choice."""
     critic_keys: tuple[str, ...] = ()
     """Groups of observations that the value network receives; empty: the task's own choice."""
+    frame_stack: int = 1
+    """Observations of the last steps, joined, that a policy receives; for vectors."""
     clip_action: float | None = None
     """Clip continuous actions to within this of 0, besides the task's own bounds; `null`: only the task's own."""
     clip_observation: float | None = None
@@ -32,6 +34,8 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         """Refuse limits that leave nothing."""
+        if self.frame_stack < 1:
+            raise ConfigError(f"env.frame_stack={self.frame_stack} must be at least 1")
         for name in ("clip_action", "clip_observation"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -10,6 +10,7 @@ from lockstep.envs import isaac
 from lockstep.envs.limits import LimitedEnv, has_limits, without_limits
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
+from lockstep.envs.stacking import StackedEnv, stacked_spec
 from lockstep.envs.vector import (
     BUILT_IN,
     VectorEnv,
@@ -45,7 +46,9 @@ def make_vector_env(
     """
     _check(config, num_envs)
     env = _make(task, config, num_envs, render=render, training=training)
-    return LimitedEnv(env, config, task) if has_limits(config) else env
+    if has_limits(config):
+        env = LimitedEnv(env, config, task)
+    return env if config.frame_stack == 1 else StackedEnv(env, config.frame_stack, task)
 
 
 def _make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
@@ -93,12 +96,13 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
 
     Makes one environment and closes it, so that tasks that cannot be made are refused before a run starts.
     """
-    if on_device(task):
+    if on_device(task) or on_tensors(task):
         _check(config, 1)
-        return jax_module("subprocess_spec", task).device_env_spec(task, config)
-    if on_tensors(task):
-        _check(config, 1)
-        return torch_module("make", task).tensor_env_spec(task, config)
+        if on_device(task):
+            spec: EnvSpec = jax_module("subprocess_spec", task).device_env_spec(task, config)
+        else:
+            spec = torch_module("make", task).tensor_env_spec(task, config)
+        return spec if config.frame_stack == 1 else stacked_spec(spec, config.frame_stack, task)
     env = make_vector_env(task, config, 1)
     try:
         return env.spec
@@ -131,6 +135,13 @@ def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "j
     if config.placement == "device" and not native and task not in ANYWHERE:
         kind = "JAX" if framework == "jax" else "torch tensors"
         raise ConfigError(f"env.placement=device: task={task} is not written for {kind}; use auto or host")
+    if config.frame_stack > 1:
+        if config.placement == "device" or (config.placement == "auto" and native):
+            raise ConfigError(
+                f"env.frame_stack={config.frame_stack} is for environments on the host; use network.recurrent=gru, or "
+                "env.placement=host"
+            )
+        return False
     if config.placement != "auto":
         return config.placement == "device"
     return native or (task in ANYWHERE and preferred)
