@@ -72,13 +72,11 @@ class ProgressLines:
         last = metrics[-1]
         returns = evaluations[-1].get("returns") if evaluations else None
         mean = sum(returns) / len(returns) if returns else last.get("episode/return_mean_100")
-        text = describe(
-            int(last["step"]),
-            member.total_steps or int(last["step"]) or 1,
-            float(last.get("time/steps_per_second") or 0.0),
-            mean,
-            self._unit,
-        )
+        step, speed = int(last["step"]), float(last.get("time/steps_per_second") or 0.0)
+        if member.total_steps is None:
+            text = f"{step:,} {self._unit}  {speed:,.0f} {self._unit}/s".replace(",", " ")
+        else:
+            text = describe(step, member.total_steps, speed, mean, self._unit)
         self._texts[member.name] = text
         now = time.monotonic()
         if now - self._printed_at.get(member.name, 0.0) >= _PLAIN_EVERY_S:
@@ -106,7 +104,7 @@ class ProgressLines:
         if self._live is None:
             return
         shown = self._members
-        room = self._live.console.height - _OTHER_LINES
+        room = max(1, self._live.console.height - _OTHER_LINES)
         if len(shown) > room:
             running = [member for member in shown if member.status == "running"]
             others = [member for member in shown if member.status not in ("running", "queued")]

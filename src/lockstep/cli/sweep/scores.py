@@ -42,10 +42,10 @@ def score_of(member: Member, metric: str) -> float | None:
 
 
 def _score(found: FoundRun, metric: str) -> float | None:
-    if metric == "last_return":
-        return found.last_return
-    if metric == "best_return":
-        return found.best_return
+    if metric in ("last_return", "best_return"):
+        value = found.last_return if metric == "last_return" else found.best_return
+        # A run that learns from logged data has no return without a simulator, but an estimate of it.
+        return found.estimate[0] if value is None and found.estimate is not None else value
     value = last_line(found.path / METRICS_FILE).get(metric)
     return float(value) if isinstance(value, int | float) else None
 

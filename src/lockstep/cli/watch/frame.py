@@ -66,7 +66,7 @@ def _head(run: WatchedRun) -> list[Text]:
 
 
 def _progress(run: WatchedRun) -> str:
-    unit = "rows" if "data" in run.config else "steps"
+    unit = run.unit
     parts = [f"{_grouped(run.step)} {unit}"]
     if run.total_steps:
         parts = [
@@ -104,7 +104,7 @@ def _curve(run: WatchedRun, name: str | None, width: int, height: int, *, by_sec
     curve = run.curve(chosen)
     position = f" ({names.index(chosen) + 1} of {len(names)})"
     last = f": {significant(curve.values[-1])}" if curve.values else ""
-    xs, unit = (curve.seconds, "s") if by_seconds else (curve.steps, "steps")
+    xs, unit = (curve.seconds, "s") if by_seconds else (curve.steps, run.unit)
     lines = draw(xs, curve.values, width, height - 1, unit)
     return [Text.assemble((chosen, "bold"), last, (position, "dim")), *(Text(line, style="cyan") for line in lines)]
 

@@ -20,7 +20,7 @@ from lockstep.record.run_status import is_running, written_at
 
 RETURN = "evaluation return"
 """Name of the curve of evaluations."""
-_FIRST = (RETURN, "episode/return_mean_100", "time/steps_per_second")
+_FIRST = (RETURN, "episode/return_mean_100", "estimate/weighted_sequential_dr", "time/steps_per_second")
 """Curves that come first, if a run has them."""
 _HIDDEN = ("progress/", "episode/count")
 _WINDOW = 10
@@ -107,6 +107,11 @@ class WatchedRun:
             return None
         found = self.summary.get("error") or (read_failure(self.path) or {}).get("message")
         return None if not found else " ".join(str(found).split())
+
+    @property
+    def unit(self) -> str:
+        """What `step` counts."""
+        return "rows" if "data" in self.config else "steps"
 
     @property
     def step(self) -> int:

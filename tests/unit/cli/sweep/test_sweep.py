@@ -1,15 +1,20 @@
 """`lockstep sweep` and `lockstep train --seeds` with stand-ins for the runs."""
 
+import io
 import json
 import os
+import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from lockstep.cli.sweep import slots
-from lockstep.cli.sweep.slots import Needs, make_slots
+from lockstep.cli.sweep.progress import ProgressLines
+from lockstep.cli.sweep.slots import Needs, Slot, make_slots
+from lockstep.cli.sweep.trial import Member, Trial
 from lockstep.record.run_dir import lock_run_dir
 
 GRID = """
@@ -256,3 +261,32 @@ def test_slots_divide_the_cores_and_gpus(monkeypatch):
     assert [slot.gpus for slot in make_slots(Needs(1, gpus=2), 100, jobs=3)] == [("0", "1"), ("2", "3"), ("0", "1")]
     monkeypatch.setattr("lockstep.system.cores.usable_cores", lambda: 2)  # a quota of the container
     assert [slot.cores for slot in make_slots(Needs(1), 100)] == [(0,), (4,)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminal_has_a_line_per_run_as_far_as_it_is_high(monkeypatch):
+    monkeypatch.setenv("LINES", "8")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    file = Terminal()
+    lines = ProgressLines(file)
+    members = [Member(Trial("", {}), seed, f"seed_{seed}", Path("nowhere"), total_steps=1000) for seed in range(20)]
+    for member in members:
+        lines.add(member)
+    for member in members[10:12]:
+        member.status = "running"
+        lines.started(member, resumed=False, slot=Slot(0, (0,)))
+    lines.update(members[10], [{"step": 250, "time/steps_per_second": 50.0, "episode/return_mean_100": 7.0}], [])
+    members[3].status, members[3].reason = "failed", "rank 0: out of memory"
+    lines.ended(members[3])
+    file.truncate(0)
+    lines.draw()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    lines.close()
+    assert "seed_10  running  250 / 1 000 steps (25 %)  50 steps/s  return 7.000  ETA 15 s" in shown
+    assert "seed_11  running  starts on core 0" in shown and "seed_3   failed   rank 0: out of memory" in shown
+    assert "17 queued, 1 failed, 2 running" in shown and "seed_15" not in shown
