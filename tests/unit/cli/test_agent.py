@@ -105,3 +105,18 @@ def test_only_rank_0_prints(published, monkeypatch, capsys):
     monkeypatch.setattr(module.World, "from_environment", lambda: module.World(rank=1, size=2))
     with_agent(RUN, None, {})
     assert capsys.readouterr().err == ""
+
+
+def test_a_file_counts_minibatches_of_the_environments_asked_for(tmp_path):
+    path = tmp_path / "agent.yaml"
+    path.write_text(yaml.safe_dump(RL_GAMES))
+    run = with_agent(Run(task="CartPole-v1", num_envs=128), str(path), {"num_envs": "256"})
+    assert (run.num_envs, run.algorithm.num_minibatches) == (256, 8)
+
+
+def test_jax_follows_the_kl_from_the_rollout_and_says_so(tmp_path, capsys):
+    path = tmp_path / "agent.yaml"
+    path.write_text(yaml.safe_dump(RL_GAMES))
+    run = with_agent(Run(task="CartPole-v1", num_envs=128, ml_framework="jax"), str(path), {})
+    assert run.algorithm.kl_reference == "rollout"
+    assert "JAX has no other kl_reference" in capsys.readouterr().err

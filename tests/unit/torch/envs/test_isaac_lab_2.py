@@ -170,3 +170,14 @@ def test_agent_configurations_are_read_after_the_app_started(events, monkeypatch
     monkeypatch.setattr(published_agents, "start_app", lambda task, device: isaac_launch.start_app(task, "cpu"))
     assert published_agents._read(TASK) == {"num_envs": 4096, "configs": {"rsl_rl": {"seed": 3}}}
     assert events == ["app", "tasks"]
+
+
+def test_a_second_simulator_in_a_process_is_refused(events):
+    with (
+        isaac_launch.open_task(TASK, "cpu"),
+        pytest.raises(ConfigError, match="a process has one simulator"),
+        isaac_launch.open_task(TASK, "cpu"),
+    ):
+        pass
+    with isaac_launch.open_task(TASK, "cpu"):
+        pass
