@@ -32,6 +32,8 @@ _OPTIONAL = {  # import name: (distribution, purpose, how to install it)
     "pettingzoo": ("pettingzoo", "tasks of several agents", install_line("pettingzoo")),
     "ale_py": ("ale-py", "Atari tasks", "pip install 'lockstep-rl[atari]'"),
     "tensorboard": ("tensorboard", "TensorBoard files in run directories", "pip install tensorboard"),
+    "wandb": ("wandb", "runs in Weights & Biases", "pip install 'lockstep-rl[wandb]'"),
+    "mlflow": ("mlflow-skinny", "runs in MLflow", "pip install 'lockstep-rl[mlflow]'"),
     "isaaclab": ("isaaclab", "Isaac Lab tasks", "https://isaac-sim.github.io/IsaacLab (needs an NVIDIA GPU)"),
 }
 

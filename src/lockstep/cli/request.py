@@ -174,11 +174,11 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     from lockstep.envs.make import env_spec
     from lockstep.preflight.user_code_paths import with_absolute_paths
     from lockstep.run import OfflineRun
-    from lockstep.session.checks import check_data, check_framework, check_task
+    from lockstep.session.checks import check_data, check_packages, check_task
     from lockstep.session.task_defaults import defaults_note
 
     args.note = None
-    check_framework(run)
+    check_packages(run)
     if isinstance(run, OfflineRun):
         check_data(run)
         return run

@@ -6,6 +6,8 @@ from typing import Literal
 from lockstep.errors import SHARDS, ConfigError
 from lockstep.world import World
 
+_TRACKERS = ("wandb", "mlflow")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBase:
@@ -52,6 +54,8 @@ class RunBase:
     """Stop, solved, once an evaluation's mean return reaches this. `null`: the task's own threshold, if it has one."""
     stop_when_solved: bool = True
     """Whether reaching `stop_return` ends the run."""
+    trackers: tuple[str, ...] = ()
+    """Experiment trackers besides TensorBoard: `wandb`, `mlflow`, or `module:Class` of your own."""
     timeout_s: float = 120.0
     """Bound on any collective and on any stall after the first update."""
     startup_timeout_s: float = 300.0
@@ -90,6 +94,15 @@ class RunBase:
         if self.backend == "nccl" and self.device == "cpu":
             raise ConfigError("backend=nccl needs GPUs, but device=cpu; use --set backend=gloo")
         self._check_framework()
+        self._check_trackers()
+
+    def _check_trackers(self) -> None:
+        for name in self.trackers:
+            if name not in _TRACKERS and ":" not in name:
+                raise ConfigError(
+                    f"trackers={name} is unknown; use {', '.join(_TRACKERS)}, module:Class or file.py:Class "
+                    "(TensorBoard files are always written)"
+                )
 
     def _check_framework(self) -> None:
         """Refuse settings that the chosen framework does not support."""

@@ -27,7 +27,7 @@ from lockstep.preflight.user_code_paths import with_absolute_paths
 from lockstep.record.console import Console
 from lockstep.record.pending_run import PendingRun
 from lockstep.run import AnyRun, OfflineRun, Run, override
-from lockstep.session.checks import check_framework
+from lockstep.session.checks import check_packages
 from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
 from lockstep.session.task_defaults import defaults_note, task_defaults
@@ -87,7 +87,7 @@ def train(
             print(f"lockstep: note: {note}; run.yaml has them all", file=sys.stderr)
     elif overrides:
         run = override(run, overrides)
-    check_framework(run)
+    check_packages(run)
     run = with_absolute_paths(run)
     alone, world = world is None, world or World.from_environment()
     if resume is not None and not joined and is_complete(load_resumption(Path(resume), run), world):

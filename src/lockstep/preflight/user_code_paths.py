@@ -20,7 +20,10 @@ def with_portable_paths(run: SomeRun) -> SomeRun:
 
 
 def _renamed(run: SomeRun, change: Callable[[str], str]) -> SomeRun:
-    renamed: dict[str, Any] = {"env": replace(run.env, wrappers=tuple(change(name) for name in run.env.wrappers))}
+    renamed: dict[str, Any] = {
+        "env": replace(run.env, wrappers=tuple(change(name) for name in run.env.wrappers)),
+        "trackers": tuple(change(name) for name in run.trackers),
+    }
     if run.task is not None:
         renamed["task"] = change(run.task)
     if isinstance(run, Run) and run.network.module is not None:

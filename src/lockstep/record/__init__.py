@@ -1,4 +1,5 @@
-"""The run directory.
+"""The run directory, and experiment trackers.
 
 `run_dir.py` its files, `journal.py` what is written when, `checkpoint.py` and `checkpoint_writer.py` checkpoints.
+`trackers/` sends a run to Weights & Biases, MLflow, or a class of the user's.
 """

@@ -20,8 +20,9 @@ from lockstep.record.partial_files import remove_partial_files
 from lockstep.record.pending_run import PendingRun
 from lockstep.record.progress import Progress
 from lockstep.record.rank_log import RankLog
-from lockstep.record.run_dir import RunDir, mark_failed, write_config
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, mark_failed, write_config
 from lockstep.record.summary import empty_summary
+from lockstep.record.trackers.open import Trackers
 from lockstep.run import AnyRun, OfflineRun
 from lockstep.system.memory import resident_memory
 from lockstep.world import World
@@ -66,6 +67,7 @@ class Journal:
         self._sums = np.zeros(3)
         self._logged = (0, 0.0)
         self._best = -np.inf
+        self._trackers = Trackers(run, run_dir.path, self.warn) if world.rank == 0 and run.trackers else None
 
     @classmethod
     def open(
@@ -150,6 +152,8 @@ class Journal:
         if self._console is not None:
             self._run_dir.write_metrics(progress.env_steps, elapsed, metrics)
             of_ranks = {name: phases[:, i].round(3).tolist() for i, name in enumerate(PHASES)}
+            if self._trackers is not None:
+                self._trackers.metrics(progress.env_steps, {"time_s": elapsed, **metrics})
             self._run_dir.write_ranks(progress.env_steps, elapsed, of_ranks, memory.astype(int).tolist())
             self._console.progress(
                 steps=progress.env_steps,
@@ -178,6 +182,8 @@ class Journal:
             self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
         if self._console is not None:
             self._run_dir.write_evaluation(progress.env_steps, returns, lengths)
+            if self._trackers is not None:
+                self._trackers.evaluation(progress.env_steps, returns, lengths)
             self._console.line(
                 f"evaluation at step {progress.env_steps}: return {significant(mean)} "
                 f"over {len(returns)} episodes" + (f", solved (>= {stop_return:g})" if solved else "")
@@ -203,6 +209,8 @@ class Journal:
         self._count(progress, elapsed)
         if self._console is not None:
             self._run_dir.write_summary(self.summary)
+            if self._trackers is not None:
+                self._trackers.finish(self.summary, (RUN_FILE, SUMMARY_FILE))
             self._check_in_sync(ranks)
 
     def state(self) -> dict[str, Any]:
@@ -254,6 +262,8 @@ class Journal:
         self.summary |= {"status": "failed", "error": first["message"]}
         self._count(progress, elapsed)
         if self._world.rank == 0:
+            if self._trackers is not None:
+                self._trackers.finish(self.summary, (RUN_FILE,))
             try:
                 self._run_dir.write_summary(self.summary)
             except OSError as full:  # the error itself must still be reported
@@ -266,7 +276,10 @@ class Journal:
             mark_failed(self.path, report.partition("\n")[0], processes=self._world.size)
 
     def close(self) -> None:
-        """Close files and console."""
+        """Close trackers, files and console."""
+        if self._trackers is not None:
+            self._trackers.close()
+            self._trackers = None
         if self._console is not None:
             self._console.close()
         if self._log is not None:

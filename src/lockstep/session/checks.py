@@ -20,6 +20,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.experience.memory import check_memory, in_words, replay_bytes
+from lockstep.record.trackers.open import check_trackers
 from lockstep.run import AnyRun, NetworkConfig, OfflineRun, Run
 from lockstep.world import World
 
@@ -38,8 +39,9 @@ _ALGORITHMS_OF = {
 """The algorithms that can learn from each kind of actions."""
 
 
-def check_framework(run: AnyRun) -> None:
-    """Raise `ConfigError` if the run's framework is not installed."""
+def check_packages(run: AnyRun) -> None:
+    """Raise `ConfigError` if the run's framework or a tracker is not installed."""
+    check_trackers(run.trackers)
     check_package(run.ml_framework)
 
 

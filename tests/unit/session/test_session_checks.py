@@ -199,8 +199,8 @@ def test_a_framework_that_is_not_installed_is_named(monkeypatch, framework, inst
     monkeypatch.setattr(demands, "_installed", lambda name: name in installed)
     run = Run(task="CartPole-v1", ml_framework=framework)
     if words is None:
-        demands.check_framework(run)
+        demands.check_packages(run)
         return
     with pytest.raises(ConfigError, match=f"ml_framework={framework} needs") as caught:
-        demands.check_framework(run)
+        demands.check_packages(run)
     assert str(caught.value).endswith(words)

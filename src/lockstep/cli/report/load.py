@@ -21,7 +21,7 @@ _PREFLIGHT_FILE, _POLICY_FILE = "preflight.json", "policy.safetensors"
 _PARTS = (("env", "act"), ("learn", "other"), ("sync", "wait"))
 _EXCLUDED = ("evaluate", "checkpoint")
 # Settings that may differ between runs of the same costs.
-_FREE = ("seed", "num_envs", "total_steps", "num_shards", "stop_return", "stop_when_solved", "non_finite")
+_FREE = ("seed", "num_envs", "total_steps", "num_shards", "stop_return", "stop_when_solved", "non_finite", "trackers")
 _FREE_ENDINGS = ("_every", "_episodes", "_greedy", "_s", "num_checkpoints")
 _FREE_OF_ALGORITHM = (
     *("num_steps", "num_epochs", "num_minibatches"),

@@ -21,7 +21,7 @@ _GRID = 120
 _CURVE_RESAMPLES = 400
 """Bootstrap samples of a curve's band, at each point; scores in tables have more."""
 _COMPLETE = ("finished", "solved")
-_EXCLUDED = ("seed",)
+_EXCLUDED = ("seed", "trackers")
 _ALWAYS_NAMED = ("task", "data", "algo")
 """Settings that are in every label if they differ."""
 
