@@ -12,12 +12,13 @@ from lockstep import World
 from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.experience.sampling import DiagonalGaussian
+from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
 from lockstep.run import OfflineRun, override
 from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.exported_file import run_program
 from lockstep.torch.deploy.offline_export import export
 from lockstep.torch.deploy.onnx_model import run_onnx
+from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.export import load_policy
 from lockstep.torch.offline.estimate import estimate
 from lockstep.torch.offline.noise import Noise
@@ -99,6 +100,20 @@ def test_recorded_density_counts_what_is_clipped():
         above_one(0.5) + above_one(2.0),
     ]
     assert found == pytest.approx(expected)
+
+
+def test_recorded_density_of_squashed_and_noisy_policies():
+    """Integrates to one over the actions within the bounds, or counts the noise that is clipped."""
+    spec = ActionSpec("continuous", (1,), (-1.0,), (3.0,))
+    drawn = np.linspace(-1, 3, 20_001, dtype=np.float32)[1:-1, None]
+    parameters = np.full((len(drawn), 2), 0.2, np.float32)
+    found = _log_density(SquashedGaussian(spec), parameters, drawn, spec)
+    assert np.exp(found).sum() * 4 / 20_000 == pytest.approx(1, abs=1e-3)
+    noisy, at = NoisyDeterministic(spec, 0.5), np.array([[-1.0], [1.0], [3.0]], np.float32)
+    found = np.exp(_log_density(noisy, np.zeros((3, 1), np.float32), at, spec))
+    of_bound = math.erfc(2 / math.sqrt(2)) / 2  # the noise has a deviation of 1 in the units of the actions
+    assert found == pytest.approx([of_bound, 1 / math.sqrt(2 * math.pi), of_bound])
+    assert _log_density(NoisyDeterministic(spec, 0.0), np.zeros((3, 1), np.float32), at, spec) is None
 
 
 def test_estimates_of_a_sampled_policy_are_ratios_of_densities(tmp_path):

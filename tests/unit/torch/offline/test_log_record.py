@@ -225,9 +225,11 @@ def test_continuous_actions(tmp_path, how):
     _, rows = recorded(tmp_path / "a.parquet", run, episodes=4, how=how)
     assert read_log([tmp_path / "a.parquet"]).kind == "parametric"
     assert "propensity" not in rows.columns and rows["action:3"].abs().max() <= 2.0 and len(rows) == 80
+    assert ("log_probability" in rows.columns) == (how == "sampled"), "a greedy policy has no density"
     assert rows["truncated"].sum() == 4
     _, rows = recorded(tmp_path / "b.parquet", "Pendulum-v1", steps=400)
     assert rows["action:3"].min() < -1.8 and rows["action:3"].max() > 1.8
+    assert rows["log_probability"].to_numpy() == pytest.approx(np.full(400, np.log(0.25))), "uniform in [-2, 2]"
 
 
 @pytest.mark.parametrize("task", ["CartPole-v1", "lockstep/Corridor-v0"])

@@ -1,0 +1,109 @@
+"""Does it learn from a log of continuous actions? From episodes of a half-trained PPO policy; prints a markdown table.
+
+python benchmarks/offline_continuous.py --seeds 3 --algo iql td3_bc
+python benchmarks/offline_continuous.py --task Hopper-v5 --seeds 1
+
+Every seed trains a policy of its own, stops half-way, and records it with `lockstep offline record --sampled`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+EPISODES = 100
+STOPPED = ("stop_return=null", "stop_when_solved=false", "evaluate_every=null", "evaluate_episodes=1")
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a task is half learned, and how the log is learned from."""
+
+    train: str
+    """Recipe or task of the policy that is recorded."""
+    steps: int
+    """Environment steps after which it is half trained."""
+    offline: tuple[str, ...]
+    """Settings of the algorithms on the log."""
+
+
+TASKS = {
+    "Pendulum-v1": Task(
+        train="pendulum",
+        steps=57_344,
+        offline=("gamma=0.95", "reward_scale=0.1", "learning_rate=1e-3", "target_rate=0.01", "epochs=80"),
+    ),
+    "Hopper-v5": Task(train="Hopper-v5", steps=200_000, offline=("epochs=100",)),
+}
+
+
+def run(*words: object) -> None:
+    """Run a command of Lockstep; print what it says only if it fails."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = tuple(map(str, words))
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.cli", *words], capture_output=True, text=True, env=environment
+    )
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+
+
+def options(settings: tuple[str, ...] | list[str]) -> list[str]:
+    """`--set` for each of the settings."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def write_log(folder: Path, name: str, seed: int) -> list[float]:
+    """Train half-way, record and prepare; returns the returns of the logged episodes, the best first."""
+    task, trained, log = TASKS[name], folder / f"half_{seed}", folder / f"log_{seed}.jsonl"
+    steps = (f"total_steps={task.steps}", *STOPPED)
+    run("train", task.train, "--seed", seed, "--run-dir", trained, *options(steps))
+    run("offline", "record", trained, "--sampled", "--episodes", EPISODES, "--seed", seed, "--out", log)
+    run("offline", "prepare", log, "--out", folder / f"data_{seed}")
+    returns = defaultdict[str, float](float)
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        returns[row["mdp_id"]] += row["reward"]
+    return sorted(returns.values(), reverse=True)
+
+
+def learn(folder: Path, name: str, seed: int, algo: str, changes: list[str]) -> dict:
+    """The summary of a run that learned from the log of `write_log` and then played 100 episodes."""
+    folder_of_run = folder / f"{algo}_{seed}"
+    settings = [*TASKS[name].offline, "estimate=false", "evaluate_episodes=100", "log_every=null", *changes]
+    words = ["--task", name, "--algo", algo, "--seed", seed, "--run-dir", folder_of_run]
+    run("offline", "train", folder / f"data_{seed}", *words, *options(settings))
+    return json.loads((folder_of_run / "summary.json").read_text())
+
+
+def main() -> None:
+    """Learn and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", default="Pendulum-v1", choices=TASKS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--algo", nargs="+", default=["iql", "td3_bc"])
+    parser.add_argument("--set", action="append", default=[])
+    args = parser.parse_args()
+    print("| task | seed | log: mean return | best tenth | algorithm | learned | rows/s |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for seed in range(args.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            returns = write_log(Path(folder), args.task, seed)
+            best = statistics.mean(returns[: len(returns) // 10])
+            for algo in args.algo:
+                summary = learn(Path(folder), args.task, seed, algo, args.set)
+                print(
+                    f"| {args.task} | {seed} | {statistics.mean(returns):.0f} | {best:.0f} | {algo} | "
+                    f"{summary['eval_return_mean']:.0f} | {summary['env_steps'] / summary['wall_time_s']:,.0f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
