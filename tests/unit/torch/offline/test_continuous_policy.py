@@ -27,6 +27,7 @@ from lockstep.torch.scoring.continuous_networks import GaussianActor, SquashedGa
 from lockstep.torch.scoring.logged_policy import check_simulator, policy_of, save_logged
 from lockstep.torch.scoring.policy_spec import PolicySpec
 from logged_policies import SMALL
+from quick import others_slow
 
 HALF_RANGE = torch.tensor([3.0], dtype=torch.float64)
 
@@ -166,8 +167,15 @@ def test_a_log_without_densities_is_refused_by_its_reason(tmp_path):
     assert "no row of the log has a propensity" in left_out["decision_ips"]
 
 
-@pytest.mark.parametrize("to", ["onnx", "torch"])
-@pytest.mark.parametrize("algo", ["iql", pytest.param("td3_bc", marks=pytest.mark.slow), "cql"])
+@pytest.mark.parametrize(
+    ("algo", "to"),
+    others_slow(
+        [(algo, to) for algo in ("iql", "td3_bc", "cql") for to in ("onnx", "torch")],
+        ("iql", "onnx"),
+        ("cql", "torch"),
+        several=True,
+    ),
+)
 def test_exported_file_acts_as_the_policy(tmp_path, algo, to):
     pytest.importorskip("onnxscript")
     dataset, _, policy = made(tmp_path, algo)
