@@ -125,7 +125,8 @@ def test_a_gradient_step_sends_one_message(trained):
             steps = RUNS[name].get("epochs", EPOCHS) * BATCHES
             of_policy = steps // 2 if name == "td3_bc" else 0  # its step needs the critics after theirs
             assert outcome.messages["average_gradients"] == steps + of_policy
-            many = {tag: count for tag, count in outcome.messages.items() if count >= steps / 2}
+            many_are = steps / 5 if steps > 100 else 0.9 * steps  # each checkpoint and line of metrics takes some, too
+            many = {tag: count for tag, count in outcome.messages.items() if count >= many_are}
             assert many.keys() == {"average_gradients"}, f"{name}: more messages than one for a step: {many}"
 
 
