@@ -36,6 +36,12 @@ def test_pendulum_is_learned(tmp_path, seed):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_pendulum_is_learned_by_sac(tmp_path, ranks, seed):
+    assert evaluation_return(tmp_path, "pendulum_sac", ranks, seed) >= -200
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_isaac_cartpole_is_learned(tmp_path, ranks):
     # Random actions return -11; staying upright and still for 5 s returns 5.
     assert evaluation_return(tmp_path, "cartpole_isaac", ranks, 42) >= 4.85

@@ -87,7 +87,8 @@ class Critics(nn.Module):
                 x = x * kept * (1.0 / (1.0 - self.dropout))
             if self.norms:
                 x = self.norms[i](x)
-            x = ACTIVATIONS[self.activation](x)
+            # In place saves memory traffic; the gradients of the operations before do not need their results.
+            x = x.relu_() if self.activation == "relu" else ACTIVATIONS[self.activation](x)
         return x.squeeze(-1)
 
 

@@ -4,6 +4,7 @@ Shapes: K shards of this rank, N transitions of a shard's part of a minibatch, O
 C critics, M of them in a target. Actions inside the losses are scaled to [-1, 1].
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -65,7 +66,7 @@ class SAC:
         self.flat = self.optimizer.flat
         self._target_values = self.optimizer.critic_values.clone()
         self.target = frozen_copy(policy.critics, self._target_values)
-        self._target_critics = torch.arange(config.num_critics, device=comm.device)
+        self._target_critics: Tensor | slice = slice(None)
         self._target_entropy = -policy.spec.action.width if config.target_entropy is None else config.target_entropy
         self._dropout = torch.Generator(comm.device) if config.dropout > 0 else None
         for critics in (policy.critics, self.optimizer.critics, self.target):
@@ -73,7 +74,8 @@ class SAC:
         self.counters = torch.from_numpy(self._shards.counters)
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
-        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
+        bfloat16 = run.precision == "bfloat16"
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:

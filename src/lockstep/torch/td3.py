@@ -6,6 +6,7 @@ Shapes: K shards of this rank, N transitions of a shard's part of a minibatch, O
 C critics, M of them in a target. Actions inside the losses are scaled to [-1, 1].
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -62,14 +63,15 @@ class TD3:
         self.flat = self.optimizer.flat
         self._target_values = self.optimizer.values.clone()
         self.target = frozen_copy(policy, self._target_values)
-        self._target_critics = torch.arange(config.num_critics, device=comm.device)
+        self._target_critics: Tensor | slice = slice(None)
         self._dropout = torch.Generator(comm.device) if config.dropout > 0 else None
         for critics in (policy.critics, self.optimizer.critics, self.target.critics):
             critics.generator = self._dropout
         self.counters = torch.from_numpy(self._shards.counters)
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
-        self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
+        bfloat16 = run.precision == "bfloat16"
+        self._precision = torch.autocast(comm.device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
