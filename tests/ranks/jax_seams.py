@@ -63,8 +63,8 @@ def record_loss(learner: ppo.PPO, seen: list[dict[str, Any]]) -> None:
     def record(sums: Any, ids: Any) -> None:
         seen.append({"sums": sums.tolist(), "ids": ids.tolist()})
 
-    def recorded(params: Any, part: Any) -> Any:
-        value, sums = loss(params, part)
+    def recorded(params: Any, part: Any, sequence_length: int = 1) -> Any:
+        value, sums = loss(params, part, sequence_length)
         jax.debug.callback(record, sums, part.observation[:, 0], ordered=True)
         return value, sums
 

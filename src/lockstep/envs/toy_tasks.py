@@ -136,8 +136,8 @@ class RememberCue(NumpyEnv):
 
     arrays: ClassVar[tuple[str, ...]] = ("_cue",)
 
-    def __init__(self, num_envs: int, *, cues: int = 4, delay: int = 8) -> None:
-        """`cues` symbols, `delay` steps between symbol and question."""
+    def __init__(self, num_envs: int, *, cues: int = 4, delay: int = 8, max_episode_steps: int | None = None) -> None:
+        """`cues` symbols, `delay` steps between symbol and question; a lower limit ends before the question."""
         if cues < 2 or delay < 0:
             raise ConfigError(f"env.kwargs cues={cues}, delay={delay} must be at least 2 and 0")
         spec = EnvSpec(
@@ -146,7 +146,7 @@ class RememberCue(NumpyEnv):
             autoreset="same_step",
             separately_seedable=False,
             reward_threshold=0.95,
-            max_episode_steps=delay + 2,
+            max_episode_steps=delay + 2 if max_episode_steps is None else max_episode_steps,
         )
         super().__init__(num_envs, spec)
         self._delay = delay

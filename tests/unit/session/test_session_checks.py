@@ -134,7 +134,7 @@ def test_an_unwritable_model_path_is_refused(tmp_path):
 )
 def test_data_without_candidates_can_be_learned_from_by_what_was_done_alone(tmp_path, config, way_out):
     log = write(tmp_path / "log.jsonl", [parametric(i, possible_actions=...) for i in range(9)])
-    data = prepare_dataset([log], tmp_path / "data", PrepareOptions(), show=lambda text: None)
+    data = prepare_dataset([log], tmp_path / "data", PrepareOptions(kind="parametric"), show=lambda text: None)
     algo = "bc" if isinstance(config, CloningConfig) else "parametric_dqn"
     run = OfflineRun(data=str(data), algo=algo, algorithm=config)
     if way_out is None:
