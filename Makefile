@@ -49,6 +49,21 @@ test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an enviro
 test-launch: setup  ## How ranks and nodes start, find each other, exchange messages and restart.
 	$(BIN)/python -m pytest $(WAITING) $(LAUNCH) $(patsubst %,--ignore=%,$(JAX))
 
+test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
+	$(BIN)/python -m pytest tests/planted -m planted -n $(JOBS)
+
+test-chaos: setup  ## Kill, stop and starve real runs, and see that nothing is lost and nothing hangs.
+	$(BIN)/python -m pytest -m chaos
+
+test-hosts: setup  ## Several hosts, made of network namespaces: everything about them, quick and not. Needs root and iproute2.
+	$(BIN)/python -m pytest tests/hosts -m "hosts or not hosts"
+
+test-learning: setup  ## Train until solved, many seeds.
+	$(BIN)/python -m pytest -m learning
+
+test-slow: setup  ## Repeats of what `make test` proves once: by rank count, layout, launcher, variant; and long runs.
+	$(BIN)/python -m pytest -m slow
+
 test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl on CPU ranks, in an environment of their own that stays.
 	.venv-isaac/bin/python -m pytest -m isaac tests/isaac
 

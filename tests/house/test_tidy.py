@@ -60,6 +60,16 @@ def test_test_files_have_names_of_their_own():
     assert sorted({name for name in names if names.count(name) > 1} - {"conftest.py"}) == []
 
 
+def test_every_word_of_make_has_a_recipe():
+    """A phony target without one succeeds and does nothing: `.ci/run` would not notice."""
+    makefile = (ROOT / "Makefile").read_text()
+    words = set(re.search(r"^\.PHONY: (.*)", makefile, re.M)[1].split())
+    for name in (".ci/run", "README.md", "CONTRIBUTING.md"):
+        words |= set(re.findall(r"^make ([a-z-]+)", (ROOT / name).read_text(), re.M))
+    recipes = set(re.findall(r"^([a-z-]+):.*\n\t", makefile, re.M))
+    assert sorted(words - recipes) == []
+
+
 def test_no_file_is_named_for_nothing():
     names = {"utils.py", "util.py", "common.py", "misc.py", "core.py", "helpers.py", "base.py"}
     assert [name for name in tracked("src/*.py") if Path(name).name in names] == []
