@@ -79,3 +79,11 @@ def global_norm(gradient: Array) -> Array:
             tree_sum({(i, i + 1): parts[i] for i in range(_FANOUT)}, (0, _FANOUT), jnp.add)
         )
     return jnp.sqrt(rows.reshape(()))
+
+
+def clip_by_global_norm(gradient: Array, max_norm: float | None) -> tuple[Array, Array]:
+    """The gradient, clipped to `max_norm` if that is not None, and its 2-norm before; an empty gradient has norm 0."""
+    norm = global_norm(gradient) if gradient.size else jnp.zeros((), jnp.float32)
+    if max_norm is not None:
+        gradient = gradient * jnp.minimum(max_norm / (norm + 1e-6), 1.0)
+    return gradient, norm

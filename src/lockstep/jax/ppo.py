@@ -19,7 +19,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.experience.sequences import rows_of_sequences
-from lockstep.jax.adam import Adam, adapted, global_norm
+from lockstep.jax.adam import Adam, adapted, clip_by_global_norm
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import BatchBuilder
 from lockstep.jax.comm import Comm
@@ -171,9 +171,7 @@ class PPO:
         total = self.comm.sum_shards(rows, "average_gradients")
         gradient, sums = total[: self.flat.num_parameters], total[self.flat.num_parameters :]
         gradient, empty = gradient / divisor(sums[0]), sums[0] == 0
-        norm = global_norm(gradient)
-        if self.config.max_grad_norm is not None:
-            gradient = gradient * jnp.minimum(self.config.max_grad_norm / (norm + 1e-6), 1.0)
+        gradient, norm = clip_by_global_norm(gradient, self.config.max_grad_norm)
         totals = jnp.concatenate([sums, norm[None], jnp.array([1.0, 0.0])])
         # Decided from reduced values on the device: equal on every rank, without a host sync.
         skipped = ~empty & ~jnp.isfinite(totals).all()

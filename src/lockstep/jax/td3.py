@@ -19,7 +19,7 @@ from lockstep.experience.exploration import UniformStart
 from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax import value_losses as losses
-from lockstep.jax.adam import Adam, AdamState, global_norm
+from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
 from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import ContinuousPolicy
@@ -270,8 +270,8 @@ class TD3:
         # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
         scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
         sums = sums.at[1].multiply(scale)
-        of_critics, norm = self._clipped(of_critics * (scale * inverse))
-        of_policy, policy_norm = self._clipped(of_policy * inverse)
+        of_critics, norm = clip_by_global_norm(of_critics * (scale * inverse), c.max_grad_norm)
+        of_policy, policy_norm = clip_by_global_norm(of_policy * inverse, c.max_grad_norm)
         totals = jnp.concatenate([sums, jnp.stack([norm, policy_norm, jnp.zeros_like(norm)])])
         # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
         # differently.
@@ -295,13 +295,6 @@ class TD3:
                 policy_optimizer=optimizer,
             )
         return state, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
-
-    def _clipped(self, gradient: Array) -> tuple[Array, Array]:
-        """The gradient, clipped to `max_grad_norm`, and its 2-norm before."""
-        norm = global_norm(gradient) if gradient.size else jnp.zeros((), jnp.float32)
-        if self.config.max_grad_norm is not None:
-            gradient = gradient * jnp.minimum(self.config.max_grad_norm / (norm + 1e-6), 1.0)
-        return gradient, norm
 
     def _shard_sums(
         self, state: State, number: Array, part: ActorCriticPart, *, moves_policy: bool
