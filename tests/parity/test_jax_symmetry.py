@@ -11,13 +11,13 @@ from networks_alike import acted, arrays, observed, spec_of  # noqa: E402
 from lockstep import World  # noqa: E402
 from lockstep.algorithms.ppo import PPOConfig  # noqa: E402
 from lockstep.errors import ConfigError  # noqa: E402
+from lockstep.experience.rollout import Rollout  # noqa: E402
 from lockstep.jax import ppo as jax_ppo  # noqa: E402
 from lockstep.jax.batch import Batch as JaxBatch  # noqa: E402
 from lockstep.jax.comm import Comm as JaxComm  # noqa: E402
 from lockstep.jax.networks import Policy as JaxPolicy  # noqa: E402
 from lockstep.preflight.user_code_paths import with_portable_paths  # noqa: E402
 from lockstep.run import NetworkConfig, Run, override  # noqa: E402
-from lockstep.session.checks import check_task  # noqa: E402
 from lockstep.torch import ppo as torch_ppo  # noqa: E402
 from lockstep.torch.batch import Batch  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
@@ -64,10 +64,17 @@ def losses(symmetry, columns):
         run = override(RUN, {"symmetry": f"{__name__}:in_torch"}) if symmetry else RUN
         policy = Policy(SPEC, RUN.network, seed=0)
         params = {name: tensor.detach().numpy().copy() for name, tensor in policy.state_dict().items()}
-        found = torch_ppo.PPO(run, policy, comm).loss(Batch(*map(torch.from_numpy, columns)))
+        learner, batch = torch_ppo.PPO(run, policy, comm), Batch(*map(torch.from_numpy, columns))
+        if symmetry:
+            batch = learner._symmetry.mirrored(batch, batch.observation, lambda rows: rows)
+        found = learner.loss(batch)
         run = override(RUN, {"symmetry": f"{__name__}:in_jax"}) if symmetry else RUN
         learner = jax_ppo.PPO(run, JaxPolicy(SPEC, RUN.network, seed=0), jax_comm)
-        theirs = learner.loss(arrays(params), JaxBatch(*arrays(columns)))
+        batch = JaxBatch(*arrays(columns))
+        if symmetry:
+            copies = learner.symmetry.mirrored(batch.observation[None], batch.action[None])
+            batch = batch._replace(mirrored_observation=copies[0][0], mirrored_action=copies[1][0])
+        theirs = learner.loss(arrays(params), batch)
     return [x.detach().numpy() for x in found], [np.asarray(x) for x in theirs]
 
 
@@ -104,10 +111,26 @@ def test_functions_that_cannot_be_used_are_refused(name, words):
         Symmetry(f"{__name__}:{name}", SPEC, torch.device("cpu"))
 
 
-def test_symmetry_is_refused_with_normalized_observations():
-    run = override(RUN, {"symmetry": f"{__name__}:in_torch", "normalize_observation": True})
-    with pytest.raises(ConfigError, match=r"symmetry=.*normalize_observation=false"):
-        check_task(run, SPEC)
+def test_observations_are_mirrored_before_they_are_normalized():
+    raw = 3 + np.random.default_rng(0).standard_normal((5, 4, 6)).astype(np.float32)
+    zeros, never = np.zeros((4, 4), np.float32), np.zeros((4, 4), bool)
+    rollout = Rollout(raw, acted(SPEC, 16).reshape(4, 4, -1), zeros, never, never, zeros + 1, [])
+    moments = {"count": np.ones(1), "mean": np.full(6, 3.0), "variance": np.full(6, 4.0)}
+    expected = np.clip((-raw[:-1].reshape(16, 6) - 3) / 2, -2, 2)
+    run = override(RUN, {"normalize_observation": True, "observation_limit": 2.0})
+    with Comm(World(), device="cpu") as comm, JaxComm(World(), device="cpu") as jax_comm:
+        mine = override(run, {"symmetry": f"{__name__}:in_torch"})
+        learner = torch_ppo.PPO(mine, Policy(SPEC, RUN.network, seed=0), comm)
+        learner.observations.restore(moments)
+        found = learner._builder.batch(0, rollout)
+        theirs = jax_ppo.PPO(
+            override(run, {"symmetry": f"{__name__}:in_jax"}), JaxPolicy(SPEC, RUN.network, seed=0), jax_comm
+        )
+        theirs.observations.restore(moments)
+        (other,) = jax_comm.unshard(theirs._builder.batches(theirs.state.values, [rollout]))
+    for batch in (found, other):
+        np.testing.assert_allclose(batch.mirrored_observation[:, 0], expected, atol=1e-6)
+        np.testing.assert_array_equal(batch.mirrored_action[:, 0], -np.asarray(batch.action))
 
 
 def test_the_file_of_a_symmetry_is_user_code():

@@ -17,7 +17,7 @@ RUNS: dict[str, Run] = {
     "toy": small("lockstep/Reach-v0", num_shards=4, max_grad_norm=0.1, **ADAPTIVE),
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2),
     "early stop": small("lockstep/Corridor-v0", num_shards=4, total_steps=128 * 100, learning_rate=3e-3, **STOP),
-    "symmetric": small("Pendulum-v1", num_shards=4, symmetry="rank_envs:mirrored"),
+    "symmetric": small("Pendulum-v1", num_shards=4, symmetry="rank_envs:mirrored", normalize_observation=True),
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=20 * 96, log_every=96 * 5),
     # Some shards play no episode of an evaluation, and nothing is logged before the end.
     "sparse": small("CartPole-v1", num_shards=5, num_envs=20, total_steps=5 * 160, evaluate_episodes=3, log_every=None),

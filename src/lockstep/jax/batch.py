@@ -40,6 +40,10 @@ class Steps(NamedTuple):
     final: Array | None = None
     """[T, B, O], normalized: the true last observation where `is_final`, for a recurrent policy, which values it with
     the state before it."""
+    mirrored_observation: Array | None = None
+    """[T, B, M - 1, O], normalized: copies of `observation` by `symmetry`."""
+    mirrored_action: Array | None = None
+    """[T, B, M - 1, ...]: of these copies."""
 
 
 class Batch(NamedTuple):
@@ -59,6 +63,10 @@ class Batch(NamedTuple):
     """[N, S]: of a recurrent policy, before this row."""
     begins: Array | None = None
     """1 where an episode begins, for a recurrent policy."""
+    mirrored_observation: Array | None = None
+    """[N, M - 1, O], normalized: copies of the row by `symmetry`."""
+    mirrored_action: Array | None = None
+    """[N, M - 1, ...]: of these copies."""
 
     def sequences(self, length: int) -> Sequences | None:
         """The sequences of this length that the rows form, time-major; None for a policy without recurrent layers."""

@@ -20,6 +20,7 @@ from lockstep.jax.flat import FlatParameters, Params
 from lockstep.jax.networks import Policy
 from lockstep.jax.recurrent import Sequences
 from lockstep.jax.returns import gae
+from lockstep.jax.symmetry import Symmetry
 from lockstep.session.normalizers import Normalizers, UpdateStatistics
 
 
@@ -85,6 +86,10 @@ def _batch_and_critic_state(
         old_value = in_real_units(old_value)
     action = steps.action.reshape(rows, *steps.action.shape[2:])
     log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
+    mirrored_observation, mirrored_action = (
+        None if column is None else column.reshape(rows, *column.shape[2:])
+        for column in (steps.mirrored_observation, steps.mirrored_action)
+    )
     batch = Batch(
         observation[:rows],
         action,
@@ -95,6 +100,8 @@ def _batch_and_critic_state(
         weight=steps.weight.reshape(rows),
         state=states,
         begins=begins,
+        mirrored_observation=mirrored_observation,
+        mirrored_action=mirrored_action,
     )
     return batch, critic_state
 
@@ -119,6 +126,14 @@ def _unrolled(policy: Policy, params: Params, steps: Steps) -> tuple[Array, Arra
 class BatchBuilder:
     """Turns rollouts into batches and updates the normalizers, with float64 statistics over all shards.
 
+    Args:
+        config: of PPO.
+        policy: that acted.
+        comm: the ranks.
+        shard_envs: B.
+        precision: of the loss.
+        symmetry: adds mirrored copies, if there is one.
+
     Attributes:
         normalizers: of observations and of returns.
         fault: the normalizer column whose moments overflowed in the last update, if the environments' values did not.
@@ -126,12 +141,21 @@ class BatchBuilder:
             the next rollout of each local shard. That of the actor is in the rollout.
     """
 
-    def __init__(self, config: PPOConfig, policy: Policy, comm: Comm, shard_envs: int, precision: str) -> None:
+    def __init__(
+        self,
+        config: PPOConfig,
+        policy: Policy,
+        comm: Comm,
+        shard_envs: int,
+        precision: str,
+        symmetry: Symmetry | None = None,
+    ) -> None:
         self._config = config
         self._policy = policy
         self._comm = comm
         self._shard_envs = shard_envs
         self._precision = precision
+        self._symmetry = symmetry
         self.normalizers = Normalizers.of(config, policy.spec, len(comm.world.shards), shard_envs)
         self.fault: tuple[str, int] | None = None
         self._flat = flat = FlatParameters(policy.params)
@@ -246,7 +270,12 @@ class BatchBuilder:
             final_value,
             is_final,
         )
-        return Steps(*cast(Any, columns))
+        steps = Steps(*cast(Any, columns))
+        if self._symmetry is None:
+            return steps
+        observation, action = self._symmetry.mirrored(rollout.observation[:-1], steps.action)
+        mirrored: Any = self._normalize(np.asarray(observation))
+        return steps._replace(mirrored_observation=mirrored, mirrored_action=action)
 
     def _normalize(self, observation: np.ndarray) -> np.ndarray:
         observations = self.normalizers.observations

@@ -27,6 +27,7 @@ from lockstep.jax.envs.packed import Packed, PackedEnv, select_rows, wrap_key
 from lockstep.jax.flat import Params
 from lockstep.jax.moments import Moments
 from lockstep.jax.networks import Policy
+from lockstep.jax.symmetry import Symmetry
 
 
 class DeviceRollout:
@@ -40,9 +41,10 @@ class DeviceRollout:
         gamma: discount, for the normalizer of returns.
         reward_scale: multiplies rewards before anything learns from them.
         observation_limit: of normalized observations, in deviations.
+        symmetry: adds mirrored copies, if there is one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
         self,
         env: PackedEnv,
         policy: Policy,
@@ -52,11 +54,13 @@ class DeviceRollout:
         gamma: float,
         reward_scale: float = 1.0,
         observation_limit: float = LIMIT,
+        symmetry: Symmetry | None = None,
     ) -> None:
         self._env, self._policy = env, policy
         self._num_steps, self._size, self._gamma = num_steps, shard_envs, gamma
         self._reward_scale = reward_scale
         self._observation_limit = observation_limit
+        self._symmetry = symmetry
         self._clip = _clipper(env.spec)
 
     def begin(self, keys: Array, action_key: Array, order_key: Array) -> Shard:
@@ -102,6 +106,12 @@ class DeviceRollout:
             jnp.concatenate([seen.observation, last]), seen.action, reward, seen.terminated, seen.ended,
             jnp.ones_like(reward), seen.final_value, seen.is_final, seen.parameters,
         )  # fmt: skip
+        if self._symmetry is not None:
+            raw = seen.observation if seen.raw is None else seen.raw
+            mirrored, action = self._symmetry.mirrored(raw, seen.action)
+            if "observations" in normalizers:
+                mirrored = normalizers["observations"].normalize(mirrored, self._observation_limit)
+            steps = steps._replace(mirrored_observation=mirrored, mirrored_action=action)
         first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],

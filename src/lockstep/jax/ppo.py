@@ -29,7 +29,7 @@ from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.ppo_state import State
 from lockstep.jax.session import Session
-from lockstep.jax.symmetry import Symmetry
+from lockstep.jax.symmetry import Symmetry, augmented
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
@@ -64,11 +64,11 @@ class PPO:
         values = self.flat.join(policy.params)
         start = State.start(values, self.optimizer.init(values), config.learning_rate, self.metrics.zeros())
         self.state: State = comm.replicate(start)
-        self._builder = BatchBuilder(config, policy, comm, shard_envs, run.precision)
+        self.symmetry = Symmetry(config.symmetry, policy.spec) if config.symmetry else None
+        self._builder = BatchBuilder(config, policy, comm, shard_envs, run.precision, self.symmetry)
         self.normalizers = self._builder.normalizers
         self.observations = self.normalizers.observations
         self.returns = self.normalizers.returns
-        self._symmetry = Symmetry(config.symmetry, policy.spec) if config.symmetry else None
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
@@ -87,8 +87,8 @@ class PPO:
         The rows are those of sequences of `sequence_length` steps, time-major.
         """
         c, weight = self.config, batch.weight
-        if self._symmetry is not None:  # the metrics are those of the first rows, which were collected
-            batch = self._symmetry.augmented(batch)
+        if self.symmetry is not None:  # the metrics are those of the first rows, which were collected
+            batch = augmented(batch)
         sequences = batch.sequences(sequence_length)
         parameters, value = self.policy.apply(params, batch.observation, self._precision, sequences)
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(params, parameters, batch.action)

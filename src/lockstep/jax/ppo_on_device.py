@@ -85,7 +85,7 @@ class DeviceCollector:
         self._batch_size = run.num_envs * config.num_steps
         self._rollout = DeviceRollout(
             env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma,
-            reward_scale=config.reward_scale, observation_limit=config.observation_limit,
+            reward_scale=config.reward_scale, observation_limit=config.observation_limit, symmetry=ppo.symmetry,
         )  # fmt: skip
         start = jax.jit(self._rollout.begin)
         with jax.default_device(comm.devices[0]):

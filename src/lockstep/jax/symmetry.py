@@ -1,5 +1,9 @@
-"""Mirrored copies of a batch's transitions (Mittal et al., 2024, arXiv:2403.04359)."""
+"""Mirrored copies of a batch's transitions (Mittal et al., 2024, arXiv:2403.04359).
 
+Shapes: N transitions; M, the transition and its mirrored copies.
+"""
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -10,7 +14,7 @@ from lockstep.session.symmetry import count_copies, load_symmetry
 
 
 class Symmetry:
-    """Adds to a batch the copies that the user's function of `symmetry` makes.
+    """The user's function of `symmetry`.
 
     Args:
         path: of the function.
@@ -18,26 +22,51 @@ class Symmetry:
     """
 
     def __init__(self, path: str, spec: EnvSpec) -> None:
-        self._function = function = load_symmetry(path)
+        function = load_symmetry(path)
+        self._function = jax.jit(function)
 
         def call(observation: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, ...]:
             return tuple(np.asarray(result) for result in function(jnp.asarray(observation), jnp.asarray(action)))
 
         self._copies = count_copies(path, spec, call)
 
-    def augmented(self, batch: Batch) -> Batch:
-        """M N rows, of which the first N are those of `batch`; each has a part of its weight, with the same total."""
-        observation, action = self._function(batch.observation, batch.action)
+    def mirrored(self, raw: Array | np.ndarray, action: Array | np.ndarray) -> tuple[Array, Array]:
+        """The copies of each transition, without itself.
 
-        def repeated(column: Array) -> Array:
-            return jnp.tile(column, self._copies)
+        Args:
+            raw: [T, B, *O], observations as the environments returned them: a normalizer's mean is not symmetric.
+            action: [T, B] or [T, B, D].
 
-        return Batch(
-            observation,
-            action,
-            log_prob=repeated(batch.log_prob),
-            value=repeated(batch.value),
-            advantage=repeated(batch.advantage),
-            target=repeated(batch.target),
-            weight=repeated(batch.weight / self._copies),
+        Returns:
+            Observations [T, B, M - 1, *O], to be normalized, and actions [T, B, M - 1] or [T, B, M - 1, D].
+        """
+        steps, size = action.shape[:2]
+        rows = steps * size
+        results = self._function(raw.reshape(rows, *raw.shape[2:]), action.reshape(rows, *action.shape[2:]))
+        observation, mirrored = (
+            jnp.moveaxis(result.reshape(self._copies, steps, size, *result.shape[1:])[1:], 0, 2) for result in results
         )
+        return observation, mirrored
+
+
+def augmented(batch: Batch) -> Batch:
+    """M N rows, of which the first N are those of `batch`; each has a part of its weight, with the same total."""
+    if batch.mirrored_observation is None or batch.mirrored_action is None:
+        return batch
+    copies = 1 + batch.mirrored_action.shape[1]
+
+    def joined(column: Array, mirrored: Array) -> Array:
+        return jnp.concatenate([column, mirrored.swapaxes(0, 1).reshape(-1, *column.shape[1:])])
+
+    def repeated(column: Array) -> Array:
+        return jnp.tile(column, copies)
+
+    return Batch(
+        joined(batch.observation, batch.mirrored_observation),
+        joined(batch.action, batch.mirrored_action),
+        log_prob=repeated(batch.log_prob),
+        value=repeated(batch.value),
+        advantage=repeated(batch.advantage),
+        target=repeated(batch.target),
+        weight=repeated(batch.weight / copies),
+    )

@@ -79,11 +79,6 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "
             f"{spec.action.kind}: use 0"
         )
-    elif config.symmetry is not None and config.normalize_observation:
-        raise ConfigError(
-            f"symmetry={config.symmetry} mirrors observations as environments give them; "
-            "use normalize_observation=false"
-        )
     elif config.symmetry is not None and spec.critic_size is not None:
         raise ConfigError(
             f"symmetry={config.symmetry} does not mirror the critic's own observation; give both the same groups: "

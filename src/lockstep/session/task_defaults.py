@@ -13,9 +13,9 @@ from lockstep.run import Run, override
 _ENV_SETTINGS = frozenset(item.name for item in fields(EnvConfig))
 _LIGHT = ("jax/", "gymnax/", "envpool/")
 """Prefixes of tasks that are quick on CPUs too: thousands of environments at a time would learn more slowly there."""
-_RULED_OUT: Mapping[str, str] = {"symmetry": "normalize_observation", "recurrent": "num_minibatches"}
-"""Defaults that are left out where the user gives another setting: a symmetry is refused with normalized observations,
-and minibatches of a recurrent policy consist of whole sequences, so that 64 rows would be only a few."""
+_RULED_OUT: Mapping[str, str] = {"recurrent": "num_minibatches"}
+"""Defaults that are left out where the user gives another setting: minibatches of a recurrent policy consist of whole
+sequences, so that 64 rows would be only a few."""
 _OFF = (None, "null", "none")
 """Values that switch such a setting off."""
 _TITLES: Mapping[Kind, str] = {

@@ -6,6 +6,7 @@ state.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -44,6 +45,10 @@ class EvaluatedRollout:
     """[T * B, S]: of a recurrent policy, before each step."""
     begins: Tensor | None = None
     """[T * B]: 1 where an episode begins, for a recurrent policy."""
+    raw: Tensor | None = None
+    """[T * B, *O]: `observation` before it was normalized; only for `symmetry`."""
+    normalize: Callable[[Tensor], Tensor] | None = None
+    """The function that made `observation` from `raw`."""
 
     @property
     def observations(self) -> tuple[Tensor, ...]:
@@ -89,6 +94,10 @@ class Batch(RowBatch):
     """L: the rows are those of N / L sequences, time-major."""
     last_moments: Tensor | None = None
     """Means and log deviations [N, 2 D] at the row's last gradient step, for `kl_reference=previous_epoch`."""
+    mirrored_observation: Tensor | None = None
+    """[N, M - 1, *O], normalized: copies of the row by `symmetry`."""
+    mirrored_action: Tensor | None = None
+    """[N, M - 1] or [N, M - 1, D]: of these copies."""
 
     @property
     def inputs(self) -> tuple[Tensor | Sequences | None, ...]:

@@ -20,6 +20,7 @@ from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussia
 from lockstep.torch.networks import Policy
 from lockstep.torch.recurrent import Sequences
 from lockstep.torch.returns import gae
+from lockstep.torch.symmetry import Symmetry
 
 AnyRollout = Rollout | TensorRollout
 
@@ -39,6 +40,7 @@ class BatchBuilder:
         rows: of a gradient step.
         device: of the policy.
         precision: autocast of the loss, if it is not float32.
+        symmetry: adds mirrored copies, if there is one.
 
     Attributes:
         critic_states: of a recurrent policy whose critic has recurrent layers of its own: its state before the next
@@ -56,6 +58,7 @@ class BatchBuilder:
         rows: int,
         device: torch.device,
         precision: torch.autocast | None,
+        symmetry: Symmetry | None = None,
     ) -> None:
         self._config = config
         self._policy = policy
@@ -64,6 +67,7 @@ class BatchBuilder:
         self._rows = rows
         self._device = device
         self._precision = precision
+        self._symmetry = symmetry
         critic_size = policy.state_size - policy.actor_state_size
         self.critic_states = [torch.zeros(shard_envs, critic_size, device=device) for _ in range(num_shards)]
 
@@ -95,10 +99,14 @@ class BatchBuilder:
         if c.kl_reference == "previous_epoch":
             assert isinstance(distribution, DiagonalGaussian | StateDependentGaussian)
             last = distribution.moments(parameters)
-        return Batch(
+        batch = Batch(
             seen.observation, seen.action, log_prob, old_value, advantage.flatten(), target, weight,
             seen.critic, seen.state, seen.begins, last_moments=last,
         )  # fmt: skip
+        if self._symmetry is None:
+            return batch
+        assert seen.raw is not None and seen.normalize is not None
+        return self._symmetry.mirrored(batch, seen.raw, seen.normalize)
 
     def _in_real_units(self, value: Tensor) -> Tensor:
         """What the value network predicted, without the normalization of the targets that it was trained on."""
@@ -129,13 +137,15 @@ class BatchBuilder:
         columns = (reward, rollout.terminated, rollout.ended, rollout.weight)
         return EvaluatedRollout(
             observation[:-1].flatten(0, 1),
-            torch.from_numpy(rollout.action).to(self._device).flatten(0, 1),
+            self._on_device(rollout.action).flatten(0, 1),
             parameters[: steps * size],
             values[:-1],
             next_value,
             *(torch.from_numpy(column).to(self._device, torch.float32) for column in columns),
             state=None if states is None else states[:-2].flatten(0, 1),
             begins=None if begins is None else begins[:-1].flatten(),
+            raw=None if self._symmetry is None else self._on_device(rollout.observation[:-1]).flatten(0, 1),
+            normalize=lambda rows: self._normalized(rows.numpy(force=True)),
         )
 
     def _unrolled(self, k: int, rollout: Rollout, observation: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -166,5 +176,7 @@ class BatchBuilder:
     def _normalized(self, observation: np.ndarray) -> Tensor:
         """Observations as the acting policy received them, before this update of the normalizer."""
         moments = self._normalizers.observations
-        normalized = observation if moments is None else moments.normalize(observation)
-        return torch.from_numpy(normalized).to(self._device)
+        return self._on_device(observation if moments is None else moments.normalize(observation))
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -114,6 +114,10 @@ class _Buffer:
         self.seen = self.raw if moments is None else torch.zeros_like(self.raw)
         self.final = like.new_zeros(num_steps, *shape) if same_step else None
 
+    def normalized(self, rows: Tensor) -> Tensor:
+        """Rows as the network receives them."""
+        return rows if self.moments is None else self.moments.normalize(rows)
+
     def normalize(self, t: int) -> Tensor:
         """Row t as the network receives it."""
         if self.moments is not None:
@@ -124,7 +128,7 @@ class _Buffer:
         """Final observations, as the environment gave them and as the network receives them."""
         assert self.final is not None
         rows = self.final[step, env]
-        return rows, rows if self.moments is None else self.moments.normalize(rows)
+        return rows, self.normalized(rows)
 
 
 class _Shard:
@@ -255,6 +259,7 @@ class _Shard:
         _, episodes, sums = np.split(facts, [1, 1 + 2 * len(env)])
         self.episodes.report(episodes.reshape(2, -1))
         flat = [group.seen[:-1].flatten(0, 1) for group in self.groups]
+        policy = self.groups[0]
         scaled = reward * self._reward_scale
         evaluated = EvaluatedRollout(
             observation=flat[0],
@@ -269,6 +274,8 @@ class _Shard:
             critic=flat[1] if len(flat) > 1 else None,
             state=self.states[:-1].flatten(0, 1) if self._policy.state_size > 0 else None,
             begins=self.begins[:-1].flatten() if self._policy.state_size > 0 else None,
+            raw=policy.raw[:-1].flatten(0, 1),
+            normalize=policy.normalized,
         )
         to_host = lambda: self._to_host(weight, first_env)  # noqa: E731
         return TensorRollout(evaluated, sums, None if facts[0] else to_host().fault, to_host)

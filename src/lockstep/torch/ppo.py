@@ -32,7 +32,7 @@ from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.session import Session
-from lockstep.torch.symmetry import Symmetry
+from lockstep.torch.symmetry import Symmetry, augmented
 from lockstep.torch.warmup import warmup
 from lockstep.world import stream, stream_seed
 
@@ -72,7 +72,7 @@ class PPO:
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=bfloat16)
         self._builder = BatchBuilder(
             config, policy, self.normalizers, num_shards=len(comm.world.shards), shard_envs=shard_envs, rows=self.rows,
-            device=comm.device, precision=self._precision if bfloat16 else None,
+            device=comm.device, precision=self._precision if bfloat16 else None, symmetry=self._symmetry,
         )  # fmt: skip
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
@@ -156,6 +156,8 @@ class PPO:
     def warmup(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""
         batch = Batch.blank(self.policy.spec, rows, self.comm.device, self.policy.state_size, self.sequence_length)
+        if self._symmetry is not None:
+            batch = self._symmetry.mirrored(batch, batch.observation, lambda rows: rows)
         return warmup(self.flat, [self.optimizer], lambda: self._loss(batch))
 
     def _step(self, parts: Sequence[Batch]) -> Tensor:
@@ -200,7 +202,7 @@ class PPO:
         c = self.config
         weight = batch.weight
         if self._symmetry is not None:  # the metrics are those of the first rows, which were collected
-            batch = self._symmetry.augmented(batch)
+            batch = augmented(batch)
         with self._precision:
             parameters, value = (x.float() for x in self.policy(*batch.inputs))
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters, batch.action)

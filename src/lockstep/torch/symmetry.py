@@ -1,5 +1,9 @@
-"""Mirrored copies of a batch's transitions (Mittal et al., 2024, arXiv:2403.04359)."""
+"""Mirrored copies of a batch's transitions (Mittal et al., 2024, arXiv:2403.04359).
 
+Shapes: N transitions; M, the transition and its mirrored copies.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +16,7 @@ from lockstep.torch.batch import Batch
 
 
 class Symmetry:
-    """Adds to a batch the copies that the user's function of `symmetry` makes.
+    """The user's function of `symmetry`.
 
     Args:
         path: of the function.
@@ -30,20 +34,41 @@ class Symmetry:
         self._copies = count_copies(path, spec, call)
 
     @torch.no_grad()
-    def augmented(self, batch: Batch) -> Batch:
-        """M N rows, of which the first N are those of `batch`; each has a part of its weight, with the same total."""
-        observation, action = self._function(batch.observation, batch.action)
+    def mirrored(self, batch: Batch, raw: Tensor, normalize: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with the columns `mirrored_observation` and `mirrored_action`.
 
-        def repeated(column: Tensor) -> Tensor:
-            return column.repeat(self._copies)
+        Args:
+            batch: N transitions.
+            raw: [N, *O], their observations as the environments returned them: a normalizer's mean is not symmetric.
+            normalize: as the observations of the batch were normalized.
+        """
+        results = self._function(raw, batch.action)
+        observation, action = (x.unflatten(0, (self._copies, -1))[1:].transpose(0, 1) for x in results)
+        return replace(batch, mirrored_observation=normalize(observation), mirrored_action=action)
 
-        return replace(
-            batch,
-            observation=observation,
-            action=action,
-            log_prob=repeated(batch.log_prob),
-            value=repeated(batch.value),
-            advantage=repeated(batch.advantage),
-            target=repeated(batch.target),
-            weight=repeated(batch.weight / self._copies),
-        )
+
+@torch.no_grad()
+def augmented(batch: Batch) -> Batch:
+    """M N rows, of which the first N are those of `batch`; each has a part of its weight, with the same total."""
+    if batch.mirrored_observation is None or batch.mirrored_action is None:
+        return batch
+    copies = 1 + batch.mirrored_action.shape[1]
+
+    def joined(column: Tensor, mirrored: Tensor) -> Tensor:
+        return torch.cat([column, mirrored.transpose(0, 1).flatten(0, 1)])
+
+    def repeated(column: Tensor) -> Tensor:
+        return column.repeat(copies)
+
+    return replace(
+        batch,
+        observation=joined(batch.observation, batch.mirrored_observation),
+        action=joined(batch.action, batch.mirrored_action),
+        log_prob=repeated(batch.log_prob),
+        value=repeated(batch.value),
+        advantage=repeated(batch.advantage),
+        target=repeated(batch.target),
+        weight=repeated(batch.weight / copies),
+        mirrored_observation=None,
+        mirrored_action=None,
+    )

@@ -20,6 +20,7 @@ from lockstep.jax.device_shard import OBSERVATION, REWARD, keys_of
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.networks import Policy
 from lockstep.jax.ppo_on_device import permutations
+from lockstep.jax.symmetry import Symmetry
 from lockstep.record.episodes import KEPT
 from lockstep.run import NetworkConfig
 from quick import others_slow
@@ -39,10 +40,18 @@ def frozen(mean, variance):
 FROZEN = {"observations": frozen([0.1, 0.4], [0.2, 0.1]), "returns": frozen([0.0], [4.0])}
 
 
+def mirror(observation, action):
+    """For `symmetry`."""
+    return jnp.concatenate([observation, -observation]), jnp.concatenate([action, action])
+
+
 def made(continuous=False, reward_scale=1.0, **kwargs):
     env = PackedEnv(Drift(continuous=continuous, **kwargs))
     policy = Policy(env.spec, NetworkConfig(hidden=(8,)), seed=1)
-    collect = DeviceRollout(env, policy, num_steps=T, shard_envs=B, gamma=GAMMA, reward_scale=reward_scale)
+    collect = DeviceRollout(
+        env, policy, num_steps=T, shard_envs=B, gamma=GAMMA, reward_scale=reward_scale,
+        symmetry=Symmetry(f"{__name__}:mirror", env.spec),
+    )  # fmt: skip
     return env, policy, collect, jax.jit(collect.begin)(*keys_of(0, 1, B))
 
 
@@ -110,6 +119,9 @@ def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
         host, discounted = RunningMoments(2), DiscountedReturns(B, GAMMA)
         moments.write(FROZEN["observations"], host)
         raw = (seen[:-1] * np.sqrt(np.array([0.2, 0.1]) + 1e-8) + np.array([0.1, 0.4])).reshape(-1, 2)
+        mirrored = FROZEN["observations"].normalize(-raw.reshape(T, B, 2))
+        np.testing.assert_allclose(steps.mirrored_observation[:, :, 0], mirrored, rtol=1e-3, atol=1e-3)
+        np.testing.assert_array_equal(steps.mirrored_action[:, :, 0], steps.action)
         expected = host.sums(raw, np.ones(T * B))
         np.testing.assert_allclose(sums[:5], expected, rtol=1e-3, atol=1e-2)
         given = discounted.update(SCALE * rows["reward"], where)

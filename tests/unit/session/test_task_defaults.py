@@ -67,8 +67,6 @@ def test_settings_of_the_environment_decide_too():
 
 
 def test_a_default_that_contradicts_a_given_setting_is_left_out():
-    assert task_defaults("lockstep/Reach-v0", {"symmetry": "null"}).algorithm.normalize_observation
-    assert not task_defaults("lockstep/Reach-v0", {"symmetry": "mine:mirror"}).algorithm.normalize_observation
     for name in ("recurrent", "network.recurrent"):
         assert (
             task_defaults("lockstep/Reach-v0", {name: "gru"}).algorithm.num_minibatches == PPOConfig().num_minibatches
