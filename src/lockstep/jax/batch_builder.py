@@ -86,10 +86,6 @@ def _batch_and_critic_state(
         old_value = in_real_units(old_value)
     action = steps.action.reshape(rows, *steps.action.shape[2:])
     log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
-    mirrored_observation, mirrored_action = (
-        None if column is None else column.reshape(rows, *column.shape[2:])
-        for column in (steps.mirrored_observation, steps.mirrored_action)
-    )
     batch = Batch(
         observation[:rows],
         action,
@@ -100,10 +96,15 @@ def _batch_and_critic_state(
         weight=steps.weight.reshape(rows),
         state=states,
         begins=begins,
-        mirrored_observation=mirrored_observation,
-        mirrored_action=mirrored_action,
+        mirrored_observation=_flat(steps.mirrored_observation),
+        mirrored_action=_flat(steps.mirrored_action),
     )
     return batch, critic_state
+
+
+def _flat(column: Array | None) -> Array | None:
+    """[T, B, ...] as [T * B, ...]."""
+    return None if column is None else column.reshape(-1, *column.shape[2:])
 
 
 def _unrolled(policy: Policy, params: Params, steps: Steps) -> tuple[Array, Array, Array, Array]:
