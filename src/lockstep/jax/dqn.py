@@ -19,7 +19,7 @@ from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
 from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax import value_losses as losses
-from lockstep.jax.adam import Adam, AdamState, global_norm
+from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
 from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
@@ -115,21 +115,16 @@ class DQN:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        (faults, not_ready, size), totals = self._shards.extend(rollouts, extra_sums)
-        if faults and self._stop_on_non_finite:
+        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        if replayed.skipped and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, [], progress)
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
-        new_steps = rollouts[0].reward.size * self.comm.world.num_shards
-        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not not_ready)
-        if due:
+        if replayed.due:
             fresh = self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
             self.state = self.state._replace(**fresh)
         minibatches = list[list[Part]]()
-        for _ in range(due):
-            self.comm.timers.enter(LEARN)  # a heartbeat: many steps may be due
-            drawn = self._shards.sample()
+        for drawn, weights in self._shards.minibatches(replayed):
             noise = self._draw_noise()
-            weights = self._shards.weights(drawn, size, progress.fraction)
             parts = [Part(TransitionBatch.of(*pair), *noise) for pair in zip(drawn, weights, strict=True)]
             self._learn(parts, drawn)
             if self._stop_on_non_finite:
@@ -138,13 +133,13 @@ class DQN:
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, minibatches, progress)
-        statistics = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
+        statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         self.metrics.add(METRICS[-3:], statistics, 1.0)
-        if due:
+        if replayed.due:
             self.policy.params = self._split(self.comm.local(self.state.values))
             self.metrics.add(_SUMS, sums[1:-2], sums[0])
-            self.metrics.add(("optim/grad_norm",), sums[-2:-1], due - sums[-1])
-            self.metrics.add(("optim/skipped",), sums[-1:], due)
+            self.metrics.add(("optim/grad_norm",), sums[-2:-1], replayed.due - sums[-1])
+            self.metrics.add(("optim/skipped",), sums[-1:], replayed.due)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
 
@@ -156,8 +151,7 @@ class DQN:
         if c.target_rate is None and not self.counters[TAKEN] % c.target_update_every:
             self.copy_to_target()
         if c.prioritized:
-            for replay, rows, priority in zip(self.replays, drawn, self.comm.unshard(priorities), strict=True):
-                replay.update_priorities(rows.index, priority)
+            self._shards.update_priorities(drawn, self.comm.unshard(priorities))
 
     def step(self, state: State, own: Part) -> tuple[State, Array]:
         """Take one gradient step on every shard's part of a minibatch; a no-op if any number is not finite.
@@ -172,17 +166,18 @@ class DQN:
             priorities.append(priority)
         total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
         gradient, sums, max_weights = jnp.split(total, [end, end + 1 + len(_SUMS)])
-        gradient, scale = gradient / sums[0], 1.0 / max_weights.max()
-        norm = global_norm(gradient) * scale
-        totals = jnp.concatenate([sums[:1], sums[1:2] * scale, sums[2:], jnp.stack([norm, jnp.zeros_like(norm)])])
-        if c.max_grad_norm is not None:
-            scale *= jnp.minimum(c.max_grad_norm / (norm + 1e-6), 1.0)
+        # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
+        scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
+        sums = sums.at[1].multiply(scale)
+        gradient, norm = clip_by_global_norm(gradient * (scale * inverse), c.max_grad_norm)
+        totals = jnp.concatenate([sums, jnp.stack([norm, jnp.zeros_like(norm)])])
+        # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
+        # differently.
+        gradient, totals = jax.lax.optimization_barrier((gradient, totals))
         skipped = ~jnp.isfinite(totals).all()
         if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
             skipped |= state.sums[-1] > 0
-        values, optimizer = self.optimizer.step(
-            state.optimizer, state.values, gradient * scale, state.learning_rate, skipped
-        )
+        values, optimizer = self.optimizer.step(state.optimizer, state.values, gradient, state.learning_rate, skipped)
         sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
         after = State(values, state.target, optimizer, state.learning_rate, sums)
         if c.target_rate is not None:

@@ -170,7 +170,8 @@ class PPO:
         rows = jnp.stack([self._shard_sums(state.values, part, self.sequence_length) for part in parts])
         total = self.comm.sum_shards(rows, "average_gradients")
         gradient, sums = total[: self.flat.num_parameters], total[self.flat.num_parameters :]
-        gradient, empty = gradient / divisor(sums[0]), sums[0] == 0
+        # A product, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
+        gradient, empty = gradient * (1.0 / divisor(sums[0])), sums[0] == 0
         gradient, norm = clip_by_global_norm(gradient, self.config.max_grad_norm)
         totals = jnp.concatenate([sums, norm[None], jnp.array([1.0, 0.0])])
         # Decided from reduced values on the device: equal on every rank, without a host sync.

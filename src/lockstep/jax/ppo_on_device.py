@@ -157,7 +157,7 @@ class DeviceCollector:
 
     def _measure(self, state: State, total: Array, finite: Array) -> tuple[State, UpdateStatistics]:
         """Statistics of the advantages, from the sums over all shards; adds the explained variance to the table."""
-        mean, target_mean, square, target_square = total[1:5] / total[0]
+        mean, target_mean, square, target_square = total[1:5] * (1.0 / total[0])
         variance = jnp.maximum(target_square - jnp.square(target_mean), 1e-8)
         scale = 1.0 / (jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0.0)) + 1e-8)
         explained = jnp.where(finite, 1.0 - square / variance, 0.0)  # the advantage is the residual of the value

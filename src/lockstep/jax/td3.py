@@ -6,7 +6,6 @@ are scaled to [-1, 1].
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +18,13 @@ from lockstep.experience.exploration import UniformStart
 from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax import value_losses as losses
-from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
-from lockstep.jax.batch import slots
+from lockstep.jax.actor_critic_optimizer import ActorCriticOptimizer, State
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import ContinuousPolicy
-from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
+from lockstep.jax.flat import Params, subtree
 from lockstep.jax.networks import actor_of
-from lockstep.jax.non_finite import LossReader
 from lockstep.jax.session import Session
-from lockstep.jax.transitions import ActorCriticPart, TransitionBatch
+from lockstep.jax.transitions import ActorCriticPart
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
@@ -36,58 +33,9 @@ from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replay
 from lockstep.session.shard_replays import TAKEN, ShardReplays, announce
 from lockstep.world import stream_seed
 
-_VALUE_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
 _POLICY_SUMS = ("loss/policy",)
-_NUM_SUMS = 2 + len(_VALUE_SUMS) + len(_POLICY_SUMS)
-"""Rows of the critics' loss with its sums, then rows of the policy's loss with its sums."""
-_NO_SUMS = np.zeros(_NUM_SUMS + 3, np.float32)
-
-
-class State(NamedTuple):
-    """Parameters of all networks, optimizer states and metric sums."""
-
-    policy: Array
-    """All parameters of the actor [P]."""
-    critics: Array
-    """All parameters of the critics [Q]."""
-    target_policy: Array
-    """All parameters of the target actor [P]."""
-    target: Array
-    """All parameters of the target critics [Q]."""
-    policy_optimizer: AdamState
-    critic_optimizer: AdamState
-    learning_rates: Array
-    """Of the policy and of the critics [2]."""
-    sums: Array
-    """Over the gradient steps since the last rollout: those of `_NUM_SUMS`, gradient norms of critics and policy,
-    skipped steps."""
-
-    def named(self, policy: FlatParameters, critics: FlatParameters) -> dict[str, np.ndarray]:
-        """The state as host arrays by checkpoint name; torch uses the same names."""
-        named = with_prefix("policy", policy.split(self.policy))
-        named |= with_prefix("policy.critics", critics.split(self.critics))
-        named |= with_prefix("target", policy.split(self.target_policy))
-        named |= with_prefix("target.critics", critics.split(self.target))
-        named |= with_prefix("policy_optimizer", self.policy_optimizer._asdict())
-        named |= with_prefix("critic_optimizer", self.critic_optimizer._asdict())
-        return {name: np.asarray(array) for name, array in named.items()} | {
-            "learning_rates": np.asarray(self.learning_rates)
-        }
-
-    def loaded(self, policy: FlatParameters, critics: FlatParameters, arrays: Mapping[str, np.ndarray]) -> Self:
-        """The state with the entries of `arrays`, named as in `named`, replaced; on the host."""
-        old = self.named(policy, critics)
-        merged = {name: np.asarray(arrays.get(name, array), array.dtype) for name, array in old.items()}
-        named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
-        return self._replace(
-            policy=policy.join(subtree(named, "policy")),
-            critics=critics.join(subtree(named, "policy.critics")),
-            target_policy=policy.join(subtree(named, "target")),
-            target=critics.join(subtree(named, "target.critics")),
-            policy_optimizer=AdamState(**subtree(named, "policy_optimizer")),
-            critic_optimizer=AdamState(**subtree(named, "critic_optimizer")),
-            learning_rates=named["learning_rates"],
-        )
+_NUM_ACTIONS = 1
+"""Whose noise is drawn for a transition: that of the critics' target."""
 
 
 class TD3:
@@ -110,37 +58,23 @@ class TD3:
         self.shard_state = self._shards.shard_state
         self.restore_shard = self._shards.restore_shard
         policy.params = comm.read(comm.broadcast(policy.params))
-        critics = subtree(policy.params, "critics")
-        actor = {name: value for name, value in policy.params.items() if not name.startswith("critics.")}
-        self.flat = FlatParameters(actor)
-        self.flat_critics = FlatParameters(critics)
-        self.optimizer = Adam(config.adam_eps)
+        self.optimizer = ActorCriticOptimizer(
+            run, policy, comm, self.critic_loss, self.policy_loss, _POLICY_SUMS, target_actor=True
+        )
         self.metrics = MetricMeans(METRICS)
-        rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
-        self._initial_rates = np.array(rates, np.float32)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
-        self._step = comm.spmd(self.step)
-        self._critic_step = comm.spmd(self.critic_step)
-        self._copy = comm.spmd(self._copied)
-        self._split = jax.jit(lambda actor, critics: self._named(actor, critics))
-        values, critic_values = self.flat.join(actor), self.flat_critics.join(critics)
-        start = State(
-            policy=values,
-            critics=critic_values,
-            target_policy=values,
-            target=critic_values,
-            policy_optimizer=self.optimizer.init(values),
-            critic_optimizer=self.optimizer.init(critic_values),
-            learning_rates=jnp.asarray(self._initial_rates),
-            sums=jnp.asarray(_NO_SUMS),
-        )
-        self.state: State = comm.replicate(start)
+        self.copy_to_target = self.optimizer.copy_to_target
+
+    @property
+    def state(self) -> State:
+        """What updates change on the devices."""
+        return self.optimizer.state
 
     # -- maths ---------------------------------------------------------------------------------------------------------
 
     def critic_loss(
-        self, critics: Params, target: Params, target_actor: Params, part: ActorCriticPart, keys: list[Array | None]
+        self, critics: Params, target: Params, actor: Params, part: ActorCriticPart, keys: Sequence[Array | None]
     ) -> tuple[Array, tuple[Array, Array]]:
         """The critics' loss as a weighted *sum* over rows [N]; metric sums, row count first; priorities [N].
 
@@ -148,11 +82,12 @@ class TD3:
         y   = R + discount min_c Q'_c(s', a')
         L_Q = w sum_c (y - Q_c(s, a))^2 / 2
         """
+        del actor  # the target's actor acts
         c, policy, batch, precision = self.config, self.policy, part.batch, self._precision
         noise = jnp.clip(c.target_noise * batch.noise[:, 0], -c.noise_clip, c.noise_clip)
-        action = jnp.tanh(policy.parameters(target_actor, batch.next_observation, precision))
+        action = jnp.tanh(policy.parameters(target, batch.next_observation, precision))
         action = jnp.clip(action + noise, -1.0, 1.0)
-        next_q = policy.q(target, batch.next_observation, action, keys[0], precision)
+        next_q = policy.q(subtree(target, "critics"), batch.next_observation, action, keys[0], precision)
         if part.target_critics is not None:
             next_q = next_q[part.target_critics]
         y = jax.lax.stop_gradient(losses.td_target(batch.reward, batch.discount, next_q.min(0)))
@@ -192,195 +127,55 @@ class TD3:
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        c, progress = self.config, progress or Progress(1)
-        (faults, not_ready, size), totals = self._shards.extend(rollouts, extra_sums)
-        if faults and self._stop_on_non_finite:
+        progress = progress or Progress(1)
+        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        if replayed.skipped and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, [], progress)
-        rates = self._initial_rates * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
-        new_steps = rollouts[0].reward.size * self.comm.world.num_shards
-        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not not_ready)
-        if due:
-            fresh = self.comm.replicate({"learning_rates": rates.astype(np.float32), "sums": _NO_SUMS})
-            self.state = self.state._replace(**fresh)
+        if replayed.due:
+            self.optimizer.begin(progress.fraction)
         minibatches = list[list[ActorCriticPart]]()
-        for _ in range(due):
-            self.comm.timers.enter(LEARN)  # a heartbeat: many steps may be due
-            drawn = self._shards.sample()
-            weights = self._shards.weights(drawn, size, progress.fraction)
-            parts = self._parts(drawn, weights)
+        for drawn, weights in self._shards.minibatches(replayed):
+            parts = ActorCriticPart.draw(self.policy, self._shards, drawn, weights, _NUM_ACTIONS)
             self._learn(parts, drawn)
             if self._stop_on_non_finite:
                 minibatches.append(parts)
         # One host sync per rollout; acting would wait for the device anyway.
-        sums = self.comm.read(self.state.sums)
+        sums = self.comm.read(self.optimizer.state.sums)
         if sums[-1] and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, minibatches, progress)
-        self.metrics.add(METRICS[-2:], [size, faults / self.comm.world.num_shards], 1.0)
-        if due:
-            self._add_metrics(sums, due, float(rates[0]))
-            self.policy.params = self._split(*self.comm.local((self.state.policy, self.state.critics)))
+        self.metrics.add(METRICS[-2:], [replayed.size, replayed.skipped], 1.0)
+        if replayed.due:
+            self.optimizer.add_metrics(self.metrics, sums, replayed.due)
+            self.policy.params = self.optimizer.params()
         return totals
-
-    def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[ActorCriticPart]:
-        """Each local shard's part of a minibatch, with all random numbers that its gradient step needs."""
-        c = self.config
-        noise = self._shards.noise(1, self.policy.spec.action.width)
-        seeds = [np.uint32(seed) for seed in self._shards.seeds()] if c.dropout else [None] * len(drawn)
-        chosen = None
-        if c.target_critics is not None:
-            chosen = self._shards.target_critics(c.num_critics, c.target_critics).astype(np.int32)
-        batches = [TransitionBatch.of(*one) for one in zip(drawn, weights, noise, strict=True)]
-        return [ActorCriticPart(batch, seed, chosen) for batch, seed in zip(batches, seeds, strict=True)]
 
     def _learn(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
         """Take one gradient step on a minibatch, of which every local shard sampled its part."""
         moves_policy = (int(self.counters[TAKEN]) + 1) % self.config.policy_delay == 0
-        step = self._step if moves_policy else self._critic_step
-        self.state, priorities = step(self.state, self.comm.shard(parts))
+        priorities = self.optimizer.learn(parts, moves_policy=moves_policy)
         self.counters[TAKEN] += 1
         if self.config.prioritized:
-            for replay, rows, priority in zip(self.replays, drawn, self.comm.unshard(priorities), strict=True):
-                replay.update_priorities(rows.index, priority)
-
-    def step(self, state: State, own: ActorCriticPart) -> tuple[State, Array]:
-        """Take one gradient step of all networks on every shard's part of a minibatch.
-
-        All gradients are taken at the parameters before the step and sent in one message. If any number is not finite,
-        only the target networks move.
-
-        Also returns the priorities [L, N] of this device's rows; NaN, which replay buffers ignore, for a skipped step.
-        """
-        return self._stepped(state, own, moves_policy=True)
-
-    def critic_step(self, state: State, own: ActorCriticPart) -> tuple[State, Array]:
-        """Take one gradient step of the critics alone, between those of the policy (`policy_delay`); see `step`."""
-        return self._stepped(state, own, moves_policy=False)
-
-    def _stepped(self, state: State, own: ActorCriticPart, *, moves_policy: bool) -> tuple[State, Array]:
-        c, comm, adam = self.config, self.comm, self.optimizer
-        rows, priorities = list[Array](), list[Array]()
-        for number, part in zip(comm.shard_numbers(), slots(own, comm.num_slots), strict=True):
-            row, priority = self._shard_sums(state, number, part, moves_policy=moves_policy)
-            rows.append(row)
-            priorities.append(priority)
-        total = comm.sum_shards(jnp.stack(rows), "average_gradients")
-        end = self.flat_critics.num_parameters + (self.flat.num_parameters if moves_policy else 0)
-        ends = [self.flat_critics.num_parameters, end, end + _NUM_SUMS]
-        of_critics, of_policy, sums, max_weights = jnp.split(total, ends)
-        # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
-        scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
-        sums = sums.at[1].multiply(scale)
-        of_critics, norm = clip_by_global_norm(of_critics * (scale * inverse), c.max_grad_norm)
-        of_policy, policy_norm = clip_by_global_norm(of_policy * inverse, c.max_grad_norm)
-        totals = jnp.concatenate([sums, jnp.stack([norm, policy_norm, jnp.zeros_like(norm)])])
-        # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
-        # differently.
-        of_critics, of_policy, totals = jax.lax.optimization_barrier((of_critics, of_policy, totals))
-        skipped = ~jnp.isfinite(totals).all()
-        if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
-            skipped |= state.sums[-1] > 0
-        policy_rate, critic_rate = state.learning_rates
-        critics, optimizer = adam.step(state.critic_optimizer, state.critics, of_critics, critic_rate, skipped)
-        state = state._replace(
-            critics=critics,
-            critic_optimizer=optimizer,
-            sums=state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals),
-        )
-        if moves_policy:
-            policy, optimizer = adam.step(state.policy_optimizer, state.policy, of_policy, policy_rate, skipped)
-            state = state._replace(
-                policy=policy,
-                target_policy=state.target_policy + c.target_rate * (policy - state.target_policy),
-                target=state.target + c.target_rate * (critics - state.target),
-                policy_optimizer=optimizer,
-            )
-        return state, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
-
-    def _shard_sums(
-        self, state: State, number: Array, part: ActorCriticPart, *, moves_policy: bool
-    ) -> tuple[Array, Array]:
-        """One shard's contribution to a step, and its priorities [N].
-
-        The contribution is its gradient sums [Q] and, if the policy moves, [P], its metric sums `_NUM_SUMS`, and S
-        slots of which its own holds its largest weight.
-        """
-        # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-        values = (state.critics, state.target, state.policy, state.target_policy)
-        (*values, part) = jax.lax.optimization_barrier((*values, part))
-        critics, target = (self.flat_critics.split(vector) for vector in values[:2])
-        actor, target_actor = (self.flat.split(vector) for vector in values[2:])
-        keys: list[Array | None] = [None] * 3
-        if part.seed is not None:
-            keys = list(jax.random.split(jax.random.key(part.seed), 3))
-        of_critics = jax.grad(self.critic_loss, has_aux=True)
-        gradient, (sums, priority) = of_critics(critics, target, target_actor, part, keys[:2])
-        gradients, policy_sums = [self.flat_critics.join(gradient)], jnp.zeros(1 + len(_POLICY_SUMS), jnp.float32)
-        if moves_policy:
-            of_policy, policy_sums = jax.grad(self.policy_loss, has_aux=True)(actor, critics, part, keys[2])
-            gradients.append(self.flat.join(of_policy))
-        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
-        row = jnp.concatenate([*gradients, sums, policy_sums, max_weights])
-        return jax.lax.optimization_barrier((row, priority))
-
-    def _add_metrics(self, sums: np.ndarray, due: int, learning_rate: float) -> None:
-        """Add the sums of `due` gradient steps."""
-        count, skipped = 1 + len(_VALUE_SUMS), sums[-1:]
-        of_critics, of_policy, norms = np.split(sums[:-1], [count, _NUM_SUMS])
-        self.metrics.add(_VALUE_SUMS, of_critics[1:], of_critics[0])
-        self.metrics.add(_POLICY_SUMS, of_policy[1:], of_policy[0])
-        self.metrics.add(("optim/grad_norm",), norms[:1], due - skipped[0])
-        rows = self.rows * self.comm.world.num_shards
-        self.metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / rows)
-        self.metrics.add(("optim/skipped",), skipped, due)
-        self.metrics.add(("optim/learning_rate",), [learning_rate], 1.0)
-
-    def warmup(self) -> None:
-        """Compile everything that an update calls, without changing the state; collective."""
-        blank = TransitionBatch.blank(self.policy.spec, self.rows, num_actions=1)
-        seed = np.uint32(0) if self.config.dropout else None
-        chosen = None if self.config.target_critics is None else np.arange(self.config.target_critics, dtype=np.int32)
-        own = self.comm.shard([ActorCriticPart(blank, seed, chosen) for _ in self.replays])
-        state: State = self.comm.replicate(self.comm.read(self.state))
-        steps = [self._step] if self.config.policy_delay == 1 else [self._step, self._critic_step]
-        for step in steps:
-            state, priorities = step(state, own)
-            self.comm.unshard(priorities)
-        state, _ = self._copy(state, ())
-        self._split(*self.comm.local((state.policy, state.critics)))
-
-    def copy_to_target(self) -> None:
-        """Copy actor and critics into the target networks."""
-        self.state, _ = self._copy(self.state, ())
-
-    def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target_policy=state.policy, target=state.critics), own
-
-    def _named(self, policy: Array, critics: Array) -> Params:
-        """All parameters of the policy by name, from the vectors [P] and [Q]."""
-        return self.flat.split(policy) | with_prefix("critics", self.flat_critics.split(critics))
+            self._shards.update_priorities(drawn, self.comm.unshard(priorities))
 
     def _locate_non_finite(
         self, rollouts: list[Rollout], minibatches: list[list[ActorCriticPart]], progress: Progress
     ) -> NonFiniteError:
-        state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
-        end = self.flat_critics.num_parameters + self.flat.num_parameters
-
-        def gradient_and_sums(part: ActorCriticPart) -> list[Array]:
-            return jnp.split(self._shard_sums(state, number, part, moves_policy=True)[0], [end])
-
-        reader = LossReader(gradient_and_sums, self.rows)
+        reader = self.optimizer.reader(self.rows)
         return locate_non_finite_replayed(self.comm, rollouts, minibatches, progress, reader)
+
+    def warmup(self) -> None:
+        """Compile everything that an update calls, without changing the state; *collective*."""
+        self.optimizer.warmup([ActorCriticPart.blank(self.policy, self.rows, _NUM_ACTIONS) for _ in self.replays])
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Copies of all state that is equal on every rank, by name, for checkpoints."""
         totals = {"counters": self.counters.copy(), "metrics": self.metrics.table.copy()}
-        return self.comm.read(self.state).named(self.flat, self.flat_critics) | totals
+        return self.optimizer.shared_arrays() | totals
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Load `shared_arrays`, or a part of it."""
-        loaded = self.comm.read(self.state).loaded(self.flat, self.flat_critics, arrays)
-        self.state = self.comm.replicate(loaded)
-        self.policy.params = self._split(*self.comm.local((self.state.policy, self.state.critics)))
+        self.optimizer.load_shared(arrays)
+        self.policy.params = self.optimizer.params()
         self.counters[:] = arrays.get("counters", self.counters)
         self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
 

@@ -1,24 +1,39 @@
 """The replay buffers of a rank, one for each of its shards, and the number of gradient steps that are due."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.comm import Comm
+from lockstep.distributed.timers import LEARN
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import in_words
 from lockstep.experience.replay import Replay, Transitions
 from lockstep.experience.rollout import Rollout
 from lockstep.record.journal import Journal
+from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import bytes_of_host, check_host
 from lockstep.world import World, stream
 
 TAKEN, _BEGIN, _PENDING = range(3)
+
+
+class Replayed(NamedTuple):
+    """The replay buffers of all shards after a rollout; equal on all ranks."""
+
+    size: int
+    """Transitions in the buffers."""
+    skipped: float
+    """Share of the rollouts that have a non-finite value and were not stored."""
+    due: int
+    """Gradient steps to take."""
+    fraction: float
+    """Of the run, completed before this rollout."""
 
 
 class ShardReplays:
@@ -50,17 +65,17 @@ class ShardReplays:
         self.counters = np.array([0.0, config.learning_starts, 0.0])
 
     def extend(
-        self, rollouts: Sequence[Rollout], extra_sums: np.ndarray
-    ) -> tuple[tuple[float, float, int], np.ndarray]:
+        self, rollouts: Sequence[Rollout], extra_sums: np.ndarray, progress: Progress
+    ) -> tuple[Replayed, np.ndarray]:
         """Add each shard's rollout to its buffer, unless it has a non-finite value; *collective*, one message.
 
         Args:
             rollouts: one for each local shard.
             extra_sums: [K, M] numbers to sum over all shards in the same message.
+            progress: of the run before this rollout.
 
         Returns:
-            Over all shards: how many rollouts have a non-finite value, how many buffers cannot be drawn from yet, how
-            many transitions there are; and the sums of `extra_sums` [M].
+            The buffers of all shards and the gradient steps that are due; the sums of `extra_sums` [M].
         """
         statistics = np.zeros((len(rollouts), 3))
         for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
@@ -69,33 +84,36 @@ class ShardReplays:
             statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
         total = self._comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "facts")
         faults, unready, size = total[:3].tolist()
-        return (faults, unready, int(size)), total[3:]
+        num_shards = self._comm.world.num_shards
+        due = self._take_due(progress.env_steps, rollouts[0].reward.size * num_shards, ready=not unready)
+        return Replayed(int(size), faults / num_shards, due, progress.fraction), total[3:]
 
-    def due(self, env_steps: int, new_steps: int, updates_per_step: float, *, ready: bool) -> int:
+    def _take_due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
         """Gradient steps to take after a rollout of `new_steps`, from numbers that are equal on all ranks."""
         if self.counters[_BEGIN] < 0:
             self.counters[_BEGIN] = env_steps + self._config.learning_starts
         if not ready or env_steps + new_steps < self.counters[_BEGIN]:
             return 0
-        pending = float(self.counters[_PENDING]) + new_steps * updates_per_step
+        pending = float(self.counters[_PENDING]) + new_steps * self._config.updates_per_step
         due = int(pending + 1e-6)  # tolerates rounding: 192 steps at 10 / 192 each are 10
         self.counters[_PENDING] = pending - due
         return due
 
-    def sample(self) -> list[Transitions]:
-        """Each shard's part of a minibatch."""
-        return [replay.sample(self.rows, s) for replay, s in zip(self.replays, self.streams, strict=True)]
+    def minibatches(self, replayed: Replayed) -> Iterator[tuple[list[Transitions], list[np.ndarray]]]:
+        """Each shard's part of a minibatch, and its importance weights [N], for each gradient step that is due.
 
-    def weights(self, drawn: Sequence[Transitions], size: int, fraction: float) -> list[np.ndarray]:
-        """Importance weights [N] of each shard's part, not yet divided by the largest weight of all shards.
-
-        Args:
-            drawn: from this rank's buffers.
-            size: transitions in the buffers of all shards.
-            fraction: of the run that is completed.
+        The weights are not yet divided by the largest of all shards.
         """
-        probabilities = [part.probability / self._comm.world.num_shards for part in drawn]
-        return [importance_weights(self._config, probability, size, fraction) for probability in probabilities]
+        for _ in range(replayed.due):
+            self._comm.timers.enter(LEARN)  # a heartbeat: many steps may be due
+            drawn = [replay.sample(self.rows, s) for replay, s in zip(self.replays, self.streams, strict=True)]
+            probabilities = [part.probability / self._comm.world.num_shards for part in drawn]
+            yield drawn, [importance_weights(self._config, p, replayed.size, replayed.fraction) for p in probabilities]
+
+    def update_priorities(self, drawn: Sequence[Transitions], priorities: Iterable[np.ndarray]) -> None:
+        """Set the priorities [N] of each shard's part of a minibatch."""
+        for replay, part, priority in zip(self.replays, drawn, priorities, strict=True):
+            replay.update_priorities(part.index, priority)
 
     def noise(self, *shape: int) -> list[np.ndarray]:
         """Standard normal numbers [N, *shape] for each shard's part, from the stream that draws its minibatches."""

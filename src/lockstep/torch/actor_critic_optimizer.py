@@ -3,7 +3,7 @@
 Shapes: K shards of this rank, S sums of a loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -17,7 +17,10 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.flat import FlatParameters, frozen_copy
 from lockstep.torch.metrics import Metrics
+from lockstep.torch.transitions import TransitionBatch
+from lockstep.torch.warmup import warmup
 
+Loss = Callable[[TransitionBatch, bool], tuple[Tensor, Tensor, Tensor]]
 VALUE_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
 """The first sums of a loss, behind the number of rows; then come the policy's rows and sums."""
 
@@ -39,6 +42,7 @@ class ActorCriticOptimizer:
         critic_values: the part of `values` that is the critics'.
         critics: the critics, with the same values, for a gradient with respect to actions alone.
         learning_rates: [2], of the policy and of the critics.
+        dropout: draws the critics' dropout masks; None without dropout.
         skipped: what `step` returns for a skipped step.
     """
 
@@ -58,6 +62,7 @@ class ActorCriticOptimizer:
         self.values = values[: num_critic + num_actor]
         self.critic_values = values[:num_critic]
         self.critics = frozen_copy(policy.critics, self.critic_values)
+        self.dropout = torch.Generator(device) if config.dropout > 0 else None
         self._critic_gradient = gradient[:num_critic]
         self._actor_gradient = gradient[num_critic : num_critic + num_actor]
         rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
@@ -75,20 +80,30 @@ class ActorCriticOptimizer:
         if self._config.learning_rate_schedule == "linear":
             torch.mul(self._initial_rates, 1.0 - fraction, out=self.learning_rates)
 
-    def store_shard(self, k: int, sums: Tensor, weight: Tensor) -> None:
-        """After `backward()`: store the gradient of local shard `k`, its sums [S], and its importance weights [N]."""
-        self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * weight.max()]))
-
-    def step(self, *, moves_policy: bool) -> Tensor:
+    def step(
+        self, loss: Loss, parts: Sequence[TransitionBatch], seeds: Sequence[int], *, moves_policy: bool
+    ) -> tuple[Tensor, list[Tensor]]:
         """Take a step with the mean gradient of all shards, skipped if any number is not finite; *collective*.
 
         Args:
+            loss: of a shard's part and `moves_policy`: the *sum* over the rows [N], its sums [S], priorities [N].
+            parts: of a minibatch, one for each local shard.
+            seeds: of each part's dropout masks, if there is dropout.
             moves_policy: whether the policy moves too, or the critics alone.
 
         Returns:
             The sums over all shards [S], the norms of the critics' and the actor's gradient, and 1 if the step was
-            skipped; all others are 0 then.
+            skipped; all others are 0 then. And the priorities of each part.
         """
+        priorities: list[Tensor] = []
+        for k, part in enumerate(parts):
+            if self.dropout is not None:
+                self.dropout.manual_seed(seeds[k])
+            self.flat.zero_gradient_()
+            total, sums, priority = loss(part, moves_policy)
+            total.backward()
+            self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * part.weight.max()]))
+            priorities.append(priority)
         sums, largest_weights = self._comm.average_gradients_(self.flat).tensor_split([self._num_sums])
         if self._config.prioritized:
             scale = 1.0 / largest_weights.max()
@@ -103,7 +118,16 @@ class ActorCriticOptimizer:
         self.critic_adam.step(skipped.float())
         if moves_policy:
             self.policy_adam.step(skipped.float())
-        return torch.where(skipped, self.skipped, totals)
+        return torch.where(skipped, self.skipped, totals), priorities
+
+    def warmup(self, loss: Loss, batch: TransitionBatch) -> Callable[[], object]:
+        """Return a function that takes a gradient step on a batch, without messages or effects."""
+
+        def total_and_sums() -> tuple[Tensor, Tensor]:
+            total, sums, _ = loss(batch, True)
+            return total, torch.cat([sums, sums.new_zeros(self._comm.world.num_shards)])
+
+        return warmup(self.flat, [self.critic_adam, self.policy_adam], total_and_sums)
 
     def add_metrics(self, metrics: Metrics, totals: Tensor, due: int) -> None:
         """Add the sum of the results of `due` calls of `step` to the metrics."""

@@ -99,33 +99,28 @@ class DQN:
         """
         c = self.config
         progress = progress or Progress(1)
-        (faults, unready, size), totals = self._shards.extend(rollouts, extra_sums)
-        if faults and self._stop_on_non_finite:
+        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         if c.learning_rate_schedule == "linear":
             self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
-        new_steps = rollouts[0].reward.size * self.comm.world.num_shards
-        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not unready)
         sums = torch.zeros_like(self._skipped)
         minibatches: list[list[TransitionBatch]] = []
-        for _ in range(due):
-            self.comm.timers.enter(LEARN)  # heartbeat
-            drawn = self._shards.sample()
-            weights = self._shards.weights(drawn, size, progress.fraction)
+        for drawn, weights in self._shards.minibatches(replayed):
             parts = [TransitionBatch.of(*pair, self.comm.device) for pair in zip(drawn, weights, strict=True)]
             sums += self._step(parts, drawn)
             if self._stop_on_non_finite:
                 minibatches.append(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
-        if due and self._stop_on_non_finite and bool(self._halted):
+        if replayed.due and self._stop_on_non_finite and bool(self._halted):
             raise self._non_finite_error(rollouts, minibatches, progress)
         self.policy.resample(None)  # evaluations and policy files use the network without noise
-        statistics = [epsilon(c, progress.env_steps), size, faults / self.comm.world.num_shards]
+        statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         self.metrics.add(METRICS[-3:], torch.tensor(statistics, dtype=torch.float64).to(self.comm.device), 1.0)
-        if due:
+        if replayed.due:
             self.metrics.add(_SUMS, sums[1:-2], sums[0])
-            self.metrics.add(("optim/grad_norm",), sums[-2:-1], due - sums[-1])
-            self.metrics.add(("optim/skipped",), sums[-1:], due)
+            self.metrics.add(("optim/grad_norm",), sums[-2:-1], replayed.due - sums[-1])
+            self.metrics.add(("optim/skipped",), sums[-1:], replayed.due)
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
 
@@ -165,8 +160,7 @@ class DQN:
         elif not self.counters[TAKEN] % c.target_update_every:
             self.copy_to_target()
         if c.prioritized and not skipped:
-            for replay, one, priority in zip(self.replays, drawn, priorities, strict=True):
-                replay.update_priorities(one.index, priority.cpu().numpy())
+            self._shards.update_priorities(drawn, (priority.cpu().numpy() for priority in priorities))
         return torch.where(skipped, self._skipped, totals)
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,7 +33,6 @@ from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.session import Session
 from lockstep.torch.transitions import TransitionBatch
-from lockstep.torch.warmup import warmup
 from lockstep.world import stream_seed
 
 _POLICY_SUMS = ("loss/policy", "policy/entropy", "policy/alpha")
@@ -68,9 +67,8 @@ class SAC:
         self.target = frozen_copy(policy.critics, self._target_values)
         self._target_critics: Tensor | slice = slice(None)
         self._target_entropy = -policy.spec.action.width if config.target_entropy is None else config.target_entropy
-        self._dropout = torch.Generator(comm.device) if config.dropout > 0 else None
         for critics in (policy.critics, self.optimizer.critics, self.target):
-            critics.generator = self._dropout
+            critics.generator = self.optimizer.dropout
         self.counters = torch.from_numpy(self._shards.counters)
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
@@ -92,20 +90,14 @@ class SAC:
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        c = self.config
         progress = progress or Progress(1)
-        (faults, unready, size), totals = self._shards.extend(rollouts, extra_sums)
-        if faults and self._stop_on_non_finite:
+        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         self.optimizer.decay(progress.fraction)
-        new_steps = rollouts[0].reward.size * self.comm.world.num_shards
-        due = self._shards.due(progress.env_steps, new_steps, c.updates_per_step, ready=not unready)
         totals_of_steps = torch.zeros_like(self.optimizer.skipped)
         minibatches: list[list[TransitionBatch]] = []
-        for _ in range(due):
-            self.comm.timers.enter(LEARN)  # heartbeat
-            drawn = self._shards.sample()
-            weights = self._shards.weights(drawn, size, progress.fraction)
+        for drawn, weights in self._shards.minibatches(replayed):
             noise = self._shards.noise(2, self.policy.spec.action.width)
             parts = [
                 TransitionBatch.of(d, w, self.comm.device, e) for d, w, e in zip(drawn, weights, noise, strict=True)
@@ -114,41 +106,31 @@ class SAC:
             if self._stop_on_non_finite:
                 minibatches.append(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
-        if due and self._stop_on_non_finite and bool(self.optimizer.halted):
+        if replayed.due and self._stop_on_non_finite and bool(self.optimizer.halted):
             raise self._non_finite_error(rollouts, minibatches, progress)
-        statistics = torch.tensor([size, faults / self.comm.world.num_shards], dtype=torch.float64)
+        statistics = torch.tensor([replayed.size, replayed.skipped], dtype=torch.float64)
         self.metrics.add(METRICS[-2:], statistics.to(self.comm.device), 1.0)
-        if due:
-            self.optimizer.add_metrics(self.metrics, totals_of_steps, due)
+        if replayed.due:
+            self.optimizer.add_metrics(self.metrics, totals_of_steps, replayed.due)
         return totals
 
     def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.
 
         Returns:
-            The result of `ActorCriticOptimizer.step`.
+            The sums that `ActorCriticOptimizer.step` returns.
         """
         c = self.config
         moves_policy = (int(self.counters[TAKEN]) + 1) % c.policy_delay == 0
         if c.target_critics is not None:
             chosen = self._shards.target_critics(c.num_critics, c.target_critics)
             self._target_critics = torch.from_numpy(chosen).to(self.comm.device)
-        seeds = self._shards.seeds() if self._dropout is not None else ()
-        priorities: list[Tensor] = []
-        for k, part in enumerate(parts):
-            if self._dropout is not None:
-                self._dropout.manual_seed(seeds[k])
-            self.flat.zero_gradient_()
-            loss, sums, priority = self._loss(part, moves_policy)
-            loss.backward()
-            self.optimizer.store_shard(k, sums, part.weight)
-            priorities.append(priority)
-        totals = self.optimizer.step(moves_policy=moves_policy)
+        seeds = self._shards.seeds() if self.optimizer.dropout is not None else ()
+        totals, priorities = self.optimizer.step(self._loss, parts, seeds, moves_policy=moves_policy)
         self._target_values.lerp_(self.optimizer.critic_values, c.target_rate)
         self.counters[TAKEN] += 1
         if c.prioritized and not totals[-1]:
-            for replay, one, priority in zip(self.replays, drawn, priorities, strict=True):
-                replay.update_priorities(one.index, priority.cpu().numpy())
+            self._shards.update_priorities(drawn, (priority.cpu().numpy() for priority in priorities))
         return totals
 
     def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,12 +197,7 @@ class SAC:
     def warmup(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device, num_actions=2)
-
-        def loss() -> tuple[Tensor, Tensor]:
-            total, sums, _ = self._loss(batch, True)
-            return total, torch.cat([sums, sums.new_zeros(self.comm.world.num_shards)])
-
-        return warmup(self.flat, [self.optimizer.critic_adam, self.optimizer.policy_adam], loss)
+        return self.optimizer.warmup(self._loss, batch)
 
     def copy_to_target(self) -> None:
         """Make the target critics equal to the critics."""

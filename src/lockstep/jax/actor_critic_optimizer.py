@@ -1,0 +1,304 @@
+"""One gradient step of an actor and its critics, for SAC and TD3: one message, two learning rates, one decision.
+
+Shapes: K shards of this process, L of them on a device, S of all ranks, N transitions of a shard's part of a minibatch,
+P parameters of actor and temperature, Q of the critics.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
+from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
+from lockstep.jax.batch import slots
+from lockstep.jax.comm import Comm
+from lockstep.jax.continuous_policy import LOG_ALPHA, ContinuousPolicy
+from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
+from lockstep.jax.non_finite import LossReader
+from lockstep.jax.transitions import ActorCriticPart
+from lockstep.record.metric_means import MetricMeans
+from lockstep.run import Run
+
+VALUE_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
+"""The sums of the critics' loss, behind the number of rows."""
+
+
+class State(NamedTuple):
+    """Parameters of all networks, optimizer states and metric sums."""
+
+    policy: Array
+    """All parameters of the actor, and the logarithm of the temperature if it is learned [P]."""
+    critics: Array
+    """All parameters of the critics [Q]."""
+    target: Array
+    """All parameters of the target networks: of the critics [Q], or of actor and critics [P + Q]."""
+    policy_optimizer: AdamState
+    critic_optimizer: AdamState
+    learning_rates: Array
+    """Of policy and temperature, and of the critics [2]."""
+    sums: Array
+    """Over the gradient steps since `begin`: rows and sums of the critics' loss, rows and sums of the policy's,
+    gradient norms of critics and actor, skipped steps."""
+
+
+class CriticLoss(Protocol):
+    """The critics' loss of a part of a minibatch."""
+
+    def __call__(
+        self, critics: Params, target: Params, actor: Params, part: ActorCriticPart, keys: Sequence[Array | None]
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Its weighted *sum* over rows [N]; row count, then `VALUE_SUMS`; priorities [N]."""
+        ...
+
+
+class PolicyLoss(Protocol):
+    """The loss of actor and temperature of a part of a minibatch."""
+
+    def __call__(self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None) -> tuple[Array, Array]:
+        """Its *sum* over rows [N]; row count, then metric sums."""
+        ...
+
+
+class ActorCriticOptimizer:
+    """The parameters of a `ContinuousPolicy` and its target networks on all devices, and Adam for its two parts.
+
+    Args:
+        run: the config, of SAC or TD3.
+        policy: equal on all ranks.
+        comm: the ranks.
+        critic_loss: has a gradient with respect to the critics.
+        policy_loss: has a gradient with respect to actor and temperature.
+        policy_sums: metrics of the policy's loss.
+        target_actor: whether there is a target actor. The target networks then move with the policy, else with the
+            critics.
+
+    Attributes:
+        state: equal on all devices.
+        flat: layout of the parameters of actor and temperature.
+        flat_critics: layout of the parameters of the critics.
+        flat_target: layout of the parameters of the target networks.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        policy: ContinuousPolicy,
+        comm: Comm,
+        critic_loss: CriticLoss,
+        policy_loss: PolicyLoss,
+        policy_sums: Sequence[str],
+        *,
+        target_actor: bool,
+    ) -> None:
+        config = run.algorithm
+        assert isinstance(config, SACConfig | TD3Config)
+        self._config = config
+        self._comm = comm
+        self._critic_loss = critic_loss
+        self._policy_loss = policy_loss
+        self._policy_sums = policy_sums
+        self._num_sums = 2 + len(VALUE_SUMS) + len(policy_sums)
+        self._no_sums = np.zeros(self._num_sums + 3, np.float32)
+        self._target_actor = target_actor
+        self._stop_on_non_finite = run.non_finite == "stop"
+        actor = {name: value for name, value in policy.params.items() if not name.startswith("critics.")}
+        critics = subtree(policy.params, "critics")
+        self.flat = FlatParameters(actor)
+        self.flat_critics = FlatParameters(critics)
+        self.flat_target = FlatParameters(policy.params if target_actor else critics)
+        self._actor_size = self.flat.num_parameters - (LOG_ALPHA in actor)
+        self._adam = Adam(config.adam_eps)
+        rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
+        self._initial_rates = np.array(rates, np.float32)
+        self._step = comm.spmd(self.step)
+        self._critic_step = comm.spmd(self.critic_step)
+        self._copy = comm.spmd(self._copied)
+        self._named = jax.jit(self._by_name)
+        values, critic_values = self.flat.join(actor), self.flat_critics.join(critics)
+        start = State(
+            policy=values,
+            critics=critic_values,
+            target=self._followed(values, critic_values),
+            policy_optimizer=self._adam.init(values),
+            critic_optimizer=self._adam.init(critic_values),
+            learning_rates=jnp.asarray(self._initial_rates),
+            sums=jnp.asarray(self._no_sums),
+        )
+        self.state: State = comm.replicate(start)
+
+    def begin(self, fraction: float) -> None:
+        """Reset the sums, and set the learning rates for a run of which this fraction is completed."""
+        rates = self._initial_rates
+        if self._config.learning_rate_schedule == "linear":
+            rates = (rates * (1.0 - fraction)).astype(np.float32)
+        fresh = self._comm.replicate({"learning_rates": rates, "sums": self._no_sums})
+        self.state = self.state._replace(**fresh)
+
+    def learn(self, parts: Sequence[ActorCriticPart], *, moves_policy: bool) -> Array:
+        """Take a gradient step on a minibatch, of which each local shard has its part; *collective*.
+
+        Args:
+            parts: of each local shard.
+            moves_policy: whether the policy moves too, or the critics alone.
+
+        Returns:
+            The priorities of the rows, to `Comm.unshard`; NaN, which replay buffers ignore, for a skipped step.
+        """
+        step = self._step if moves_policy else self._critic_step
+        self.state, priorities = step(self.state, self._comm.shard(parts))
+        return priorities
+
+    def step(self, state: State, own: ActorCriticPart) -> tuple[State, Array]:
+        """Take one gradient step of all networks on every shard's part of a minibatch.
+
+        All gradients are taken at the parameters before the step and sent in one message. If any number is not finite,
+        only the target networks move.
+
+        Also returns the priorities [L, N] of this device's rows.
+        """
+        return self._stepped(state, own, moves_policy=True)
+
+    def critic_step(self, state: State, own: ActorCriticPart) -> tuple[State, Array]:
+        """Take one gradient step of the critics alone, between those of the policy (`policy_delay`); see `step`."""
+        return self._stepped(state, own, moves_policy=False)
+
+    def _stepped(self, state: State, own: ActorCriticPart, *, moves_policy: bool) -> tuple[State, Array]:
+        c, comm, adam = self._config, self._comm, self._adam
+        rows, priorities = list[Array](), list[Array]()
+        for number, part in zip(comm.shard_numbers(), slots(own, comm.num_slots), strict=True):
+            row, priority = self._shard_sums(state, number, part, moves_policy=moves_policy)
+            rows.append(row)
+            priorities.append(priority)
+        total = comm.sum_shards(jnp.stack(rows), "average_gradients")
+        end = self.flat_critics.num_parameters + (self.flat.num_parameters if moves_policy else 0)
+        ends = [self.flat_critics.num_parameters, end, end + self._num_sums]
+        of_critics, of_policy, sums, max_weights = jnp.split(total, ends)
+        # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
+        scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
+        sums = sums.at[1].multiply(scale)
+        of_critics, norm = clip_by_global_norm(of_critics * (scale * inverse), c.max_grad_norm)
+        of_policy = of_policy * inverse
+        of_actor, policy_norm = clip_by_global_norm(of_policy[: self._actor_size], c.max_grad_norm)
+        of_policy = jnp.concatenate([of_actor, of_policy[self._actor_size :]])
+        totals = jnp.concatenate([sums, jnp.stack([norm, policy_norm, jnp.zeros_like(norm)])])
+        # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
+        # differently.
+        of_critics, of_policy, totals = jax.lax.optimization_barrier((of_critics, of_policy, totals))
+        skipped = ~jnp.isfinite(totals).all()
+        if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
+            skipped |= state.sums[-1] > 0
+        policy_rate, critic_rate = state.learning_rates
+        critics, optimizer = adam.step(state.critic_optimizer, state.critics, of_critics, critic_rate, skipped)
+        sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
+        state = state._replace(critics=critics, critic_optimizer=optimizer, sums=sums)
+        if moves_policy:
+            policy, optimizer = adam.step(state.policy_optimizer, state.policy, of_policy, policy_rate, skipped)
+            state = state._replace(policy=policy, policy_optimizer=optimizer)
+        if moves_policy or not self._target_actor:
+            online = self._followed(state.policy, state.critics)
+            state = state._replace(target=state.target + c.target_rate * (online - state.target))
+        return state, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
+
+    def _shard_sums(
+        self, state: State, number: Array, part: ActorCriticPart, *, moves_policy: bool
+    ) -> tuple[Array, Array]:
+        """One shard's contribution to a step, and its priorities [N].
+
+        The contribution is its gradient sums [Q] and, if the policy moves, [P], its metric sums, and S slots of which
+        its own holds its largest weight.
+        """
+        # The barriers isolate the shard's computation: other shards on this device must not change its bits.
+        values = (state.critics, state.target, state.policy)
+        (*values, part) = jax.lax.optimization_barrier((*values, part))
+        layouts = (self.flat_critics, self.flat_target, self.flat)
+        critics, target, actor = (flat.split(vector) for flat, vector in zip(layouts, values, strict=True))
+        keys: list[Array | None] = [None] * 3
+        if part.seed is not None:
+            keys = list(jax.random.split(jax.random.key(part.seed), 3))
+        gradient, (sums, priority) = jax.grad(self._critic_loss, has_aux=True)(critics, target, actor, part, keys[:2])
+        gradients = [self.flat_critics.join(gradient)]
+        policy_sums = jnp.zeros(1 + len(self._policy_sums), jnp.float32)
+        if moves_policy:
+            of_policy, policy_sums = jax.grad(self._policy_loss, has_aux=True)(actor, critics, part, keys[2])
+            gradients.append(self.flat.join(of_policy))
+        max_weights = jax.nn.one_hot(number, self._comm.world.num_shards) * part.batch.weight.max()
+        row = jnp.concatenate([*gradients, sums, policy_sums, max_weights])
+        return jax.lax.optimization_barrier((row, priority))
+
+    def _followed(self, policy: Array, critics: Array) -> Array:
+        """What the target networks follow, in their layout, from the vectors [P] and [Q]."""
+        return self.flat_target.join(self._by_name(policy, critics)) if self._target_actor else critics
+
+    def copy_to_target(self) -> None:
+        """Copy the networks into their target networks."""
+        self.state, _ = self._copy(self.state, ())
+
+    def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
+        return state._replace(target=self._followed(state.policy, state.critics)), own
+
+    def warmup(self, parts: Sequence[ActorCriticPart]) -> None:
+        """Compile everything that an update calls, without changing the state; *collective*."""
+        own, state = self._comm.shard(parts), cast(State, self._comm.replicate(self._comm.read(self.state)))
+        for step in [self._step] if self._config.policy_delay == 1 else [self._step, self._critic_step]:
+            state, priorities = step(state, own)
+            self._comm.unshard(priorities)
+        state, _ = self._copy(state, ())
+        self._named(*self._comm.local((state.policy, state.critics)))
+
+    def params(self) -> Params:
+        """The parameters of the policy by name, on this process' first device."""
+        return self._named(*self._comm.local((self.state.policy, self.state.critics)))
+
+    def _by_name(self, policy: Array, critics: Array) -> Params:
+        """All parameters of the policy by name, from the vectors [P] and [Q]."""
+        return self.flat.split(policy) | with_prefix("critics", self.flat_critics.split(critics))
+
+    def reader(self, rows: int) -> LossReader[ActorCriticPart]:
+        """Computes the losses of `rows` rows with the current parameters, to locate a non-finite value."""
+        state, number = self._comm.local(self.state), jnp.zeros((), jnp.int32)
+        end = self.flat_critics.num_parameters + self.flat.num_parameters
+
+        def gradient_and_sums(part: ActorCriticPart) -> list[Array]:
+            return jnp.split(self._shard_sums(state, number, part, moves_policy=True)[0], [end])
+
+        return LossReader(gradient_and_sums, rows)
+
+    def add_metrics(self, metrics: MetricMeans, sums: np.ndarray, due: int) -> None:
+        """Add `State.sums` of `due` gradient steps to the metrics."""
+        count, skipped = 1 + len(VALUE_SUMS), sums[-1:]
+        of_critics, of_policy, norms = np.split(sums[:-1], [count, self._num_sums])
+        metrics.add(VALUE_SUMS, of_critics[1:], of_critics[0])
+        metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
+        metrics.add(("optim/grad_norm",), norms[:1], due - skipped[0])
+        metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self._config.batch_size)
+        metrics.add(("optim/skipped",), skipped, due)
+        metrics.add(("optim/learning_rate",), self._comm.read(self.state.learning_rates)[:1], 1.0)
+
+    def shared_arrays(self) -> dict[str, np.ndarray]:
+        """Host copies of the state by checkpoint name; torch uses the same names."""
+        state = cast(State, self._comm.read(self.state))
+        named = with_prefix("policy", self._by_name(state.policy, state.critics))
+        named |= with_prefix("target", self.flat_target.split(state.target))
+        named |= with_prefix("policy_optimizer", state.policy_optimizer._asdict())
+        named |= with_prefix("critic_optimizer", state.critic_optimizer._asdict())
+        named |= {"learning_rates": state.learning_rates}
+        return {name: np.asarray(array) for name, array in named.items()}
+
+    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Load `shared_arrays`, or a part of it."""
+        merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.shared_arrays().items()}
+        named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
+        loaded = self._comm.read(self.state)._replace(
+            policy=self.flat.join(subtree(named, "policy")),
+            critics=self.flat_critics.join(subtree(named, "policy.critics")),
+            target=self.flat_target.join(subtree(named, "target")),
+            policy_optimizer=AdamState(**subtree(named, "policy_optimizer")),
+            critic_optimizer=AdamState(**subtree(named, "critic_optimizer")),
+            learning_rates=named["learning_rates"],
+        )
+        self.state = self._comm.replicate(loaded)
