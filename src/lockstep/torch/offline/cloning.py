@@ -6,7 +6,6 @@ Shapes: K shards of this rank, N rows of a shard's part of a minibatch.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +15,17 @@ from lockstep.algorithms.offline import CloningConfig
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
-from lockstep.torch.non_finite import LossReader
 from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.offline.learner import LoggedLearner
 from lockstep.torch.offline.losses import imitation, outcome_losses
-from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks, autocast
+from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.networks import ConstrainedNetwork
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 
-class Cloning:
+class Cloning(LoggedLearner[ScoringPolicy]):
     """Maximum likelihood of the logged actions, and models of the cloned policy's value for the estimates.
 
     State across updates: `policy`, `target` and `optimizer`.
@@ -41,35 +39,26 @@ class Cloning:
     def __init__(self, run: OfflineRun, policy: ScoringPolicy, comm: Comm) -> None:
         config, network, heads = run.algorithm, policy.network, policy.heads
         assert isinstance(config, CloningConfig) and not isinstance(network, ConstrainedNetwork)
-        self.config, self.comm = config, comm
-        self.policy, self.network, self.heads = policy, network, heads
-        comm.broadcast_(policy)
+        super().__init__(run, policy, comm)
+        self.config, self.network, self.heads = config, network, heads
         self._metrics = ("loss/behaviour",) if heads is None else ("loss/behaviour", "loss/reward", "loss/policy_value")
         self.target = None if heads is None else TargetNetworks([heads.value])
         others = [] if heads is None else [heads.value, heads.reward]
         # The sums of a gradient step: the rows' weight, then the losses.
-        self.optimizer = OfflineOptimizer(run, network, others, comm, num_sums=1 + len(self._metrics))
+        self.optimizer = OfflineOptimizer(run, self.loss, network, others, comm, num_sums=1 + len(self._metrics))
         if self.target is not None and heads is not None:
             self.target.follow(self.optimizer, first=heads.value)
         self.metrics = Metrics([*self._metrics, *STEP_METRICS], comm.device)
-        self._stops = run.non_finite == "stop"
-        self._autocast = autocast(run, comm.device)
-        self._loss = torch.compile(self.loss, dynamic=policy.action is not None) if run.compile else self.loss
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
         batches = [(LoggedBatch.of(part, self.comm.device),) for part in parts]
-        self.optimizer.schedule(progress)
-        self.optimizer.accumulate(self._loss, batches, extra_sums)
-        sums, extra, skipped = self.optimizer.step()
-        if skipped and self._stops:
-            reader = LossReader(self.loss, self.optimizer.flat)
-            raise locate_non_finite_logged(self.comm, batches, progress, reader)
+        sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         if self.target is not None and not skipped:
             self.target.move(self.config.target_rate)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
-        return extra[: extra_sums.shape[1]]
+        return extra
 
     def loss(self, batch: LoggedBatch) -> tuple[Tensor, Tensor]:
         """The weighted *sum* of the losses of all networks over rows [N], and the sums of a gradient step.
@@ -92,17 +81,4 @@ class Cloning:
     def warmup(self, rows: Rows) -> Callable[[], object]:
         """Returns a function that does a gradient step without communication and without changing any state."""
         batch = LoggedBatch.of(rows, self.comm.device)
-        return self.optimizer.warmup(lambda: self._loss(batch))
-
-    def shared_tensors(self) -> dict[str, Tensor]:
-        """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""
-        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
-        target = {} if self.target is None else self.target.state()
-        return named | target | self.optimizer.state() | {"metrics": self.metrics.table}
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """The state of local shard `k`: none."""
-        return {}
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k`: nothing to do."""
+        return self.optimizer.warmup([batch])

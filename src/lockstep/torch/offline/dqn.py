@@ -8,7 +8,6 @@ together.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +19,13 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch import value_losses as losses
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
-from lockstep.torch.non_finite import LossReader
 from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.offline.learner import LoggedLearner
 from lockstep.torch.offline.losses import discount_of, imitation, outcome_losses
-from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks, autocast
+from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.choices import ActionMask, Choices
 from lockstep.torch.scoring.networks import ConstrainedNetwork
 from lockstep.torch.scoring.policy import ScoringPolicy
@@ -36,7 +34,7 @@ _Q = ("loss/value", "value/q", "value/target", "value/td_error")
 _ERROR = {"huber": losses.huber, "mse": losses.squared}
 
 
-class OfflineDQN:
+class OfflineDQN(LoggedLearner[ScoringPolicy]):
     """Q-learning with a target network, and models of the policy's value for the estimates.
 
     State across updates: `policy`, `target` and `optimizer`.
@@ -58,8 +56,8 @@ class OfflineDQN:
     ) -> None:
         config, network, heads = run.algorithm, policy.network, policy.heads
         assert isinstance(config, OfflineDQNConfig)
-        self.config, self.policy, self.comm, self.heads = config, policy, comm, heads
-        comm.broadcast_(policy)
+        super().__init__(run, policy, comm)
+        self.config, self.heads = config, heads
         self.constrained = network if isinstance(network, ConstrainedNetwork) else None
         self.scores = network.scores if isinstance(network, ConstrainedNetwork) else network
         with_target = [self.scores]
@@ -76,16 +74,13 @@ class OfflineDQN:
         self.target = TargetNetworks(with_target)
         # The sums of a gradient step: the rows' weight, their weight in the loss of Q, then the losses.
         num_sums = 2 + len(self._q_metrics) + len(self._other_metrics)
-        self.optimizer = OfflineOptimizer(run, self.scores, [*with_target[1:], *others], comm, num_sums)
+        self.optimizer = OfflineOptimizer(run, self.loss, self.scores, [*with_target[1:], *others], comm, num_sums)
         self.target.follow(self.optimizer)
         boost = [config.reward_boost.get(name, 0.0) for name in policy.info.actions]
         self._boost = torch.tensor(boost, device=comm.device) if config.reward_boost else None
         self._read = read
         self.metrics = Metrics([*self._q_metrics, *self._other_metrics, *STEP_METRICS], comm.device)
-        self._stops = run.non_finite == "stop"
-        self._autocast = autocast(run, comm.device)
         # The number of candidates differs from batch to batch.
-        self._loss = torch.compile(self.loss, dynamic=policy.action is not None) if run.compile else self.loss
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.
@@ -102,12 +97,9 @@ class OfflineDQN:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         pairs = [self._batches(part) for part in parts]
-        self.optimizer.schedule(progress)
-        self.optimizer.accumulate(self._loss, pairs, extra_sums)
-        sums, extra, skipped = self.optimizer.step(score_weight=None if self.config.maxq else 1)
-        if skipped and self._stops:
-            reader = LossReader(self.loss, self.optimizer.flat)
-            raise locate_non_finite_logged(self.comm, pairs, progress, reader)
+        sums, extra, skipped = self.optimizer.learn(
+            pairs, extra_sums, progress, score_weight=None if self.config.maxq else 1
+        )
         if not skipped:
             self.target.move(self.config.target_rate)
         first = 2 + len(self._q_metrics)
@@ -115,7 +107,7 @@ class OfflineDQN:
         if self._other_metrics:
             self.metrics.add(self._other_metrics, sums[first:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
-        return extra[: extra_sums.shape[1]]
+        return extra
 
     def _batches(self, rows: Rows) -> tuple[LoggedBatch, LoggedBatch]:
         batch = LoggedBatch.of(rows, self.comm.device)
@@ -214,16 +206,4 @@ class OfflineDQN:
     def warmup(self, rows: Rows) -> Callable[[], object]:
         """Returns a function that does a gradient step without communication and without changing any state."""
         batches = self._batches(rows)
-        return self.optimizer.warmup(lambda: self._loss(*batches))
-
-    def shared_tensors(self) -> dict[str, Tensor]:
-        """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""
-        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
-        return named | self.target.state() | self.optimizer.state() | {"metrics": self.metrics.table}
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """The state of local shard `k`: none."""
-        return {}
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k`: nothing to do."""
+        return self.optimizer.warmup(batches)

@@ -7,7 +7,7 @@ Shapes: K shards of this rank, N rows of a shard's part of a minibatch, C critic
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,14 +17,13 @@ from lockstep.algorithms.offline_continuous import IQLConfig
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
-from lockstep.torch.non_finite import LossReader
 from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.offline.learner import LoggedLearner
 from lockstep.torch.offline.losses import discount_of, model_losses
 from lockstep.torch.offline.noise import Noise
-from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks, autocast
+from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.continuous_networks import Critics, GaussianActor
@@ -42,7 +41,7 @@ _METRICS = (
 )
 
 
-class IQL:
+class IQL(LoggedLearner[ActorPolicy]):
     """Critics, the value of a state and a Gaussian policy, in one gradient step with one message.
 
     State across updates: `policy`, `target` and `optimizer`.
@@ -56,36 +55,28 @@ class IQL:
     def __init__(self, run: OfflineRun, policy: ActorPolicy, comm: Comm) -> None:
         config, network, heads = run.algorithm, policy.network, policy.heads
         assert isinstance(config, IQLConfig) and isinstance(network.actor, GaussianActor) and network.value is not None
-        self.config, self.policy, self.comm, self.heads, self._seed = config, policy, comm, heads, run.seed
+        super().__init__(run, policy, comm)
+        self.config, self.heads = config, heads
         self.actor, self.critics, self.value = network.actor, network.critics, network.value
-        comm.broadcast_(policy)
         with_target = [self.critics] if heads is None else [self.critics, heads.value]
         others = [self.value, self.actor] if heads is None else [heads.reward, self.value, self.actor]
         self._metrics = _METRICS if heads is None else (*_METRICS, "loss/reward", "loss/policy_value")
         self.target = TargetNetworks(with_target)
         # The sums of a gradient step: the rows' weight, then the metrics.
         num_sums = 1 + len(self._metrics)
-        self.optimizer = OfflineOptimizer(run, self.critics, [*with_target[1:], *others], comm, num_sums)
+        self.optimizer = OfflineOptimizer(run, self.loss, self.critics, [*with_target[1:], *others], comm, num_sums)
         self.target.follow(self.optimizer)
         self.metrics = Metrics([*self._metrics, *STEP_METRICS], comm.device)
-        self._stops = run.non_finite == "stop"
-        self._autocast = autocast(run, comm.device)
-        self._loss = torch.compile(self.loss) if run.compile else self.loss
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
         batches = [self._batches(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
-        self.optimizer.schedule(progress)
-        self.optimizer.accumulate(self._loss, batches, extra_sums)
-        sums, extra, skipped = self.optimizer.step()
-        if skipped and self._stops:
-            reader = LossReader(self.loss, self.optimizer.flat)
-            raise locate_non_finite_logged(self.comm, batches, progress, reader)
+        sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         if not skipped:
             self.target.move(self.config.target_rate)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
-        return extra[: extra_sums.shape[1]]
+        return extra
 
     def loss(self, batch: LoggedBatch, noise: Noise) -> tuple[Tensor, Tensor]:
         """The weighted *sum* of the losses of all networks over rows [N], and the sums of a gradient step.
@@ -134,16 +125,4 @@ class IQL:
     def warmup(self, rows: Rows) -> Callable[[], object]:
         """Returns a function that does a gradient step without communication and without changing any state."""
         batches = self._batches(rows, 0, 0)
-        return self.optimizer.warmup(lambda: self._loss(*batches))
-
-    def shared_tensors(self) -> dict[str, Tensor]:
-        """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""
-        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
-        return named | self.target.state() | self.optimizer.state() | {"metrics": self.metrics.table}
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """The state of local shard `k`: none."""
-        return {}
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k`: nothing to do."""
+        return self.optimizer.warmup(batches)

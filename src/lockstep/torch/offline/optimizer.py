@@ -5,7 +5,6 @@ Shapes: K shards of this rank, P parameters.
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -15,26 +14,24 @@ from torch.nn.utils import vector_to_parameters
 
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
+from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch.adam import Adam
 from lockstep.torch.batch import RowBatch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
+from lockstep.torch.non_finite import LossReader
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.networks import OutcomeNetwork, ScoreNetwork
 from lockstep.torch.sgd import Sgd
 from lockstep.torch.warmup import warmup
 
 STEP_METRICS = ("optim/grad_norm", "optim/skipped", "optim/learning_rate", "data/epoch")
+Loss = Callable[..., tuple[Tensor, Tensor]]
 Scorer = ScoreNetwork | OutcomeNetwork | CandidateNetwork
 Network = TypeVar("Network", bound=nn.Module)
 MAX_EXTRA_SUMS = 16
 """Numbers of the caller that fit into the message of a gradient step."""
-
-
-def autocast(run: OfflineRun, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a loss with `run.precision`."""
-    return torch.autocast(device.type, torch.bfloat16) if run.precision == "bfloat16" else nullcontext()
 
 
 class OfflineOptimizer:
@@ -45,22 +42,36 @@ class OfflineOptimizer:
 
     Args:
         run: the config.
+        loss: returns the weighted *sum* of the losses over a shard's rows, and `num_sums` sums.
         scores: the network whose gradient is clipped, and whose gradient norm is logged.
         others: networks that are trained in the same step.
         comm: the ranks.
-        num_sums: the number of sums that a loss returns; the first is the weight of the rows.
+        num_sums: the number of sums that the loss returns; the first is the weight of the rows.
+        dynamic: whether the compiled loss expects shapes that change; None finds out.
 
     Attributes:
         flat: the parameters, those of `scores` first.
         learning_rate: of the next step.
         optimizer: Adam or SGD over all parameters.
         epoch: the number of epochs before the next step.
+        target_state: the parameters of the target networks that follow, if any, as one tensor by name.
     """
 
     def __init__(
-        self, run: OfflineRun, scores: nn.Module, others: Sequence[nn.Module], comm: Comm, num_sums: int
+        self,
+        run: OfflineRun,
+        loss: Loss,
+        scores: nn.Module,
+        others: Sequence[nn.Module],
+        comm: Comm,
+        num_sums: int,
+        *,
+        dynamic: bool | None = None,
     ) -> None:
         c = run.algorithm
+        self._stop_on_non_finite = run.non_finite == "stop"
+        self._eager_loss = loss
+        self._loss = torch.compile(loss, dynamic=dynamic) if run.compile else loss
         self.config, self._epochs, self._comm, self._num_sums = c, run.epochs, comm, num_sums
         self.flat = FlatParameters(
             nn.ModuleList([scores, *others]), len(comm.world.shards), num_sums=num_sums + MAX_EXTRA_SUMS
@@ -74,10 +85,44 @@ class OfflineOptimizer:
             self.optimizer = Adam(*tensors, eps=c.adam_eps, l2_decay=c.l2_decay)
         else:
             self.optimizer = Sgd(*tensors, l2_decay=c.l2_decay)
+        self.target_state: dict[str, Tensor] = {}
         self._if_skipped = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
         self._ones = torch.ones(len(STEP_METRICS) - 1, device=comm.device)
 
-    def schedule(self, progress: Progress) -> None:
+    def learn(
+        self,
+        batches: Sequence[Sequence[RowBatch]],
+        extra_sums: np.ndarray,
+        progress: Progress,
+        *,
+        score_weight: int | None = None,
+        combine: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> tuple[Tensor, np.ndarray, bool]:
+        """Change the parameters once by the mean gradient of all shards, unless it is not finite; *collective*.
+
+        Args:
+            batches: the arguments of the loss, for each local shard.
+            extra_sums: [K, I] further numbers to sum over all shards.
+            progress: of the run, before this step.
+            score_weight: index of the sum that is the rows' weight in the loss of `scores`; None: the first.
+            combine: changes the mean gradient [P] in place, given the sums over all shards, before it is clipped.
+
+        Returns:
+            The sums over all shards, the gradient norm and whether the step was skipped [num_sums + 2] (all but the
+            last are 0 if it was); the sums of `extra_sums` [I]; whether the step was skipped.
+
+        Raises:
+            NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
+        """
+        self._schedule_rate(progress)
+        self._accumulate(batches, extra_sums)
+        sums, extra, skipped = self._step(score_weight, combine)
+        if skipped and self._stop_on_non_finite:
+            reader = LossReader(self._eager_loss, self.flat)
+            raise locate_non_finite_logged(self._comm, batches, progress, reader)
+        return sums, extra[: extra_sums.shape[1]], skipped
+
+    def _schedule_rate(self, progress: Progress) -> None:
         """Set the learning rate of the next step."""
         c, epochs = self.config, progress.env_steps * self._epochs / progress.total_steps
         self.epoch.fill_(epochs)
@@ -86,42 +131,22 @@ class OfflineOptimizer:
         elif c.learning_rate_schedule == "exponential":
             self.learning_rate.fill_(c.learning_rate * c.learning_rate_decay ** int(epochs))
 
-    def accumulate(
-        self,
-        loss: Callable[..., tuple[Tensor, Tensor]],
-        batches: Sequence[Sequence[RowBatch]],
-        extra_sums: np.ndarray,
-    ) -> None:
-        """Compute the gradient and the sums of every local shard.
-
-        Args:
-            loss: returns the weighted sum of the losses and `num_sums` sums.
-            batches: the arguments of `loss`, for each local shard.
-            extra_sums: [K, I] further numbers to sum over all shards.
-        """
+    def _accumulate(self, batches: Sequence[Sequence[RowBatch]], extra_sums: np.ndarray) -> None:
+        """Compute the gradient and the sums of every local shard."""
         num_extra = extra_sums.shape[1]
         assert num_extra <= MAX_EXTRA_SUMS, f"{num_extra} numbers do not fit into a message's {MAX_EXTRA_SUMS}"
         for k, batch in enumerate(batches):
             self.flat.zero_gradient_()
-            total, sums = loss(*batch)
+            total, sums = self._loss(*batch)
             total.backward()
             extra = torch.zeros(MAX_EXTRA_SUMS)
             extra[:num_extra] = torch.from_numpy(extra_sums[k])
             self.flat.store_shard(k, torch.cat([sums.detach(), extra.to(sums.device)]))
 
-    def step(
-        self, score_weight: int | None = None, combine: Callable[[Tensor, Tensor], None] | None = None
+    def _step(
+        self, score_weight: int | None, combine: Callable[[Tensor, Tensor], None] | None
     ) -> tuple[Tensor, np.ndarray, bool]:
-        """Change the parameters once by the mean gradient of all shards, unless it is not finite.
-
-        Args:
-            score_weight: index of the sum that is the rows' weight in the loss of `scores`; None: the first.
-            combine: changes the mean gradient [P] in place, given the sums over all shards, before it is clipped.
-
-        Returns:
-            The sums over all shards, the gradient norm and whether the step was skipped [num_sums + 2] (all but the
-            last are 0 if it was); `extra_sums` over all shards [MAX_EXTRA_SUMS]; whether the step was skipped.
-        """
+        """The result of `learn`, with all MAX_EXTRA_SUMS extra sums."""
         sums = self._comm.average_gradients_(self.flat)
         sums, extra = sums[: self._num_sums], sums[self._num_sums :]
         if combine is not None:
@@ -143,19 +168,15 @@ class OfflineOptimizer:
         return torch.where(skipped, self._if_skipped, totals), on_host[:-1], bool(on_host[-1])
 
     def add_metrics(self, metrics: Metrics, totals: Tensor) -> None:
-        """Add `STEP_METRICS`, from the first result of `step`."""
+        """Add `STEP_METRICS`, from the first result of `learn`."""
         weight = torch.cat([1.0 - totals[-1:], self._ones])
         metrics.add(STEP_METRICS, torch.cat([totals[-2:], self._schedule]), weight)
 
-    def warmup(self, loss: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], object]:
-        """A function that does a gradient step without a message and without changing anything.
-
-        Args:
-            loss: returns the loss and its sums.
-        """
+    def warmup(self, batch: Sequence[RowBatch]) -> Callable[[], object]:
+        """Return a function that takes a gradient step on a batch, without messages or effects."""
 
         def padded() -> tuple[Tensor, Tensor]:
-            total, sums = loss()
+            total, sums = self._loss(*batch)
             return total, torch.cat([sums, sums.new_zeros(MAX_EXTRA_SUMS)])
 
         return warmup(self.flat, [self.optimizer], padded)
@@ -163,7 +184,7 @@ class OfflineOptimizer:
     def state(self) -> dict[str, Tensor]:
         """The tensors beside the parameters that a checkpoint holds and that are equal on all ranks."""
         named = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
-        return named | {"learning_rate": self.learning_rate}
+        return named | self.target_state | {"learning_rate": self.learning_rate}
 
 
 class TargetNetworks(Generic[Network]):
@@ -187,11 +208,8 @@ class TargetNetworks(Generic[Network]):
         self._source = optimizer.flat.values.detach()[start : start + size]
         self._values = self._source.clone()
         vector_to_parameters(self._values, parameters)  # views of one tensor: one operation moves all
+        optimizer.target_state["target"] = self._values
 
     def move(self, rate: float) -> None:
         """Move the parameters: x' += rate (x - x')."""
         self._values.lerp_(self._source, rate)
-
-    def state(self) -> dict[str, Tensor]:
-        """The parameters of all copies, as one tensor."""
-        return {"target": self._values}

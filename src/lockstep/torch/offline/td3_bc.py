@@ -5,7 +5,7 @@ Shapes: K shards of this rank, N rows of a shard's part of a minibatch, C critic
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,15 +15,14 @@ from lockstep.algorithms.offline_continuous import TD3BCConfig
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import divisor, frozen_copy
 from lockstep.torch.metrics import Metrics
-from lockstep.torch.non_finite import LossReader
 from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.offline.learner import LoggedLearner
 from lockstep.torch.offline.losses import discount_of, model_losses
 from lockstep.torch.offline.noise import Noise
-from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks, autocast
+from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.continuous_networks import Critics, DeterministicActor
@@ -33,7 +32,7 @@ _METRICS = ("loss/value", "value/q", "value/target", "value/td_error")
 _POLICY_METRICS = ("loss/policy", "loss/behaviour")
 
 
-class TD3BC:
+class TD3BC(LoggedLearner[ActorPolicy]):
     """Critics, and a deterministic policy that is updated every `policy_delay` steps.
 
     A gradient step sends one message, and one more where it updates the policy, whose loss needs the new critics.
@@ -53,40 +52,31 @@ class TD3BC:
     def __init__(self, run: OfflineRun, policy: ActorPolicy, comm: Comm) -> None:
         config, network, heads = run.algorithm, policy.network, policy.heads
         assert isinstance(config, TD3BCConfig) and isinstance(network.actor, DeterministicActor)
-        self.config, self.policy, self.comm, self.heads, self._seed = config, policy, comm, heads, run.seed
+        super().__init__(run, policy, comm)
+        self.config, self.heads = config, heads
         self.actor, self.critics = network.actor, network.critics
-        comm.broadcast_(policy)
         with_target = [self.critics] if heads is None else [self.critics, heads.value]
         others = [] if heads is None else [heads.value, heads.reward]
         self._metrics = _METRICS if heads is None else (*_METRICS, "loss/reward", "loss/policy_value")
         self.target, self.actor_target = TargetNetworks(with_target), TargetNetworks([self.actor])
         self._copy = copy.deepcopy(self.actor)
         # The sums of a gradient step: the rows' weight, then the metrics; of the policy's step also |Q|.
-        self.optimizer = OfflineOptimizer(run, self.critics, others, comm, num_sums=1 + len(self._metrics))
-        self.actor_optimizer = OfflineOptimizer(run, self.actor, [self._copy], comm, num_sums=4)
+        self.optimizer = OfflineOptimizer(run, self.loss, self.critics, others, comm, num_sums=1 + len(self._metrics))
+        self.actor_optimizer = OfflineOptimizer(run, self.policy_loss, self.actor, [self._copy], comm, num_sums=4)
         self.target.follow(self.optimizer)
         self._frozen_critics = frozen_copy(self.critics, self.optimizer.flat.values.detach())
         self.actor_target.follow(self.actor_optimizer)
         self.metrics = Metrics([*self._metrics, *_POLICY_METRICS, *STEP_METRICS], comm.device)
-        self._stops = run.non_finite == "stop"
-        self._autocast = autocast(run, comm.device)
-        self._loss = torch.compile(self.loss) if run.compile else self.loss
-        self._policy_loss = torch.compile(self.policy_loss) if run.compile else self.policy_loss
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
         batches = [self._batches(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
-        self.optimizer.schedule(progress)
-        self.optimizer.accumulate(self._loss, batches, extra_sums)
-        sums, extra, skipped = self.optimizer.step()
-        if skipped and self._stops:
-            reader = LossReader(self.loss, self.optimizer.flat)
-            raise locate_non_finite_logged(self.comm, batches, progress, reader)
+        sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
         if not skipped and (progress.updates + 1) % self.config.policy_delay == 0:
             self._update_policy(batches, progress)
-        return extra[: extra_sums.shape[1]]
+        return extra
 
     def loss(self, batch: LoggedBatch, noise: Noise) -> tuple[Tensor, Tensor]:
         """The weighted *sum* of the critics' losses over rows [N], and the sums of a gradient step.
@@ -122,12 +112,8 @@ class TD3BC:
         return torch.dot(weight, imitation - q), torch.stack(sums).sum(1)
 
     def _update_policy(self, batches: Sequence[tuple[LoggedBatch, Noise]], progress: Progress) -> None:
-        self.actor_optimizer.schedule(progress)
-        self.actor_optimizer.accumulate(self._policy_loss, batches, np.zeros((len(batches), 0)))
-        sums, _, skipped = self.actor_optimizer.step(combine=self._combine)
-        if skipped and self._stops:
-            reader = LossReader(self.policy_loss, self.actor_optimizer.flat)
-            raise locate_non_finite_logged(self.comm, batches, progress, reader)
+        no_sums = np.zeros((len(batches), 0))
+        sums, _, skipped = self.actor_optimizer.learn(batches, no_sums, progress, combine=self._combine)
         self.metrics.add(("optim/skipped",), sums[-1:], torch.zeros_like(sums[0]))  # this step was counted already
         if skipped:
             return
@@ -169,21 +155,12 @@ class TD3BC:
     def warmup(self, rows: Rows) -> Callable[[], object]:
         """Returns a function that does a gradient step without communication and without changing any state."""
         batches = self._batches(rows, 0, 0)
-        critics = self.optimizer.warmup(lambda: self._loss(*batches))
-        policy = self.actor_optimizer.warmup(lambda: self._policy_loss(*batches))
+        critics = self.optimizer.warmup(batches)
+        policy = self.actor_optimizer.warmup(batches)
         return lambda: (critics(), policy())
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""
-        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
-        named |= {f"copy.{name}": tensor for name, tensor in self._copy.state_dict().items()}
-        of_actor = self.actor_target.state() | self.actor_optimizer.state()
-        named |= {f"actor.{name}": tensor for name, tensor in of_actor.items()}
-        return named | self.target.state() | self.optimizer.state() | {"metrics": self.metrics.table}
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """The state of local shard `k`: none."""
-        return {}
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k`: nothing to do."""
+        named = {f"copy.{name}": tensor for name, tensor in self._copy.state_dict().items()}
+        named |= {f"actor.{name}": tensor for name, tensor in self.actor_optimizer.state().items()}
+        return super().shared_tensors() | named
