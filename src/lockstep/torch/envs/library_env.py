@@ -17,8 +17,9 @@ from torch import Tensor
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import VectorEnv
 from lockstep.errors import ConfigError
-from lockstep.torch.envs.interface import Observation
+from lockstep.torch.envs.interface import Observation, TensorVectorEnv
 from lockstep.torch.envs.make import make_tensor_env
 
 _POLICY = "policy"  # the group of observations that libraries give the policy
@@ -101,31 +102,49 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._digest.update(tree.detach().cpu().contiguous().numpy().tobytes())
 
 
-class HostTaskEnv(gymnasium.Env[Any, Any]):
-    """A Gymnasium or built-in task with the interface of Isaac Lab's environments.
+class _TaskEnv(gymnasium.Env[Any, Any]):
+    """The attributes that libraries read from Isaac Lab's environments.
 
     Args:
         task: its name.
-        num_envs: environments of this rank.
+        env: its environments of this rank; closed if the task cannot be used.
         device: of the tensors.
         seed: of this rank; environments that are separately seedable get streams of it.
     """
+
+    def __init__(self, task: str, env: VectorEnv | TensorVectorEnv, device: torch.device, seed: int) -> None:
+        spec, num_envs = env.spec, env.num_envs
+        if spec.autoreset == "next_step":
+            env.close()
+            raise ConfigError(
+                f"task={task} resets in a step of its own, which other libraries would learn from; train it with "
+                f"lockstep train {task}"
+            )
+        self.vector_spec: EnvSpec = spec
+        self.num_envs, self.device, self._seed = num_envs, device, seed
+        self.max_episode_length = spec.max_episode_steps or 1_000_000
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
+        self.cfg = {"task": task, "num_envs": num_envs}
+        self.single_observation_space, self.single_action_space = _spaces(spec)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.obs_buf: dict[str, Tensor] = {}
+        self._close = env.close
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._close()
+
+
+class HostTaskEnv(_TaskEnv):
+    """A Gymnasium or built-in task with the interface of Isaac Lab's environments; `num_envs` on this rank."""
 
     def __init__(self, task: str, num_envs: int, device: torch.device, seed: int) -> None:
         config = EnvConfig()
         if env_spec(task, config).autoreset == "next_step":  # libraries cannot leave out the steps that reset
             config = EnvConfig(vectorization="sync")
         self._env = make_vector_env(task, config, num_envs)
-        self.vector_spec: EnvSpec = self._env.spec
-        _refuse_next_step(task, self.vector_spec)
-        self.num_envs, self.device, self._seed = num_envs, device, seed
-        self.max_episode_length = self.vector_spec.max_episode_steps or 1_000_000
-        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
-        self.cfg = {"task": task, "num_envs": num_envs}
-        self.single_observation_space, self.single_action_space = _spaces(self.vector_spec)
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self.obs_buf: dict[str, Tensor] = {}
+        super().__init__(task, self._env, device, seed)
         action = self.vector_spec.action
         self._bounds = (np.array(action.low), np.array(action.high)) if action.kind == "continuous" else None
 
@@ -143,10 +162,6 @@ class HostTaskEnv(gymnasium.Env[Any, Any]):
         self.obs_buf = {_POLICY: self._tensor(observation)}
         return self.obs_buf, self._tensor(reward), self._tensor(terminated), self._tensor(truncated), {}
 
-    def close(self) -> None:
-        """Close the environments."""
-        self._env.close()
-
     def _host_action(self, action: Tensor) -> np.ndarray:
         array = action.detach().cpu().numpy()
         if self._bounds is not None:
@@ -158,32 +173,14 @@ class HostTaskEnv(gymnasium.Env[Any, Any]):
         return torch.from_numpy(np.array(array)).to(self.device)
 
 
-class TensorTaskEnv(gymnasium.Env[Any, Any]):
-    """A task on torch tensors with the interface of Isaac Lab's environments: groups `policy` and, if any, `critic`.
-
-    Args:
-        task: its name.
-        num_envs: environments of this rank.
-        device: of the tensors.
-        seed: of this rank.
-    """
+class TensorTaskEnv(_TaskEnv):
+    """A task on torch tensors with the interface of Isaac Lab's environments: groups `policy` and, if any, `critic`."""
 
     def __init__(self, task: str, num_envs: int, device: torch.device, seed: int) -> None:
         self._env = make_tensor_env(task, EnvConfig(), num_envs, device)
-        spec = self._env.spec
-        if spec.autoreset == "next_step":
-            self._env.close()
-        _refuse_next_step(task, spec)
-        self.num_envs, self.device, self._seed = num_envs, device, seed
-        self.max_episode_length = spec.max_episode_steps or 1_000_000
-        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
-        self.cfg = {"task": task, "num_envs": num_envs}
-        self.single_observation_space, self.single_action_space = _spaces(spec)
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self.obs_buf: dict[str, Tensor] = {}
-        self._action = spec.action
-        bounds = (spec.action.low, spec.action.high) if spec.action.kind == "continuous" else ()
+        super().__init__(task, self._env, device, seed)
+        action = self.vector_spec.action
+        bounds = (action.low, action.high) if action.kind == "continuous" else ()
         self._bounds = tuple(torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -200,28 +197,16 @@ class TensorTaskEnv(gymnasium.Env[Any, Any]):
         self.obs_buf = _groups(step.observation)
         return self.obs_buf, step.reward.clone(), step.terminated.clone(), step.truncated.clone(), {}
 
-    def close(self) -> None:
-        """Close the environments."""
-        self._env.close()
-
     def _valid(self, action: Tensor) -> Tensor:
         if self._bounds:
             return action.reshape(self.num_envs, -1).clamp(*self._bounds)
-        width = (self.num_envs, -1) if self._action.kind == "multi_discrete" else (self.num_envs,)
+        width = (self.num_envs, -1) if self.vector_spec.action.kind == "multi_discrete" else (self.num_envs,)
         return action.reshape(width).long()
 
 
 def _groups(observation: Observation) -> dict[str, Tensor]:
     """Copies of the groups that there are, by name."""
     return {name: part.clone() for name, part in zip(_GROUPS, observation, strict=True) if part is not None}
-
-
-def _refuse_next_step(task: str, spec: EnvSpec) -> None:
-    if spec.autoreset == "next_step":
-        raise ConfigError(
-            f"task={task} resets in a step of its own, which other libraries would learn from; train it with "
-            f"lockstep train {task}"
-        )
 
 
 def _seeds(of_rank: int, seed: int | None, num_envs: int) -> list[int]:
