@@ -1,7 +1,7 @@
 """`lockstep report`: a table or a web page of runs, and predictions of the speed of larger worlds.
 
-`runs.py` reads run directories, `table.py` prints them, `page/` makes the page. `load.py` reads measurements for the
-cost model, `fit.py` fits it, `scaling.py` prints predictions.
+`runs.py` reads run directories, `time_use.py` explains where their time went, `table.py` prints them, `page/` makes the
+page. `load.py` reads measurements for the cost model, `fit.py` fits it, `scaling.py` prints predictions.
 """
 
 import argparse

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.cli.report.runs import FoundRun
+from lockstep.cli.report.time_use import Bottleneck, bottleneck, read_time_use, sentence_of, straggler
 from lockstep.record.checkpoint import FOLDER
 from lockstep.record.console import significant
 
@@ -18,6 +19,8 @@ _MISSING = "-"
 _TRAINING = "*"
 _GAP = 2
 """Spaces between columns."""
+_NAMED_RUNS = 3
+"""Runs that a line about several names."""
 _COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
 
 
@@ -30,7 +33,7 @@ def print_tables(runs: Sequence[FoundRun], console: Console) -> None:
     for some in ([run for run in runs if run not in logged], logged):
         if some:
             _print_table(some, console)
-    for note in _notes(runs):
+    for note in [*_notes(runs), *_time_notes(runs)]:
         console.print(note, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
@@ -73,6 +76,7 @@ def as_json(runs: Sequence[FoundRun]) -> str:
             "steps": run.steps,
             "total_steps": run.total_steps,
             "steps_per_second": run.steps_per_second,
+            **_time_json(run),
         }
         for run in runs
     ]
@@ -162,6 +166,29 @@ def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
             going_on = f"lockstep train --resume {shlex.quote(str(run.path))} goes on with it"
             has_checkpoint = any((run.path / FOLDER).glob("step_*"))
             yield f"{run.path} ended without a result; {going_on if has_checkpoint else 'it left no checkpoint'}"
+
+
+def _time_notes(runs: Sequence[FoundRun]) -> Iterator[str]:
+    """What would make the runs faster: one line for runs with the same largest phase and advice."""
+    alike: dict[tuple[str, str], list[tuple[FoundRun, Bottleneck]]] = {}
+    stragglers: list[str] = []
+    for run in runs:
+        time_use = read_time_use(run.path, run)
+        if (found := bottleneck(time_use)) is not None:
+            alike.setdefault((found.what, found.helps), []).append((run, found))
+        if (slowest := straggler(time_use)) is not None:
+            stragglers.append(f"{run.path}: {slowest}")
+    for members in alike.values():
+        names = ", ".join(str(run.path) for run, _ in members[:_NAMED_RUNS])
+        more = f" and {len(members) - _NAMED_RUNS} more" if len(members) > _NAMED_RUNS else ""
+        yield f"{names}{more}: {sentence_of([found for _, found in members])}"
+    yield from stragglers[:_NAMED_RUNS]
+
+
+def _time_json(run: FoundRun) -> dict[str, Any]:
+    time_use = read_time_use(run.path, run)
+    found = bottleneck(time_use)
+    return {"phases_s": dict(time_use.phases) or None, "advice": None if found is None else found.sentence}
 
 
 def _shown(value: Any) -> str:

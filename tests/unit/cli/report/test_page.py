@@ -10,39 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_runs import RUN, make_run
 
 from lockstep.cli import main as cli
 from lockstep.cli.report.page import chart, page
 from lockstep.cli.report.page.groups import band, final_scores, group_runs
 from lockstep.cli.report.page.load import MAX_POINTS, read_page_run
-from lockstep.cli.report.page.time_use import advice, straggler
-from lockstep.record.run_dir import RunDir
-from lockstep.record.summary import empty_summary
-from lockstep.run import Run, override
-
-RUN = Run(task="CartPole-v1")
-PHASES = {"env": 62.0, "act": 8.0, "learn": 20.0, "sync": 4.0, "wait": 4.0, "evaluate": 1.0, "checkpoint": 0.5}
-
-
-def make_run(path, run=RUN, returns=(10.0, 20.0), status="finished", ranks=1, phases=PHASES, waits=None, **summary):
-    """A run directory with a training return each 1000 steps and 2 s."""
-    path = Path(path)
-    with RunDir.create(path, run) as run_dir:
-        for i, mean in enumerate(returns, 1):
-            run_dir.write_metrics(1000 * i, 2.0 * i, {"episode/return_mean_100": mean})
-        waits = waits or [1.0] * ranks
-        if phases:
-            of_ranks = {name: waits if name == "wait" else [value] * ranks for name, value in phases.items()}
-            run_dir.write_ranks(1000, 2.0, of_ranks | {"other": [0.0] * ranks}, [1] * ranks)
-        if status is not None:
-            entries = [
-                {"rank": rank, "host": "node", "device": "cpu", "params_fingerprint": "a1", "wait_s": wait}
-                | {"first_rollout_fingerprint": f"b{rank}"}
-                for rank, wait in enumerate(waits)
-            ]
-            known = {"status": status, "world_size": ranks, "ranks": entries, "phases_s": phases}
-            run_dir.write_summary(empty_summary(run) | known | {"params_fingerprint": "a1"} | summary)
-    return path
+from lockstep.run import override
 
 
 def make_groups(tmp_path, *changes):
@@ -89,7 +63,7 @@ def test_finished_run_keeps_its_last_value_and_killed_run_does_not(tmp_path):
 
 
 def replace_ranks(run):
-    return replace(run, found=replace(run.found, ranks=1))
+    return replace(run, time=replace(run.time, found=replace(run.found, ranks=1)))
 
 
 def test_group_curve_ends_where_most_runs_have_no_data(tmp_path):
@@ -120,23 +94,6 @@ def test_evaluations_are_placed_in_time_by_the_metrics(tmp_path):
     (path / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = read_page_run(path).curves["evaluation"]
     assert curve.values.tolist() == [5.0, 7.0] and curve.seconds.tolist() == [3.0, 6.0]
-
-
-def test_advice_names_the_largest_phase_and_what_helps(tmp_path):
-    sentence = advice(read_page_run(make_run(tmp_path / "env")))
-    assert sentence.startswith("62% of the time is env.step on one core: env.vectorization=async or more ranks would")
-    assert "a faster network or a smaller policy would not" in sentence
-    slow = PHASES | {"sync": 300.0}
-    assert "exchanging numbers between ranks: fewer and larger" in advice(
-        read_page_run(make_run(tmp_path / "sync", phases=slow, ranks=2))
-    )
-    assert advice(read_page_run(make_run(tmp_path / "none", phases={}, status=None))) is None
-
-
-def test_rank_that_waits_least_is_the_straggler(tmp_path):
-    run = read_page_run(make_run(tmp_path / "run", ranks=3, waits=[20.0, 1.0, 22.0]))
-    assert straggler(run).startswith("Rank 1 on node is the slowest: it waited 1.0 s, the others 21.0 s on average")
-    assert straggler(read_page_run(make_run(tmp_path / "even", ranks=2, waits=[2.0, 3.0]))) is None
 
 
 class Page(HTMLParser):

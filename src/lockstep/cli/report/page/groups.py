@@ -51,7 +51,7 @@ def group_runs(runs: Sequence[PageRun]) -> list[Group]:
     members: dict[str, list[PageRun]] = {}
     for run in runs:
         kept = {name: value for name, value in run.found.settings.items() if name not in _EXCLUDED}
-        members.setdefault(json.dumps([kept, run.num_ranks], sort_keys=True, default=str), []).append(run)
+        members.setdefault(json.dumps([kept, run.time.num_ranks], sort_keys=True, default=str), []).append(run)
     labels = _labels([group[0] for group in members.values()], differing([run.found for run in runs]))
     return [Group(label=label, runs=group) for label, group in zip(labels, members.values(), strict=True)]
 
@@ -112,7 +112,7 @@ def _labels(firsts: Sequence[PageRun], differ: Sequence[str]) -> list[str]:
     """
     settings = [
         {short_name(name, differ): shown(run.found.settings[name]) for name in differ if name in run.found.settings}
-        | ({} if run.num_ranks is None else {"ranks": str(run.num_ranks)})
+        | ({} if run.time.num_ranks is None else {"ranks": str(run.time.num_ranks)})
         for run in firsts
     ]
     common: dict[str, str | None] = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,8 @@ from lockstep.cli.report.runs import (
     read_json,
     read_metrics,
 )
-from lockstep.distributed.timers import PHASES
-from lockstep.record.follow import last_line
-from lockstep.record.run_dir import METRICS_FILE, RANKS_FILE, SUMMARY_FILE
+from lockstep.cli.report.time_use import TimeUse, read_time_use
+from lockstep.record.run_dir import SUMMARY_FILE
 
 Floats = NDArray[np.float64]
 
@@ -44,13 +43,9 @@ class PageRun:
 
     found: FoundRun
     summary: Mapping[str, Any]
-    preflight: Mapping[str, Any]
+    time: TimeUse
     curves: Mapping[str, Curve]
     """By source: `evaluation`, `training`, `estimate`; without the sources that the run has no points of."""
-    phases: Mapping[str, float]
-    """Seconds in each phase, mean over ranks; empty if unknown."""
-    phases_of_ranks: Sequence[Mapping[str, float]]
-    """Seconds in each phase on each rank; empty if unknown. One entry per process where that drives several devices."""
     videos: Sequence[Path]
 
     @property
@@ -62,21 +57,6 @@ class PageRun:
     def subject(self) -> str:
         """The task, or the logged data."""
         return str(self.found.settings.get("task") or self.found.settings.get("data") or "unknown task")
-
-    @property
-    def num_ranks(self) -> int | None:
-        """The number of ranks, also of a run without a result; None if unknown."""
-        if self.found.ranks is not None:
-            return self.found.ranks
-        processes = self.preflight.get("world_size")
-        devices = self.found.settings.get("devices_per_process", 1)
-        return processes * devices if isinstance(processes, int) and isinstance(devices, int) else None
-
-    @property
-    def ranks(self) -> list[Mapping[str, Any]]:
-        """The entry of each rank in `summary.json`."""
-        ranks = self.summary.get("ranks")
-        return [rank for rank in cast(list[Any], ranks) if isinstance(rank, Mapping)] if isinstance(ranks, list) else []
 
 
 def read_page_run(path: Path) -> PageRun:
@@ -98,10 +78,8 @@ def read_page_run(path: Path) -> PageRun:
     return PageRun(
         found=found,
         summary=summary,
-        preflight=read_json(path / "preflight.json"),
+        time=read_time_use(path, found, summary),
         curves={name: curve for name, curve in curves.items() if curve is not None},
-        phases=_phases(path, summary),
-        phases_of_ranks=_phases_of_ranks(path),
         videos=sorted((path / "videos").glob("*.gif"), key=_step_of),
     )
 
@@ -129,28 +107,6 @@ def _thinned(curve: Curve) -> Curve:
 def _evenly(count: int) -> NDArray[np.intp]:
     """Indices of `MAX_POINTS` of `count` points, the first and the last among them."""
     return np.linspace(0, count - 1, MAX_POINTS).round().astype(np.intp)
-
-
-def _phases(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds in each phase, from the summary, or from the last line of metrics of a run without one."""
-    given = summary.get("phases_s")
-    if not isinstance(given, Mapping) or not any(cast(Mapping[str, Any], given).values()):
-        last = last_line(path / METRICS_FILE)
-        given = {phase: last.get(f"time/{phase}_s") for phase in PHASES}
-    found = cast(Mapping[str, Any], given)
-    seconds = {phase: float(found[phase]) for phase in PHASES if _is_number(found.get(phase))}
-    return seconds if sum(seconds.values()) > 0 else {}
-
-
-def _phases_of_ranks(path: Path) -> list[dict[str, float]]:
-    """Seconds in each phase on each rank, from the last line of `ranks.jsonl`; empty if unknown."""
-    given = last_line(path / RANKS_FILE).get("phases_s")
-    if not isinstance(given, Mapping):
-        return []
-    columns = cast(Mapping[str, Any], given)
-    if not all(isinstance(columns.get(phase), list) for phase in PHASES):
-        return []
-    return [dict(zip(PHASES, row, strict=True)) for row in zip(*(columns[phase] for phase in PHASES), strict=False)]
 
 
 def _step_of(video: Path) -> tuple[int, str]:

@@ -36,8 +36,8 @@ from lockstep.cli.report.page.groups import (
     shown,
 )
 from lockstep.cli.report.page.load import PageRun, read_page_run
-from lockstep.cli.report.page.time_use import advice, hosts, rank_name, straggler
 from lockstep.cli.report.table import differing
+from lockstep.cli.report.time_use import bottleneck, hosts, rank_name, straggler
 from lockstep.distributed.timers import PHASES
 from lockstep.errors import ConfigError
 from lockstep.record.console import significant
@@ -288,13 +288,13 @@ def _time_section(groups: Sequence[Group]) -> dict[str, Any]:
     sentences: dict[str, list[str]] = {}
     rank_charts: list[dict[str, Any]] = []
     for group in groups:
-        runs = [run for run in group.runs if run.phases]
+        runs = [run for run in group.runs if run.time.phases]
         if not runs:
             continue
         shares = np.mean([_shares(run) for run in runs], axis=0)
         stacks.append(Stack(label=group.label, parts=shares.tolist()))
-        if (sentence := advice(runs[0])) is not None:
-            sentences.setdefault(sentence, []).append(group.label)
+        if (largest := bottleneck(runs[0].time)) is not None:
+            sentences.setdefault(largest.sentence, []).append(group.label)
         several = [run for run in runs if _rank_stacks(run)]
         if several and len(rank_charts) < _MAX_RANK_CHARTS:
             rank_charts.append(_rank_chart(several[0]))
@@ -323,28 +323,28 @@ def _advice(sentences: Mapping[str, Sequence[str]], groups: int) -> list[tuple[s
 
 
 def _shares(run: PageRun) -> list[float]:
-    total = sum(run.phases.values())
-    return [run.phases.get(phase, 0.0) / total for phase in PHASES]
+    total = sum(run.time.phases.values())
+    return [run.time.phases.get(phase, 0.0) / total for phase in PHASES]
 
 
 def _rank_stacks(run: PageRun) -> list[Stack]:
     """A bar for each rank, if the run has several."""
-    if len(run.phases_of_ranks) < 2:
+    if len(run.time.phases_of_ranks) < 2:
         return []
     return [
-        Stack(label=rank_name(run, i), parts=[phases[phase] for phase in PHASES])
-        for i, phases in enumerate(run.phases_of_ranks[:_MAX_RANK_BARS])
+        Stack(label=rank_name(run.time, i), parts=[phases[phase] for phase in PHASES])
+        for i, phases in enumerate(run.time.phases_of_ranks[:_MAX_RANK_BARS])
     ]
 
 
 def _rank_chart(run: PageRun) -> dict[str, Any]:
     stacks = _rank_stacks(run)
-    text = f"Seconds in each phase on each of {len(run.phases_of_ranks)} ranks of {run.name}."
+    text = f"Seconds in each phase on each of {len(run.time.phases_of_ranks)} ranks of {run.name}."
     chart = stack_chart(f"Ranks of {run.name}", text, "seconds", PHASES, stacks)
-    left_out = len(run.phases_of_ranks) - len(stacks)
+    left_out = len(run.time.phases_of_ranks) - len(stacks)
     return {
         "chart": Markup(chart),
-        "straggler": straggler(run) or "No straggler: the ranks waited about equally long.",
+        "straggler": straggler(run.time) or "No straggler: the ranks waited about equally long.",
         "left_out": left_out,
         "rows": [(stack.label, [f"{part:.2f}" for part in stack.parts]) for stack in stacks],
     }
@@ -364,7 +364,7 @@ def _settings_section(runs: Sequence[PageRun], groups: Sequence[Group]) -> dict[
         first = group.runs[0].found
         names = ", ".join(run.name for run in group.runs[:3]) + (", …" if len(group.runs) > 3 else "")
         values = [shown(first.settings[name]) if name in first.settings else "–" for name in differ]
-        rows.append((names, [*values, str(group.runs[0].num_ranks or "–")]))
+        rows.append((names, [*values, str(group.runs[0].time.num_ranks or "–")]))
     return {"names": [*(short_name(name, differ) for name in differ), "ranks"], "rows": rows, "shared": shared}
 
 
@@ -378,7 +378,7 @@ def _run_row(run: PageRun, directory: Path) -> dict[str, Any]:
         "error": " ".join(str(found.error).split()) if found.error else None,
         "cells": [
             shown(found.settings.get("seed", "–")),
-            str(run.num_ranks or "–"),
+            str(run.time.num_ranks or "–"),
             *("–" if value is None else significant(value) + mark for value in (found.last_return, found.best_return)),
             compact(found.steps),
             "–" if found.steps_per_second is None else compact(found.steps_per_second),
@@ -390,9 +390,9 @@ def _run_row(run: PageRun, directory: Path) -> dict[str, Any]:
 def _sync_row(run: PageRun, runs: Sequence[PageRun]) -> dict[str, Any]:
     """Whether the ranks of a run ended with equal parameters and began with different data."""
     fingerprint = run.summary.get("params_fingerprint")
-    ends = {rank.get("params_fingerprint") for rank in run.ranks}
-    firsts = {rank.get("first_rollout_fingerprint") for rank in run.ranks}
-    number = len(run.ranks)
+    ends = {rank.get("params_fingerprint") for rank in run.time.ranks}
+    firsts = {rank.get("first_rollout_fingerprint") for rank in run.time.ranks}
+    number = len(run.time.ranks)
     if not fingerprint or not number:
         equal = different = "not recorded"
     elif number == 1:
@@ -422,9 +422,9 @@ def _machines(runs: Sequence[PageRun]) -> list[dict[str, Any]]:
         where = "; ".join(
             f"{host.get('host')}: {host.get('cores')} cores, {host.get('processor') or 'unknown processor'}, "
             f"{host.get('device')}, ranks {', '.join(map(str, host.get('ranks') or []))}"
-            for host in hosts(run)
+            for host in hosts(run.time)
         )
-        used: dict[str, str] = {**(run.summary.get("versions") or {}), **(run.preflight.get("versions") or {})}
+        used: dict[str, str] = {**(run.summary.get("versions") or {}), **(run.time.preflight.get("versions") or {})}
         listed = ", ".join(f"{name} {number}" for name, number in used.items())
         found.setdefault((where or "not recorded", listed or "not recorded"), []).append(run.name)
     return [{"machine": where, "versions": used, "runs": ", ".join(names)} for (where, used), names in found.items()]

@@ -1,0 +1,84 @@
+"""Where the time of a run went: one sentence for each kind of bottleneck, in the text report and on the page."""
+
+import json
+
+import pytest
+from page_runs import PHASES, RUN, make_run
+
+from lockstep.cli import main as cli
+from lockstep.cli.report.page.load import read_page_run
+from lockstep.cli.report.time_use import bottleneck, straggler
+from lockstep.run import override
+
+IDLE = dict.fromkeys((*PHASES, "other"), 0.0)
+
+
+def of(path):
+    return bottleneck(read_page_run(path).time)
+
+
+def test_sentence_names_the_largest_phase_and_what_helps(tmp_path):
+    sentence = of(make_run(tmp_path / "env")).sentence
+    assert sentence.startswith("62% of the time is env.step on one core: env.vectorization=async or more ranks would")
+    assert "a faster network or a smaller policy would not" in sentence
+    assert sentence.endswith("would save at most 45%.")
+    assert of(make_run(tmp_path / "none", phases={}, status=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "changes", "ranks", "what", "helps"),
+    [
+        ("env", {}, 1, "env.step on one core", "env.vectorization=async or more ranks"),
+        ("env", {"env.vectorization": "async"}, 2, "env.step in worker processes", "more ranks"),
+        ("act", {}, 2, "choosing actions on 2 ranks", "more environments per step (num_envs) or more ranks"),
+        ("learn", {}, 1, "learning on one core", "compile=true, a GPU or more ranks"),
+        ("learn", {"compile": True}, 1, "learning on one core", "a GPU or more ranks"),
+        ("sync", {}, 2, "exchanging numbers between ranks", "fewer and larger minibatches or fewer ranks"),
+        ("wait", {}, 2, "waiting for other ranks", "cores that no other program uses, or fewer ranks"),
+        ("evaluate", {}, 1, "evaluation", "a larger evaluate_every or fewer evaluate_episodes"),
+        ("checkpoint", {}, 1, "checkpoints", "a larger checkpoint_every or a faster disk"),
+        ("other", {}, 1, "work outside the named phases", "lockstep train --profile 10"),
+    ],
+)
+def test_each_bottleneck_has_its_own_remedy(tmp_path, phase, changes, ranks, what, helps):
+    phases = {**IDLE, "env": 10.0, "act": 10.0, "learn": 10.0, phase: 60.0}
+    found = of(make_run(tmp_path / "run", override(RUN, changes), ranks=ranks, phases=phases))
+    assert found.what == what
+    assert found.helps.startswith(helps)
+    share = 60 / (80 if phase in ("env", "act", "learn") else 90)
+    assert found.sentence.startswith(f"{share:.0%} of the time is {what}: {helps}")
+    assert (found.saved is None) == (phase not in ("env", "act", "learn"))
+
+
+def test_compiled_program_on_the_device_is_not_called_learning(tmp_path):
+    run = override(RUN, {"task": "jax/CartPole-v1", "ml_framework": "jax"})
+    found = of(make_run(tmp_path / "run", run, phases={**IDLE, "learn": 9.0, "other": 1.0}))
+    assert found.what == "the compiled program that steps environments, acts and learns on one core"
+
+
+def test_waiting_on_too_few_cores_wants_fewer_ranks(tmp_path):
+    path = make_run(tmp_path / "run", ranks=4, phases={**IDLE, "wait": 60.0, "learn": 30.0})
+    (path / "preflight.json").write_text(json.dumps({"hosts": [{"host": "node", "cores": 2, "ranks": [0, 1, 2, 3]}]}))
+    assert of(path).helps == "fewer ranks or more cores"
+
+
+def test_rank_that_waits_least_is_the_straggler(tmp_path):
+    run = read_page_run(make_run(tmp_path / "run", ranks=3, waits=[20.0, 1.0, 22.0])).time
+    assert straggler(run).startswith("Rank 1 on node is the slowest: it waited 1.0 s, the others 21.0 s on average")
+    assert straggler(read_page_run(make_run(tmp_path / "even", ranks=2, waits=[2.0, 3.0])).time) is None
+
+
+def test_text_report_says_what_would_help_once_for_runs_alike(here, capsys):
+    for seed in range(4):
+        phases = PHASES | {"env": 62.0 + 20 * seed}
+        make_run(f"runs/{seed}", override(RUN, {"seed": seed}), phases=phases)
+    make_run("runs/wait", ranks=2, waits=[1.0, 40.0], phases=PHASES | {"sync": 300.0})
+    assert cli.main(["report"]) == 0
+    printed = capsys.readouterr().out
+    assert "runs/0, runs/1, runs/2 and 1 more: 62% to 76% of the time is env.step on one core: env.vec" in printed
+    assert "runs/wait: 76% of the time is exchanging numbers between ranks: fewer and larger minibatches" in printed
+    assert "runs/wait: Rank 0 on node is the slowest: it waited 1.0 s" in printed
+    assert cli.main(["report", "--json", "runs/0"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["runs"]
+    assert entry["phases_s"]["env"] == 62.0
+    assert entry["advice"].startswith("62% of the time is env.step")
