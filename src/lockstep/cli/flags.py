@@ -74,6 +74,8 @@ def add_start_arguments(parser: argparse.ArgumentParser) -> None:
         help="start all ranks anew, from the newest checkpoint, up to N times after one failed (default: 0)",
     )
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
+    text = "record N updates of all ranks, after warm-up, in profile.json.gz of the run, for ui.perfetto.dev"
+    add("--profile", metavar="N", help=text)
     add("--distributed", action="store_true", help="fail unless a launcher started this process or --ranks is given")
     add("--local-rank", help=argparse.SUPPRESS)  # added by torch.distributed.launch; LOCAL_RANK is used instead
     add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher created the run directory

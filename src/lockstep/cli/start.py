@@ -54,11 +54,9 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         check_model_path(run)
     init_from = policy_source(args.init_from)
     max_restarts = _max_restarts(args, world)
-    if found is not None and world.rank == 0 and not args.joined:
-        for note in found.notes:
-            print(f"lockstep: note: {note}", file=sys.stderr)
-    if args.note is not None and world.rank == 0:
-        print(f"lockstep: note: {args.note}; run.yaml has them all", file=sys.stderr)
+    profile = _profiled_updates(args, run, found)
+    if world.rank == 0:
+        _print_notes(args, found)
     run_dir = Path(args.run_dir) if args.run_dir else None
     if found is not None:
         run_dir = found.run_dir
@@ -73,17 +71,47 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
             init_from=init_from,
             debug=args.debug,
             max_restarts=max_restarts,
+            profile=profile,
         )
         return code
     from lockstep.launch.train import exit_code, train
 
     source = None if found is None else Path(args.resume)
-    return exit_code(train(run, run_dir=run_dir, init_from=init_from, resume=source, world=world, joined=args.joined))
+    summary = train(
+        run,
+        run_dir=run_dir,
+        init_from=init_from,
+        resume=source,
+        world=world,
+        joined=args.joined,
+        profile=profile,
+    )
+    return exit_code(summary)
+
+
+def _print_notes(args: argparse.Namespace, found: "Resumption | None") -> None:
+    if found is not None and not args.joined:
+        for note in found.notes:
+            print(f"lockstep: note: {note}", file=sys.stderr)
+    if args.note is not None:
+        print(f"lockstep: note: {args.note}; run.yaml has them all", file=sys.stderr)
 
 
 def several(nodes: "Nodes | None") -> "TypeGuard[Nodes]":
     """Whether the arguments ask for more than one node."""
     return nodes is not None and nodes.maximum > 1
+
+
+def _profiled_updates(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> int | None:
+    """`--profile`, if the run is long enough for it; a restart by our launcher may have fewer updates left."""
+    if args.profile is None:
+        return None
+    from lockstep.session.profile import check_profile
+
+    profile = number(args.profile, "--profile")
+    if not args.joined:
+        check_profile(profile, run, 0 if found is None else found.step or 0)
+    return profile
 
 
 def _max_restarts(args: argparse.Namespace, world: "World") -> int:

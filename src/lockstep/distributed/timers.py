@@ -74,3 +74,38 @@ class Timers:
         """Seconds in each phase since `restart`."""
         self.enter(self.row[PHASE])
         return {name: total / 1e9 for name, total in zip(PHASES, self.totals_ns, strict=True)}
+
+
+class RecordedTimers(Timers):
+    """Timers that also keep each period of a phase, between `start_recording` and `stop_recording`.
+
+    Changes that C code makes to the record (`lockstep.jax.collectives.native`) count to the phase around them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._periods: list[tuple[int, int, int]] | None = None
+        self._last_ns = 0
+
+    def start_recording(self) -> None:
+        """Keep the periods from now on."""
+        self.enter(self.row[PHASE])
+        self._periods, self._last_ns = [], self.row[SINCE_NS]
+
+    def stop_recording(self) -> list[tuple[int, int, int]]:
+        """The phase, start and end of each period, in nanoseconds of the monotonic clock."""
+        self.enter(self.row[PHASE])
+        periods, self._periods = self._periods or [], None
+        return periods
+
+    def enter(self, phase: int) -> int:
+        """Start `phase` and return the previous one."""
+        previous = super().enter(phase)
+        if self._periods is not None:
+            now = self.row[SINCE_NS]
+            if self._periods and self._periods[-1][0] == previous:  # a heartbeat within the phase
+                self._periods[-1] = (previous, self._periods[-1][1], now)
+            else:
+                self._periods.append((previous, self._last_ns, now))
+            self._last_ns = now
+        return previous

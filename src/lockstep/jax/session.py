@@ -19,6 +19,7 @@ from lockstep.jax.export import save_policy, start_from
 from lockstep.jax.networks import AnyPolicy, actor_of
 from lockstep.jax.preflight import preflight
 from lockstep.jax.state import Learner, LearnerState
+from lockstep.jax.tracer import JaxTracer
 from lockstep.preflight.compare import Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
 from lockstep.run import AnyRun, Run
@@ -53,6 +54,10 @@ class Jax:
     def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
         """Not available for JAX."""
         return "no prediction: only the work of torch's learners is measured ahead"
+
+    def tracer(self, comm: Comm) -> JaxTracer:
+        """JAX's profiler."""
+        return JaxTracer()
 
     def devices(self, comm: Comm) -> list[str]:
         """The device of each rank of this process, for display."""

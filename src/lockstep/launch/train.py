@@ -29,6 +29,7 @@ from lockstep.record.pending_run import PendingRun
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.session.checks import check_packages
 from lockstep.session.env_checks.before_run import check_before_run
+from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
 from lockstep.session.task_defaults import defaults_note, task_defaults
 from lockstep.world import World
@@ -44,7 +45,7 @@ _runs = itertools.count()
 """Index of the next run in this process: a script may train several."""
 
 
-def train(
+def train(  # noqa: PLR0913  # the public entry point; all but the first by keyword
     run: AnyRun | str,
     *,
     ranks: int | None = None,
@@ -53,6 +54,7 @@ def train(
     resume: Path | str | None = None,
     world: World | None = None,
     joined: bool = False,
+    profile: int | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
     """Train and return the summary: in this process, as a rank of its launcher, or on `ranks` new processes.
@@ -70,6 +72,7 @@ def train(
             `lockstep.session.resume.prepare(resume, changes).run`.
         world: the ranks; default: from the launcher's variables, else this process alone.
         joined: the run directory was made by the launcher.
+        profile: number of updates to record in `profile.json.gz` of the run directory, a trace for ui.perfetto.dev.
         overrides: settings to change, by name: `train(run, seed=3, total_steps=3_000_000)`.
 
     Returns:
@@ -97,11 +100,11 @@ def train(
 
         if resume is None and isinstance(run, Run):
             check_before_run(run)
-        return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume)
+        return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume, profile=profile)
     if ranks not in (None, world.size):
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
     paths = (Path(path) if path else None for path in (run_dir, init_from, resume))
-    return _train_here(run, world, *paths, joined=joined)
+    return _train_here(run, world, *paths, joined=joined, profile=profile)
 
 
 def is_complete(found: "Resumption", world: World) -> bool:
@@ -113,7 +116,14 @@ def is_complete(found: "Resumption", world: World) -> bool:
 
 
 def _train_here(
-    run: AnyRun, world: World, run_dir: Path | None, init_from: Path | None, resume: Path | None, *, joined: bool
+    run: AnyRun,
+    world: World,
+    run_dir: Path | None,
+    init_from: Path | None,
+    resume: Path | None,
+    *,
+    joined: bool,
+    profile: int | None,
 ) -> dict[str, Any]:
     from lockstep.launch.torchrun import check_growth, check_torchrun
 
@@ -125,6 +135,8 @@ def _train_here(
     begins = resume is None and not joined and (launch is None or launch.run_dir is None)
     if begins and isinstance(run, Run):
         check_before_run(run, tell=world.rank == 0)
+    if begins and profile is not None:
+        check_profile(profile, run)
     pending_run = PendingRun(run_dir, joined=joined)
     try:
         if world.rank == 0:
@@ -132,7 +144,15 @@ def _train_here(
         if launch is not None and (earlier := launch.find_earlier()) is not None:
             source = earlier.resumption
         session_class, learn = _loop_of(run)
-        session = session_class(run, world, run_dir=pending_run, init_from=init_from, resume=source, joined=joined)
+        session = session_class(
+            run,
+            world,
+            run_dir=pending_run,
+            init_from=init_from,
+            resume=source,
+            joined=joined,
+            profile=profile,
+        )
         with session:
             if launch is not None:
                 launch.begin(session, resume)

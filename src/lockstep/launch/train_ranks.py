@@ -25,7 +25,7 @@ _LATEST = Path("checkpoints", "LATEST")
 _EXPLAINED_CODES = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
 
 
-def launch_training(
+def launch_training(  # noqa: PLR0913  # one for each flag of the command
     run: "AnyRun",
     ranks: int,
     *,
@@ -34,6 +34,7 @@ def launch_training(
     init_from: Path | None = None,
     debug: bool = False,
     max_restarts: int = 0,
+    profile: int | None = None,
 ) -> tuple[int, Path]:
     """Start one process per rank, each of which reads the same `run.yaml`, and wait for all of them.
 
@@ -56,7 +57,7 @@ def launch_training(
         run_dir, resume = found.run_dir, found.exact or found.run_dir
         checkpoint = {"num_shards": found.num_shards, "step": found.step}
     Console().line(startup_line(run, World(size=ranks), run_dir, **checkpoint))
-    flags = ["--joined", *(["--debug"] if debug else [])]
+    flags = ["--joined", *(["--debug"] if debug else []), *(["--profile", str(profile)] if profile else [])]
     commands = _Commands(run_dir, resume, init_from, flags, modified_at(run_dir / _LATEST))
     lock = lock_run_dir(run_dir)
     try:
@@ -77,7 +78,13 @@ def launch_training(
 
 
 def train_on_ranks(
-    run: "AnyRun", ranks: int, *, run_dir: Path | str | None, init_from: Path | str | None, resume: Path | str | None
+    run: "AnyRun",
+    ranks: int,
+    *,
+    run_dir: Path | str | None,
+    init_from: Path | str | None,
+    resume: Path | str | None,
+    profile: int | None = None,
 ) -> dict[str, Any]:
     """`lockstep.train(run, ranks=N)`: train on new processes and return their `summary.json`.
 
@@ -90,6 +97,7 @@ def train_on_ranks(
     """
     from lockstep.launch.flags import policy_source
     from lockstep.launch.world_checks import check_world
+    from lockstep.session.profile import check_profile
     from lockstep.session.resume import load_resumption
     from lockstep.world import World
 
@@ -97,11 +105,18 @@ def train_on_ranks(
         raise ConfigError(f"ranks={ranks} must be at least 1")
     run = _with_script_paths(run)
     _check(run)
+    if profile is not None and resume is None:
+        check_profile(profile, run)
     found = None if resume is None else load_resumption(Path(resume), run)
     check_world(run, World(size=ranks), None if found is None else found.num_shards)
     source = policy_source(None if init_from is None else str(init_from))
     code, path = launch_training(
-        run, ranks, run_dir=None if run_dir is None else Path(run_dir), found=found, init_from=source
+        run,
+        ranks,
+        run_dir=None if run_dir is None else Path(run_dir),
+        found=found,
+        init_from=source,
+        profile=profile,
     )
     if code == 0 or code in _EXPLAINED_CODES[2:]:
         return json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from lockstep.preflight.compare import Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
 from lockstep.run import AnyRun, Run
 from lockstep.session.evaluation import Player
+from lockstep.session.profile import Tracer
 from lockstep.session.run_state import Learner
 from lockstep.world import World
 
@@ -36,6 +37,10 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         self, run: Run, comm: SomeComm, learner: SomeLearner, layout: Layout, message_s: float
     ) -> Forecast | str:
         """Predict the speed of this world and of one host, or return why not; not collective."""
+        ...
+
+    def tracer(self, comm: SomeComm) -> Tracer:
+        """The framework's profiler. Raises `ConfigError` if it has none."""
         ...
 
     def devices(self, comm: SomeComm) -> list[str]:

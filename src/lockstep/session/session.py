@@ -16,7 +16,7 @@ import numpy as np
 
 from lockstep.distributed import stacks
 from lockstep.distributed.agreement import check_different
-from lockstep.distributed.timers import CHECKPOINT, EVALUATE, Timers
+from lockstep.distributed.timers import CHECKPOINT, EVALUATE, OTHER, RecordedTimers, Timers
 from lockstep.distributed.watch import Watch
 from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.envs.spec import EnvSpec
@@ -35,6 +35,7 @@ from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.session.checkpoints import Checkpoints
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
+from lockstep.session.profile import PROFILE_FILE, Profile
 from lockstep.session.resume import Resumption, load_resumption
 from lockstep.session.run_state import RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
@@ -61,6 +62,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         init_from: a run directory or policy file with the initial parameters.
         resume: the run to resume; `run_dir` is ignored then, and `init_from` is too once there is a checkpoint.
         joined: the launcher has created the run directory.
+        profile: number of updates to record in `profile.json.gz`; default: none.
 
     Attributes:
         run: the config.
@@ -83,6 +85,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         init_from: Path | None = None,
         resume: Path | Resumption | None = None,
         joined: bool = False,
+        profile: int | None = None,
     ) -> None:
         self._resumed = resumed = load_resumption(resume, run) if isinstance(resume, Path) else resume
         self._pending_run = PendingRun.resolve(run_dir, joined, resumed.run_dir if resumed is not None else None)
@@ -90,7 +93,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         world = world or World.from_environment()
         self.run = run
         self.world = run.with_shards(world, resumed.num_shards if resumed is not None else None)
-        self.timers = Timers()
+        self.timers = Timers() if profile is None else RecordedTimers()
+        self._profiled_updates = profile
+        self._profile: Profile | None = None
         self._spec = env_spec(run.task, run.env) if run.task is not None else None
         self.progress = Progress(run.total_steps if isinstance(run, Run) else 1)
         self.signals = StopSignals()
@@ -115,6 +120,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
                 self.run, self.world, self.comm.broadcast_object, self._pending_run, exists=self._resumed is not None
             )
             stack.callback(self.journal.close)
+            self._profile = self._open_profile()
             if self.run.ml_framework == "jax" or self.run.compile:
                 self.journal.say("compiling ...")
             self._checkpoints = Checkpoints(
@@ -249,6 +255,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.stopped_by = max((number for number, count in zip(WATCHED, totals[4:], strict=True) if count), default=0)
         self._any_writes = bool(totals[3] > 0)
         self.timers.updated(self.progress.updates)
+        if self._profile is not None:
+            self.timers.enter(OTHER)  # writing the profile may take seconds
+            self._say_if(self._profile.advance(updates))
         if not self._updated:
             self._updated = True
             self.summary["startup_s"] = seconds_since_process_start()
@@ -312,6 +321,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def _finish(self) -> None:
         """After the last update: evaluate, check that ranks agree, write policy and summary."""
+        if self._profile is not None:
+            self._say_if(self._profile.end())
         if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
             self.evaluate()
         wall = self._elapsed_s
@@ -356,3 +367,21 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.backend.leave(error, self.journal.path, self.comm, tensors)
         elapsed_s = self._elapsed_s if hasattr(self, "_started") else 0.0
         self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, elapsed_s)
+
+    def _open_profile(self) -> Profile | None:
+        if self._profiled_updates is None or not isinstance(self.timers, RecordedTimers):
+            return None
+        world = self.world
+        return Profile(
+            self._profiled_updates,
+            self.timers,
+            self.backend.tracer(self.comm),
+            self.comm.gather_object,
+            name=f"rank {world.rank}" if self.run.devices_per_process == 1 else f"process {world.rank}",
+            file=self.journal.path / PROFILE_FILE,
+            is_writer=world.rank == 0,
+        )
+
+    def _say_if(self, line: str | None) -> None:
+        if line is not None:
+            self.journal.say(line)

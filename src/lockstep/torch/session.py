@@ -25,6 +25,7 @@ from lockstep.torch.hardware import describe, pin, share_cores
 from lockstep.torch.networks import AnyPolicy, actor_of, multiplications
 from lockstep.torch.preflight import preflight
 from lockstep.torch.state import Learner, LearnerState
+from lockstep.torch.tracer import TorchTracer
 from lockstep.world import World
 
 
@@ -46,6 +47,10 @@ class Torch:
     def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
         """Predict the speed of this world and of one host, or return why not; not collective."""
         return forecast(run, comm, cast(Forecastable, learner), layout, message_s)  # a run in environments
+
+    def tracer(self, comm: Comm) -> TorchTracer:
+        """PyTorch's profiler."""
+        return TorchTracer(comm.device)
 
     def devices(self, comm: Comm) -> list[str]:
         """Description of this rank's device."""

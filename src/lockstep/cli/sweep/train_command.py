@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
-_OF_ONE_RUN = ("resume", "run_dir", "seed", "seeds", "jobs", "local_rank")
+_OF_ONE_RUN = ("resume", "run_dir", "seed", "seeds", "jobs", "profile", "local_rank")
 _FLAGS = {"local_rank": "--local-rank", "run_dir": "--run-dir"}
 
 
