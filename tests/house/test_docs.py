@@ -23,7 +23,8 @@ from lockstep.recipes import pong
 from lockstep.record.summary import empty_summary
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetworkConfig
 
-TRANSLATED = [ROOT / "README.md", *sorted(p for p in ROOT.glob("docs/guides/*.md") if not p.name.endswith(CHINESE))]
+GUIDES = sorted(page for page in ROOT.glob("docs/guides/*.md") if not page.name.endswith(CHINESE))
+TRANSLATED = [ROOT / "README.md", ROOT / "docs/robot-workflows.md", *GUIDES]
 SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
 REQUIRED = ("task", "data")
 PARTS = (("", Run), ("", PPOConfig), ("network.", NetworkConfig), ("env.", EnvConfig))
