@@ -16,10 +16,10 @@ import hashlib
 import importlib
 import re
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 from lockstep.config import settings
 from lockstep.envs import isaac
@@ -56,23 +56,31 @@ class IsaacTask:
         if num_envs is not None:
             self.env_cfg.scene.num_envs = num_envs
         self.env_cfg.seed = seed
-        if hasattr(self.env_cfg, "compute_final_obs"):
+        computes_final_obs = hasattr(self.env_cfg, "compute_final_obs")
+        if computes_final_obs:
             self.env_cfg.compute_final_obs = final_obs
-            return gymnasium.make(self.task, cfg=self.env_cfg)
         env = gymnasium.make(self.task, cfg=self.env_cfg)
         if final_obs:
-            _FinalObservations(env.unwrapped)
+            _FinalObservations(env.unwrapped, are_computed=computes_final_obs)
         return env
 
 
 class _FinalObservations:
-    """Gives environments of Isaac Lab 2 the `extras["final_obs"]` of version 3, computed before each reset of a step.
+    """Copies the observations before each reset of a step to `extras["final_obs"]`.
 
-    Attributes that it replaces keep it alive.
+    Isaac Lab 3 sets that key itself. Some of its tasks observe live buffers, which the reset overwrites: they are
+    copied first. Version 2 has no such key: they are computed here.
+
+    Attributes of the environment that it replaces keep it alive.
+
+    Args:
+        env: the environment.
+        are_computed: whether the environment sets the key.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, *, are_computed: bool) -> None:
         self._env = env
+        self._are_computed = are_computed
         self._step, self._reset_idx = env.step, env._reset_idx
         self._stepping = False
         env.step, env._reset_idx = self._record_step, self._record_reset
@@ -86,10 +94,23 @@ class _FinalObservations:
 
     def _record_reset(self, env_ids: Any) -> Any:
         if self._stepping:
-            manager = getattr(self._env, "observation_manager", None)
-            final = self._env._get_observations() if manager is None else manager.compute()
-            self._env.extras["final_obs"] = final
+            self._env.extras["final_obs"] = _copied(self._final())
         return self._reset_idx(env_ids)
+
+    def _final(self) -> Any:
+        if self._are_computed:
+            return self._env.extras["final_obs"]
+        manager = getattr(self._env, "observation_manager", None)
+        return self._env._get_observations() if manager is None else manager.compute()
+
+
+def _copied(observations: Any) -> Any:
+    """A copy of groups of tensors, which may contain dictionaries and tuples."""
+    if isinstance(observations, Mapping):
+        return {name: _copied(part) for name, part in cast("Mapping[str, Any]", observations).items()}
+    if isinstance(observations, tuple):
+        return tuple(map(_copied, cast("tuple[Any, ...]", observations)))
+    return observations.clone()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import json
 import random
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from lockstep.config.env import EnvConfig
 from lockstep.errors import ConfigError
 from lockstep.torch.envs import isaac_lab, spec_cache
 from lockstep.torch.envs.isaac_lab import IsaacLabEnv
+from lockstep.torch.envs.isaac_launch import IsaacTask
 
 CPU = torch.device("cpu")
 
@@ -124,6 +126,37 @@ def test_final_observations_come_with_the_step_that_ended_an_episode_only(opened
     assert last[0] != found[2].observation.policy[0]
     assert torch.equal(last[1:], found[2].observation.policy[1:])
     env.close()
+
+
+class ShowcaseEnv(gymnasium.Env):
+    """Observes a tuple of live buffers, as the cart-pole showcase does; environment 0 ends in each step."""
+
+    def __init__(self, cfg):
+        self.cfg, self.extras = cfg, {}
+        self.position = torch.zeros(cfg.scene.num_envs, 1)
+
+    def step(self, action):
+        self.position += 1
+        assert self.cfg.compute_final_obs
+        self.extras["final_obs"] = self._get_observations()
+        self._reset_idx(torch.tensor([0]))
+        return self._get_observations(), self.position[:, 0], None, None, self.extras
+
+    def _reset_idx(self, env_ids):
+        self.position[env_ids] = 0.0
+
+    def _get_observations(self):
+        return {"policy": (self.position, {"velocity": self.position})}
+
+
+def test_final_observations_in_live_buffers_are_copied_before_the_reset(monkeypatch):
+    monkeypatch.setattr(gymnasium, "make", lambda task, cfg: ShowcaseEnv(cfg))
+    config = SimpleNamespace(scene=SimpleNamespace(), seed=None, compute_final_obs=False)
+    env = IsaacTask("Isaac-Mine", config, None).make(num_envs=2, seed=3, final_obs=True)
+    observation, *_, extras = env.step(None)
+    position, others = extras["final_obs"]["policy"]
+    assert position[0] == others["velocity"][0] == 1.0
+    assert observation["policy"][0][0] == 0.0
 
 
 def test_the_simulator_has_random_numbers_of_its_own(opened):
