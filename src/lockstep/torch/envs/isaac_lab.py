@@ -20,7 +20,16 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
 from lockstep.torch.envs.isaac_launch import open_task
 from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, quiet
-from lockstep.torch.envs.spaces import action_spec, chosen_groups, flat_size, groups_of, image_shape, joined
+from lockstep.torch.envs.spaces import (
+    action_spec,
+    chosen_groups,
+    flat_size,
+    float_image_range,
+    groups_of,
+    image_bytes,
+    image_shape,
+    joined,
+)
 from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.torch.envs.worker import WorkerEnv
 
@@ -62,6 +71,9 @@ class IsaacLabEnv:
         policy_keys: groups of observations that the policy receives, in this order; empty: `policy`.
         critic_keys: groups that the value network receives; empty: `critic` if the task has such a group, else as the
             policy.
+        max_episode_steps: limit of an episode; None: the task's.
+        image_range: smallest and largest number of an image of floats, which is passed on as bytes; None: the bounds
+            of its space.
         overrides: settings of the task's own configuration as nested mappings, as on Isaac Lab's command line without
             the leading `env.`; `presets`, `physics` and `renderer` choose its presets.
     """
@@ -75,6 +87,7 @@ class IsaacLabEnv:
         policy_keys: Sequence[str] = (),
         critic_keys: Sequence[str] = (),
         max_episode_steps: int | None = None,
+        image_range: Sequence[float] | None = None,
         **overrides: Any,
     ) -> None:
         self.num_envs, self.device = num_envs, device
@@ -93,7 +106,9 @@ class IsaacLabEnv:
                 critic_keys = ("critic",)
             self._policy, self._critic = chosen_groups(spaces, policy_keys or ("policy",), critic_keys)
             first = next(iter(self._policy.values()))
-            self._image = image_shape(first) if len(self._policy) == 1 else None
+            self._range = float_image_range(self._policy, image_range)
+            is_single = len(self._policy) == 1
+            self._image = image_shape(first, floats=self._range is not None) if is_single else None
             self.spec = self._make_spec()
         except BaseException:
             self.close()
@@ -133,6 +148,8 @@ class IsaacLabEnv:
 
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
         policy = joined(self._policy, groups) if self._image is None else groups[next(iter(self._policy))]
+        if self._range is not None:
+            policy = image_bytes(policy, *self._range)
         return Observation(policy, joined(self._critic, groups) if self._critic else None)
 
     def close(self) -> None:

@@ -52,12 +52,45 @@ def _parts(space: Any) -> list[tuple[Any, Space]]:
     return list(pairs)
 
 
-def image_shape(space: Space) -> tuple[int, int, int] | None:
-    """Channels, height and width of an observation that is an image of bytes; None for all others."""
-    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
+def image_shape(space: Space, *, floats: bool = False) -> tuple[int, int, int] | None:
+    """Channels, height and width of an observation that is an image of bytes, or of `floats`; None for all others."""
+    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and (space.dtype != np.uint8) == floats:
         channels, height, width = space.shape
         return channels, height, width
     return None
+
+
+def float_image_range(groups: Mapping[str, Space], given: Sequence[float] | None) -> tuple[float, float] | None:
+    """The range of an image of floats [channels, height, width], the only group; None if there is no such image.
+
+    Args:
+        groups: of the policy.
+        given: the setting `image_range`; None: the bounds of the space.
+
+    Raises:
+        ConfigError: an image has no finite range, or `given` is for no image.
+    """
+    space = next(iter(groups.values()))
+    if len(groups) > 1 or image_shape(space, floats=True) is None:
+        if given is not None:
+            raise ConfigError(
+                f"env.kwargs.image_range={list(given)} is for one image of floats, not for {dict(groups)}"
+            )
+        return None
+    assert isinstance(space, gymnasium.spaces.Box)
+    low, high = (float(space.low.min()), float(space.high.max())) if given is None else given
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        found = f"images of floats {list(space.shape)}" if given is None else f"env.kwargs.image_range={list(given)}"
+        raise ConfigError(
+            f"{found}: networks receive images as bytes; give the smallest and the largest number, for example "
+            "--set env.kwargs.image_range=[-1,1]"
+        )
+    return low, high
+
+
+def image_bytes(image: Tensor, low: float, high: float) -> Tensor:
+    """An image of floats from `low` to `high` as bytes; values outside of the range are clipped."""
+    return ((image - low) * (255.0 / (high - low))).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def action_spec(space: Space) -> ActionSpec:

@@ -110,6 +110,19 @@ def test_groups_are_chosen_and_joined_in_the_order_of_the_setting(opened):
     env.close()
 
 
+def test_images_of_floats_reach_the_policy_as_bytes(opened, monkeypatch):
+    groups = {"policy": spaces.Box(-np.inf, np.inf, (2, 3, 4)), "critic": spaces.Box(-1, 1, (2,))}
+    images = torch.linspace(-1, 1, 3 * 24).reshape(3, 2, 3, 4)
+    monkeypatch.setattr(Simulator, "single_observation_space", spaces.Dict(groups))
+    monkeypatch.setattr(Simulator, "_groups", lambda self: {"policy": images, "critic": torch.zeros(3, 2)})
+    env = make(image_range=[-1, 1])
+    assert (env.spec.image, env.spec.critic_size) == ((2, 3, 4), 2)
+    seen = env.reset([4]).policy
+    assert seen.dtype == torch.uint8
+    torch.testing.assert_close(seen.float() / 127.5 - 1, images, atol=1 / 255, rtol=0)
+    env.close()
+
+
 def test_an_unknown_group_is_refused_with_those_that_exist(opened):
     with pytest.raises(ConfigError, match=r"critic_keys=\['state'\].*policy, critic, extra|critic_keys.*critic, extra"):
         make(critic_keys=("state",))

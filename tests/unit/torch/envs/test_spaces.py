@@ -7,7 +7,15 @@ from gymnasium import spaces
 
 from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
-from lockstep.torch.envs.spaces import action_spec, flat_size, flatten, groups_of, image_shape
+from lockstep.torch.envs.spaces import (
+    action_spec,
+    flat_size,
+    flatten,
+    float_image_range,
+    groups_of,
+    image_bytes,
+    image_shape,
+)
 
 BOX = spaces.Box(-1, 1, (2,))
 
@@ -53,6 +61,21 @@ def test_bytes_of_three_dimensions_are_an_image():
     assert image_shape(spaces.Box(0, 255, (3, 8, 9), np.uint8)) == (3, 8, 9)
     assert image_shape(spaces.Box(0, 1, (3, 8, 9))) is None
     assert image_shape(BOX) is None
+
+
+def test_an_image_of_floats_becomes_bytes_within_its_range():
+    unbounded, bounded = spaces.Box(-np.inf, np.inf, (3, 8, 9)), spaces.Box(0, 2, (3, 8, 9))
+    assert float_image_range({"policy": bounded}, None) == (0.0, 2.0)
+    assert float_image_range({"policy": unbounded}, [-1, 1]) == (-1, 1)
+    assert image_bytes(torch.tensor([-2.0, -1.0, 0.0, 1.0, 3.0]), -1, 1).tolist() == [0, 0, 128, 255, 255]
+    for others in ({"policy": BOX}, {"policy": bounded, "more": BOX}):
+        assert float_image_range(others, None) is None
+        with pytest.raises(ConfigError, match=r"image_range=\[0, 1\] is for one image of floats"):
+            float_image_range(others, [0, 1])
+    with pytest.raises(ConfigError, match=r"images of floats \[3, 8, 9\].*--set env.kwargs.image_range=\[-1,1\]"):
+        float_image_range({"policy": unbounded}, None)
+    with pytest.raises(ConfigError, match=r"image_range=\[1, 1\]"):
+        float_image_range({"policy": unbounded}, [1, 1])
 
 
 def test_other_spaces_are_refused():
