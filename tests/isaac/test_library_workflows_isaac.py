@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "hosts"))
+from network import Network, missing
+
 pytestmark = pytest.mark.isaac
 if find_spec("isaaclab_tasks") is None:
     pytest.skip("needs Isaac Lab: make test-isaac", allow_module_level=True)
@@ -63,9 +66,7 @@ def start(tmp_path):
 
     def _start(*words):
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_", "JAX_"))}
-        clean["JAX_PLATFORMS"] = "cpu"
-        assets = clean.get("ISAACSIM_ASSET_ROOT", str(Path(sys.prefix) / "assets"))
-        environment = clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "ISAACSIM_ASSET_ROOT": assets}
+        environment = clean | {"OMP_NUM_THREADS": "1"} | own_variables()
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, env=environment, **pipes))
         return started[-1]
@@ -74,6 +75,11 @@ def start(tmp_path):
     for process in started:
         process.kill()
         process.wait()
+
+
+def own_variables():
+    assets = os.environ.get("ISAACSIM_ASSET_ROOT", str(Path(sys.prefix) / "assets"))
+    return {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src"), "ISAACSIM_ASSET_ROOT": assets}
 
 
 def end(process):
@@ -125,6 +131,24 @@ def test_skrl_on_two_nodes(start, tmp_path):
     codes, outs = zip(*(end(node) for node in nodes), strict=True)
     assert codes == (0, 0), outs
     check_two_ranks(tmp_path, "".join(outs))
+
+
+def test_skrl_on_two_hosts(tmp_path):
+    """Hosts are network namespaces with a folder in common; the endpoint is `localhost` where it is served."""
+    if reason := missing():
+        pytest.skip(reason)
+    meet = "torch.distributed.run --nnodes=2 --node_rank={} --rdzv_id=123 --rdzv_backend=c10d --rdzv_endpoint={}:5555"
+    words = ["--nproc_per_node=1", "-m", "lockstep.workflows.skrl", *TASK, *SHORT]
+    with Network(2, tmp_path) as network:
+        commands = [
+            host.start([sys.executable, "-m", *meet.format(rank, endpoint).split(), *words], own_variables())
+            for rank, (host, endpoint) in enumerate(zip(network.hosts, ("localhost", "10.77.0.1"), strict=True))
+        ]
+        codes = [command.wait(within_s=540) for command in commands]
+        outs = "".join(command.said for command in commands)
+        assert codes == [0, 0], outs
+        summary = check_two_ranks(network.shared, outs)
+    assert [one["host"] for one in summary["ranks"]] == ["alpha", "beta"]
 
 
 def test_skrl_on_jax_with_two_processes(start, tmp_path):
