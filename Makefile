@@ -21,7 +21,7 @@ LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py 
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
 
-.PHONY: help setup train test test-jax test-launch test-isaac test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
+.PHONY: help setup train bench test test-jax test-launch test-isaac test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl
 
 test-gpu: setup  ## The tests that need a GPU; they skip without one.
 	$(BIN)/python -m pytest -m gpu
+
+bench: setup  ## The same work by Lockstep and by other libraries, in turn: a table. Some hours. WORKS="NAME ...": some of it.
+	$(BIN)/lockstep bench $(WORKS)
 
 check: setup  ## Format, lint and types.
 	$(BIN)/ruff format --check

@@ -10,6 +10,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 FRAMEWORKS = ("torch", "jax")
+SCRIPTS = SOURCE / "lockstep/cli/bench/arms"
+"""No module imports them: `lockstep bench` runs each in the environment of another library."""
 
 # Packages with public names, which their `__init__.pyi` lists and docs/api.md describes.
 PUBLIC = tuple(
@@ -74,7 +76,8 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def read_imports() -> list[Import]:
-    files = {module_name(path): path for path in sorted(SOURCE.glob("lockstep/**/*.py"))}
+    paths = [path for path in sorted(SOURCE.glob("lockstep/**/*.py")) if path.parent != SCRIPTS]
+    files = {module_name(path): path for path in paths}
     return [
         found
         for module, path in files.items()

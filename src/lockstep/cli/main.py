@@ -20,6 +20,7 @@ _ELSEWHERE = {
     "runs": "lockstep.cli.runs:runs_command",
     "watch": "lockstep.cli.watch.command:watch_command",
     "sweep": "lockstep.cli.sweep.command:run_sweep_command",
+    "bench": "lockstep.cli.bench.command:bench_command",
     "submit": "lockstep.cli.submit:submit_command",
     "tasks": "lockstep.cli.tasks:tasks_command",
     "completion": "lockstep.cli.completion:completion_command",

@@ -45,12 +45,14 @@ _OTHER_COMMANDS = {
     **dict.fromkeys(("monitor", "follow", "tail", "top"), "watch"),
     **dict.fromkeys(("search", "tune", "hpo", "grid"), "sweep"),
     **dict.fromkeys(("compare", "plot", "show"), "report"),
+    "benchmark": "bench",
 }
 """Commands of other programs, and ours."""
 
 
 def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argparse.ArgumentParser:
     """The parser of `lockstep`; `args.call(args)` runs the parsed command."""
+    from lockstep.cli.bench.arguments import add_arguments as add_bench_arguments
     from lockstep.cli.offline import add_arguments as add_offline_arguments
     from lockstep.cli.offline.export import add_arguments as add_export_arguments
     from lockstep.cli.submit.arguments import add_arguments as add_submit_arguments
@@ -74,6 +76,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     epilog = {"epilog": _CHANGED_MOST, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add_train_arguments(add_command("train", "train a task, a recipe or a config", **epilog))
     add_sweep_arguments(add_command("sweep", "train with many settings and seeds, side by side; resumable"))
+    add_bench_arguments(add_command("bench", "the same work by Lockstep and by other libraries, in turn: a table"))
     launch = add_command("launch", "start any script once per rank, on one or many machines")
     _add_launch_arguments(launch)
     evaluate = add_command("evaluate", "evaluate the policy of a run")

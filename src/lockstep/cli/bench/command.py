@@ -1,0 +1,159 @@
+"""`lockstep bench`: measure works by all arms in turn, and print tables."""
+
+import argparse
+import difflib
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lockstep.cli.bench.environments import InstallationError, pinned, python_of
+from lockstep.cli.bench.process import measure
+from lockstep.cli.bench.results import TABLES_FILE, Row, append_row, of_arm, read_rows, table
+from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
+from lockstep.cli.parser import did_you_mean
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import number
+
+
+def bench_command(args: argparse.Namespace) -> int:
+    """`lockstep bench`; returns the exit code: 1 if an arm has failed."""
+    works = _chosen(args.works, WORKS, "work")
+    if args.list:
+        print(_listing(works))
+        return 0
+    every_arm = {arm.name: arm for work in WORKS.values() for arm in work.arms}
+    arms = _chosen(args.only.split(",") if args.only else [], every_arm, "--only")
+    repetitions = number(args.repetitions, "--repetitions")
+    bench = _Bench(args, works, set(arms), repetitions, _scale(args.scale))
+    return bench.run()
+
+
+class _Bench:
+    """The measurements of one folder. What it has is not measured again."""
+
+    def __init__(
+        self, args: argparse.Namespace, works: Sequence[str], arms: set[str], repetitions: int, scale: float
+    ) -> None:
+        self._works, self._arms, self._repetitions, self._scale = works, arms, repetitions, scale
+        self._folder = Path(args.run_dir)
+        self._environments = Path(args.environments)
+        self._pythons = _interpreters(args.python)
+        self._purejaxrl: str | None = args.purejaxrl
+        if self._purejaxrl is not None and not Path(self._purejaxrl, "purejaxrl", "ppo.py").exists():
+            raise ConfigError(f"--purejaxrl {self._purejaxrl}: there is no file purejaxrl/ppo.py in it")
+        self._retry_failed: bool = args.retry_failed
+        self._broken: dict[str, str] = {}
+
+    def run(self) -> int:
+        """Measure what is missing, print the tables; returns the exit code."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _check_scale(read_rows(self._folder), self._scale)
+        for name in self._works:
+            arms = [arm for arm in WORKS[name].arms if arm.name in self._arms]
+            for repetition in range(self._repetitions):
+                for arm in arms:
+                    self._measure(name, WORKS[name], arm, repetition)
+            print(f"\n{table(name, WORKS[name], read_rows(self._folder))}\n", flush=True)
+        rows = read_rows(self._folder)
+        tables = [table(name, WORKS[name], rows) for name in WORKS if any(row["work"] == name for row in rows)]
+        (self._folder / TABLES_FILE).write_text("\n\n".join([_machine(), *tables]) + "\n")
+        print(f"{_machine()}\nall tables: {self._folder / TABLES_FILE}")
+        newest = {(row["work"], row["arm"]): row for row in rows if row["work"] in self._works}
+        return int(any("error" in row for row in newest.values()))
+
+    def _measure(self, name: str, work: Work, arm: Arm, repetition: int) -> None:
+        """Measure an arm once, unless that was done or cannot be done."""
+        known = of_arm(read_rows(self._folder), name, arm.name)
+        failed = any("error" in row for row in known.values()) and not self._retry_failed
+        if repetition in known and "value" in known[repetition]:
+            return
+        if failed or (arm.only_with is not None and self._purejaxrl is None):
+            return
+        if len(os.sched_getaffinity(0)) < arm.cores:
+            found = {"error": f"needs {arm.cores} cores"}
+        else:
+            more = [self._purejaxrl] if arm.only_with is not None and self._purejaxrl else []
+            try:
+                found = measure(self._python(arm), work, arm, self._scale, more)
+            except InstallationError as error:
+                found = {"error": f"not installed: {error}"}
+        row = {"work": name, "arm": arm.name, "repetition": repetition, "scale": self._scale, **found}
+        append_row(self._folder, row | {"load": round(os.getloadavg()[0], 2)})
+        shown = f"{found['value']:.6g} {work.unit}" if "value" in found else f"failed: {found['error']}"
+        print(f"[{repetition + 1}/{self._repetitions}] {name}, {arm.title}: {shown}", file=sys.stderr, flush=True)
+
+    def _python(self, arm: Arm) -> Path:
+        name = arm.environment
+        if name is None:
+            return Path(sys.executable)
+        if name in self._broken:
+            raise InstallationError(self._broken[name])
+        if name not in self._pythons:
+            try:
+                self._pythons[name] = python_of(name, self._environments)
+            except InstallationError as error:
+                self._broken[name] = str(error)
+                raise
+        return self._pythons[name]
+
+
+def _chosen(given: Sequence[str], known: Mapping[str, object], what: str) -> list[str]:
+    """The given names, or all; refuses unknown ones."""
+    for name in given:
+        if name not in known:
+            near = did_you_mean(difflib.get_close_matches(name, known)) or f"there are {', '.join(known)}"
+            raise ConfigError(f"{what} {name} is unknown; {near}")
+    return list(given) or list(known)
+
+
+def _interpreters(given: Sequence[str]) -> dict[str, Path]:
+    """The interpreters of `--python NAME=PYTHON`."""
+    found: dict[str, Path] = {}
+    for pair in given:
+        name, equals, path = pair.partition("=")
+        if not equals or name not in ENVIRONMENTS:
+            raise ConfigError(f"--python {pair}: write NAME=PYTHON with NAME one of {', '.join(ENVIRONMENTS)}")
+        if not os.access(path, os.X_OK):
+            raise ConfigError(f"--python {pair}: {path} is no program")
+        found[name] = Path(path).absolute()
+    return found
+
+
+def _scale(given: str) -> float:
+    try:
+        scale = float(given)
+    except ValueError:
+        scale = 0.0
+    if not 0 < scale < float("inf"):
+        raise ConfigError(f"--scale {given}: a number greater than 0, such as 0.1")
+    return scale
+
+
+def _check_scale(rows: Sequence[Row], scale: float) -> None:
+    others = {row["scale"] for row in rows} - {scale}
+    if others:
+        raise ConfigError(f"the results there were measured with --scale {others.pop():g}; name another --run-dir")
+
+
+def _listing(works: Sequence[str]) -> str:
+    lines: list[str] = []
+    for name in works:
+        lines.append(f"{name:24} {WORKS[name].title}")
+        for arm in WORKS[name].arms:
+            needs = "" if arm.environment is None else f"  [{', '.join(pinned(arm.environment))}]"
+            needs += f"  (only with {arm.only_with})" if arm.only_with else ""
+            lines.append(f"    {arm.name:20} {arm.title}{needs}")
+    return "\n".join(lines)
+
+
+def _machine() -> str:
+    """One line on the machine."""
+    processor = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            processor = line.partition(":")[2].strip()
+            break
+    cores = f"{len(os.sched_getaffinity(0))} cores ({processor})"
+    return f"{cores}, {platform.system()} {platform.machine()}, Python {platform.python_version()}"

@@ -1,0 +1,58 @@
+"""Virtual environments of other libraries, one each, with pinned packages."""
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from lockstep.cli.bench.works import ENVIRONMENTS
+
+
+class InstallationError(Exception):
+    """The packages of a library cannot be installed."""
+
+
+def python_of(name: str, folder: Path) -> Path:
+    """The interpreter of an environment, which is made if it does not exist.
+
+    Args:
+        name: of `ENVIRONMENTS`.
+        folder: of all environments.
+
+    Raises:
+        InstallationError: with the last line that pip wrote.
+    """
+    environment = folder / name
+    python = environment / "bin" / "python"
+    complete = environment / "complete"
+    packages = pinned(name)
+    if not complete.exists() or complete.read_text().split() != packages:
+        print(f"installing {', '.join(packages)} into {environment}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
+        # Torch comes first: with it, no other package chooses another build of it.
+        for group in ([one for one in packages if one.startswith("torch==")], packages):
+            if group:
+                _install(python, group)
+        complete.write_text("\n".join(packages))
+    return python.absolute()
+
+
+def pinned(name: str) -> list[str]:
+    """The packages of an environment, each with its version."""
+    found: list[str] = []
+    for package in ENVIRONMENTS[name]:
+        if "==" in package:
+            found.append(package)
+            continue
+        try:
+            found.append(f"{package}=={version(package).partition('+')[0]}")
+        except PackageNotFoundError:
+            found.append(package)
+    return found
+
+
+def _install(python: Path, packages: list[str]) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InstallationError((done.stderr.strip().splitlines() or ["pip failed"])[-1])

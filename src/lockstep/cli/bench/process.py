@@ -1,0 +1,60 @@
+"""Run one arm in a process of its own."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.cli.bench.works import Arm, Work
+
+ARMS = Path(__file__).parent / "arms"
+_TIMEOUT_S = 1800.0
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""Every library computes with one thread per process, on the CPU."""
+
+
+def measure(python: Path, work: Work, arm: Arm, scale: float, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the arm's script; returns what it printed, or {"error": its last line}.
+
+    Args:
+        python: the interpreter of the arm's environment.
+        work: what is done.
+        arm: by whom.
+        scale: factor of the steps.
+        more: further arguments of the script.
+    """
+    steps = [max(1, round(steps * scale)) * arm.ranks for steps in (work.warm_up, work.measured)]
+    words = [*arm.words, *more, "--warm-up", str(steps[0]), "--measured", str(steps[1])]
+    command = [str(python), str(ARMS / arm.script), *words]
+    cores = sorted(os.sched_getaffinity(0))[: arm.cores]
+    try:
+        done = subprocess.run(
+            command,
+            env=_environment(arm),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {_TIMEOUT_S:.0f} s"}
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return {"error": lines[-1] if lines else f"ended with code {done.returncode}"}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _environment(arm: Arm) -> Mapping[str, str]:
+    """The environment variables of an arm. Scripts of other libraries import our environments, too."""
+    source = str(Path(__file__).parents[3])
+    return os.environ | _ONE_THREAD | ({} if arm.environment is None else {"PYTHONPATH": source})

@@ -1,0 +1,101 @@
+"""Results of `lockstep bench`: one JSON line per measurement, and tables of their medians."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lockstep.cli.bench.works import Arm, Work
+
+RESULTS_FILE = "results.jsonl"
+TABLES_FILE = "tables.md"
+
+Row = Mapping[str, Any]
+"""`work`, `arm`, `repetition`, `scale`, and `value`, `peak_mb`, `versions` or `error`."""
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """All measurements so far. Removes a last line that was cut short."""
+    path = folder / RESULTS_FILE
+    if not path.exists():
+        return []
+    text = path.read_text()
+    complete = text[: text.rfind("\n") + 1]
+    if complete != text:
+        path.write_text(complete)
+    return [json.loads(line) for line in complete.splitlines()]
+
+
+def append_row(folder: Path, row: Row) -> None:
+    """Add a measurement."""
+    with (folder / RESULTS_FILE).open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def of_arm(rows: Sequence[Row], work: str, arm: str) -> dict[int, Row]:
+    """The newest measurements of an arm, by repetition."""
+    return {row["repetition"]: row for row in rows if (row["work"], row["arm"]) == (work, arm)}
+
+
+def table(name: str, work: Work, rows: Sequence[Row]) -> str:
+    """A markdown table of a work: medians, and medians of the ratios of measurements that were taken in turn.
+
+    A ratio is that of Lockstep to a library, and of several ranks to one; more than 1 is better.
+    """
+    base = of_arm(rows, name, work.arms[0].name)
+    lines = [
+        f"## {name}: {work.title}",
+        "",
+        f"| | {work.unit}, median (range) | ratio, median (range) | aimed at | MB per process |",
+        "|---|---|---|---|---|",
+    ]
+    notes: list[str] = []
+    for arm in work.arms:
+        measured = of_arm(rows, name, arm.name)
+        if not measured:
+            continue
+        good = {i: row["value"] for i, row in measured.items() if "value" in row}
+        errors = [row["error"] for row in measured.values() if "error" in row]
+        if errors and not good:
+            notes.append(f"{arm.title}: {errors[-1]}")
+            continue
+        against = "" if arm is work.arms[0] else _ratio(work, arm, base, good)
+        memory = median(row.get("peak_mb", 0.0) for row in measured.values() if "value" in row)
+        cells = [
+            arm.title,
+            _spread(list(good.values())),
+            against,
+            _target(work, arm),
+            f"{memory:.0f}" if memory else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    versions: dict[str, str] = {}
+    for row in rows:
+        if row["work"] == name:
+            versions |= row.get("versions", {})
+    lines += ["", ", ".join(f"{package} {number}" for package, number in sorted(versions.items()))]
+    lines += ["", *(f"Not measured: {note}" for note in notes)] if notes else []
+    return "\n".join(lines)
+
+
+def _ratio(work: Work, arm: Arm, base: Mapping[int, Row], other: Mapping[int, float]) -> str:
+    """How many times better Lockstep is than a library, or several ranks than one."""
+    ours = {i: row["value"] for i, row in base.items() if "value" in row and i in other}
+    ratios = [ours[i] / other[i] if work.higher_is_better else other[i] / ours[i] for i in ours]
+    if arm.ranks > 1:
+        ratios = [1 / ratio for ratio in ratios]
+    if not ratios:
+        return ""
+    return f"{median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+
+
+def _target(work: Work, arm: Arm) -> str:
+    return f"{work.targets[arm.name]:.2f}" if arm.name in work.targets else ""
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    digits = 0 if median(values) >= 100 else 2
+    return f"{median(values):,.{digits}f} ({min(values):,.{digits}f} - {max(values):,.{digits}f})"

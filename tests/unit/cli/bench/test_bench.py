@@ -1,0 +1,164 @@
+"""`lockstep bench` with stand-ins for what it measures."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.bench import process
+from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE
+from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
+from lockstep.cli.main import main
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+log = Path(__file__).with_name("log")
+calls = log.read_text().split() if log.exists() else []
+log.write_text(" ".join([*calls, sys.argv[1]]))
+if sys.argv[1] == "broken":
+    sys.exit("it does not know this task")
+value = {"ours": 300, "theirs": 100, "two": 450}[sys.argv[1]]
+print("something else first")
+print(json.dumps({"value": value + len(calls) * 0.001, "peak_mb": 10, "versions": {"peer": "1.0"}}))
+"""
+
+
+@pytest.fixture
+def arms(tmp_path, monkeypatch):
+    """Two works of three arms; the scripts write down in which order they are called."""
+    (tmp_path / "arm.py").write_text(SCRIPT)
+    monkeypatch.setattr(process, "ARMS", tmp_path)
+
+    def arm(name: str, **more) -> Arm:
+        return Arm(name=name, title=name.title(), script="arm.py", words=(name,), **more)
+
+    works = {
+        "speed": Work(
+            title="a task",
+            arms=(arm("ours"), arm("theirs", environment="sb3"), arm("two", ranks=2)),
+            targets={"theirs": 2.5},
+        ),
+        "broken": Work(title="another", arms=(arm("ours"), arm("broken"), arm("two", only_with="--purejaxrl DIR"))),
+    }
+    for module in ("command", "results"):
+        monkeypatch.setattr(f"lockstep.cli.bench.{module}.WORKS", works, raising=False)
+    return tmp_path
+
+
+def bench(folder: Path, *words: str) -> int:
+    return main(
+        ["bench", *words, "--run-dir", str(folder / "out"), "--repetitions", "2", "--python", f"sb3={sys.executable}"]
+    )
+
+
+def test_arms_are_measured_in_turn_and_compared_by_the_median_of_ratios(arms, capsys):
+    assert bench(arms, "speed") == 0
+    assert (arms / "log").read_text().split() == ["ours", "theirs", "two"] * 2
+    cells = {
+        line.split(" | ")[0].lstrip("| "): line.split(" | ")
+        for line in capsys.readouterr().out.splitlines()
+        if "|" in line
+    }
+    assert cells["Theirs"][2].startswith("3.00 (") and cells["Theirs"][3] == "2.50"
+    assert cells["Two"][2].startswith("1.50 (")  # two ranks over one, not one over two
+    rows = [json.loads(line) for line in (arms / "out" / RESULTS_FILE).read_text().splitlines()]
+    assert [row["repetition"] for row in rows] == [0, 0, 0, 1, 1, 1]
+    assert "peer 1.0" in (arms / "out" / TABLES_FILE).read_text()
+
+
+def test_less_is_better_turns_the_ratio_round(arms, monkeypatch, capsys):
+    from lockstep.cli.bench import command
+
+    work = command.WORKS["speed"]
+    seconds = Work(title=work.title, arms=work.arms, unit="s", higher_is_better=False)
+    monkeypatch.setattr(command, "WORKS", {"speed": seconds})
+    bench(arms, "speed")
+    out = capsys.readouterr().out
+    assert re.search(r"\| Theirs \|.*\| 0\.33 \(", out) and re.search(r"\| Two \|.*\| 0\.67 \(", out)
+
+
+def test_a_second_start_measures_only_what_is_missing(arms):
+    bench(arms, "speed")
+    results = arms / "out" / RESULTS_FILE
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:-1]) + lines[-1][:10])  # killed while it wrote the last line
+    (arms / "log").unlink()
+    bench(arms, "speed")
+    assert (arms / "log").read_text().split() == ["two"]
+    assert len(results.read_text().splitlines()) == 6
+
+
+def test_an_arm_that_fails_is_reported_with_its_reason_and_not_tried_again(arms, capsys):
+    assert bench(arms) == 1
+    assert "Not measured: Broken: it does not know this task" in capsys.readouterr().out
+    assert (arms / "log").read_text().split().count("broken") == 1
+    bench(arms, "--retry-failed")
+    assert (arms / "log").read_text().split().count("broken") == 3
+
+
+def test_a_library_that_cannot_be_installed_is_reported(arms, monkeypatch, capsys):
+    from lockstep.cli.bench import environments
+
+    monkeypatch.setitem(ENVIRONMENTS, "sb3", ("no-such-package-of-anybody==1.0",))
+    monkeypatch.setattr(environments, "_install", lambda python, packages: _refuse(packages))
+    words = ["bench", "speed", "--run-dir", str(arms / "out"), "--repetitions", "1"]
+    assert main([*words, "--environments", str(arms / "environments")]) == 1
+    assert "Not measured: Theirs: not installed: no such package" in capsys.readouterr().out
+
+
+def _refuse(packages):
+    from lockstep.cli.bench.environments import InstallationError
+
+    assert packages == ["no-such-package-of-anybody==1.0"]
+    raise InstallationError("no such package")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cartpole"], "work cartpole is unknown; did you mean cartpole_"),
+        (["--only", "sb4"], "did you mean sbx or sb3?"),
+        (["--repetitions", "0"], "--repetitions 0 must be a number, at least 1"),
+        (["--scale", "-1"], "--scale -1: a number greater than 0"),
+        (["--python", "sb3"], "write NAME=PYTHON"),
+        (["--python", "sb3=/no/such"], "/no/such is no program"),
+        (["--purejaxrl", "/no"], "there is no file purejaxrl/ppo.py"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(words, message, tmp_path, capsys):
+    assert main(["bench", *words, "--run-dir", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_of_another_scale_are_not_mixed(arms, capsys):
+    bench(arms, "speed")
+    assert bench(arms, "speed", "--scale", "0.5") == 2
+    assert "measured with --scale 1; name another --run-dir" in capsys.readouterr().err
+
+
+def test_the_list_names_works_arms_and_packages(capsys):
+    assert main(["bench", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "cartpole_ppo" in out and "stable-baselines3==2.9.2" in out
+
+
+def test_every_arm_has_its_script_and_every_target_its_arm():
+    for work in WORKS.values():
+        names = [arm.name for arm in work.arms]
+        assert len(set(names)) == len(names) and set(work.targets) <= set(names)
+        for arm in work.arms:
+            assert (process.ARMS / arm.script).exists()
+            assert arm.environment is None or arm.environment in ENVIRONMENTS
+        assert work.arms[0].environment is None and work.arms[0].ranks == 1
+
+
+@pytest.mark.slow
+def test_the_measured_command_of_lockstep_runs(tmp_path, capsys):
+    words = ["cartpole_ppo", "--only", "lockstep", "--scale", "0.05", "--repetitions", "1"]
+    assert main(["bench", *words, "--run-dir", str(tmp_path / "out")]) == 0
+    row = json.loads((tmp_path / "out" / RESULTS_FILE).read_text())
+    assert row["value"] > 0 and row["peak_mb"] > 50 and "torch" in row["versions"]
