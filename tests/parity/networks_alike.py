@@ -13,18 +13,19 @@ ACTIONS = {
 }
 
 
-def spec_of(action="discrete", image=None, size=6):
+def spec_of(action="discrete", image=None, size=6, critic_size=None):
     """Of a task that observes a vector, or an image."""
     size = int(np.prod(image)) if image else size
-    return EnvSpec(size, ACTIONS[action], "next_step", True, image=image)
+    return EnvSpec(size, ACTIONS[action], "next_step", True, image=image, critic_size=critic_size)
 
 
-def observed(spec, rows=5, seed=0):
-    """Random observations."""
+def observed(spec, rows=5, seed=0, whole=False):
+    """Random observations; the `whole` ones with those of the critic's own."""
     draws = np.random.default_rng(seed)
     if spec.image:
         return draws.integers(256, size=(rows, *spec.image), dtype=np.uint8)
-    return draws.standard_normal((rows, spec.observation_size)).astype(np.float32)
+    size = spec.observation_size + (spec.critic_size or 0) * whole
+    return draws.standard_normal((rows, size)).astype(np.float32)
 
 
 def acted(spec, rows=5, seed=1):

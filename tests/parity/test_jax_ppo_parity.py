@@ -67,6 +67,14 @@ CASES = {
         {"sequence_length": 8, "num_minibatches": 2, "clip_range": 1e-3},
         {"network": {"recurrent": "lstm", "recurrent_size": 6, "shared": True}},
     ),
+    "observation of the critic's own": (
+        {"normalize_observation": True, "observation_limit": 1.5, "clip_range": 0.05},
+        {"critic_size": 4, "network": {"critic_hidden": (12,)}},
+    ),
+    "gru and observation of the critic's own": (
+        {"normalize_observation": True, "sequence_length": 4, "clip_range": 1e-3},
+        {"critic_size": 4, "network": {"recurrent": "gru", "recurrent_size": 6}},
+    ),
     "images": ({"num_epochs": 2, "num_minibatches": 2, "learning_rate": 2e-4, "clip_range": 2e-4}, {"image": IMAGE}),
 }
 
@@ -79,9 +87,10 @@ def rollout_of(spec, shard, update):
     weight = np.ones((STEPS, ENVS), np.float32)
     weight[1:][ended[:-1] & (draw.random((STEPS - 1, ENVS)) < 0.5)] = 0.0
     shape, seed = (STEPS + 1, ENVS), [update, shard]
-    observation = observed(spec, (STEPS + 1) * ENVS, seed).reshape(*shape, *spec.observation_shape)
+    observation = observed(spec, (STEPS + 1) * ENVS, seed, whole=True)
+    observation = observation.reshape(*shape, *observation.shape[1:])
     rows = [(t, np.flatnonzero(ended[t] & ~terminated[t])) for t in range(0, STEPS, 2)]
-    final = [(t, envs, observed(spec, len(envs), [t, shard])) for t, envs in rows if len(envs)]
+    final = [(t, envs, observed(spec, len(envs), [t, shard], whole=True)) for t, envs in rows if len(envs)]
     action = acted(spec, STEPS * ENVS, seed)
     reward = (draw.standard_normal((STEPS, ENVS)) * (1 + 3 * shard)).astype(np.float32)
     return Rollout(
@@ -107,7 +116,7 @@ def run_of(config, non_finite="stop", precision="float32", network=None, **_):
 
 def updated(config, updates=2, spoil=None, **other):
     """What both made of the same updates: parameters and all else that is equal on all ranks, and metrics."""
-    spec = spec_of(other.get("action", "discrete"), other.get("image"))
+    spec = spec_of(other.get("action", "discrete"), other.get("image"), critic_size=other.get("critic_size"))
     run, world = run_of(config, **other), World().with_shards(SHARDS)
     with TorchComm(world, device="cpu") as torch_comm, Comm(world, device="cpu") as comm:
         theirs = torch_ppo.PPO(run, TorchPolicy(spec, run.network, seed=0), torch_comm)
@@ -144,7 +153,9 @@ def check(ours, theirs, found, tolerance=2e-5, relative=2e-3, absolute=2e-6):
         assert mine == pytest.approx(wanted, rel=relative, abs=absolute)
 
 
-@pytest.mark.parametrize("case", others_slow(CASES, "normalizers", "continuous", "gru"))
+@pytest.mark.parametrize(
+    "case", others_slow(CASES, "normalizers", "continuous", "gru", "observation of the critic's own")
+)
 def test_updates_are_those_of_torch(case):
     config, other = CASES[case]
     ours, theirs, found, compilations = updated(config, **other)

@@ -91,6 +91,16 @@ def running_statistics(backend: Any, world: World, folder: str) -> dict[str, Any
     return one_update(backend, world, config(normalize_observation=True, normalize_return=True))
 
 
+def critic_statistics(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    """The last number of the observations is of the critic's own."""
+    spec = dataclasses.replace(SPEC, observation_size=SPEC.observation_size - 1, critic_size=1)
+    run, rollouts = config(normalize_observation=True), [make_rollout(shard) for shard in world.shards]
+    with backend.ppo_learner(world, run, spec=spec) as ppo:
+        ppo.update(rollouts, np.zeros((len(rollouts), 1)))
+        named = {name: moments.state() for name, moments in ppo.normalizers.named().items()}
+        return {"named": named, "values": backend.ppo_state(ppo)["values"]}
+
+
 def value_statistics(backend: Any, world: World, folder: str) -> dict[str, Any]:
     return one_update(backend, world, config(normalize_value=True))
 
@@ -210,7 +220,7 @@ def data_shards(backend: Any, world: World, folder: str) -> dict[str, Any]:
 
 SEAMS = [
     start_equal, broadcast, initialized_from, gradient_mean, symmetry_weights, statistics_in_the_loss,
-    running_statistics, value_statistics, far_statistics, reset_rows, stop_on_kl, adaptive_rate,
+    running_statistics, critic_statistics, value_statistics, far_statistics, reset_rows, stop_on_kl, adaptive_rate,
     adaptive_rate_of_minibatches, solved_by_all, signal_stops_all, no_episode_weighs_nothing, seeds, files, data_shards,
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Recurrent PPO on several ranks: the same bits on any number of them, and after a run was killed and resumed."""
+"""PPO with memory, or an observation of the critic's own: the same bits on any number of ranks and after a resume."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,14 @@ EVERY = {
     "num_steps": 8, "sequence_length": 4, "network.recurrent_size": 12, "total_steps": 8 * 128, "num_shards": 4,
     "evaluate_every": 4 * 128, "log_every": 2 * 128, "checkpoint_every": 128,
 }  # fmt: skip
+GROUPS = {"env.policy_keys": ("position",), "env.critic_keys": ("speed", "position", "step")}
 RUNS: dict[str, Run] = {
+    "own critic": small(
+        "grouped_envs:Hidden", normalize_observation=True, **EVERY, **GROUPS, **{"network.recurrent": "gru"}
+    ),
+    "own critic, not recurrent": small(
+        "grouped_envs:Hidden", normalize_observation=True, **{**EVERY, "sequence_length": None}, **GROUPS
+    ),
     "same step": small(
         "lockstep/HiddenCartpole-v0", normalize_observation=True, normalize_value=True,
         **EVERY, **{"network.recurrent": "lstm", "env.kwargs.max_episode_steps": 11},
@@ -25,6 +32,8 @@ RUNS: dict[str, Run] = {
 }  # fmt: skip
 NAMES = [
     "same step",
+    "own critic, not recurrent",
+    pytest.param("own critic", marks=pytest.mark.slow),
     pytest.param("next step", marks=pytest.mark.slow),
     pytest.param("one body", marks=pytest.mark.slow),
 ]
@@ -51,13 +60,12 @@ def trained(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [{"network.recurrent": "gru"}, {"network.recurrent": "lstm"}], ids=str)
-def test_jax_gives_the_same_bits_on_two_ranks_and_after_a_resume(tmp_path, network):
+@pytest.mark.parametrize("of_jax", ["own critic", "own critic, not recurrent", "same step"])
+def test_jax_gives_the_same_bits_on_two_ranks_and_after_a_resume(tmp_path, of_jax):
     pytest.importorskip("jax")
     import jax_running
 
-    limit = {"env.kwargs.max_episode_steps": 11}
-    run = small("lockstep/HiddenCartpole-v0", normalize_observation=True, **EVERY, **limit, **network)
+    run = RUNS[of_jax]
     jobs = {"two": job(run, tmp_path, "two"), "cut": job(run, tmp_path, "cut", fails_at=5)}
     found = jax_running.train_all(2, jobs)
     jobs = {"one": job(run, tmp_path, "one"), "resumed": job(run, tmp_path, "unused", resume=str(tmp_path / "cut"))}

@@ -136,6 +136,19 @@ def test_running_statistics(seam):
             assert np.allclose(state["variance"], rows.var(0)), f"the variance of {name} is not pooled"
 
 
+def test_critic_statistics(seam):
+    rollouts = [make_rollout(shard) for shard in range(2)]
+    seen = np.concatenate([r.observation[:-1].reshape(-1, SIZE)[r.weight.ravel() > 0] for r in rollouts])
+    first, second = seam["critic_statistics"]
+    assert (first["values"] == second["values"]).all()
+    for rank in (first, second):
+        for name, rows in (("observations", seen[:, :-1]), ("critic_observations", seen[:, -1:])):
+            state = rank["named"][name]
+            assert state["count"] == len(rows), f"{name} are not counted over all ranks"
+            assert np.allclose(state["mean"], rows.mean(0)), f"the mean of {name} is not pooled"
+            assert np.allclose(state["variance"], rows.var(0)), f"the variance of {name} is not pooled"
+
+
 def test_value_statistics(seam):
     run = config(normalize_value=True)
     target = plain_columns(seam.backend, run)[-1]

@@ -31,9 +31,9 @@ def train(world: World, folder: str, run: Run, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def ppo_learner(world: World, run: Run, seed: int = 0) -> Iterator[ppo.PPO]:
+def ppo_learner(world: World, run: Run, seed: int = 0, spec: EnvSpec = SPEC) -> Iterator[ppo.PPO]:
     with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
-        yield ppo.PPO(run, ppo.Policy(SPEC, run.network, seed=seed), comm)
+        yield ppo.PPO(run, ppo.Policy(spec, run.network, seed=seed), comm)
 
 
 @contextmanager

@@ -19,9 +19,11 @@ class EnvConfig:
     max_episode_steps: int | None = None
     """Truncate episodes here instead of at the task's own limit."""
     policy_keys: tuple[str, ...] = ()
-    """Groups of observations that the policy receives, joined in this order; empty: the task's own choice."""
+    """Groups of observations that the policy receives, joined in this order; empty: the task's own choice, of a
+    Gymnasium `Dict` all groups that `critic_keys` does not name."""
     critic_keys: tuple[str, ...] = ()
-    """Groups of observations that the value network receives; empty: the task's own choice."""
+    """Groups of observations that the value network receives; empty: the task's own choice, of a Gymnasium `Dict` those
+    of the policy."""
     frame_stack: int = 1
     """Observations of the last steps, joined, that a policy receives; for vectors."""
     clip_action: float | None = None

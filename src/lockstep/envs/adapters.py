@@ -19,6 +19,7 @@ from gymnasium.vector import SyncVectorEnv
 from lockstep.envs import wrapper_state
 from lockstep.envs.drawing import choose_mujoco_gl
 from lockstep.envs.extras import EXTRAS, install_line, missing_module
+from lockstep.envs.groups import ObservationGroups
 from lockstep.envs.spaces import Convert, action_spec, flat_space, flatten_batch, flatten_observation, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.workers import WorkerEnvs, become_worker
@@ -101,8 +102,12 @@ class SingleEnvs:
         """Adapt `env`, made of `FlatEnv`; `frames`: number of frames in an image's channels, see `EnvSpec`."""
         spaces_of: Any = env
         observed = spaces_of.single_observation_space
+        self.num_envs = env.num_envs
+        self._env = env
+        critic_size = self._each("critic_size", [()] * self.num_envs)[0]
         self.spec = EnvSpec(
-            observation_size=math.prod(observed.shape),
+            observation_size=math.prod(observed.shape) - (critic_size or 0),
+            critic_size=critic_size,
             image=observed.shape if observed.dtype == np.uint8 else None,
             frames=frames,
             action=action_spec(spaces_of.single_action_space, task),
@@ -111,16 +116,16 @@ class SingleEnvs:
             reward_threshold=threshold,
             max_episode_steps=limit,
         )
-        self.num_envs = env.num_envs
-        self._env = env
+        self._critic: tuple[np.ndarray, np.ndarray | None] = np.zeros((self.num_envs, critic_size or 0), "f4"), None
         self.savable = all(self._each("savable", [()] * self.num_envs))
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start new episodes everywhere, each with its own seed."""
         try:
-            return self._env.reset(seed=[int(seed) for seed in seeds])[0]
+            observation = self._env.reset(seed=[int(seed) for seed in seeds])[0]
         except (EOFError, OSError) as error:
             raise self._worker_error(error) from error
+        return self._split(observation, None)[0]
 
     def step(self, action: np.ndarray) -> VectorStep:
         """Step every environment once."""
@@ -129,7 +134,20 @@ class SingleEnvs:
         except (EOFError, OSError) as error:  # a broken pipe; errors of environments arrive as RunError
             raise self._worker_error(error) from error
         final = _final(observation, terminated, truncated, info, np.asarray)
+        observation, final = self._split(observation, final)
         return observation, reward.astype(np.float32), terminated, truncated, final
+
+    def critic_observation(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `CriticEnv`."""
+        return self._critic
+
+    def _split(self, observation: np.ndarray, final: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """The policy's part of observations; keeps that of the value network, which follows it."""
+        if self.spec.critic_size is None:
+            return observation, final
+        size = self.spec.observation_size
+        self._critic = observation[:, size:], None if final is None else final[:, size:]
+        return observation[:, :size], None if final is None else final[:, :size]
 
     def state(self) -> dict[str, Any]:
         """See `SavableEnv`. Raises `RunError` if an environment cannot be saved.
@@ -203,6 +221,10 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
             return self._flatten(observation), float(reward), terminated, truncated, {}
         except Exception as error:
             raise RunError(f"{self._name} failed in step: {describe(error)}") from error
+
+    def critic_size(self) -> int | None:
+        """The last numbers of an observation, which are the value network's; None: it has none of its own."""
+        return self.env.critic_size if isinstance(self.env, ObservationGroups) else None
 
     def savable(self) -> bool:
         """Whether the environment can be saved; never raises."""

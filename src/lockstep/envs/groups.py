@@ -1,12 +1,16 @@
-"""Groups of observations, the parts of a `Dict` observation, in the order that `env.policy_keys` names."""
+"""Groups of observations, the parts of a `Dict` observation, in the order that the settings name.
 
-from collections.abc import Sequence
+`env.policy_keys` are those of the policy, `env.critic_keys` those of the value network.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium
 from gymnasium import spaces
 
 from lockstep.envs.load import near
+from lockstep.envs.spaces import image_shape
 from lockstep.errors import ConfigError
 
 Env = gymnasium.Env[Any, Any]
@@ -17,23 +21,39 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     Args:
         env: the environment.
-        keys: of the groups.
+        policy_keys: groups of the policy, in this order; empty: all that `critic_keys` does not name, in the order of
+            the space.
+        critic_keys: groups of the value network, which follow those of the policy; empty: it receives the policy's.
+
+    Attributes:
+        critic_size: flat numbers of the value network's groups; None if it has none of its own.
     """
 
-    def __init__(self, env: Env, keys: Sequence[str]) -> None:
+    def __init__(self, env: Env, policy_keys: Sequence[str], critic_keys: Sequence[str] = ()) -> None:
         super().__init__(env)
         space: Any = env.observation_space
         if not isinstance(space, spaces.Dict):
-            raise no_groups(keys, f"its observation space is {space}")
+            setting, keys = ("policy_keys", policy_keys) if policy_keys else ("critic_keys", critic_keys)
+            raise no_groups(keys, f"its observation space is {space}", setting)
         groups = cast(dict[str, Any], space.spaces)
-        for key in keys:
-            if key not in groups:
+        _check_names("policy_keys", policy_keys, groups)
+        _check_names("critic_keys", critic_keys, groups)
+        policy_keys = tuple(policy_keys) or tuple(key for key in groups if key not in critic_keys)
+        if not policy_keys:
+            raise ConfigError(
+                f"env.critic_keys={list(critic_keys)} are all groups of the task: choose those of the policy with "
+                f"env.policy_keys={list(groups)[:1]}, say"
+            )
+        self.critic_size = None
+        if critic_keys and tuple(critic_keys) != policy_keys:
+            self.critic_size = sum(int(spaces.flatdim(groups[key])) for key in critic_keys)
+            if len(policy_keys) == 1 and image_shape(groups[policy_keys[0]]) is not None:
                 raise ConfigError(
-                    f"env.policy_keys={list(keys)}: there is no group {key}{near(key, list(groups))}; the task has "
-                    f"{', '.join(groups)}"
+                    f"env.critic_keys={list(critic_keys)}: the policy observes images ({policy_keys[0]}), and "
+                    "environments on the host give the critic vectors only beside vectors; leave it out"
                 )
-        self._keys = tuple(keys)
-        chosen = [groups[key] for key in keys]
+        self._keys = policy_keys if self.critic_size is None else (*policy_keys, *critic_keys)
+        chosen = [groups[key] for key in self._keys]
         self.observation_space = chosen[0] if len(chosen) == 1 else spaces.Tuple(chosen)
 
     def observation(self, observation: Any) -> Any:
@@ -47,3 +67,13 @@ def no_groups(keys: Sequence[str], reason: str, setting: str = "policy_keys") ->
     return ConfigError(
         f"env.{setting}={list(keys)} is for tasks whose observations have groups (Dict); {reason}: leave it out"
     )
+
+
+def _check_names(setting: str, keys: Sequence[str], groups: Mapping[str, Any]) -> None:
+    """Refuse groups that do not exist."""
+    for key in keys:
+        if key not in groups:
+            raise ConfigError(
+                f"env.{setting}={list(keys)}: there is no group {key}{near(key, list(groups))}; the task has "
+                f"{', '.join(groups)}"
+            )

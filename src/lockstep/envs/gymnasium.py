@@ -20,7 +20,7 @@ from lockstep.envs.groups import ObservationGroups, no_groups
 from lockstep.envs.load import load_object, near
 from lockstep.envs.spaces import action_spec, image_shape, observation_size
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import BUILT_IN, VectorEnv, refuse_unknown_kwargs
+from lockstep.envs.vector import BUILT_IN, GROUPS, VectorEnv, refuse_unknown_kwargs
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import ConfigError
 
@@ -33,7 +33,6 @@ def known_tasks() -> list[str]:
 
 def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training: bool = True) -> VectorEnv:
     """The vector environment of a registered Gymnasium id."""
-    _refuse_critic_keys(config, task)
     registered = gymnasium.registry.get(task)
     if registered is None:
         known = known_tasks()  # registers Atari games as a side effect
@@ -44,8 +43,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
                 "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood)"
             )
     if atari.is_game(registered):
-        if config.policy_keys:
-            raise no_groups(config.policy_keys, f"{task} observes images")
+        _refuse_groups(config, f"{task} observes images")
         return _games(registered, config, num_envs, render=render, training=training)
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit = registered.max_episode_steps if config.max_episode_steps is None else config.max_episode_steps
@@ -94,11 +92,8 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
     """
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit, threshold = config.max_episode_steps, _number(getattr(cls, "reward_threshold", None))
-    if issubclass(cls, GymnasiumVectorEnv | gymnasium.Env):
-        _refuse_critic_keys(config, task)
     if issubclass(cls, GymnasiumVectorEnv):
-        if config.policy_keys:
-            raise no_groups(config.policy_keys, f"{task} is vectorized itself")
+        _refuse_groups(config, f"{task} is vectorized itself")
         if config.wrappers or config.vectorization not in ("auto", "entry_point"):
             raise ConfigError(f"task={task} is vectorized itself: remove env.wrappers and env.vectorization")
         limits = {} if limit is None else {"max_episode_steps": limit}
@@ -135,8 +130,9 @@ def creator_of_class(cls: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> 
 def env_factory(create: Callable[[], Env], task: str, config: EnvConfig) -> EnvFactory:
     """The factory of the environments of a shard, with the wrappers of the config."""
     wrappers = [load_object(path, "env.wrappers") for path in config.wrappers]
-    if config.policy_keys:
-        wrappers.append(partial(ObservationGroups, keys=config.policy_keys))
+    if config.policy_keys or config.critic_keys:
+        groups = partial(ObservationGroups, policy_keys=config.policy_keys, critic_keys=config.critic_keys)
+        wrappers.append(groups)
     return EnvFactory(create, tuple(wrappers), task, os.getpid())
 
 
@@ -146,8 +142,9 @@ def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str
         return "the task has no vectorized entry point"
     if config.wrappers or registered.additional_wrappers:
         return "wrappers need single environments"
-    if config.policy_keys:
-        return "env.policy_keys needs single environments"
+    for name in GROUPS:
+        if getattr(config, name):
+            return f"env.{name} needs single environments"
     if config.max_episode_steps is not None and registered.max_episode_steps is None:
         return "its entry point takes no max_episode_steps"
     with config_errors(registered.id):
@@ -158,13 +155,11 @@ def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str
     return None
 
 
-def _refuse_critic_keys(config: EnvConfig, task: str) -> None:
-    """Refuse an observation of the critic's own, which environments of Gymnasium do not have."""
-    if config.critic_keys:
-        raise ConfigError(
-            f"env.critic_keys={list(config.critic_keys)}: {task} is an environment of Gymnasium, whose critic has the "
-            "policy's observation; leave it out"
-        )
+def _refuse_groups(config: EnvConfig, reason: str) -> None:
+    """Refuse settings that choose groups of observations."""
+    for name in GROUPS:
+        if getattr(config, name):
+            raise no_groups(getattr(config, name), reason, name)
 
 
 def _number(threshold: float | None) -> float | None:

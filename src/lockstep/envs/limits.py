@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import can_save
-from lockstep.envs.vector import Step, VectorEnv
+from lockstep.envs.vector import Step, VectorEnv, has_critic_observation
 from lockstep.errors import ConfigError
 
 
@@ -71,6 +71,12 @@ class LimitedEnv:
         observation, reward, terminated, truncated, final = self._env.step(action)
         final = None if final is None else self._clipped(final)
         return self._clipped(observation), reward, terminated, truncated, final
+
+    def critic_observation(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `lockstep.envs.vector.CriticEnv`."""
+        assert has_critic_observation(self._env)
+        observation, final = self._env.critic_observation()
+        return self._clipped(observation), None if final is None else self._clipped(final)
 
     def _clipped(self, observation: np.ndarray) -> np.ndarray:
         return observation if self._limit is None else np.clip(observation, -self._limit, self._limit)

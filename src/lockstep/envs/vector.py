@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -74,6 +74,23 @@ class VectorEnv(Protocol):
     def close(self) -> None:
         """Free all resources; may be called twice."""
         ...
+
+
+class CriticEnv(VectorEnv, Protocol):
+    """A `VectorEnv` whose value network has an observation of its own; its spec has a `critic_size`."""
+
+    def critic_observation(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """The value network's observations of the last `reset` or `step`, which the next call may overwrite.
+
+        Returns:
+            Observation float32 `[B, C]`, and the final one, as `step` returns those of the policy.
+        """
+        ...
+
+
+def has_critic_observation(env: VectorEnv) -> TypeGuard[CriticEnv]:
+    """Whether `env` gives the value network an observation of its own."""
+    return env.spec.critic_size is not None and callable(getattr(env, "critic_observation", None))
 
 
 def kwargs_of(config: EnvConfig) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import numpy as np
 
 from lockstep.distributed.fingerprint import combine, digest
 from lockstep.distributed.timers import ACT, ENV, OTHER, Timers
-from lockstep.envs.spec import ActionSpec
+from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.envs.state import can_save
-from lockstep.envs.vector import VectorEnv
+from lockstep.envs.vector import CriticEnv, VectorEnv, has_critic_observation
 from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.episodes import EpisodeStats
@@ -59,7 +59,8 @@ class Rollout:
     """One shard's consecutive steps, time-major. Arrays are reused by the next rollout."""
 
     observation: np.ndarray
-    """[T + 1, B, O]; the last row is where the rollout stopped."""
+    """[T + 1, B, O]; the last row is where the rollout stopped. With a critic that has an observation of its own,
+    [T + 1, B, O + C]: its C numbers follow those of the policy."""
     action: np.ndarray
     """[T, B] or [T, B, D], as drawn (not clipped)."""
     reward: np.ndarray
@@ -93,6 +94,7 @@ class Collector:
         timers: record the time spent acting and in environments.
         observation_moments: normalizer of observations, if any.
         noise_per_env: one random stream per environment for noise instead of one per shard.
+        with_critic: also collect the critic's own observations, which the spec of the environments then has.
         report_non_finite: store a non-finite number in `Rollout.fault`, for all ranks to decide on together, instead of
             raising `RunError` on this rank.
     """
@@ -109,6 +111,7 @@ class Collector:
         timers: Timers,
         observation_moments: RunningMoments | None = None,
         noise_per_env: bool = False,
+        with_critic: bool = False,
         report_non_finite: bool = False,
     ) -> None:
         self._world = world
@@ -128,7 +131,10 @@ class Collector:
         self._same_step = spec.autoreset == "same_step"
         self._actor = ActorWithState(actor, (count, size))
         self._begins = np.zeros((count, num_steps + 1, size), bool)
-        self._observation = np.zeros((count, num_steps + 1, size, *spec.observation_shape), spec.observation_dtype)
+        self._critics = [_with_critic(env) for env in envs] if with_critic else None
+        shape = (spec.observation_size + (spec.critic_size or 0),) if with_critic else spec.observation_shape
+        self._observation = np.zeros((count, num_steps + 1, size, *shape), spec.observation_dtype)
+        self._policy_part = self._observation[..., : spec.observation_size] if with_critic else self._observation
         kind = np.float32 if spec.action.kind == "continuous" else np.int64
         shape = () if spec.action.kind == "discrete" else (spec.action.width,)
         self._action = np.zeros((count, num_steps, size, *shape), kind)
@@ -147,8 +153,23 @@ class Collector:
         """Begin new episodes in local shard number `k`, each environment from the seed of its global index."""
         size = self._envs[k].num_envs
         first = self._world.shards[k] * size
-        self._observation[k, -1] = self._envs[k].reset([stream_seed(self._seed, name, first + i) for i in range(size)])
+        seeds = [stream_seed(self._seed, name, first + i) for i in range(size)]
+        self._observation[k, -1] = self._whole(k, self._envs[k].reset(seeds))
         self._actor.begins[k] = True
+
+    def _whole(self, k: int, observation: np.ndarray) -> np.ndarray:
+        """Observations of local shard `k` with the critic's own, if it has any."""
+        if self._critics is None:
+            return observation
+        return np.concatenate([observation, self._critics[k].critic_observation()[0]], -1)
+
+    def _whole_final(self, k: int, final: np.ndarray) -> np.ndarray:
+        """`_whole` of final observations."""
+        if self._critics is None:
+            return final
+        last = self._critics[k].critic_observation()[1]
+        assert last is not None
+        return np.concatenate([final, last], -1)
 
     def collect(self) -> list[Rollout]:
         """Step every environment T times; one rollout for each local shard."""
@@ -165,7 +186,8 @@ class Collector:
         for t in range(steps):
             timers.enter(ACT)
             with np.errstate(over="ignore", invalid="ignore"):  # reported by `_fault`
-                current = observation[:, t] if self._moments is None else self._moments.normalize(observation[:, t])
+                seen = self._policy_part[:, t]
+                current = seen if self._moments is None else self._moments.normalize(seen)
                 chosen = sampler.sample(actor(current), noise[t])
             action[:, t] = chosen
             chosen = clip(chosen)
@@ -175,14 +197,14 @@ class Collector:
                     obs, reward, terminated, truncated, last = env.step(chosen[k])
                 except Exception as error:
                     raise step_error(self._world, k, size, error) from error
-                observation[k, t + 1] = obs
+                observation[k, t + 1] = self._whole(k, obs)
                 self._reward[k, t] = reward
                 self._terminated[k, t] = terminated
                 self._truncated[k, t] = truncated
                 if last is not None and truncated.any():
                     rows = np.flatnonzero(truncated & ~terminated)
                     if len(rows):  # an episode may terminate in the step of its time limit
-                        final[k].append((t, rows, last[rows].astype(observation.dtype)))
+                        final[k].append((t, rows, self._whole_final(k, last)[rows].astype(observation.dtype)))
             if actor.is_recurrent:
                 self._begin_episodes(t)
         timers.enter(OTHER)
@@ -278,6 +300,25 @@ class Collector:
         """Close the environments."""
         for env in self._envs:
             env.close()
+
+
+def split_groups(rows: np.ndarray, spec: EnvSpec) -> tuple[np.ndarray, np.ndarray | None]:
+    """The policy's observations and the critic's own, if it has any, of rows [..., O + C] of a `Rollout`."""
+    if spec.critic_size is None:
+        return rows, None
+    return rows[..., : spec.observation_size], rows[..., spec.observation_size :]
+
+
+def _with_critic(env: VectorEnv) -> CriticEnv:
+    """An environment that gives the critic's own observations. Raises `ConfigError` if it does not."""
+    if not has_critic_observation(env) or env.spec.image is not None:
+        raise ConfigError(
+            f"the spec has critic_size={env.spec.critic_size}, and the environments on the host give no observations "
+            "of the critic's own beside "
+            f"{'images' if env.spec.image is not None else 'these (critic_observation)'}; use env.placement=auto or "
+            "device"
+        )
+    return env
 
 
 def find_non_finite(

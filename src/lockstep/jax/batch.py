@@ -1,7 +1,7 @@
 """The data of a PPO update: a shard's rollout, and transitions with old values, log-probabilities and advantages.
 
-Shapes: T steps of a rollout, B environments of a shard, O observation, N transitions of a part of a minibatch, S
-numbers of a recurrent policy's state.
+Shapes: T steps of a rollout, B environments of a shard, O and C numbers of the policy's and of the critic's
+observation, N transitions of a part of a minibatch, S numbers of a recurrent policy's state.
 """
 
 from typing import Any, NamedTuple, cast
@@ -44,6 +44,10 @@ class Steps(NamedTuple):
     """[T, B, M - 1, O], normalized: copies of `observation` by `symmetry`."""
     mirrored_action: Array | None = None
     """[T, B, M - 1, ...]: of these copies."""
+    critic: Array | None = None
+    """[T + 1, B, C]: the critic's own observation, normalized, if there is one."""
+    final_critic: Array | None = None
+    """[T, B, C]: of the critic's own, as `final`."""
 
 
 class Batch(NamedTuple):
@@ -67,6 +71,8 @@ class Batch(NamedTuple):
     """[N, M - 1, O], normalized: copies of the row by `symmetry`."""
     mirrored_action: Array | None = None
     """[N, M - 1, ...]: of these copies."""
+    critic: Array | None = None
+    """[N, C]: the critic's own observation, if there is one."""
 
     def sequences(self, length: int) -> Sequences | None:
         """The sequences of this length that the rows form, time-major; None for a policy without recurrent layers."""

@@ -1,6 +1,7 @@
 """The once-per-update part of PPO: rollouts to batches with values and advantages, and the normalizers.
 
-Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, O observation.
+Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, O and C
+numbers of the policy's and of the critic's observation.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.experience.rollout import Rollout
+from lockstep.experience.rollout import Rollout, split_groups
 from lockstep.jax.batch import Batch, Steps, slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params
@@ -52,9 +53,10 @@ def _batch_and_critic_state(
     num_steps, size = steps.reward.shape
     rows = num_steps * size
     observation = steps.observation.reshape(-1, *steps.observation.shape[2:])
+    critic = _flat(steps.critic)
     final_value, states, begins, critic_state = steps.final_value, None, None, None
     if steps.state is None:
-        parameters, values = policy.apply(params, observation)
+        parameters, values = policy.apply(params, observation, critic=critic)
     else:
         parameters, values, final_value, states = _unrolled(policy, params, steps)
         critic_state = states[-2, :, policy.actor_state_size :]
@@ -82,7 +84,9 @@ def _batch_and_critic_state(
     )
     old_value = value
     if precision != "float32":
-        parameters, old_value = policy.apply(params, observation[:rows], precision)
+        parameters, old_value = policy.apply(
+            params, observation[:rows], precision, critic=None if critic is None else critic[:rows]
+        )
         old_value = in_real_units(old_value)
     action = steps.action.reshape(rows, *steps.action.shape[2:])
     log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
@@ -98,6 +102,7 @@ def _batch_and_critic_state(
         begins=begins,
         mirrored_observation=_flat(steps.mirrored_observation),
         mirrored_action=_flat(steps.mirrored_action),
+        critic=None if critic is None else critic[:rows],
     )
     return batch, critic_state
 
@@ -116,10 +121,13 @@ def _unrolled(policy: Policy, params: Params, steps: Steps) -> tuple[Array, Arra
     """
     assert steps.state is not None and steps.begins is not None and steps.final is not None
     observation, final = (x.reshape(-1, *x.shape[2:]) for x in (steps.observation, steps.final))
-    parameters, values, after = policy.unroll(params, observation, Sequences(steps.state, steps.begins))
+    parameters, values, after = policy.unroll(
+        params, observation, Sequences(steps.state, steps.begins), _flat(steps.critic)
+    )
     after = after.reshape(*steps.begins.shape, -1)
     before_final = after[:-1].reshape(len(final), -1)
-    _, final_value, _ = policy.unroll(params, final, Sequences(before_final, jnp.zeros((1, len(final)))))
+    alone = Sequences(before_final, jnp.zeros((1, len(final))))
+    _, final_value, _ = policy.unroll(params, final, alone, _flat(steps.final_critic))
     states = jnp.concatenate([steps.state[None], after])
     return parameters, values, final_value.reshape(steps.reward.shape), states
 
@@ -160,7 +168,9 @@ class BatchBuilder:
         self.normalizers = Normalizers.of(config, policy.spec, len(comm.world.shards), shard_envs)
         self.fault: tuple[str, int] | None = None
         self._flat = flat = FlatParameters(policy.params)
-        self._value = jax.jit(lambda values, observation: policy.apply(flat.split(values), observation)[1])
+        self._value = jax.jit(
+            lambda values, observation, critic: policy.apply(flat.split(values), observation, critic=critic)[1]
+        )
         critic_size = policy.state_size - policy.actor_state_size
         self.critic_states = [np.zeros((shard_envs, critic_size), np.float32) for _ in comm.world.shards]
         self._build_spmd = comm.spmd(self._batches_of_shards, donate=False)
@@ -203,7 +213,8 @@ class BatchBuilder:
     def blank(self) -> Rollout:
         """A rollout of zeros with weight 0, to compile with."""
         spec, shape = self._policy.spec, (self._config.num_steps, self._shard_envs)
-        observation = np.zeros((shape[0] + 1, shape[1], *spec.observation_shape), spec.observation_dtype)
+        size = spec.observation_shape if spec.critic_size is None else (spec.observation_size + spec.critic_size,)
+        observation = np.zeros((shape[0] + 1, shape[1], *size), spec.observation_dtype)
         action = np.asarray(Batch.blank(spec, shape[0] * shape[1]).action)
         zeros, never = np.zeros(shape, np.float32), np.zeros(shape, bool)
         final = [(0, np.arange(shape[1]), observation[0])]
@@ -227,13 +238,14 @@ class BatchBuilder:
             outputs.append(jax.lax.optimization_barrier(output))
         return (), jax.tree.map(lambda *columns: jnp.stack(columns), *outputs)
 
-    def steps(self, k: int, rollout: Rollout, value: Callable[[np.ndarray], np.ndarray]) -> Steps:
+    def steps(self, k: int, rollout: Rollout, value: Callable[[np.ndarray, np.ndarray | None], np.ndarray]) -> Steps:
         """A rollout as the policy saw it, with the normalizers frozen.
 
         Args:
             k: number of the local shard.
             rollout: of this shard.
-            value: values of observations [B, O]. It is always called with B rows: shapes must not depend on data.
+            value: values of observations [B, O] and the critic's own [B, C], if any. It is always called with B rows:
+                shapes must not depend on data.
         """
         final_value, is_final = np.zeros_like(rollout.reward), np.zeros_like(rollout.reward)
         if rollout.state is not None:
@@ -244,7 +256,8 @@ class BatchBuilder:
             chunks = np.concatenate([final, padding]).reshape(-1, self._shard_envs, *final.shape[1:])
             times = np.concatenate([np.full(len(envs), t) for t, envs, _ in rollout.final])
             where = times, np.concatenate([envs for _, envs, _ in rollout.final])
-            final_value[where] = np.concatenate([value(chunk) for chunk in chunks])[: len(final)]
+            values = [value(*split_groups(chunk, self._policy.spec)) for chunk in chunks]
+            final_value[where] = np.concatenate(values)[: len(final)]
             is_final[where] = 1.0
         return self._steps(rollout, final_value, is_final)
 
@@ -258,11 +271,14 @@ class BatchBuilder:
             final[t, envs], is_final[t, envs] = self._normalize(last), 1.0
         state = np.concatenate([rollout.state, self.critic_states[k]], -1)
         begins = rollout.begins.astype(np.float32)
-        return self._steps(rollout, final_value, is_final)._replace(state=state, begins=begins, final=final)
+        final, final_critic = split_groups(final, self._policy.spec)
+        steps = self._steps(rollout, final_value, is_final)
+        return steps._replace(state=state, begins=begins, final=cast(Any, final), final_critic=cast(Any, final_critic))
 
     def _steps(self, rollout: Rollout, final_value: np.ndarray, is_final: np.ndarray) -> Steps:
+        observation, critic = split_groups(self._normalize(rollout.observation), self._policy.spec)
         columns = (
-            self._normalize(rollout.observation),
+            observation,
             rollout.action if rollout.action.dtype == np.float32 else rollout.action.astype(np.int32),
             self.normalizers.scaled_reward(rollout.reward),
             rollout.terminated.astype(np.float32),
@@ -271,16 +287,23 @@ class BatchBuilder:
             final_value,
             is_final,
         )
-        steps = Steps(*cast(Any, columns))
+        steps = Steps(*cast(Any, columns), critic=cast(Any, critic))
         if self._symmetry is None:
             return steps
         observation, action = self._symmetry.mirrored(rollout.observation[:-1], steps.action)
         mirrored: Any = self._normalize(np.asarray(observation))
         return steps._replace(mirrored_observation=mirrored, mirrored_action=action)
 
-    def _normalize(self, observation: np.ndarray) -> np.ndarray:
-        observations = self.normalizers.observations
-        return observation if observations is None else observations.normalize(observation)
+    def _normalize(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of a rollout, with the groups of policy and critic each normalized by its own moments."""
+        observations, critics = self.normalizers.observations, self.normalizers.critic_observations
+        if observations is None:
+            return rows
+        observation, critic = split_groups(rows, self._policy.spec)
+        normalized = observations.normalize(observation)
+        if critic is None or critics is None:
+            return normalized
+        return np.concatenate([normalized, critics.normalize(critic)], -1)
 
     def sums(self, rollout: Rollout, advantage: np.ndarray, target: np.ndarray) -> np.ndarray:
         """A shard's contribution to the moments of advantages and targets [T * B], and whether it has a fault."""

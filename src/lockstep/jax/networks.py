@@ -1,7 +1,7 @@
 """Policy and value networks.
 
-Shapes: N rows, O observation, P parameters of the action distribution, S numbers of a recurrent policy's state, of
-which the actor has the first A; L steps of a sequence.
+Shapes: N rows, O observation, C the critic's own observation, P parameters of the action distribution, S numbers of a
+recurrent policy's state, of which the actor has the first A; L steps of a sequence.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
 from lockstep.experience.sampling import Sampler
 from lockstep.jax.continuous_policy import ContinuousPolicy
@@ -35,6 +36,9 @@ from lockstep.run import NetworkConfig
 class ActorCritic:
     """Actor and critic: two networks, or one shared body with two heads.
 
+    With a `critic_size` the critic has an observation of its own, a vector [C] (asymmetric actor-critic; Pinto et al.,
+    2018, arXiv:1710.06542).
+
     Recurrent layers precede the heads: of each network, or one of the shared body.
 
     Attributes:
@@ -46,7 +50,14 @@ class ActorCritic:
         encoder = make_encoder(spec, config)
         images = not isinstance(encoder, Mlp)
         self.body, self.bodies = None, None
-        if images if config.shared is None else config.shared:
+        self.critic_size = spec.critic_size
+        if spec.critic_size is not None:
+            if config.shared:
+                raise ConfigError(
+                    "network.shared=true: the critic of this task has an observation of its own; use null or false"
+                )
+            self.body = encoder if images else None
+        elif images if config.shared is None else config.shared:
             self.body = encoder
         elif images:
             self.bodies = (encoder, encoder)  # the same architecture with separate parameters
@@ -55,11 +66,13 @@ class ActorCritic:
         else:
             of_actor = (spec.observation_size, *config.hidden)
             of_critic = (spec.observation_size, *config.value_hidden)
+        if spec.critic_size is not None:
+            of_critic = (spec.critic_size, *config.value_hidden)
         self.core, self.critic_core = None, None
         if config.recurrent != "none":
             size, layers = config.recurrent_size, config.recurrent_layers
             self.core = Core(config.recurrent, of_actor[0], size, layers)
-            if self.body is None:
+            if self.body is None or spec.critic_size is not None:
                 self.critic_core = Core(config.recurrent, of_critic[0], size, layers)
             of_actor, of_critic = (size, *of_actor[1:]), (size, *of_critic[1:])
         self.actor_state_size = 0 if self.core is None else self.core.state_size
@@ -80,18 +93,28 @@ class ActorCritic:
             params |= with_prefix(name, network.initialize(lambda key, name=name: draws(f"{name}.{key}")))
         return params
 
-    def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
-        """[N, O] to distribution parameters [N, P] and value [N]."""
-        return self._heads(params, *self._features(params, observation))
+    def apply(self, params: Params, observation: Array, critic: Array | None = None) -> tuple[Array, Array]:
+        """[N, O] and the critic's own [N, C] to distribution parameters [N, P] and value [N].
 
-    def unroll(self, params: Params, observation: Array, sequences: Sequences) -> tuple[Array, Array, Array]:
-        """Run a recurrent policy over rows [L * N, O].
+        Where the critic's observation is needed but not given, as in evaluations, the value is NaN.
+        """
+        seen, valued = self._features(params, observation, critic)
+        if valued is None:
+            parameters = self.actor.apply(subtree(params, "actor"), seen)
+            return parameters, jnp.full_like(parameters[:, 0], jnp.nan)
+        return self._heads(params, seen, valued)
+
+    def unroll(
+        self, params: Params, observation: Array, sequences: Sequences, critic: Array | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Run a recurrent policy over rows [L * N, O], and the critic's own [L * N, C].
 
         Returns:
             Distribution parameters, values, and the states after each row [L * N, S].
         """
         assert self.core is not None
-        seen, valued = self._features(params, observation)
+        seen, valued = self._features(params, observation, critic)
+        assert valued is not None
         steps, size = sequences.begins.shape, self.actor_state_size
 
         def remembered(name: str, core: Core, x: Array, state: Array) -> tuple[Array, Array]:
@@ -114,15 +137,18 @@ class ActorCritic:
         out, after = self.core.apply(subtree(params, "core"), seen[None], given)
         return self.actor.apply(subtree(params, "actor"), out[0]), after[0]
 
-    def _features(self, params: Params, observation: Array) -> tuple[Array, Array]:
-        """What recurrent layers or heads of actor and critic receive."""
+    def _features(self, params: Params, observation: Array, critic: Array | None = None) -> tuple[Array, Array | None]:
+        """The inputs of the recurrent layers or heads of actor and critic.
+
+        None for a critic whose own observation is not given.
+        """
         if self.bodies is not None:
             seen, valued = (
                 body.apply(subtree(params, f"bodies.{i}"), observation) for i, body in enumerate(self.bodies)
             )
             return seen, valued
         seen = observation if self.body is None else self.body.apply(subtree(params, "body"), observation)
-        return seen, seen
+        return seen, seen if self.critic_size is None else critic
 
     def _heads(self, params: Params, seen: Array, valued: Array) -> tuple[Array, Array]:
         value = self.critic.apply(subtree(params, "critic"), valued)
@@ -152,6 +178,11 @@ class Policy:
         if config.module is None:
             self.network: ActorCritic | UserNetwork = ActorCritic(spec, size, config)
             params = self.network.initialize(lambda name: draws(f"network.{name}"))
+        elif spec.critic_size is not None:
+            raise ConfigError(
+                f"network.module={config.module} has one observation, and the critic of this task one of its own; "
+                "use null"
+            )
         else:
             self.network = UserNetwork(config.module, spec.observation_size, size)
             params = self.network.initialize(seed)
@@ -167,25 +198,38 @@ class Policy:
             self.network.check_outputs(subtree(self.params, "network"), spec, shapes, needed)
 
     def apply(
-        self, params: Params, observation: Array, precision: str = "float32", sequences: Sequences | None = None
+        self,
+        params: Params,
+        observation: Array,
+        precision: str = "float32",
+        sequences: Sequences | None = None,
+        critic: Array | None = None,
     ) -> tuple[Array, Array]:
-        """[N, O] to distribution parameters [N, P] and value [N], always float32.
+        """[N, O], and [N, C] if the spec has a `critic_size`, to parameters [N, P] and value [N], always float32.
 
         Args:
             params: of the policy, not necessarily the current ones.
             observation: [N, O]; of images [N, C, H, W], bytes.
             precision: `float32` or `bfloat16`, of the computation.
             sequences: that the rows form; needed by a recurrent policy, and only by one.
+            critic: [N, C], the critic's own.
         """
         if sequences is not None:
-            return self.unroll(params, observation, sequences)[:2]
+            return self.unroll(params, observation, sequences, critic)[:2]
         network, observation = cast_inputs(subtree(params, "network"), observation, precision)
-        parameters, value = self.network.apply(network, observation)
+        if critic is None:
+            parameters, value = self.network.apply(network, observation)
+        else:
+            assert isinstance(self.network, ActorCritic)
+            critic = critic if precision == "float32" else critic.astype(jnp.bfloat16)
+            parameters, value = self.network.apply(network, observation, critic)
         return parameters.astype(jnp.float32), value.astype(jnp.float32)
 
-    def unroll(self, params: Params, observation: Array, sequences: Sequences) -> tuple[Array, Array, Array]:
+    def unroll(
+        self, params: Params, observation: Array, sequences: Sequences, critic: Array | None = None
+    ) -> tuple[Array, Array, Array]:
         """Distribution parameters, values and states of a recurrent policy; see `ActorCritic.unroll`."""
-        return self.recurrent.unroll(subtree(params, "network"), observation, sequences)
+        return self.recurrent.unroll(subtree(params, "network"), observation, sequences, critic)
 
     @property
     def recurrent(self) -> ActorCritic:

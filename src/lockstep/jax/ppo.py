@@ -17,7 +17,7 @@ from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
-from lockstep.experience.rollout import Collector, Rollout
+from lockstep.experience.rollout import Collector, Rollout, split_groups
 from lockstep.experience.sequences import rows_of_sequences
 from lockstep.jax.adam import Adam, adapted, clip_by_global_norm
 from lockstep.jax.batch import Batch, slots
@@ -90,7 +90,7 @@ class PPO:
         if self.symmetry is not None:  # the metrics are those of the first rows, which were collected
             batch = augmented(batch)
         sequences = batch.sequences(sequence_length)
-        parameters, value = self.policy.apply(params, batch.observation, self._precision, sequences)
+        parameters, value = self.policy.apply(params, batch.observation, self._precision, sequences, batch.critic)
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(params, parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         ratio = jnp.exp(log_ratio)
@@ -251,7 +251,8 @@ class PPO:
     def warmup(self, actor: Actor | RecurrentActor) -> None:
         """Compile everything that an iteration calls, by calling it with rows of weight 0; collective."""
         blank, num_shards = self._builder.blank(), len(self.comm.world.shards)
-        first = np.stack([blank.observation[0]] * num_shards)
+        seen, _ = split_groups(blank.observation[0], self.policy.spec)
+        first = np.stack([seen] * num_shards)
         ActorWithState(actor, first.shape[:2])(first)
         batches = self._builder.batches(self.state.values, [blank] * num_shards)
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
@@ -376,6 +377,7 @@ def train(session: Session) -> None:
         seed=run.seed,
         timers=timers,
         observation_moments=ppo.observations,
+        with_critic=session.spec.critic_size is not None,
         report_non_finite=True,
     )
     progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps

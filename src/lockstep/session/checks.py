@@ -63,17 +63,14 @@ def check_task(run: Run, spec: EnvSpec) -> None:
     """Raise `ConfigError` for a task that does not fit the algorithm or the network."""
     config = run.algorithm
     if isinstance(config, DQNConfig):
+        if run.env.critic_keys:
+            raise ConfigError(f"env.critic_keys={list(run.env.critic_keys)}: algo=dqn has no critic; leave it out")
         try:
             EpsilonGreedy(spec.action)
         except ConfigError as error:
             raise ConfigError(f"task={run.task}: {error}") from None
     elif isinstance(config, SACConfig | TD3Config):
         _check_actor_critic(run, spec)
-    elif spec.critic_size is not None and run.ml_framework == "jax":
-        raise ConfigError(
-            f"task={run.task} has an observation of its own for the critic, which ml_framework=jax does not support; "
-            "use ml_framework=torch"
-        )
     elif config.bounds_loss_coef > 0 and spec.action.kind != "continuous":
         raise ConfigError(
             f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "

@@ -149,7 +149,11 @@ class Normalizers:
         weights = [r.weight.ravel() for r in rollouts]
         rows: dict[str, list[np.ndarray]] = {}
         if self.observations is not None:
-            rows["observations"] = [r.observation[:-1].reshape(-1, r.observation.shape[-1]) for r in rollouts]
+            size = len(self.observations.mean)
+            flat = [r.observation[:-1].reshape(-1, r.observation.shape[-1]) for r in rollouts]
+            rows["observations"] = [row[:, :size] for row in flat]
+            if self.critic_observations is not None:
+                rows["critic_observations"] = [row[:, size:] for row in flat]
         if self.returns is not None:
             pairs = zip(self.discounted, rollouts, strict=True)
             scale = np.float32(self.reward_scale)

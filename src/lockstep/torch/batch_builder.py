@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.distributed.comm import Comm
-from lockstep.experience.rollout import Rollout
+from lockstep.experience.rollout import Rollout, split_groups
 from lockstep.session.normalizers import Normalizers
 from lockstep.torch.batch import Batch, EvaluatedRollout
 from lockstep.torch.device_rollout import TensorRollout
@@ -121,18 +121,19 @@ class BatchBuilder:
     def _evaluated(self, k: int, rollout: Rollout) -> EvaluatedRollout:
         """The rollout of host environments on the device, with the policy's outputs in one pass."""
         steps, size = rollout.reward.shape
-        observation = self._normalized(rollout.observation)
+        observation, critic = self._normalized(rollout.observation)
+        observations = [part.flatten(0, 1) for part in (observation, critic) if part is not None]
         states = begins = None
         if rollout.state is None:
-            parameters, values = self._forward((observation.flatten(0, 1),), self._forward_rows)
+            parameters, values = self._forward(observations, self._forward_rows)
         else:
-            parameters, values, states, begins = self._unrolled(k, rollout, observation)
+            parameters, values, states, begins = self._unrolled(k, rollout, observations)
         values = values.view(steps + 1, size)
         next_value = values[1:].clone()
         for t, rows, last in rollout.final:  # the next row is already the next episode's: bootstrap from the true one
             envs, final = torch.from_numpy(rows), self._normalized(last)
-            sequences = () if states is None else (None, Sequences(states[t + 1, envs], states.new_zeros(1, len(rows))))
-            next_value[t, envs] = self._policy(final, *sequences)[1].float()
+            sequences = None if states is None else Sequences(states[t + 1, envs], states.new_zeros(1, len(rows)))
+            next_value[t, envs] = self._policy(*final, sequences)[1].float()
         reward = self._normalizers.scaled_reward(rollout.reward)
         columns = (reward, rollout.terminated, rollout.ended, rollout.weight)
         return EvaluatedRollout(
@@ -142,14 +143,17 @@ class BatchBuilder:
             values[:-1],
             next_value,
             *(torch.from_numpy(column).to(self._device, torch.float32) for column in columns),
+            critic=None if critic is None else critic[:-1].flatten(0, 1),
             state=None if states is None else states[:-2].flatten(0, 1),
             begins=None if begins is None else begins[:-1].flatten(),
             raw=None if self._symmetry is None else self._on_device(rollout.observation[:-1]).flatten(0, 1),
-            normalize=lambda rows: self._normalized(rows.numpy(force=True)),
+            normalize=lambda rows: self._normalized(rows.numpy(force=True))[0],
         )
 
-    def _unrolled(self, k: int, rollout: Rollout, observation: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run a recurrent policy over the rollout of local shard `k` and the observation after it.
+    def _unrolled(
+        self, k: int, rollout: Rollout, observations: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Run a recurrent policy over `observations` of the rollout of local shard `k` and of the step after it.
 
         Returns:
             Distribution parameters, values, the states *before* each step and after the last [T + 2, B, S], and where
@@ -157,7 +161,8 @@ class BatchBuilder:
         """
         assert rollout.state is not None and rollout.begins is not None
         network = self._policy.recurrent
-        parts = [network.features(part) for part in torch.split(observation.flatten(0, 1), self._forward_rows)]
+        columns = (torch.split(observation, self._forward_rows) for observation in observations)
+        parts = [network.features(*part) for part in zip(*columns, strict=True)]
         of_actor, of_critic = (torch.cat(cast("list[Tensor]", column)) for column in zip(*parts, strict=True))
         begins = torch.from_numpy(rollout.begins).to(self._device, torch.float32)
         first = torch.cat([torch.from_numpy(rollout.state).to(self._device), self.critic_states[k]], -1)
@@ -166,17 +171,21 @@ class BatchBuilder:
         self.critic_states[k] = states[-2, :, self._policy.actor_state_size :].clone()
         return parameters, values, states, begins
 
-    def _forward(self, observations: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
+    def _forward(self, observations: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:
         """Parameters and values of all rows, `rows` at a time."""
         columns = (torch.split(observation, rows) for observation in observations)
         parts = [self._policy(*part) for part in zip(*columns, strict=True)]
         parameters, value = (torch.cat(column).float() for column in zip(*parts, strict=True))
         return parameters, value
 
-    def _normalized(self, observation: np.ndarray) -> Tensor:
-        """Observations as the acting policy received them, before this update of the normalizer."""
-        moments = self._normalizers.observations
-        return self._on_device(observation if moments is None else moments.normalize(observation))
+    def _normalized(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """Observations as the acting policy and its critic received them, before this update of the normalizers."""
+        observation, critic = split_groups(rows, self._policy.spec)
+        moments, of_critic = self._normalizers.observations, self._normalizers.critic_observations
+        seen = self._on_device(observation if moments is None else moments.normalize(observation))
+        if critic is None:
+            return seen, None
+        return seen, self._on_device(critic if of_critic is None else of_critic.normalize(critic))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

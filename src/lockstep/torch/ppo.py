@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
-from lockstep.errors import ConfigError
 from lockstep.experience.rollout import Collector
 from lockstep.experience.sequences import rows_of_sequences
 from lockstep.record.progress import Progress
@@ -315,8 +314,6 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
             seed=run.seed,
             timers=session.timers,
         )
-    if session.spec.critic_size is not None:
-        raise ConfigError("env.placement=host has no observations for the critic of this task; use auto or device")
     return Collector(
         session.world,
         session.make_envs(run.num_envs),
@@ -326,6 +323,7 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
         seed=run.seed,
         timers=session.timers,
         observation_moments=ppo.observations,
+        with_critic=session.spec.critic_size is not None,
         report_non_finite=True,
     )
 

@@ -32,7 +32,41 @@ class Grouped(gymnasium.Env):
         return {name: np.full(size, size, np.float32) for name, size in (("a", 1), ("b", 2), ("c", 3))}
 
 
-GROUPED = f"{__file__}:Grouped"
+class Pictured(Grouped):
+    """Observes an image and a group of numbers."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"a": Grouped.observation_space["a"], "picture": gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)}
+    )
+
+
+class Goal(gymnasium.Env):
+    """Goal-conditioned, as the tasks of Gymnasium-Robotics; counts its steps, and truncates after two."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "observation": gymnasium.spaces.Box(-9, 9, (2,), np.float32),
+            "desired_goal": gymnasium.spaces.Discrete(3),
+            "achieved_goal": gymnasium.spaces.Box(-9, 9, (1,), np.float32),
+        }
+    )
+    action_space = gymnasium.spaces.Box(-2, 2, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observed(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observed(), 0.0, False, self.steps == 2, {}
+
+    def observed(self):
+        observation = np.array([7, self.steps], np.float32)
+        return {"observation": observation, "achieved_goal": np.array([5], np.float32), "desired_goal": 1}
+
+
+GROUPED, PICTURED, GOAL = (f"{__file__}:{name}" for name in ("Grouped", "Pictured", "Goal"))
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -45,11 +79,45 @@ def test_policy_keys_choose_and_order_groups(vectorization):
     assert env_spec(GROUPED, EnvConfig(policy_keys=("b",))).observation_size == 2
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_critic_keys_give_the_critic_an_observation_that_the_policy_does_not_receive(vectorization):
+    config = EnvConfig(critic_keys=("c", "b"), clip_observation=2.5, vectorization=vectorization)
+    env = make_vector_env(GROUPED, config, 2)
+    assert (env.spec.observation_size, env.spec.critic_size) == (1, 5)
+    assert env.reset([0, 1]).tolist() == [[1]] * 2
+    observation, *_, final = env.step(np.zeros((2, 1), np.float32))
+    assert observation.tolist() == final.tolist() == [[1]] * 2
+    assert [part.tolist() for part in env.critic_observation()] == [[[2.5, 2.5, 2.5, 2, 2]] * 2] * 2
+    env.close()
+    same = env_spec(GROUPED, EnvConfig(policy_keys=("a",), critic_keys=("a",)))
+    assert (same.observation_size, same.critic_size) == (1, None)
+
+
+def test_critic_receives_the_final_observation_of_an_episode():
+    env = make_vector_env(GOAL, EnvConfig(critic_keys=("observation",), frame_stack=2), 1)
+    assert (env.spec.observation_size, env.spec.critic_size) == (2 * 4, 2)
+    env.reset([0])
+    for steps, final_steps in ((1, 1), (0, 2)):
+        env.step(np.zeros((1, 1), np.float32))
+        assert [part.tolist() for part in env.critic_observation()] == [[[7, steps]], [[7, final_steps]]]
+
+
+def test_goal_conditioned_observations_are_joined_in_the_order_of_their_names():
+    env = make_vector_env(GOAL, EnvConfig(), 1)
+    assert env.reset([0]).tolist() == [[5, 0, 1, 0, 7, 0]], "achieved goal, desired goal (one-hot), observation"
+    env.step(np.zeros((1, 1), np.float32))
+    observation, *_, final = env.step(np.zeros((1, 1), np.float32))
+    assert (observation.tolist(), final.tolist()) == ([[5, 0, 1, 0, 7, 0]], [[5, 0, 1, 0, 7, 2]])
+
+
 @pytest.mark.parametrize(
     ("task", "config", "message"),
     [
         (GROUPED, {"policy_keys": ("d",)}, "there is no group d"),
-        (GROUPED, {"critic_keys": ("a",)}, "env.critic_keys"),
+        (GROUPED, {"critic_keys": ("d",)}, "there is no group d"),
+        (GROUPED, {"critic_keys": ("c", "b", "a")}, r"choose those of the policy with env.policy_keys=\['a'\]"),
+        (PICTURED, {"policy_keys": ("picture",), "critic_keys": ("a",)}, r"the policy observes images \(picture\)"),
+        ("CartPole-v1", {"critic_keys": ("a",)}, "env.critic_keys.*observations have groups"),
         ("CartPole-v1", {"policy_keys": ("a",)}, "observations have groups"),
         ("lockstep/Reach-v0", {"policy_keys": ("a",)}, "observations have groups"),
         ("lockstep/Reach-v0", {"critic_keys": ("a",)}, "env.critic_keys"),

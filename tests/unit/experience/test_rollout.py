@@ -1,5 +1,7 @@
 """Collecting: what is kept of each step, and what is found once per rollout."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,9 @@ from hypothesis import strategies as st
 
 from lockstep.distributed.timers import Timers
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.errors import RunError
+from lockstep.errors import ConfigError, RunError
 from lockstep.experience.normalize import DiscountedReturns, RunningMoments
-from lockstep.experience.rollout import Collector, EpisodeStats, NonFiniteValue, clipper
+from lockstep.experience.rollout import Collector, EpisodeStats, NonFiniteValue, clipper, split_groups
 from lockstep.world import World, stream_seed
 
 
@@ -116,6 +118,49 @@ def test_same_step_environments_keep_their_true_last_observation_aside():
         (t, int(b)): last.tolist() for t, rows, lasts in rollout.final for b, last in zip(rows, lasts, strict=True)
     }
     assert aside == {(1, 0): [0, 2], (3, 0): [0, 2], (5, 0): [0, 2], (2, 1): [1, 3], (5, 1): [1, 3], (3, 2): [2, 4]}
+
+
+class Asymmetric(Scripted):
+    """Gives the critic the negative of the environment, step and 1000."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.spec = dataclasses.replace(self.spec, critic_size=3)
+
+    def step(self, action):
+        result = super().step(action)
+        self.final = result[-1]
+        return result
+
+    def critic_observation(self):
+        final = getattr(self, "final", None)
+        return critic_part(self.observation), None if final is None else critic_part(final)
+
+
+def critic_part(observation):
+    return np.concatenate([-observation, np.full((len(observation), 1), 1000, np.float32)], 1)
+
+
+def test_actor_does_not_see_the_critics_observations():
+    env, sampler = Asymmetric(3), Noisy()
+    (rollout,) = collector([env], sampler=sampler, with_critic=True).collect()
+    policy, critic = split_groups(rollout.observation, env.spec)
+    assert (policy.shape, critic.shape) == ((7, 3, 2), (7, 3, 3))
+    for t in range(6):
+        assert (sampler.shown[t][0] == policy[t]).all(), "the actor saw something else"
+    for row in range(7):
+        assert (critic[row] == critic_part(policy[row])).all()
+    for _, _, rows in rollout.final:
+        last, own = split_groups(rows, env.spec)
+        assert (own == critic_part(last)).all(), "the critic's final observation is another"
+
+
+@pytest.mark.parametrize("image", [None, (1, 1, 2)])
+def test_environment_without_the_critics_observations_is_refused(image):
+    env = Scripted(3)
+    env.spec = dataclasses.replace(env.spec, critic_size=3, image=image)
+    with pytest.raises(ConfigError, match=r"critic_size=3.*use env.placement=auto or device"):
+        collector([env], with_critic=True)
 
 
 def test_terminated_episodes_need_no_last_observation():

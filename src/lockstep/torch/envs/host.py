@@ -8,23 +8,26 @@ import torch
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.vector import Step
-from lockstep.torch.envs.interface import TensorVectorEnv, can_save
+from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 
 
 class HostEnv:
-    """A `TensorVectorEnv` with a numpy interface. The critic's own observations are dropped."""
+    """A `TensorVectorEnv` with a numpy interface."""
 
     def __init__(self, env: TensorVectorEnv) -> None:
         self.spec, self.num_envs = env.spec, env.num_envs
         self.savable = can_save(env)
         self._env = env
+        self._critic: tuple[np.ndarray, np.ndarray | None] = np.zeros((env.num_envs, 0), np.float32), None
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start new episodes everywhere."""
         with torch.no_grad():
-            return _array(self._env.reset(seeds).policy)
+            first = self._env.reset(seeds)
+        self._keep_critic(first, None)
+        return _array(first.policy)
 
     def step(self, action: np.ndarray) -> Step:
         """Step all environments."""
@@ -32,6 +35,7 @@ class HostEnv:
             step = self._env.step(torch.from_numpy(np.ascontiguousarray(action)).to(self._env.device))
         observation = _array(step.observation.policy)
         final = observation if step.final is None else _array(step.final.policy)
+        self._keep_critic(step.observation, step.final)
         return (
             observation,
             _array(step.reward),
@@ -39,6 +43,18 @@ class HostEnv:
             _array(step.truncated),
             final if self.spec.autoreset == "same_step" else None,
         )
+
+    def critic_observation(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `lockstep.envs.vector.CriticEnv`."""
+        return self._critic
+
+    def _keep_critic(self, observation: Observation, final: Observation | None) -> None:
+        """Keep the critic's own observations of a reset or step, if there are any."""
+        if observation.critic is None:
+            return
+        now = _array(observation.critic)
+        last = now if final is None or final.critic is None else _array(final.critic)
+        self._critic = now, last if self.spec.autoreset == "same_step" else None
 
     def state(self) -> dict[str, Any]:
         """The complete state."""
