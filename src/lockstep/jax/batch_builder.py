@@ -73,15 +73,8 @@ def _batch_and_critic_state(
     values = values.reshape(num_steps + 1, size)
     value = in_real_units(values[:-1])
     next_value = in_real_units(jnp.where(steps.is_final > 0, final_value, values[1:]))
-    advantage = gae(
-        steps.reward,
-        value,
-        next_value,
-        steps.terminated,
-        steps.ended,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-    )
+    flags = (steps.terminated, steps.ended)
+    advantage = gae(steps.reward, value, next_value, *flags, gamma=config.gamma, gae_lambda=config.gae_lambda)
     old_value = value
     if precision != "float32":
         parameters, old_value = policy.apply(
