@@ -11,6 +11,7 @@ from pages import CHINESE, PAGES, blocks, commands, missing_packages, name, need
 from test_commands import run
 
 pytestmark = pytest.mark.isaac
+RESULTS = "results"  # folder of pages whose commands are long measurements
 SUITES = {"isaaclab_tasks", "mjlab", "skrl", "rl_games", "rsl_rl"}
 
 
@@ -18,9 +19,10 @@ def suite_commands(page: Path) -> list[str]:
     return [command for command in commands(page) if SUITES & set(needed_packages(command))]
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if suite_commands(page) and CHINESE not in page.name], ids=name
-)
+GUIDES = [page for page in PAGES if suite_commands(page) and CHINESE not in page.name and page.parent.name != RESULTS]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
 def test_commands_of_robot_suites_run(page, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("ISAACSIM_ASSET_ROOT", os.environ.get("ISAACSIM_ASSET_ROOT", str(Path(sys.prefix) / "assets")))

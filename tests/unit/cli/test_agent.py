@@ -1,6 +1,7 @@
 """The settings of a task alone: those of an agent configuration, else the defaults of its kind of task."""
 
 import copy
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from lockstep.envs.make import env_spec as spec_of
 from lockstep.errors import ConfigError
 from lockstep.run import Run
 from lockstep.session import task_defaults
-from lockstep.torch.envs import published_agents
+from lockstep.torch.envs import published_agents, spec_cache
 from lockstep.torch.envs.published_agents import PublishedAgents
 
 RUN = Run(task="Mjlab-Mine")
@@ -38,6 +39,18 @@ def test_the_first_configuration_that_can_be_read_is_the_default(capsys):
     assert "settings from the skrl configuration of Mjlab-Mine (others: rl_games, rsl_rl)" in printed
     assert "time_limit_bootstrap=false" in printed
     assert "without effect here: " in printed and "memory.memory_size" in printed
+
+
+@pytest.mark.parametrize(("task", "package"), [("Mjlab-Mine", "mjlab"), ("envpool/Mine-v1", "envpool")])
+def test_a_suite_that_is_not_installed_is_named_with_its_extra(task, package, monkeypatch):
+    def version(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(spec_cache, "version", version)
+    with pytest.raises(
+        ConfigError, match=rf"needs the Python package {package}: pip install 'lockstep-rl\[{package}\]'"
+    ):
+        with_agent(Run(task=task), None, {})
 
 
 @pytest.mark.usefixtures("published")

@@ -25,6 +25,7 @@ from lockstep.config import settings
 from lockstep.envs import isaac
 from lockstep.errors import ConfigError
 
+_ENTRY_POINT = "_cfg_entry_point"
 _MAX_SEED = 2**31 - 1  # numpy's legacy seeding takes 32 bits; libraries add the rank to a seed
 _is_open = False
 _app: Any = None
@@ -147,6 +148,7 @@ def _open_task(task: str, device: str, agent_entry_point: str | None, overrides:
     app: Any = importlib.import_module("isaaclab.app")
     importlib.import_module("isaaclab_tasks")  # registers the tasks
     tasks: Any = importlib.import_module("isaaclab_tasks.utils")
+    _check_entry_point(task, agent_entry_point)
     parser = argparse.ArgumentParser()
     app.add_launcher_args(parser)
     launcher_args = parser.parse_args(["--device", device])
@@ -161,12 +163,27 @@ def _open_task_with_app(task: str, device: str, agent_entry_point: str | None, o
     start_app(task, device)
     importlib.import_module("isaaclab_tasks")  # registers the tasks; fails before the app has started
     tasks: Any = importlib.import_module("isaaclab_tasks.utils")
+    _check_entry_point(task, agent_entry_point)
     env_cfg = tasks.load_cfg_from_registry(task, "env_cfg_entry_point")
     agent_cfg = None if agent_entry_point is None else tasks.load_cfg_from_registry(task, agent_entry_point)
     for override in overrides:
         _override(task, env_cfg, override)
     env_cfg.sim.device = device
     return IsaacTask(task, env_cfg, agent_cfg)
+
+
+def _check_entry_point(task: str, agent_entry_point: str | None) -> None:
+    """Raise `ConfigError` if the task, which is registered, does not publish that config for a trainer."""
+    import gymnasium
+
+    published = [
+        key for key in gymnasium.spec(task).kwargs if key.endswith(_ENTRY_POINT) and key != f"env{_ENTRY_POINT}"
+    ]
+    if agent_entry_point is not None and agent_entry_point not in published:
+        raise ConfigError(
+            f"task={task} publishes no {agent_entry_point}, but {', '.join(published) or 'no settings at all'}; choose "
+            "one with --agent NAME, or give the library's own config file: --agent FILE.yaml"
+        )
 
 
 def start_app(task: str, device: str) -> None:

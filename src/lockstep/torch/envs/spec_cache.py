@@ -4,13 +4,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of
+from lockstep.errors import ConfigError
 from lockstep.system.files import write_atomically
 
 
@@ -21,8 +22,11 @@ def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[st
         package: the suite; another version of it has other answers.
         question: plain values that the answer depends on.
         find: returns the answer as a tree of plain values.
+
+    Raises:
+        ConfigError: the package is not installed.
     """
-    key = json.dumps([package, version(package), question], sort_keys=True)
+    key = json.dumps([package, _version(package), question], sort_keys=True)
     path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     try:
         kept = json.loads(path.read_text())
@@ -34,6 +38,15 @@ def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[st
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({"key": key, "answer": answer}))
     return answer
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"the task needs the Python package {package}: pip install 'lockstep-rl[{package}]'"
+        ) from None
 
 
 def cached_spec(package: str, task: str, config: EnvConfig, find: Callable[[], EnvSpec]) -> EnvSpec:

@@ -171,6 +171,12 @@ def test_agent_configurations_are_read_after_the_app_started(events, monkeypatch
     assert events == ["app", "tasks"]
 
 
+def test_an_entry_point_that_the_task_does_not_publish_is_refused_with_those_that_it_does(events):
+    message = "publishes no skrl_cfg_entry_point, but rsl_rl_cfg_entry_point; choose one with --agent"
+    with pytest.raises(ConfigError, match=message), isaac_launch.open_task(TASK, "cpu", "skrl_cfg_entry_point"):
+        pass
+
+
 def test_a_second_simulator_in_a_process_is_refused(events):
     with (
         isaac_launch.open_task(TASK, "cpu"),
