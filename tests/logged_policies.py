@@ -1,21 +1,24 @@
 """Policies and batches of made data, for tests of those who learn from them."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.torch.scoring.logged_policy import LoggedPolicy, policy_of
-from lockstep.torch.scoring.policy_spec import PolicySpec
+from lockstep.session.logged.policy_spec import PolicySpec
+
+if TYPE_CHECKING:
+    from lockstep.torch.scoring.logged_policy import LoggedPolicy
 
 SMALL = ScoreNetworkConfig(hidden=(8, 5))
 
 
-def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> LoggedPolicy:
-    """What learns, as it begins."""
-    about = PolicySpec(
+def spec_for(run: OfflineRun, dataset: Dataset) -> PolicySpec:
+    """Everything about the policy of a run but its parameters."""
+    return PolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,
@@ -23,7 +26,13 @@ def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> LoggedPolicy
         algo=run.algo,
         algorithm=run.algorithm,
     )
-    return policy_of(about, seed)
+
+
+def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> "LoggedPolicy":
+    """The torch policy that learns, with its initial parameters."""
+    from lockstep.torch.scoring.logged_policy import policy_of
+
+    return policy_of(spec_for(run, dataset), seed)
 
 
 def draws(num_rows: int, sizes: Sequence[int], seed: int) -> list[np.ndarray]:

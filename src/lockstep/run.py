@@ -42,6 +42,8 @@ OFFLINE_ALGORITHMS: Mapping[str, type[OfflineConfig]] = {
     "cql": CQLConfig,
 }
 """The settings class of each algorithm that learns from logged data."""
+JAX_OFFLINE_ALGORITHMS = ("dqn", "iql")
+"""Those of them that JAX has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +203,8 @@ class OfflineRun(RunBase):
         _fill_in_algorithm(self)
         if cast(object, self.network) is None:
             object.__setattr__(self, "network", default_score_network(self.algo))
-        if self.ml_framework != "torch":
-            raise ConfigError(f"ml_framework={self.ml_framework}: only torch learns from logged data; leave it out")
+        if self.ml_framework == "jax":
+            self._check_jax()
         if self.epochs < 1:
             raise ConfigError(f"epochs={self.epochs} must be at least 1")
         if self.estimate_every is not None and self.estimate_every < 1:
@@ -221,6 +223,19 @@ class OfflineRun(RunBase):
                         f"{name}={value} is for named actions; algo=parametric_dqn has none, leave it out"
                     )
         self.check()
+
+    def _check_jax(self) -> None:
+        """Raise `ConfigError` for what JAX does not support on logged data."""
+        if self.algo not in JAX_OFFLINE_ALGORITHMS:
+            raise ConfigError(
+                f"algo={self.algo} does not learn from logged data with ml_framework=jax, which has "
+                f"{' and '.join(JAX_OFFLINE_ALGORITHMS)}; choose one of these, or leave ml_framework out to use torch"
+            )
+        if self.model_path is not None:
+            raise ConfigError(
+                f"model_path={self.model_path}: ml_framework=jax writes no exported policy at the end; use null, and "
+                "export the run afterwards, where torch is installed: lockstep export RUN"
+            )
 
     @property
     def subject(self) -> str:

@@ -13,9 +13,9 @@ import made_data
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.run import ScoreNetworkConfig
+from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.torch.deploy.offline_export import export
 from lockstep.torch.scoring.policy import ScoringPolicy
-from lockstep.torch.scoring.policy_spec import PolicySpec
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -16,10 +16,10 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
+from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.scoring.policy import ScoringPolicy
-from lockstep.torch.scoring.policy_spec import PolicySpec
 from lockstep.world import World
 from quick import others_slow
 

@@ -9,10 +9,11 @@ import torch
 from lockstep import World
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
+from lockstep.session.logged import estimate as counterfactual
+from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.torch.comm import Comm
-from lockstep.torch.offline import estimate as counterfactual
+from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.policy import ScoringPolicy
-from lockstep.torch.scoring.policy_spec import PolicySpec
 
 
 def judged(rank: int, ports: dict[str, int], paths: dict[str, list[str]]) -> dict[str, Any]:
@@ -44,4 +45,5 @@ def judge(world: World, paths: list[str]) -> dict[str, Any]:
         algorithm=run.algorithm,
     )
     with Comm(world, device="cpu", timeout_s=30) as comm:
-        return counterfactual.estimate(ScoringPolicy(about, seed=1), dataset, comm, run).to_dict()
+        scorer = PolicyScorer(ScoringPolicy(about, seed=1), run)
+        return counterfactual.estimate(scorer, dataset, comm, run).to_dict()

@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
 
 import made_data
 from lockstep import World, spawn
@@ -88,7 +87,9 @@ def train_logged(ranks: int, jobs: dict[Any, LoggedJob]) -> dict[Any, list[Logge
 
 
 def _train_each(rank: int, jobs: dict[Any, LoggedJob]) -> dict[Any, LoggedOutcome]:
-    torch.set_num_threads(1)
+    frameworks = {job.run.ml_framework for job in jobs.values()}
+    for name in frameworks:
+        import_module(f"{name}_offline").prepare(rank)
     size = int(os.environ["WORLD_SIZE"])
     return {name: train_one(World(rank=rank, size=size, port=job.port), job) for name, job in jobs.items()}
 
@@ -108,14 +109,18 @@ def train_one(world: World, job: LoggedJob) -> LoggedOutcome:
             traceback.print_exc()
     if "learner" in kept:
         found.messages = Counter(kept["learner"].comm.num_messages)
-        after = dict(kept["learner"].policy.network.named_parameters())
+        after = _backend(job).network(kept["learner"].policy)
         found.moved = all(bool((p != kept["before"][name]).any()) for name, p in after.items())
     return found
 
 
+def _backend(job: LoggedJob) -> Any:
+    return import_module(f"{job.run.ml_framework}_offline")
+
+
 @contextmanager
 def _watched(job: LoggedJob, found: LoggedOutcome) -> Iterator[dict[str, Any]]:
-    module = import_module("lockstep.torch.offline.train")
+    backend, module = _backend(job), import_module(f"lockstep.{job.run.ml_framework}.offline.train")
     class_name = LEARNERS[job.run.algo]
     real, kept = getattr(module, class_name), {}
 
@@ -123,12 +128,11 @@ def _watched(job: LoggedJob, found: LoggedOutcome) -> Iterator[dict[str, Any]]:
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             kept["learner"] = self
-            kept["before"] = {name: p.detach().clone() for name, p in self.policy.network.named_parameters()}
+            kept["before"] = backend.network(self.policy)
 
         def update(self, parts: Any, *args: Any) -> np.ndarray:
-            if not found.learned and self.target is not None:
-                target = self.target.networks[0].named_parameters()
-                found.target = {name: p.detach().numpy().copy() for name, p in target}
+            if not found.learned:
+                found.target = backend.target(self)
             if len(found.learned) == job.fails_at:
                 raise RuntimeError("the test ends this run")
             found.learned.append(np.concatenate([part.index[part.weight > 0] for part in parts]))

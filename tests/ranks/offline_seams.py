@@ -1,6 +1,7 @@
-"""The seams of data-parallel learning from logged data (docs/house.md), each on 2 ranks.
+"""The seams of data-parallel learning from logged data (docs/house.md), each on 2 ranks of either backend.
 
-Each function takes `(world, folder)` and returns what this rank saw; `test_offline_seams.py` checks it.
+Each function takes `(backend, world, folder)` and returns what this rank saw; `test_offline_seams.py` checks it. What
+the backends do differently is in `torch_offline.py` and `jax_offline.py`.
 """
 
 import os
@@ -8,28 +9,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from logged_runs import LoggedJob, small_offline, train_one
-from seam_world import BOUND_S, run_listed
+from seam_world import run_listed
 
 from lockstep import World
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.data.dataset import Dataset
 from lockstep.record.progress import Progress
-from lockstep.run import OfflineConfig, OfflineRun
-from lockstep.torch.comm import Comm
-from lockstep.torch.offline.cloning import Cloning
-from lockstep.torch.offline.cql import ContinuousCQL
-from lockstep.torch.offline.dqn import OfflineDQN
-from lockstep.torch.offline.iql import IQL
-from lockstep.torch.offline.td3_bc import TD3BC
-from lockstep.torch.scoring.logged_policy import save_logged
-from logged_policies import SMALL, part, policy_for
+from lockstep.run import JAX_OFFLINE_ALGORITHMS, OfflineConfig, OfflineRun
+from logged_policies import SMALL, part
 
 ROWS = 16
 PADDING = (0, 11)
@@ -48,9 +42,8 @@ LEARNERS: dict[str, tuple[str, OfflineConfig]] = {
     "td3_bc": ("td3_bc", TD3BCConfig(policy_delay=1, target_noise=0.0, **OF_CONTINUOUS)),
     "cql": ("cql", CQLConfig(num_sampled_actions=3, cql_gap=1.0, **OF_CONTINUOUS)),
 }
-KINDS = {"named": "plain", "candidates": "candidates", "continuous": "td3_bc"}
-"""One learner for each kind of actions."""
-CLASSES = {"bc": Cloning, "iql": IQL, "td3_bc": TD3BC, "cql": ContinuousCQL}
+KINDS = ("named", "candidates", "continuous")
+"""The kinds of actions."""
 DATA = {"parametric_dqn": "candidates", "iql": "continuous", "td3_bc": "continuous", "cql": "continuous"}
 
 
@@ -64,65 +57,58 @@ def index_of(rank: int) -> np.ndarray:
     return np.random.default_rng(rank).integers(300, size=ROWS)
 
 
+def learners(backend: Any) -> list[str]:
+    """The learners that a backend has."""
+    every = backend.__name__.startswith("torch")
+    return [name for name, (algo, _) in LEARNERS.items() if every or algo in JAX_OFFLINE_ALGORITHMS]
+
+
+def kinds(backend: Any) -> dict[str, str]:
+    """One learner for each kind of actions that a backend has."""
+    found = {"named": "plain", "candidates": "candidates", "continuous": backend.CONTINUOUS}
+    return {kind: name for kind, name in found.items() if name in learners(backend)}
+
+
 @contextmanager
-def learner(world: World, folder: str, name: str, seed: int = 0, **changes: Any) -> Iterator[tuple[Dataset, Any]]:
+def learner(
+    backend: Any, world: World, folder: str, name: str, seed: int = 0, **changes: Any
+) -> Iterator[tuple[Dataset, Any]]:
     algo, config = LEARNERS[name]
     run = OfflineRun(data="any", algo=algo, algorithm=config, network=SMALL, **changes)
     dataset = Dataset.open(data(folder, algo))
-    with Comm(world, device="cpu", timeout_s=BOUND_S) as comm:
-        yield dataset, CLASSES.get(algo, OfflineDQN)(run, policy_for(run, dataset, seed), comm)
+    with backend.learner(world, run, dataset, seed) as one:
+        yield dataset, one
 
 
-def arrays(named: Any) -> dict[str, np.ndarray]:
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named}
-
-
-def state_of(one: Any) -> dict[str, Any]:
-    """The networks, and everything that is compared between ranks."""
-    assert one.target is not None
-    return {
-        "policy": arrays(one.policy.named_parameters()),
-        "target": arrays(one.target.networks[0].named_parameters()),
-        "shared": arrays(one.shared_tensors().items()),
-    }
-
-
-def start_equal(world: World, folder: str) -> dict[str, Any]:
+def start_equal(backend: Any, world: World, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for kind, name in KINDS.items():
-        with learner(world, folder, name, seed=world.rank) as (_, one):
-            found[kind] = state_of(one)
+    for kind, name in kinds(backend).items():
+        with learner(backend, world, folder, name, seed=world.rank) as (_, one):
+            found[kind] = backend.networks(one)
     return found
 
 
-def gradients(world: World, folder: str) -> dict[str, Any]:
+def gradients(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Of one step: the gradient, the extra sums, and the state afterwards."""
     found: dict[str, Any] = {}
-    for name in LEARNERS:
-        with learner(world, folder, name) as (dataset, one):
+    for name in learners(backend):
+        with learner(backend, world, folder, name) as (dataset, one):
             parts = [part(dataset, index_of(world.rank), PADDING[world.rank])]
             extra = one.update(parts, np.array([[1.0, 3.0 * world.rank]]), Progress(1000))
-            found[name] = after_step(one) | {"extra": extra.tolist()}
+            found[name] = after_step(backend, one) | {"extra": extra.tolist()}
     return found
 
 
-def after_step(one: Any) -> dict[str, Any]:
-    gradient = one.optimizer.flat.gradient
-    if isinstance(one, TD3BC):
-        gradient = torch.cat([gradient, one.actor_optimizer.flat.gradient])
-    return {
-        **state_of(one),
-        "gradient": gradient.numpy().copy(),
-        "metrics": one.metrics.read(),
-    }
+def after_step(backend: Any, one: Any) -> dict[str, Any]:
+    return {**backend.networks(one), "gradient": backend.gradient(one), "metrics": one.metrics.read()}
 
 
-def one_rank_bad(world: World, folder: str) -> dict[str, Any]:
+def one_rank_bad(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Rank 1 alone has a reward that is too large, in the second of three steps."""
     found: dict[str, Any] = {}
-    for kind, name in KINDS.items():
+    for kind, name in kinds(backend).items():
         for mode in ("skip", "stop"):
-            with learner(world, folder, name, non_finite=mode) as (dataset, one):
+            with learner(backend, world, folder, name, non_finite=mode) as (dataset, one):
                 progress, error = Progress(1000), ""
                 for step in range(3):
                     parts = [part(dataset, index_of(world.rank + 2 * step))]
@@ -134,11 +120,11 @@ def one_rank_bad(world: World, folder: str) -> dict[str, Any]:
                         error = str(raised)
                         break
                     progress.updates += 1
-                found[kind, mode] = after_step(one) | {"steps": progress.updates, "error": error}
+                found[kind, mode] = after_step(backend, one) | {"steps": progress.updates, "error": error}
     return found
 
 
-def whole_run(world: World, folder: str) -> dict[str, Any]:
+def whole_run(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """A run from its beginning to its end, and the files that this rank changed."""
     touched: list[str] = []
 
@@ -151,29 +137,34 @@ def whole_run(world: World, folder: str) -> dict[str, Any]:
 
     watching = True
     sys.addaudithook(audit)
-    run = small_offline(data(folder), epochs=2, log_every=100, checkpoint_every=200)
+    run = small_offline(data(folder), epochs=2, log_every=100, checkpoint_every=200, **framework(backend))
     outcome = train_one(world, LoggedJob(run, folder, port=world.port))
     watching = False
     return {**vars(outcome), "folder": folder, "touched": touched}
 
 
-def initialized_from(world: World, folder: str) -> dict[str, Any]:
+def initialized_from(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Every rank has another policy file, as on another host."""
     found: dict[str, Any] = {}
-    for kind, name in KINDS.items():
+    for kind, name in kinds(backend).items():
         algo, _ = LEARNERS[name]
-        run = small_offline(data(folder, algo), algo=algo, epochs=1)
-        mine = policy_for(run, Dataset.open(run.data), seed=100 + world.rank)
+        run = small_offline(data(folder, algo), algo=algo, epochs=1, **framework(backend))
         files = tuple(str(Path(folder).parent / f"{kind}_{rank}.safetensors") for rank in range(world.size))
-        save_logged(Path(files[world.rank]), mine)
+        given = backend.save_random_policy(Path(files[world.rank]), run, Dataset.open(run.data), 100 + world.rank)
         outcome = train_one(world, LoggedJob(run, f"{folder}-{kind}", port=world.port, init_from=files))
-        found[kind] = {**vars(outcome), "given": arrays(mine.network.named_parameters())}
+        found[kind] = {**vars(outcome), "given": given}
     return found
 
 
 SEAMS = (start_equal, gradients, one_rank_bad, whole_run, initialized_from)
 
 
-def run_seams(rank: int, ports: dict[str, int], folder: str) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    return run_listed(SEAMS, rank, ports, folder)
+def framework(backend: Any) -> dict[str, str]:
+    """The setting that chooses a backend."""
+    return {"ml_framework": backend.__name__.partition("_")[0]}
+
+
+def run_seams(rank: int, name: str, ports: dict[str, int], folder: str) -> dict[str, Any]:
+    backend = import_module(f"{name}_offline")
+    backend.prepare(rank)
+    return run_listed(SEAMS, rank, ports, folder, backend)

@@ -1,18 +1,21 @@
 """The seams of data-parallel learning from logged data: each test fails when its seam is cut."""
 
 import re
+from importlib import import_module
 
 import numpy as np
 import pytest
 from logged_runs import BATCH, ROWS, small_offline
-from offline_seams import KINDS, LEARNERS, PADDING, after_step, data, index_of, learner, run_seams
+from offline_seams import KINDS, LEARNERS, PADDING, after_step, data, index_of, kinds, learner, learners, run_seams
 from running import lines
+from seam_world import same
 
 from lockstep import World, spawn
 from lockstep.data.dataset import Dataset
 from lockstep.launch.rank_environment import free_port
 from lockstep.record.progress import Progress
 from logged_policies import part
+from quick import others_slow
 
 SEAM_OF = {
     **dict.fromkeys(("counters", "files", "shuffles", "metrics"), "whole_run"),
@@ -21,26 +24,32 @@ SEAM_OF = {
 """The function in `offline_seams.py`, where it is not named as the test."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=others_slow(["torch", "jax"], "torch"))
 def seam(request, tmp_path_factory):
     """The results of both ranks for each seam that a selected test needs."""
+    pytest.importorskip(request.param)
     items = [item for item in request.session.items if item.module is request.module]
+    items = [item for item in items if item.callspec.params["seam"] == request.param]
     selected = {item.originalname.removeprefix("test_") for item in items}
     names = {SEAM_OF.get(name, name) for name in selected}
     folder = tmp_path_factory.mktemp("offline_seams")
     small_offline(folder / "named")
     small_offline(folder / "candidates", algo="parametric_dqn")
     small_offline(folder / "continuous", algo="iql")
-    results = spawn(run_seams, 2, ({name: free_port() for name in sorted(names)}, str(folder)), timeout_s=300)
-    return {name: [rank[name] for rank in results] for name in results[0]} | {"folder": folder}
+    ports = {name: free_port() for name in sorted(names)}
+    results = spawn(run_seams, 2, (request.param, ports, str(folder)), timeout_s=300)
+    backend = import_module(f"{request.param}_offline")
+    return {name: [rank[name] for rank in results] for name in results[0]} | {"folder": folder, "backend": backend}
 
 
-def same(a: dict, b: dict) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+def skip_unless(name, of_backend):
+    if name not in of_backend:
+        pytest.skip("not on this backend")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_start_equal(seam, kind):
+    skip_unless(kind, kinds(seam["backend"]))
     first, second = (rank[kind] for rank in seam["start_equal"])
     assert same(first["policy"], second["policy"]), "ranks start from different parameters"
     for rank in (first, second):
@@ -48,13 +57,14 @@ def test_start_equal(seam, kind):
         network = {name.removeprefix(root): p for name, p in rank["policy"].items() if name.startswith(root)}
         assert same(rank["target"], network), "the target network does not start as the policy"
     assert same(first["shared"], second["shared"])
-    assert {"target", "optimizer.moment", "optimizer.square", "learning_rate"} <= first["shared"].keys()
+    assert {"optimizer.moment", "optimizer.square", "learning_rate"} <= first["shared"].keys()
     values = np.concatenate([p.ravel() for p in first["target"].values()])
-    assert np.array_equal(first["shared"]["target"][: len(values)], values), "targets are not compared between ranks"
+    assert np.array_equal(first["compared"], values), "targets are not compared between ranks"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_initialized_from(seam, kind):
+    skip_unless(kind, kinds(seam["backend"]))
     ranks = [rank[kind] for rank in seam["initialized_from"]]
     assert [rank["error"] for rank in ranks] == ["", ""], "ranks went on from different policies"
     assert not same(ranks[0]["given"], ranks[1]["given"])
@@ -71,16 +81,17 @@ def test_gradient(seam, name):
 
     CQL draws random numbers for each shard, so that its parts stay two shards of the one process.
     """
-    folder = str(seam["folder"] / "gradients" / "run")
+    backend, folder = seam["backend"], str(seam["folder"] / "gradients" / "run")
+    skip_unless(name, learners(backend))
     world = World().with_shards(2) if name == "cql" else World()
-    with learner(world, folder, name) as (dataset, one):
+    with learner(backend, world, folder, name) as (dataset, one):
         index = np.concatenate([index_of(rank)[: 16 - PADDING[rank]] for rank in (0, 1)])
         if name == "cql":
             parts = [part(dataset, index_of(rank), PADDING[rank]) for rank in (0, 1)]
         else:
             parts = [part(dataset, index)]
         one.update(parts, np.zeros((len(parts), 0)), Progress(1000))
-        expected = after_step(one)
+        expected = after_step(backend, one)
     for rank in seam["gradients"]:
         found = rank[name]
         near = np.allclose(found["gradient"], expected["gradient"], rtol=0, atol=2e-6)
@@ -89,8 +100,7 @@ def test_gradient(seam, name):
         assert same(found["shared"], seam["gradients"][0][name]["shared"])
     assert len(index) == 21 and expected["metrics"]["optim/grad_norm"] > 0.1
     if "clipped" in name:
-        scores = sum(p.numel() for p in one.scores.parameters())
-        assert np.linalg.norm(expected["gradient"][:scores]) == pytest.approx(0.1, rel=1e-4)
+        assert np.linalg.norm(expected["gradient"][: backend.num_scores(one)]) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_extra_sums(seam):
@@ -100,6 +110,7 @@ def test_extra_sums(seam):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_bad(seam, kind):
+    skip_unless(kind, kinds(seam["backend"]))
     ranks = seam["one_rank_bad"]
     assert not any(isinstance(rank, str) for rank in ranks), f"a rank decided alone: {ranks}"
     for rank in ranks:

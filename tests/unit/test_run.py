@@ -276,6 +276,12 @@ def test_a_rank_without_a_shard_is_refused(changes, saved, words):
         override(BASE, changes).with_shards(World(size=3), saved)
 
 
-def test_jax_does_not_learn_from_logged_data():
-    with pytest.raises(ConfigError, match="ml_framework=jax: only torch learns from logged data"):
-        OfflineRun(data="prepared", ml_framework="jax")
+@pytest.mark.parametrize("algo", ["parametric_dqn", "bc", "td3_bc", "cql"])
+def test_jax_refuses_other_algorithms_on_logged_data(algo):
+    with pytest.raises(ConfigError, match=f"algo={algo} does not learn .* ml_framework=jax, which has dqn and iql"):
+        OfflineRun(data="prepared", ml_framework="jax", algo=algo)
+
+
+def test_jax_refuses_to_export_at_the_end_of_a_run():
+    with pytest.raises(ConfigError, match=r"model_path=out: ml_framework=jax writes no .*lockstep export RUN"):
+        OfflineRun(data="prepared", ml_framework="jax", model_path="out")

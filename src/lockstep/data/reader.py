@@ -49,6 +49,7 @@ class Reader:
         total_rows: in all epochs.
         warnings: for the user, one line each.
         episodes: none, for each local shard.
+        fingerprints: of the rows of each local shard in the first batch that was read.
 
     Raises:
         ConfigError: there are fewer rows than shards, or the batch does not divide among the shards.
@@ -86,7 +87,7 @@ class Reader:
         self.epoch, self.batch = 0, 0
         self.episodes = [NoEpisodes() for _ in world.shards]
         self.warnings = _warnings(layout, batch_size)
-        self._fingerprint = ""
+        self.fingerprints: list[str] = []
         wanted = min(_PREFETCH_BYTES // max(dataset.row_bytes, 1), _PREFETCH_ROWS) // (self._size * len(world.shards))
         self._batches_per_read = max(wanted, 1)
         self._prefetched: list[list[Rows]] = []
@@ -117,7 +118,7 @@ class Reader:
 
     def fingerprint(self) -> str:
         """Fingerprint of the real rows of the first batch that this rank read. It must differ between ranks."""
-        return self._fingerprint
+        return combine(self.fingerprints)
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """Position in the data and identity of the data; the same for every local shard `k`."""
@@ -170,8 +171,8 @@ class Reader:
         index[~padding] = self._order(place[~padding])
         rows = self._dataset.rows(index, n_step=self._n_step, gamma=self._gamma)
         rows.weight[padding] = 0
-        if not self._fingerprint:
-            self._fingerprint = self._fingerprint_rows(rows, self._order)
+        if not self.fingerprints:
+            self.fingerprints = [self._fingerprint_of(k, rows, self._order) for k in range(len(self._positions))]
         starts = np.arange(count * len(self._positions)).reshape(count, -1) * self._size
         return [[rows.between(start, start + self._size) for start in batch.tolist()] for batch in starts]
 
@@ -181,14 +182,14 @@ class Reader:
         batch = np.arange(first, first + count, dtype=np.int64)[:, None, None] * (self._size * shards)
         return (batch + np.array(self._positions)[:, None] + np.arange(self._size) * shards).ravel()
 
-    def _fingerprint_rows(self, rows: Rows, order: Permutation) -> str:
-        """Fingerprint of the real rows of the first batch, or of the first rows of the epoch if the batch is padding.
+    def _fingerprint_of(self, k: int, rows: Rows, order: Permutation) -> str:
+        """Fingerprint of the real rows of local shard `k` in the first batch; if all are padding, of one of the epoch.
 
         Keys are included: rows of other ranks may hold equal numbers.
         """
-        count = self._size * len(self._positions)
-        real = rows.index[:count][rows.weight[:count] > 0]
-        shown = real if len(real) else order(np.array(self._positions, np.int64))
+        own = slice(k * self._size, (k + 1) * self._size)
+        real = rows.index[own][rows.weight[own] > 0]
+        shown = real if len(real) else order(np.array(self._positions[k : k + 1], np.int64))
         return combine([digest(self._dataset.column("key")[shown]), digest(self._dataset.column("state")[shown])])
 
 

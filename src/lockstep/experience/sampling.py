@@ -162,6 +162,38 @@ class NoisyDeterministic:
         return self.mode(parameters), np.broadcast_to(np.log(self.std * self.half_range), parameters.shape).copy()
 
 
+class ClippedGaussian:
+    """D independent normal distributions, clipped to [-1, 1] and scaled to the bounds: P = 2 D.
+
+    The parameters are means and log deviations of the scaled actions.
+
+    Args:
+        action: of the task; every dimension needs finite bounds.
+        deterministic: take the mean always.
+    """
+
+    def __init__(self, action: ActionSpec, *, deterministic: bool) -> None:
+        self.width = action.sizes[0]
+        self.num_parameters = 2 * self.width
+        self.deterministic = deterministic
+        self.center, self.half_range = center_and_half_range(action)
+
+    def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Standard normal noise [*shape, D]."""
+        return generator.standard_normal((*shape, self.width), dtype=np.float32)
+
+    def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Center + half range * (mean + deviation * noise), clipped to the bounds."""
+        if self.deterministic:
+            return self.mode(parameters)
+        scaled = parameters[..., : self.width] + np.exp(parameters[..., self.width :]) * noise
+        return self.center + self.half_range * np.clip(scaled, -1.0, 1.0)
+
+    def mode(self, parameters: np.ndarray) -> np.ndarray:
+        """Center + half range * mean."""
+        return self.center + self.half_range * parameters[..., : self.width]
+
+
 def center_and_half_range(action: ActionSpec) -> tuple[np.ndarray, np.ndarray]:
     """(high + low) / 2 and (high - low) / 2 of continuous actions, [D] float32: they map [-1, 1] to the bounds."""
     low, high = np.array(action.low), np.array(action.high)
@@ -169,7 +201,13 @@ def center_and_half_range(action: ActionSpec) -> tuple[np.ndarray, np.ndarray]:
 
 
 Sampler = (
-    Categorical | MultiCategorical | DiagonalGaussian | StateDependentGaussian | SquashedGaussian | NoisyDeterministic
+    Categorical
+    | MultiCategorical
+    | DiagonalGaussian
+    | StateDependentGaussian
+    | SquashedGaussian
+    | NoisyDeterministic
+    | ClippedGaussian
 )
 
 

@@ -1,7 +1,8 @@
 """The algorithms in JAX.
 
 `ppo.py` and `dqn.py` are the algorithms, `ppo_on_device.py` trains in environments that are written in JAX (`envs/`).
-`comm.py` has all communication between ranks, `collectives/` its transports.
+`comm.py` has all communication between ranks, `collectives/` its transports. `offline/` learns from logged data,
+`scoring/` has its networks.
 """
 
 import lazy_loader

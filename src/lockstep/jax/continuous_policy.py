@@ -7,6 +7,7 @@ the action distribution.
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -35,14 +36,28 @@ class Critics:
 
     Between two linear layers: dropout, layer normalization, activation, as in DroQ (Hiraoka et al., 2022,
     arXiv:2110.02034); the first two only if they are switched on.
+
+    Args:
+        num_critics: C.
+        sizes: inputs of the first layer, units of each hidden layer, and 1.
+        activation: between layers.
+        layer_norm: normalize the units of each hidden layer.
+        dropout: the part of the units of each hidden layer that a mask removes.
     """
 
-    def __init__(self, spec: EnvSpec, network: NetworkConfig, algorithm: SACConfig | TD3Config) -> None:
-        sizes = (spec.observation_size + spec.action.width, *network.value_hidden, 1)
-        self.shapes = [(algorithm.num_critics, b, a) for a, b in pairwise(sizes)]
-        self.activation = network.activation
-        self.layer_norm = algorithm.layer_norm
-        self.dropout = algorithm.dropout
+    def __init__(
+        self,
+        num_critics: int,
+        sizes: Sequence[int],
+        activation: str,
+        *,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        self.shapes = [(num_critics, b, a) for a, b in pairwise(sizes)]
+        self.activation = activation
+        self.layer_norm = layer_norm
+        self.dropout = dropout
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Weights and biases uniform within 1 / sqrt(I); scales of the normalization 1 and shifts 0."""
@@ -115,7 +130,13 @@ class ContinuousPolicy:
         else:
             assert isinstance(algorithm, TD3Config)
             self.sampler = NoisyDeterministic(spec.action, algorithm.exploration_noise)
-        self.critics = Critics(spec, network, algorithm)
+        self.critics = Critics(
+            algorithm.num_critics,
+            (spec.observation_size + spec.action.width, *network.value_hidden, 1),
+            network.activation,
+            layer_norm=algorithm.layer_norm,
+            dropout=algorithm.dropout,
+        )
         sizes = (spec.observation_size, *network.hidden, self.sampler.num_parameters)
         self.actor = Mlp(sizes, network.activation, last_gain=1.0)
         draws = init_streams(seed)

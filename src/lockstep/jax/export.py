@@ -9,46 +9,49 @@ import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.flat import Params
-from lockstep.jax.networks import AnyPolicy, Policy, actor_of
+from lockstep.jax.networks import ActingPolicy, AnyPolicy, Policy, actor_of
 from lockstep.jax.q_networks import QPolicy
+from lockstep.jax.scoring.logged_policy import LoggedPolicy, logged_from_file, save_logged
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
-from lockstep.session.policy_file import PolicySpec
+from lockstep.session.policy_file import PolicySignature, PolicySpec
 
 
 def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
     """Write a policy file atomically. Raises `RunError` if that fails."""
-    assert isinstance(run, Run)  # learning from logs is refused for JAX
+    if isinstance(policy, LoggedPolicy):
+        save_logged(path, policy)
+        return
+    assert isinstance(run, Run)
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
     policy_file.write(path, arrays, observations, _policy_spec(policy, run.task, run.network).to_dict())
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     """Load a policy from a file or run directory of either backend."""
-    about, parameters, observations = _read(Path(path))
+    metadata, arrays = policy_file.read(Path(path))
+    path = policy_file.file_of(Path(path))
+    if policy_file.from_log(metadata):
+        return logged_from_file(path, metadata, arrays), None
+    about = PolicySpec.from_dict(metadata)
+    parameters, observations = policy_file.split_normalizer(about, arrays)
     policy = _policy_of(about)
     if _shapes(parameters) != _shapes(policy.params):
-        raise policy_file.damaged_error(policy_file.file_of(Path(path)))
+        raise policy_file.damaged_error(path)
     policy.params = cast(Params, parameters)
     return policy, observations
 
 
 def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
     """Load parameters of the same shapes, and the normalizer, from a policy file into a new policy."""
-    about, parameters, moments = _read(path)
-    mine = _policy_spec(policy, "", NetworkConfig())
-    policy_file.check_start(
-        path,
-        policy_file.signature(about, _shapes(parameters), moments),
-        policy_file.signature(mine, _shapes(policy.params), observations),
-    )
-    policy.params = cast(Params, parameters)
+    source, moments = load_policy(path)
+    policy_file.check_start(path, _signature(source, moments), _signature(policy, observations))
+    policy.params = source.params
     if moments is not None and observations is not None:
         observations.restore(moments.state())
 
@@ -59,19 +62,13 @@ def load_player(path: Path | str, comm: Comm | None = None) -> tuple[EnvSpec, Pl
     `player.act(observation)` returns its action, computed on the first device of `comm` or, without `comm`, on the CPU.
     """
     policy, observations = load_policy(path)
+    if policy.spec is None:
+        raise policy_file.no_simulator_error(path)
     device = comm.devices[0] if comm is not None else jax.devices("cpu")[0]
     return policy.spec, Player(policy.sampler, actor_of(policy, device), observations, policy.spec)
 
 
-def _read(path: Path) -> tuple[PolicySpec, dict[str, np.ndarray], RunningMoments | None]:
-    header, arrays = policy_file.read(path)
-    if policy_file.from_log(header):
-        raise ConfigError(f"{path} learned from a log, which only torch does; use --ml-framework torch")
-    about = PolicySpec.from_dict(header)
-    return about, *policy_file.split_normalizer(about, arrays)
-
-
-def _policy_of(about: PolicySpec) -> AnyPolicy:
+def _policy_of(about: PolicySpec) -> ActingPolicy:
     """A new policy of the kind that a file describes."""
     if about.algorithm is None:
         return Policy(about.spec, about.network)
@@ -80,7 +77,14 @@ def _policy_of(about: PolicySpec) -> AnyPolicy:
     return ContinuousPolicy(about.spec, about.network, about.algorithm)
 
 
-def _policy_spec(policy: AnyPolicy, task: str, network: NetworkConfig) -> PolicySpec:
+def _signature(policy: AnyPolicy, observations: RunningMoments | None) -> PolicySignature:
+    shapes = _shapes(policy.params)
+    if isinstance(policy, LoggedPolicy):
+        return policy.policy_spec.signature(shapes)
+    return policy_file.signature(_policy_spec(policy, "", NetworkConfig()), shapes, observations)
+
+
+def _policy_spec(policy: ActingPolicy, task: str, network: NetworkConfig) -> PolicySpec:
     algorithm = None if isinstance(policy, Policy) else policy.algorithm
     return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=algorithm)
 

@@ -1,7 +1,7 @@
 """Conversion between parameters by name and one flat vector, for a single message, norm and optimizer step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -18,17 +18,24 @@ class FlatParameters:
 
     Args:
         params: give names and shapes; their values are not used.
+        first: networks whose parameters precede all others, in this order.
 
     Attributes:
         shapes: by name, in the order of the vector.
         num_parameters: P.
     """
 
-    def __init__(self, params: Mapping[str, Any]) -> None:
+    def __init__(self, params: Mapping[str, Any], first: Sequence[str] = ()) -> None:
         for name, value in params.items():
             if value.dtype != np.float32:
                 raise ValueError(f"{name} is {value.dtype}; parameters of type float32 are needed")
-        self.shapes: dict[str, tuple[int, ...]] = {name: tuple(params[name].shape) for name in sorted(params)}
+        prefixes = [f"{name}." for name in first]
+
+        def place(name: str) -> tuple[int, str]:
+            return next((i for i, prefix in enumerate(prefixes) if name.startswith(prefix)), len(prefixes)), name
+
+        names = sorted(params, key=place)
+        self.shapes: dict[str, tuple[int, ...]] = {name: tuple(params[name].shape) for name in names}
         self._sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.num_parameters = sum(self._sizes)
 

@@ -30,6 +30,7 @@ from lockstep.jax.encoders import (
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.q_networks import QNetwork, QPolicy
 from lockstep.jax.recurrent import Core, Sequences
+from lockstep.jax.scoring.logged_policy import LoggedPolicy
 from lockstep.run import NetworkConfig
 
 
@@ -241,14 +242,16 @@ class Policy:
         return np.asarray(self.params[LOG_STD])
 
 
-AnyPolicy = Policy | QPolicy | ContinuousPolicy
+ActingPolicy = Policy | QPolicy | ContinuousPolicy
+"""A policy of an algorithm that learns in environments."""
+AnyPolicy = ActingPolicy | LoggedPolicy
 """A policy of any algorithm."""
 
 
 class LinearActor:
     """Acts with numpy, for networks of linear layers on a CPU; always uses the current parameters."""
 
-    def __init__(self, policy: AnyPolicy, chain: list[str], activation: str) -> None:
+    def __init__(self, policy: ActingPolicy, chain: list[str], activation: str) -> None:
         self._policy, self._chain, self._loaded = policy, chain, policy.params
         self._actor = NumpyActor(self._layers(), activation)
 
@@ -267,7 +270,7 @@ class LinearActor:
 class JaxActor:
     """Acts with JAX, for any network on any device; always uses the current parameters."""
 
-    def __init__(self, policy: AnyPolicy, device: Any) -> None:
+    def __init__(self, policy: ActingPolicy, device: Any) -> None:
         self._policy, self._device = policy, device
         self._loaded: Params | None = None
         self._apply: Callable[[Params, Any], Array] = jax.jit(self._parameters)
@@ -334,12 +337,32 @@ class RecurrentJaxActor:
         return np.asarray(parameters), np.asarray(after)
 
 
-Actor = LinearActor | JaxActor | RecurrentLinearActor | RecurrentJaxActor
+class LoggedActor:
+    """Acts with a policy that was learned from a log, from raw observations; always uses the current parameters."""
+
+    def __init__(self, policy: LoggedPolicy, device: Any) -> None:
+        self._policy, self._device = policy, device
+        self._loaded: Params | None = None
+        self._apply: Callable[[Params, Any], Array] = jax.jit(lambda params, state: policy.apply(params, state)[0])
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """[..., N, F] to [..., N, P]; one call per shard of the leading axis, so kernels have the shard's shape."""
+        if observation.ndim > 2:
+            return np.stack([self(one) for one in observation])
+        if self._policy.params is not self._loaded:
+            self._loaded = self._policy.params
+            self._device_params: Params = jax.device_put(self._loaded, self._device)
+        return np.asarray(self._apply(self._device_params, self._policy.preprocess(observation)))
+
+
+Actor = LinearActor | JaxActor | RecurrentLinearActor | RecurrentJaxActor | LoggedActor
 
 
 def actor_of(policy: AnyPolicy, device: Any = None) -> Actor:
     """The fastest exact actor on a local device, by default the first; without the noise of noisy layers."""
     chosen = cast(Any, jax.local_devices()[0]) if device is None else device
+    if isinstance(policy, LoggedPolicy):
+        return LoggedActor(policy, chosen)
     if isinstance(policy, Policy) and policy.state_size > 0:
         linear = chosen.platform == "cpu" and policy.spec.image is None
         return RecurrentLinearActor(policy) if linear else RecurrentJaxActor(policy, chosen)
@@ -354,7 +377,7 @@ def _layers_of(params: Params, name: str, network: Mlp) -> list[Layer]:
     return [(np.asarray(params[f"{one}.weight"]).T, np.asarray(params[f"{one}.bias"])) for one in names]
 
 
-def _linear_chain(policy: AnyPolicy) -> tuple[list[str], str] | None:
+def _linear_chain(policy: ActingPolicy) -> tuple[list[str], str] | None:
     """Names of the linear layers from observation to output and their activation, if there are no other layers."""
     network = policy.network
     if isinstance(network, Mlp):

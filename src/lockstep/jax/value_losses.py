@@ -35,6 +35,11 @@ def squared(error: Array) -> Array:
     return 0.5 * jnp.square(error)
 
 
+def expectile(error: Array, tau: float) -> Array:
+    """L = |tau - 1{e < 0}| e^2, whose minimum over targets is their tau-expectile (Newey and Powell, 1987)."""
+    return jnp.where(error < 0, 1.0 - tau, tau) * jnp.square(error)
+
+
 def huber(error: Array, kappa: float = 1.0) -> Array:
     """L = e^2 / 2 within kappa, kappa (|e| - kappa / 2) beyond (Huber, 1964): its slope never exceeds kappa."""
     size = jnp.abs(error)

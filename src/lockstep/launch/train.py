@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,13 +181,23 @@ def _open(
     pending_run.start_phase(f"importing {run.ml_framework}")
 
 
-def _loop_of(run: AnyRun) -> tuple[type["AnySession"], Callable[[Any], None]]:
+def _loop_of(run: AnyRun) -> tuple[Callable[..., "AnySession"], Callable[[Any], None]]:
+    """The session and the training loop of a run."""
     if isinstance(run, OfflineRun):
-        from lockstep.torch.offline.session import LoggedSession
-        from lockstep.torch.offline.train import train as learn
-
-        return LoggedSession, learn
+        return _offline_loop_of(run)
     return _jax_loop_of(run) if run.ml_framework == "jax" else _torch_loop_of(run)
+
+
+def _offline_loop_of(run: OfflineRun) -> tuple[Callable[..., "AnySession"], Callable[[Any], None]]:
+    from lockstep.session.logged.session import LoggedSession
+
+    if run.ml_framework == "jax":
+        from lockstep.jax.offline.session import LoggedJax as Backend
+        from lockstep.jax.offline.train import train as learn
+    else:
+        from lockstep.torch.offline.session import LoggedTorch as Backend
+        from lockstep.torch.offline.train import train as learn
+    return partial(LoggedSession, Backend()), learn
 
 
 def _torch_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:

@@ -4,6 +4,7 @@ Parameters have torch's names, shapes and layouts. Reading a file runs no code f
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -233,6 +234,15 @@ def check_start(path: Path, source: PolicySignature, mine: PolicySignature) -> N
 def newer_format_error(path: Path, metadata: Mapping[str, Any]) -> ConfigError:
     """The error for a file that a newer version wrote."""
     return ConfigError(f"{path} was written by a newer version (format {metadata['format']}); upgrade lockstep-rl")
+
+
+def no_simulator_error(path: Path | str) -> ConfigError:
+    """The error for playing a policy that was learned from a log without a simulator."""
+    return ConfigError(
+        f"{path} learned from a log and has no simulator to play in; "
+        f"`lockstep offline evaluate {shlex.quote(str(path))}` judges it by the log, "
+        "and a run with --set task=ID is played"
+    )
 
 
 def damaged_error(path: Path) -> ConfigError:

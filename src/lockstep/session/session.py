@@ -42,6 +42,8 @@ from lockstep.session.signals import WATCHED, StopSignals
 from lockstep.world import World
 
 SomeEnv = TypeVar("SomeEnv", bound="Closable")
+NUM_STATISTICS = 4 + len(WATCHED)
+"""Numbers of a shard in `BaseSession.local_statistics`."""
 
 
 class Closable(Protocol):
@@ -232,7 +234,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def local_statistics(self) -> np.ndarray:
         """Statistics of a rollout to sum over shards, [K, M]: episodes, returns, lengths, pending writes, signals."""
-        statistics = np.zeros((len(self.world.shards), 4 + len(WATCHED)))
+        statistics = np.zeros((len(self.world.shards), NUM_STATISTICS))
         for k, episodes in enumerate(self._source.episodes):
             statistics[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)

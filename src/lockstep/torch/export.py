@@ -1,6 +1,5 @@
 """Write torch policies to policy files and read them back; `lockstep.session.policy_file` defines the format."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,12 +8,11 @@ import torch
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
-from lockstep.session.policy_file import FROM_LOG, PolicySignature, PolicySpec
+from lockstep.session.policy_file import PolicySignature, PolicySpec
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.networks import ActingPolicy, AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
@@ -80,11 +78,7 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     """
     policy, observations = load_policy(path)
     if policy.spec is None:
-        raise ConfigError(
-            f"{path} learned from a log and has no simulator to play in; "
-            f"`lockstep offline evaluate {shlex.quote(str(path))}` judges it by the log, "
-            "and a run with --set task=ID is played"
-        )
+        raise policy_file.no_simulator_error(path)
     actor = actor_of(policy, torch.device("cpu"))
     return policy.spec, Player(policy.distribution, actor, observations, policy.spec)
 
@@ -92,13 +86,7 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
 def _signature(policy: AnyPolicy, observations: RunningMoments | None) -> PolicySignature:
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     if isinstance(policy, LoggedPolicy):
-        spec = policy.policy_spec
-        meaning = {
-            "state features": spec.state,
-            "action features": spec.action,
-            "actions features": spec.info.actions,
-        }
-        return PolicySignature(FROM_LOG + spec.algo, shapes, meaning, observations is not None)
+        return policy.policy_spec.signature(shapes)
     return policy_file.signature(_about(policy, "", NetworkConfig()), shapes, observations)
 
 

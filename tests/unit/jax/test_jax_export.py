@@ -7,16 +7,20 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+import made_data  # noqa: E402
 from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
+from lockstep.data.dataset import Dataset  # noqa: E402
 from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
 from lockstep.errors import ConfigError, RunError  # noqa: E402
 from lockstep.experience.normalize import RunningMoments  # noqa: E402
-from lockstep.jax.export import load_policy, save_policy, start_from  # noqa: E402
+from lockstep.jax.export import load_player, load_policy, save_policy, start_from  # noqa: E402
 from lockstep.jax.networks import Policy  # noqa: E402
 from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.run import NetworkConfig, Run  # noqa: E402
+from lockstep.jax.scoring.logged_policy import policy_of  # noqa: E402
+from lockstep.run import NetworkConfig, OfflineRun, Run  # noqa: E402
 from lockstep.session import policy_file  # noqa: E402
 from lockstep.session.policy_file import POLICY_FILE  # noqa: E402
+from logged_policies import SMALL, spec_for  # noqa: E402
 
 BOX = EnvSpec(4, ActionSpec("continuous", (2,), (-1.0, -np.inf), (1.0, np.inf)), "next_step", True, 100.0, 50)
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
@@ -148,13 +152,29 @@ def test_a_file_that_describes_another_network_is_refused(tmp_path, change):
         load_policy(tmp_path)
 
 
-def test_a_file_of_a_newer_version_or_of_a_log_is_refused(tmp_path):
+def test_a_file_of_a_newer_version_is_refused(tmp_path):
     run, policy = made(SPEC)
     about = policy_file.PolicySpec(task="some-task", spec=SPEC, network=run.network, algorithm=None).to_dict()
+    policy_file.write(tmp_path / POLICY_FILE, dict(policy.params), None, about | {"format": 3})
+    with pytest.raises(ConfigError, match=r"written by a newer version \(format 3\); upgrade lockstep-rl"):
+        load_policy(tmp_path)
+
+
+def test_a_policy_of_a_log_is_read_or_refused_by_its_algorithm(tmp_path):
+    dataset = Dataset.open(made_data.continuous(tmp_path / "data", 20))
+    run = OfflineRun(data="any", algo="iql", network=SMALL)
+    policy = policy_of(spec_for(run, dataset))
+    save_policy(tmp_path / POLICY_FILE, policy, None, run)
+    read, _ = load_policy(tmp_path)
+    assert all(np.array_equal(array, policy.params[name]) for name, array in read.params.items())
+    with pytest.raises(ConfigError, match="learned from a log and has no simulator to play in"):
+        load_player(tmp_path)
+    metadata, arrays = policy_file.read(tmp_path / POLICY_FILE)
     for changes, words in (
-        ({"format": 3}, r"written by a newer version \(format 3\); upgrade lockstep-rl"),
-        ({"algo": "offline/dqn"}, "learned from a log, which only torch does; use --ml-framework torch"),
+        ({"format": 2}, "written by a newer version"),
+        ({"network": {"hidden": [4, 4], "activation": "relu"}}, "does not hold the network that it describes"),
+        ({"algo": "offline/td3_bc", "algorithm": {}}, "algo=td3_bc, which ml_framework=jax does not have; use --ml-f"),
     ):
-        policy_file.write(tmp_path / POLICY_FILE, dict(policy.params), None, about | changes)
+        policy_file.write(tmp_path / "other.safetensors", arrays, None, metadata | changes)
         with pytest.raises(ConfigError, match=words):
-            load_policy(tmp_path)
+            load_policy(tmp_path / "other.safetensors")

@@ -3,8 +3,13 @@
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from lockstep.estimators.result import Estimates
+    from lockstep.world import World
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +30,8 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from lockstep.estimators.result import ESTIMATES_FILE
     from lockstep.launch.local import spawn
     from lockstep.run import OfflineRun, load
+    from lockstep.session.checks import check_package
     from lockstep.system.files import write_atomically
-    from lockstep.torch.offline.evaluate import evaluate_run, evaluate_run_as_rank
     from lockstep.world import World
 
     path = Path(args.run)
@@ -38,14 +43,15 @@ def evaluate_command(args: argparse.Namespace) -> int:
             f"{path} learned from environments, not from a log; lockstep evaluate {shlex.quote(str(path))} "
             "plays its policy"
         )
+    check_package(run.ml_framework)
     data, world = args.data or run.eval_data or run.data, World.from_environment()
     ranks = requested_ranks(args.ranks, 1)
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")
     if world.launcher == "none" and ranks > 1:
-        found = spawn(evaluate_run_as_rank, ranks, (str(path), data))[0]
+        found = spawn(_evaluate_as_rank, ranks, (str(path), data, run.ml_framework))[0]
     else:
-        found = evaluate_run(path, data, world)
+        found = _evaluate(path, data, world, run.ml_framework)
     if world.rank == 0:
         as_json = json.dumps(found.to_dict(), indent=2)
         print(as_json if args.json else found.text())
@@ -54,3 +60,17 @@ def evaluate_command(args: argparse.Namespace) -> int:
         except OSError as error:
             raise RunError(f"{path / ESTIMATES_FILE} could not be written: {error.strerror}") from error
     return 0
+
+
+def _evaluate(path: Path, data: str, world: "World", ml_framework: str) -> "Estimates":
+    if ml_framework == "jax":
+        from lockstep.jax.offline.evaluate import evaluate_run
+    else:
+        from lockstep.torch.offline.evaluate import evaluate_run
+    return evaluate_run(path, data, world)
+
+
+def _evaluate_as_rank(rank: int, path: str, data: str, ml_framework: str) -> "Estimates":
+    from lockstep.world import World
+
+    return _evaluate(Path(path), data, World.from_environment(), ml_framework)

@@ -8,7 +8,11 @@ from lockstep.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lockstep offline record`."""
     add = parser.add_argument
-    add("source", metavar="RUN|TASK", help="run directory, whose policy is played; or a task, played at random")
+    add(
+        "source",
+        metavar="RUN|CHECKPOINT|TASK",
+        help="run directory, or its checkpoints/step_N, whose policy is played; or a task, played at random",
+    )
     add("--out", metavar="FILE", required=True, help="log to write: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, ...")
     add("--episodes", metavar="N", help="how many (default: 100)")
     add("--steps", metavar="N", help="how many rows instead; the last episodes are cut off")

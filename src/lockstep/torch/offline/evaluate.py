@@ -8,10 +8,12 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.estimators.result import Estimates
 from lockstep.run import OfflineRun, load
+from lockstep.session.logged.estimate import estimate
+from lockstep.session.logged.policy_spec import check_fits
 from lockstep.torch.comm import Comm
 from lockstep.torch.export import load_policy
 from lockstep.torch.hardware import pin
-from lockstep.torch.offline.estimate import check_fits, estimate
+from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.logged_policy import LoggedPolicy
 from lockstep.world import World
 
@@ -39,9 +41,4 @@ def evaluate_run(path: Path, data: str, world: World) -> Estimates:
         timeout_s=run.timeout_s,
         startup_timeout_s=run.startup_timeout_s,
     ) as comm:
-        return estimate(policy.to(comm.device), dataset, comm, run)
-
-
-def evaluate_run_as_rank(rank: int, path: str, data: str) -> Estimates:
-    """`evaluate_run` in a process started by `spawn`."""
-    return evaluate_run(Path(path), data, World.from_environment())
+        return estimate(PolicyScorer(policy.to(comm.device), run), dataset, comm, run)

@@ -1,16 +1,15 @@
-"""Random numbers of the gradient steps on logged data: functions of seed, shard and step, without a state to save.
+"""Random numbers of the gradient steps on logged data, as tensors.
 
 Shapes: N rows of a shard's part of a minibatch, J actions of a row, K dimensions of an action.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.experience.offline_noise import draw_noise
 from lockstep.torch.batch import RowBatch
-from lockstep.world import stream
 
 
 @dataclass(slots=True)
@@ -36,7 +35,5 @@ class Noise(RowBatch):
             device: of the result.
             num_uniform: J'.
         """
-        generator = stream(seed, f"offline noise {step}", shard)
-        normal = generator.standard_normal(shape, dtype=np.float32)
-        uniform = 2.0 * generator.random((shape[0], num_uniform, shape[2]), dtype=np.float32) - 1.0
+        normal, uniform = draw_noise(seed, shard, step, shape, num_uniform)
         return Noise(torch.from_numpy(normal).to(device), torch.from_numpy(uniform).to(device))

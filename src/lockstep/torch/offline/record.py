@@ -23,7 +23,10 @@ from lockstep.experience.evaluate import MAX_STEPS
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.experience.rollout import clipper
 from lockstep.experience.sampling import NoisyDeterministic
+from lockstep.record.checkpoint import MANIFEST
+from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import load
+from lockstep.session.which_policy import find_policy
 from lockstep.torch.distributions import Categorical, SquashedGaussian
 from lockstep.torch.export import load_policy
 from lockstep.torch.networks import Policy, actor_of
@@ -45,7 +48,7 @@ class Recording:
     """The policy to record, and the number of its decisions."""
 
     source: str
-    """A run directory, or a task, in which actions are then uniformly random."""
+    """A run directory, one of its `checkpoints/step_N`, or a task, in which actions are then uniformly random."""
     out: Path
     """The log file; its name determines the format."""
     episodes: int | None = None
@@ -216,12 +219,13 @@ def _source(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], t
                 "--epsilon out, or name a run"
             )
         return recording.source, recording.env, lambda spec: (_uniform(spec), _names(spec))
-    if not (path / "run.yaml").is_file():
+    found = find_policy(path) if (path / RUN_FILE).is_file() or (path / MANIFEST).is_file() else None
+    if found is None or found.run_dir is None:
         raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
-    run = load(path / "run.yaml")
+    run = load(found.run_dir / RUN_FILE)
     if run.task is None:
         raise ConfigError(f"{path} learned from a log and has no task to play; train it with --set task=ID")
-    policy, observations = load_policy(path)
+    policy, observations = load_policy(found.path)
     return run.task, run.env, lambda spec: (_by_policy(policy, observations, spec, recording), _names(spec, policy))
 
 

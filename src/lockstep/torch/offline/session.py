@@ -1,128 +1,27 @@
-"""The session of a run on logged data: the data, estimates from the log, and the export of the finished policy."""
+"""The backend of PyTorch for runs on logged data."""
 
-import json
-import os
-import shlex
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
-from lockstep.data.layout import determine_layout
-from lockstep.data.reader import Reader
-from lockstep.distributed.timers import CHECKPOINT, EVALUATE
-from lockstep.errors import ConfigError
-from lockstep.estimators.result import ESTIMATES_FILE, Estimates
-from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.checks import check_data
-from lockstep.session.session import BaseSession
-from lockstep.system.files import write_atomically
 from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.offline_export import export_policy
 from lockstep.torch.networks import AnyPolicy
-from lockstep.torch.offline.estimate import estimate
-from lockstep.torch.scoring.logged_policy import LoggedPolicy, check_simulator
-from lockstep.torch.scoring.policy_spec import PolicySpec
+from lockstep.torch.offline.scorer import PolicyScorer
+from lockstep.torch.scoring.logged_policy import LoggedPolicy
 from lockstep.torch.session import Torch
-from lockstep.torch.state import Learner
 
 
-class LoggedSession(BaseSession[OfflineRun, Comm, AnyPolicy, Learner]):
-    """One run on logged data on this rank, as a context manager. All methods are collective.
+class LoggedTorch(Torch):
+    """The `lockstep.session.logged.session.LoggedBackend` of torch."""
 
-    Attributes:
-        dataset: the training data, after `open_data`.
-        policy_spec: everything about the policy but its parameters, after `open_data`.
-    """
+    def scorer(self, policy: AnyPolicy, run: OfflineRun, comm: Comm) -> PolicyScorer:
+        """The policy with its models, always with the newest parameters."""
+        assert isinstance(policy, LoggedPolicy)
+        return PolicyScorer(policy, run)
 
-    backend = Torch()
-    dataset: Dataset
-    policy_spec: PolicySpec
-    _eval_dataset: Dataset
-
-    def open_data(self) -> Reader:
-        """Open the data and divide its rows among all ranks.
-
-        Raises:
-            ConfigError: on all ranks, if a rank cannot read its data, or the data do not fit the run.
-        """
-        run, problem, restricted = self.run, "", False
-        try:
-            self.dataset, self._eval_dataset = check_data(run, verify=self.world.local_rank == 0)
-            self.policy_spec = PolicySpec(
-                info=self.dataset.info,
-                state=self.dataset.state_features,
-                action=self.dataset.action_features,
-                network=run.network,
-                algo=run.algo,
-                algorithm=run.algorithm,
-                spec=self._spec,
-            )
-            check_simulator(self.policy_spec, run.task or "")
-            restricted = self.dataset.info.restricts_actions
-        except ConfigError as error:
-            problem = str(error)
-        gathered: list[tuple[str, bool]] = self.comm.gather_object((problem, restricted), "data")
-        if problems := [text for text, _ in gathered if text]:
-            raise ConfigError(problems[0])
-        if any(some for _, some in gathered) and not restricted:  # nodes may hold parts of a log
-            self.policy_spec = replace(
-                self.policy_spec, info=replace(self.policy_spec.info, has_impossible_actions=True)
-            )
-        layout = determine_layout(self.dataset, self.comm.gather_object, self.world, run.data_layout)
-        info = self.dataset.info
-        words = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {run.data}"
-        self.journal.say("; ".join(filter(None, (words, layout.description))))
-        config = run.algorithm
-        n_step = config.n_step if isinstance(config, OfflineDQNConfig) else 1
-        counts = {"batch_size": config.batch_size, "epochs": run.epochs, "n_step": n_step, "seed": run.seed}
-        reader = Reader(self.dataset, self.world, layout, **counts, gamma=config.gamma)
-        for warning in reader.warnings:
-            self.journal.warn(warning)
-        self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
-        self._estimated: dict[str, float] = {}
-        self._estimates: Estimates | None = None
-        self.summary |= {"data": run.data, "rows": reader.rows_per_epoch, "estimates": None}
-        return reader
-
-    def estimate_due(self, progress: Progress, rows: int) -> bool:
-        """Whether the last `rows` rows ended a period of `estimate_every` epochs, or the run."""
-        return progress.finished or progress.due(self._estimate_every, rows)
-
-    def estimate(self) -> None:
-        """Estimate the current policy from the log; the next line of metrics has the result."""
-        previous = self.timers.enter(EVALUATE)
-        assert isinstance(self._policy, LoggedPolicy)
-        found = estimate(
-            self._policy, self._eval_dataset, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE)
-        )
-        self._estimated, self._estimates = found.metrics(), found
-        self.summary["estimates"] = found.to_dict()
-        if self.world.rank == 0:
-            text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
-            self.journal.attempt(lambda: write_atomically(self.journal.path / ESTIMATES_FILE, text))
-        self.timers.enter(previous)
-
-    def log(self, metrics: dict[str, float]) -> None:
-        """Write one line of metrics; one message."""
-        super().log(metrics | self._estimated)
-        self._estimated = {}
-
-    def _finish(self) -> None:
-        if self.summary["estimates"] is None and not self.stopped_by:
-            self.estimate()  # an evaluation in the simulator ended the run, or it had been finished before
-        super()._finish()
-        if self.stopped_by:
-            return
-        if self.run.model_path is not None and self.world.rank == 0:
-            self.timers.enter(CHECKPOINT)
-            assert isinstance(self._policy, LoggedPolicy)
-            for line in export_policy(self._policy, self.dataset, Path(self.run.model_path)):
-                self.journal.say(line)
-        if self._estimates is not None:
-            self.journal.say(self._estimates.line())
-        run, data = shlex.quote(os.path.relpath(self.journal.path)), "" if self.run.eval_data else " --data DIR"
-        rows = "" if self.run.eval_data else " by rows that it did not learn from"
-        self.journal.say(f"judge the policy{rows}: lockstep offline evaluate {run}{data}")
-        self.journal.say(f"make one file of it that runs without Lockstep: lockstep export {run}")
+    def export(self, policy: AnyPolicy, dataset: Dataset, folder: Path) -> Sequence[str]:
+        """Write the finished policy in every format that is installed; returns one line for the user about each."""
+        assert isinstance(policy, LoggedPolicy)
+        return export_policy(policy, dataset, folder)

@@ -6,19 +6,24 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import IQLConfig, TD3BCConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.record.progress import Progress
-from lockstep.torch.offline.checks import check_rows
+from lockstep.session.logged.rows import check_rows
+from lockstep.session.logged.session import LoggedSession
+from lockstep.torch.comm import Comm
+from lockstep.torch.networks import AnyPolicy
 from lockstep.torch.offline.cloning import Cloning
 from lockstep.torch.offline.cql import ContinuousCQL
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.offline.iql import IQL
-from lockstep.torch.offline.session import LoggedSession
 from lockstep.torch.offline.td3_bc import TD3BC
 from lockstep.torch.scoring.logged_policy import LoggedPolicy, policy_of
 from lockstep.torch.scoring.policy import ScoringPolicy
+from lockstep.torch.state import Learner
 from lockstep.world import stream_seed
 
+Session = LoggedSession[Comm, AnyPolicy, Learner]
 
-def _learner(session: LoggedSession, policy: LoggedPolicy) -> OfflineDQN | Cloning | IQL | TD3BC | ContinuousCQL:
+
+def _learner(session: Session, policy: LoggedPolicy) -> OfflineDQN | Cloning | IQL | TD3BC | ContinuousCQL:
     """The algorithm of the run."""
     run, comm = session.run, session.comm
     if isinstance(policy, ScoringPolicy):
@@ -30,7 +35,7 @@ def _learner(session: LoggedSession, policy: LoggedPolicy) -> OfflineDQN | Cloni
     return (TD3BC if isinstance(run.algorithm, TD3BCConfig) else ContinuousCQL)(run, policy, comm)
 
 
-def train(session: LoggedSession) -> None:
+def train(session: Session) -> None:
     """Read, learn and log, until every row was used `run.epochs` times."""
     run, comm, timers, config = session.run, session.comm, session.timers, session.run.algorithm
     reader, dataset = session.open_data(), session.dataset

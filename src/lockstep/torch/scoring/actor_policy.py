@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
-from lockstep.data.features import Features
 from lockstep.data.info import DatasetInfo
-from lockstep.envs.spec import ActionSpec
+from lockstep.session.logged.policy_spec import PolicySpec, bounds_of
 from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork
@@ -25,7 +24,6 @@ from lockstep.torch.scoring.continuous_networks import (
     SquashedGaussianActor,
 )
 from lockstep.torch.scoring.networks import OutcomeHeads
-from lockstep.torch.scoring.policy_spec import PolicySpec
 from lockstep.torch.scoring.preprocess import Preprocessor
 
 
@@ -51,7 +49,7 @@ class ContinuousNetworks(nn.Module):
         elif isinstance(algorithm, TD3BCConfig):
             self.actor = DeterministicActor(*size, config)
         else:
-            self.actor = SquashedGaussianActor(info.state_size, _action_spec(policy_spec), config)
+            self.actor = SquashedGaussianActor(info.state_size, policy_spec.action_spec, config)
         self.critics = Critics(algorithm.num_critics, *size, config)
         with_value = isinstance(algorithm, IQLConfig)
         sizes = (info.state_size, *config.hidden, 1)
@@ -180,17 +178,3 @@ class ActionsOfActor:
 
     def _center(self) -> Tensor:
         return self._policy.get_buffer("_center").cpu()
-
-
-def bounds_of(features: Features) -> tuple[np.ndarray, np.ndarray]:
-    """The lower and upper bounds of actions [K] each, float64."""
-    every = [feature for _, feature in features.items()]
-    low = np.array([feature.min_value for feature in every], np.float64)
-    return low, np.array([feature.max_value for feature in every], np.float64)
-
-
-def _action_spec(policy_spec: PolicySpec) -> ActionSpec:
-    """The actions of the log as those of an environment."""
-    assert policy_spec.action is not None
-    low, high = bounds_of(policy_spec.action)
-    return ActionSpec("continuous", (len(low),), tuple(low.tolist()), tuple(high.tolist()))

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.dataset import DatasetInfo
 from lockstep.experience.exploration import EpsilonGreedy
+from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import ActionMask
 from lockstep.torch.scoring.networks import LEFT_OUT, ConstrainedNetwork, OutcomeHeads, OutcomeNetwork, score_network
-from lockstep.torch.scoring.policy_spec import PolicySpec
 from lockstep.torch.scoring.preprocess import Preprocessor
 
 

@@ -10,9 +10,9 @@ import made_data
 from lockstep.cli import main as cli
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, Run, ScoreNetworkConfig, dump, override
+from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.torch.scoring.logged_policy import save_logged
 from lockstep.torch.scoring.policy import ScoringPolicy
-from lockstep.torch.scoring.policy_spec import PolicySpec
 
 
 def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:

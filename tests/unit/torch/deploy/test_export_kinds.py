@@ -16,13 +16,13 @@ from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig, Run, ScoreNetworkConfig
+from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.torch.export import load_policy, save_policy, start_from
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.networks import Policy
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.logged_policy import save_logged
 from lockstep.torch.scoring.policy import ScoringPolicy
-from lockstep.torch.scoring.policy_spec import PolicySpec
 
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
 IMAGES = EnvSpec(4 * 36 * 36, ActionSpec("discrete", (6,)), "next_step", True, image=(4, 36, 36), frames=4)

@@ -14,18 +14,19 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
 from lockstep.run import OfflineRun, override
+from lockstep.session.logged.estimate import estimate
+from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
 from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.exported_file import run_program
 from lockstep.torch.deploy.offline_export import export
 from lockstep.torch.deploy.onnx_model import run_onnx
 from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.export import load_policy
-from lockstep.torch.offline.estimate import estimate
 from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.record import _log_density
+from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.continuous_networks import GaussianActor, SquashedGaussianActor
-from lockstep.torch.scoring.logged_policy import check_simulator, policy_of, save_logged
-from lockstep.torch.scoring.policy_spec import PolicySpec
+from lockstep.torch.scoring.logged_policy import policy_of, save_logged
 from logged_policies import SMALL
 from quick import others_slow
 
@@ -122,7 +123,7 @@ def test_estimates_of_a_sampled_policy_are_ratios_of_densities(tmp_path):
     with torch.no_grad():
         policy.network.actor.log_std.fill_(-0.7)
     with Comm(World(), device="cpu") as comm:
-        found = estimate(policy, dataset, comm, run).to_dict()
+        found = estimate(PolicyScorer(policy, run), dataset, comm, run).to_dict()
     assert not found["left_out"]
     rows = dataset.rows(np.arange(len(dataset)))
     with torch.no_grad():
@@ -147,7 +148,7 @@ def test_estimates_of_a_sampled_policy_are_ratios_of_densities(tmp_path):
 def test_importance_sampling_of_a_deterministic_policy_is_refused(tmp_path, algo):
     dataset, run, policy = made(tmp_path, algo)
     with Comm(World(), device="cpu") as comm:
-        found = estimate(policy, dataset, comm, run)
+        found = estimate(PolicyScorer(policy, run), dataset, comm, run)
     left_out, estimates = found.to_dict()["left_out"], found.to_dict()["estimates"]["reward"]
     assert "it has no density, and importance weights are ratios of densities" in left_out["decision_ips"]
     assert {"ips", "snips", "decision_dr", "magic"} <= left_out.keys()
@@ -163,7 +164,7 @@ def test_a_log_without_densities_is_refused_by_its_reason(tmp_path):
     made_data.write(tmp_path / "data", columns | {"log_density": np.full(200, np.nan)})
     dataset, run, policy = made(tmp_path, policy="sampled")
     with Comm(World(), device="cpu") as comm:
-        left_out = estimate(policy, dataset, comm, run).to_dict()["left_out"]
+        left_out = estimate(PolicyScorer(policy, run), dataset, comm, run).to_dict()["left_out"]
     assert "no row of the log has a propensity" in left_out["decision_ips"]
 
 

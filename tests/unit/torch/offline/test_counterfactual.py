@@ -11,12 +11,13 @@ from lockstep import World
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
+from lockstep.session.logged import estimate as counterfactual
+from lockstep.session.logged import evaluator as judged
+from lockstep.session.logged.estimate import estimate
+from lockstep.session.logged.policy_spec import PolicySpec, check_fits
 from lockstep.torch.comm import Comm
-from lockstep.torch.offline import estimate as counterfactual
-from lockstep.torch.offline import policy_evaluator as judged
-from lockstep.torch.offline.estimate import check_fits, estimate
+from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.policy import ScoringPolicy
-from lockstep.torch.scoring.policy_spec import PolicySpec
 
 NETWORK = ScoreNetworkConfig(hidden=(8, 8))
 
@@ -47,7 +48,7 @@ def judge(dataset, **changes):
     run = run_of(dataset, **changes)
     policy = policy_of(dataset, run)
     with Comm(World(), device="cpu") as comm:
-        return estimate(policy, dataset, comm, run), policy
+        return estimate(PolicyScorer(policy, run), dataset, comm, run), policy
 
 
 def outcomes(policy, row):
@@ -119,7 +120,7 @@ def test_against_loops(case, tmp_path, monkeypatch):
     make, changes = CASES[case]
     monkeypatch.setattr(counterfactual, "_BLOCK", 16)
     monkeypatch.setattr(counterfactual, "_READ", 7)
-    monkeypatch.setattr(judged, "_ROWS", 5)
+    monkeypatch.setattr(judged, "MAX_ROWS", 5)
     dataset = Dataset.open(make(tmp_path / "data", rows=120, metrics=2, part_rows=50))
     told, policy = judge(dataset, **changes)
     found = told.to_dict()
@@ -140,7 +141,7 @@ def test_blocks_do_not_change_the_estimates(make, tmp_path, monkeypatch):
     dataset = Dataset.open(make(tmp_path / "data", rows=300))
     whole = judge(dataset, policy="softmax")[0].to_dict()
     monkeypatch.setattr(counterfactual, "_BLOCK", 32)
-    monkeypatch.setattr(judged, "_ROWS", 9)
+    monkeypatch.setattr(judged, "MAX_ROWS", 9)
     parts = judge(dataset, policy="softmax")[0].to_dict()
     for name, told in whole["estimates"]["reward"].items():
         assert told == pytest.approx(parts["estimates"]["reward"][name], rel=1e-4), name
@@ -164,7 +165,7 @@ def test_held_out_rows_cause_no_warning(tmp_path):
     other = Dataset.open(made_data.discrete(tmp_path / "other", rows=200, seed=5))
     run = run_of(first, policy="softmax")
     with Comm(World(), device="cpu") as comm:
-        found = estimate(policy_of(first, run), other, comm, run).to_dict()
+        found = estimate(PolicyScorer(policy_of(first, run), run), other, comm, run).to_dict()
     assert not [line for line in found["warnings"] if "learned from" in line]
     assert found["data"] == str(other.path)
 
@@ -230,5 +231,5 @@ def test_heartbeat_is_called_after_each_block(tmp_path, monkeypatch):
     dataset, beats = Dataset.open(made_data.discrete(tmp_path / "data", rows=300)), []
     run = run_of(dataset)
     with Comm(World(), device="cpu") as comm:
-        estimate(policy_of(dataset, run), dataset, comm, run, heartbeat=lambda: beats.append(1))
+        estimate(PolicyScorer(policy_of(dataset, run), run), dataset, comm, run, heartbeat=lambda: beats.append(1))
     assert len(beats) >= 9

@@ -18,13 +18,13 @@ from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump
+from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.session.policy_file import POLICY_FILE
 from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.offline.record import Recording, record
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy
-from lockstep.torch.scoring.policy_spec import PolicySpec
 
 
 def a_run(path, task="CartPole-v1", algo="ppo", normalized=False, **env):

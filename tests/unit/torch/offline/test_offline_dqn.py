@@ -15,10 +15,10 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
+from lockstep.session.logged.rows import check_rows
 from lockstep.session.non_finite import NonFiniteError, save
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.batch import LoggedBatch
-from lockstep.torch.offline.checks import check_rows
 from lockstep.torch.offline.cloning import Cloning
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.offline.optimizer import MAX_EXTRA_SUMS

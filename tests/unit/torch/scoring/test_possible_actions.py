@@ -14,13 +14,14 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.dataset import Dataset, DatasetInfo
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
+from lockstep.session.logged.estimate import estimate
+from lockstep.session.logged.session import LoggedSession
 from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.exported_file import SUFFIXES, run_program
 from lockstep.torch.deploy.offline_export import export
 from lockstep.torch.deploy.onnx_model import run_onnx
 from lockstep.torch.offline.dqn import OfflineDQN
-from lockstep.torch.offline.estimate import estimate
-from lockstep.torch.offline.session import LoggedSession
+from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.networks import LEFT_OUT
 from logged_policies import draws, part, policy_for
 from quick import others_slow
@@ -132,7 +133,7 @@ def test_excluded_actions_have_score_left_out(dataset, algorithm):
 def test_estimates_use_probabilities_of_policy(dataset, algorithm):
     made, run = policy(dataset, algorithm)
     with Comm(World(), device="cpu") as comm:
-        told = estimate(made, dataset, comm, run).to_dict()
+        told = estimate(PolicyScorer(made, run), dataset, comm, run).to_dict()
     pi, column = chosen(made, dataset), lambda name: dataset.column(name)[np.arange(len(dataset))]
     rho = pi[np.arange(len(dataset)), column("action")] / column("propensity")
     found = told["estimates"]["reward"]["decision_ips"]["value"]

@@ -5,11 +5,11 @@ from numpy.typing import NDArray
 
 from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
 from lockstep.data.dataset import Dataset
+from lockstep.distributed.comm import Comm
 from lockstep.errors import ConfigError
 from lockstep.record.journal import Journal
 from lockstep.run import OfflineRun
 from lockstep.session.checks import check_boost, without_candidates
-from lockstep.torch.comm import Comm
 
 _CHUNK = 1 << 20
 """Rows of a column that are read at once."""

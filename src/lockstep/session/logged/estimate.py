@@ -1,6 +1,6 @@
 """Off-policy estimates of a policy from a log, computed on all ranks.
 
-Each rank runs the policy and its models over its own trajectories and sums the inputs of the estimators over groups of
+Each rank scores its own trajectories by the policy and its models, and sums the inputs of the estimators over groups of
 them. Rank 0 joins the groups of all ranks in a fixed order. The results do not depend on the number of ranks: a rank
 computes whole blocks of trajectories, and the blocks are the same for any number of ranks.
 
@@ -12,23 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lockstep.data.dataset import Dataset
 from lockstep.data.layout import Layout, determine_layout
 from lockstep.data.packages import import_optional
-from lockstep.errors import ConfigError
+from lockstep.distributed.comm import Comm
 from lockstep.estimators.diagnose import LogStatistics
 from lockstep.estimators.estimates import estimates, group_sizes, largest_weights
 from lockstep.estimators.result import Estimates
 from lockstep.estimators.trajectories import Ints, Sums, summed
 from lockstep.run import OfflineRun
-from lockstep.torch.comm import Comm
-from lockstep.torch.offline.policy_evaluator import PolicyEvaluator
-from lockstep.torch.scoring.actor_policy import ActorPolicy
-from lockstep.torch.scoring.logged_policy import LoggedPolicy
-from lockstep.torch.scoring.policy_spec import PolicySpec
+from lockstep.session.logged.evaluator import PolicyEvaluator, Scorer
 from lockstep.world import block
 
 _BLOCK = 8192
@@ -49,7 +44,7 @@ class _LogCounts:
 
 
 def estimate(
-    policy: LoggedPolicy,
+    scorer: Scorer,
     dataset: Dataset,
     comm: Comm,
     run: OfflineRun,
@@ -59,29 +54,28 @@ def estimate(
     """All estimates that the log supports, the same on every rank; collective.
 
     Args:
-        policy: with its models of reward and value, if it has any; on `comm.device`.
-        dataset: the log; must fit the policy (`check_fits`). Nodes may hold parts of it.
+        scorer: the policy, with its models of reward and value if it has any.
+        dataset: the log; must fit the policy (`policy_spec.check_fits`). Nodes may hold parts of it.
         comm: among all ranks.
         run: `seed`, and the discount.
         heartbeat: called after each block.
     """
     layout = determine_layout(dataset, comm.gather_object, comm.world, "auto")
-    if policy.heads is not None:
+    if scorer.has_models:
         import_optional("scipy.optimize", "offline")  # on all ranks, before one of them needs it
     offsets = _trajectories(dataset)
-    shared = _shared(dataset, offsets, comm, layout, policy)
+    shared = _shared(dataset, offsets, comm, layout, scorer)
     groups = group_sizes(len(offsets) - 1, shared.trajectories)
     clip = largest_weights(shared.trajectories, shared.statistics.rows)
-    evaluator = PolicyEvaluator(policy, dataset, run, with_ratio=shared.statistics.has_ratio, unlogged=shared.unlogged)
+    evaluator = PolicyEvaluator(scorer, dataset, run, with_ratio=shared.statistics.has_ratio, unlogged=shared.unlogged)
     parts: list[Sums] = []
     starts = np.concatenate([[0], np.cumsum(groups)])
     blocks = _blocks(offsets[starts])
     own = _share(len(blocks) - 1, comm, layout)
-    with torch.inference_mode():
-        for first, last in zip(blocks[own.start : own.stop], blocks[own.start + 1 : own.stop + 1], strict=True):
-            rows = evaluator.decisions(offsets[starts[first] : starts[last] + 1])
-            parts.append(summed(rows, groups[first:last], clip))
-            heartbeat()
+    for first, last in zip(blocks[own.start : own.stop], blocks[own.start + 1 : own.stop + 1], strict=True):
+        rows = evaluator.decisions(offsets[starts[first] : starts[last] + 1])
+        parts.append(summed(rows, groups[first:last], clip))
+        heartbeat()
     mine = [Sums.joined(parts).to_dict()] if parts else []
     gathered: list[list[dict[str, Any]]] = comm.gather_object(mine, "estimates")
     found: dict[str, Any] = {}
@@ -103,7 +97,7 @@ def _trajectories(dataset: Dataset) -> Ints:
     return np.concatenate([*found, [len(dataset)]]).astype(np.int64)
 
 
-def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, policy: LoggedPolicy) -> _LogCounts:
+def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, scorer: Scorer) -> _LogCounts:
     """Counts over the whole log: each rank counts its part of the rows."""
     own, continuous = _share(len(dataset), comm, layout), dataset.info.kind == "continuous"
     counts, logged = np.zeros(3, np.int64), np.zeros(len(dataset.info.actions), np.int64)
@@ -128,8 +122,8 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, policy:
         no_propensity=int(totals[0]),
         certain=int(totals[1]),
         gaps=int(totals[2]),
-        seen=policy.info.digest == dataset.info.digest,
-        no_density=isinstance(policy, ActorPolicy) and policy.deterministic,
+        seen=scorer.policy_spec.info.digest == dataset.info.digest,
+        no_density=scorer.no_density,
     )
     return _LogCounts(trajectories, statistics, np.flatnonzero(np.sum([rank[1] for rank in gathered], 0) == 0))
 
@@ -154,18 +148,3 @@ def _share(total: int, comm: Comm, layout: Layout) -> range:
     me = comm.world.rank
     ranks = [rank for rank in range(comm.world.size) if _part(layout, rank) == _part(layout, me)]
     return block(total, len(ranks), ranks.index(me))
-
-
-def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:
-    """Raise `ConfigError` if the states, actions or metrics of the data differ from those of the policy."""
-    info = dataset.info
-    for name in ("kind", "state_features", "actions", "action_features", "metrics"):
-        if getattr(info, name) != getattr(policy_spec.info, name):
-            raise ConfigError(
-                f"{dataset.path} differs in {name} from what the policy learned from; prepare it with --like DATA"
-            )
-    if (dataset.state_features, dataset.action_features) != (policy_spec.state, policy_spec.action):
-        raise ConfigError(
-            f"{dataset.path} is normalized differently from the data that the policy learned from; prepare it with "
-            "--like DATA"
-        )

@@ -1,0 +1,46 @@
+"""Evaluate the policy of a finished run on logged data, in JAX."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.data.dataset import Dataset
+from lockstep.errors import ConfigError
+from lockstep.estimators.result import Estimates
+from lockstep.jax.comm import Comm
+from lockstep.jax.export import load_policy
+from lockstep.jax.hardware import pin
+from lockstep.jax.offline.scorer import PolicyScorer
+from lockstep.jax.scoring.logged_policy import LoggedPolicy
+from lockstep.run import OfflineRun, load
+from lockstep.session.logged.estimate import estimate
+from lockstep.session.logged.policy_spec import check_fits
+from lockstep.world import World
+
+
+def evaluate_run(path: Path, data: str, world: World) -> Estimates:
+    """All estimates of the final policy of a run directory from prepared data; *collective*.
+
+    Raises:
+        ConfigError: the data do not exist or do not fit the policy.
+    """
+    run = load(path / "run.yaml")
+    assert isinstance(run, OfflineRun)
+    world = replace(world, pinned=run.num_shards is not None)
+    pin(run, world)
+    with Comm(
+        world,
+        device=run.device,
+        backend=run.backend,
+        timeout_s=run.timeout_s,
+        startup_timeout_s=run.startup_timeout_s,
+    ) as comm:  # first: it decides where JAX computes
+        policy, _ = load_policy(path)
+        if not isinstance(policy, LoggedPolicy):
+            raise ConfigError(
+                f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} "
+                "plays it"
+            )
+        dataset = Dataset.open(data)
+        check_fits(policy.policy_spec, dataset)
+        return estimate(PolicyScorer(policy, run, comm.devices[0]), dataset, comm, run)

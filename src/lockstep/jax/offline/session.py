@@ -1,0 +1,26 @@
+"""The backend of JAX for runs on logged data."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.data.dataset import Dataset
+from lockstep.errors import ConfigError
+from lockstep.jax.comm import Comm
+from lockstep.jax.networks import AnyPolicy
+from lockstep.jax.offline.scorer import PolicyScorer
+from lockstep.jax.scoring.logged_policy import LoggedPolicy
+from lockstep.jax.session import Jax
+from lockstep.run import OfflineRun
+
+
+class LoggedJax(Jax):
+    """The `lockstep.session.logged.session.LoggedBackend` of JAX."""
+
+    def scorer(self, policy: AnyPolicy, run: OfflineRun, comm: Comm) -> PolicyScorer:
+        """The policy with its models, with the current parameters."""
+        assert isinstance(policy, LoggedPolicy)
+        return PolicyScorer(policy, run, comm.devices[0])
+
+    def export(self, policy: AnyPolicy, dataset: Dataset, folder: Path) -> Sequence[str]:
+        """Not available for JAX, whose runs are refused with `model_path`."""
+        raise ConfigError("model_path is for ml_framework=torch; export the run afterwards: lockstep export RUN")

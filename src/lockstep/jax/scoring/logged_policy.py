@@ -1,0 +1,44 @@
+"""Policies learned from logs, of named or of continuous actions, and their files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from lockstep.errors import ConfigError
+from lockstep.jax.flat import Params
+from lockstep.jax.scoring.actor_policy import ActorPolicy
+from lockstep.jax.scoring.scoring_policy import ScoringPolicy
+from lockstep.run import JAX_OFFLINE_ALGORITHMS
+from lockstep.session.logged.policy_spec import FORMAT, PolicySpec
+from lockstep.session.policy_file import damaged_error, newer_format_error, write
+
+LoggedPolicy = ScoringPolicy | ActorPolicy
+
+
+def policy_of(policy_spec: PolicySpec, seed: int = 0) -> LoggedPolicy:
+    """A new policy for the kind of actions of its data, with initial parameters drawn from `seed`."""
+    return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
+
+
+def save_logged(path: Path, policy: LoggedPolicy) -> None:
+    """Write a policy file atomically. Raises `RunError` if it cannot be written."""
+    arrays = {name: np.asarray(array) for name, array in policy.params.items()}
+    write(path, arrays, None, policy.policy_spec.to_dict())
+
+
+def logged_from_file(path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> LoggedPolicy:
+    """The policy of a file's metadata and arrays; `path` is for messages."""
+    if metadata["format"] > FORMAT:
+        raise newer_format_error(path, metadata)
+    policy_spec = PolicySpec.from_dict(metadata)
+    if policy_spec.algo not in JAX_OFFLINE_ALGORITHMS:
+        raise ConfigError(
+            f"{path} learned by algo={policy_spec.algo}, which ml_framework=jax does not have; use --ml-framework torch"
+        )
+    policy = policy_of(policy_spec)
+    if {name: array.shape for name, array in arrays.items()} != {name: p.shape for name, p in policy.params.items()}:
+        raise damaged_error(path)
+    policy.params = cast(Params, dict(arrays))
+    return policy

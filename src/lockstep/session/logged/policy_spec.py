@@ -1,0 +1,140 @@
+"""Everything that defines a policy learned from a log except its parameters, and what it fits."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.config.settings import updated
+from lockstep.data.dataset import Dataset, DatasetInfo
+from lockstep.data.feature_file import features_from_dict, features_to_dict
+from lockstep.data.features import Features
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.run import OFFLINE_ALGORITHMS, OfflineConfig, ScoreNetworkConfig
+from lockstep.session.policy_file import FROM_LOG, PolicySignature
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """Everything that defines a policy except its parameters."""
+
+    info: DatasetInfo
+    """Of the training data."""
+    state: Features
+    action: Features | None
+    """Features of candidates, or of continuous actions; None for named actions."""
+    network: ScoreNetworkConfig
+    algo: str
+    algorithm: OfflineConfig
+    spec: EnvSpec | None = None
+    """Of the simulator, if there is one."""
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        """The continuous actions of the log as those of an environment."""
+        assert self.action is not None
+        low, high = bounds_of(self.action)
+        return ActionSpec("continuous", (len(low),), tuple(low.tolist()), tuple(high.tolist()))
+
+    def signature(self, shapes: Mapping[str, tuple[int, ...]]) -> PolicySignature:
+        """The properties in which a run must match the policy that it starts from, given the shapes of parameters."""
+        meaning = {
+            "state features": self.state,
+            "action features": self.action,
+            "actions features": self.info.actions,
+        }
+        return PolicySignature(FROM_LOG + self.algo, shapes, meaning, normalizes=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "format": FORMAT,
+            "algo": FROM_LOG + self.algo,
+            "info": self.info.to_dict(),
+            "state": features_to_dict(self.state),
+            "action": None if self.action is None else features_to_dict(self.action),
+            "network": asdict(self.network),
+            "algorithm": asdict(self.algorithm),
+            "spec": None if self.spec is None else self.spec.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "PolicySpec":
+        """From the result of `to_dict`."""
+        algo = str(data["algo"]).removeprefix(FROM_LOG)
+        return cls(
+            info=DatasetInfo.from_dict(data["info"]),
+            state=features_from_dict(data["state"]),
+            action=None if data["action"] is None else features_from_dict(data["action"]),
+            network=updated(ScoreNetworkConfig(), data["network"]),
+            algo=algo,
+            algorithm=updated(OFFLINE_ALGORITHMS[algo](), data["algorithm"]),
+            spec=None if data["spec"] is None else EnvSpec.from_dict(data["spec"]),
+        )
+
+
+def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:
+    """Raise `ConfigError` if the states, actions or metrics of the data differ from those of the policy."""
+    info = dataset.info
+    for name in ("kind", "state_features", "actions", "action_features", "metrics"):
+        if getattr(info, name) != getattr(policy_spec.info, name):
+            raise ConfigError(
+                f"{dataset.path} differs in {name} from what the policy learned from; prepare it with --like DATA"
+            )
+    if (dataset.state_features, dataset.action_features) != (policy_spec.state, policy_spec.action):
+        raise ConfigError(
+            f"{dataset.path} is normalized differently from the data that the policy learned from; prepare it with "
+            "--like DATA"
+        )
+
+
+def check_simulator(policy_spec: PolicySpec, task: str) -> None:
+    """Raise `ConfigError` if a simulator's observations or actions do not match those of the log."""
+    spec, info = policy_spec.spec, policy_spec.info
+    if spec is None:
+        return
+    if spec.image is not None or spec.observation_size != len(info.state_features):
+        raise ConfigError(
+            f"task={task} observes {spec.observation_size} numbers, the log has {len(info.state_features)} state "
+            "features; name the simulator that the log is from, or leave task out"
+        )
+    if info.kind == "continuous":
+        _check_bounds(policy_spec, task)
+        return
+    count = len(info.actions) if info.kind == "discrete" else len(info.candidates)
+    if spec.action.kind != "discrete" or spec.action.sizes[0] != count:
+        what = "actions" if info.kind == "discrete" else "candidates that are the same in every row"
+        raise ConfigError(
+            f"task={task} does not choose among the {count} {what} of the log; name the simulator that the log is "
+            "from, or leave task out"
+        )
+
+
+def _check_bounds(policy_spec: PolicySpec, task: str) -> None:
+    """Raise `ConfigError` if a simulator does not take the continuous actions of the log."""
+    assert policy_spec.spec is not None and policy_spec.action is not None
+    action, size = policy_spec.spec.action, policy_spec.info.action_size
+    if action.kind != "continuous" or action.width != size:
+        raise ConfigError(
+            f"task={task} does not take the {size} numbers of an action of the log; name the simulator that the log is "
+            "from, or leave task out"
+        )
+    for name, low, high, lowest, highest in zip(
+        policy_spec.action.ids, *bounds_of(policy_spec.action), action.low, action.high, strict=True
+    ):
+        if low >= highest or high <= lowest:
+            raise ConfigError(
+                f"task={task} takes numbers from {lowest:g} to {highest:g} where those of the log ({name}) lie in "
+                f"[{low:g}, {high:g}]; name the simulator that the log is from, or leave task out"
+            )
+
+
+def bounds_of(features: Features) -> tuple[np.ndarray, np.ndarray]:
+    """The lower and upper bounds of actions [K] each, float64."""
+    every = [feature for _, feature in features.items()]
+    low = np.array([feature.min_value for feature in every], np.float64)
+    return low, np.array([feature.max_value for feature in every], np.float64)
