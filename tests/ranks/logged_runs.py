@@ -1,6 +1,7 @@
 """Whole runs that learn from made data, one after another in the same ranks."""
 
 import os
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -133,6 +134,8 @@ def _watched(job: LoggedJob, found: LoggedOutcome) -> Iterator[dict[str, Any]]:
         def update(self, parts: Any, *args: Any) -> np.ndarray:
             if not found.learned:
                 found.target = backend.target(self)
+            if job.fails_at is not None:
+                time.sleep(0.03)  # checkpoints are written in the background
             if len(found.learned) == job.fails_at:
                 raise RuntimeError("the test ends this run")
             found.learned.append(np.concatenate([part.index[part.weight > 0] for part in parts]))

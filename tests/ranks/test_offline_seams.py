@@ -15,7 +15,6 @@ from lockstep.data.dataset import Dataset
 from lockstep.launch.rank_environment import free_port
 from lockstep.record.progress import Progress
 from logged_policies import part
-from quick import others_slow
 
 SEAM_OF = {
     **dict.fromkeys(("counters", "files", "shuffles", "metrics"), "whole_run"),
@@ -24,12 +23,15 @@ SEAM_OF = {
 """The function in `offline_seams.py`, where it is not named as the test."""
 
 
-@pytest.fixture(scope="module", params=others_slow(["torch", "jax"], "torch"))
+@pytest.fixture(scope="module")
 def seam(request, tmp_path_factory):
     """The results of both ranks for each seam that a selected test needs."""
-    pytest.importorskip(request.param)
+    return seen_by_ranks(request, tmp_path_factory, "torch")
+
+
+def seen_by_ranks(request, tmp_path_factory, backend):
+    """What both ranks saw of each seam that a selected test of the module needs, by its name."""
     items = [item for item in request.session.items if item.module is request.module]
-    items = [item for item in items if item.callspec.params["seam"] == request.param]
     selected = {item.originalname.removeprefix("test_") for item in items}
     names = {SEAM_OF.get(name, name) for name in selected}
     folder = tmp_path_factory.mktemp("offline_seams")
@@ -37,9 +39,9 @@ def seam(request, tmp_path_factory):
     small_offline(folder / "candidates", algo="parametric_dqn")
     small_offline(folder / "continuous", algo="iql")
     ports = {name: free_port() for name in sorted(names)}
-    results = spawn(run_seams, 2, (request.param, ports, str(folder)), timeout_s=300)
-    backend = import_module(f"{request.param}_offline")
-    return {name: [rank[name] for rank in results] for name in results[0]} | {"folder": folder, "backend": backend}
+    results = spawn(run_seams, 2, (backend, ports, str(folder)), timeout_s=300)
+    found = {name: [rank[name] for rank in results] for name in results[0]}
+    return found | {"folder": folder, "backend": import_module(f"{backend}_offline")}
 
 
 def skip_unless(name, of_backend):

@@ -100,12 +100,16 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
             raise ConfigError(f"--like {other} already sets --{name.replace('_', '-')}; leave one of them out")
     dataset = Dataset.open(other)
     info, discrete = dataset.info, dataset.info.kind == "discrete"
+    actions = info.actions if discrete else None
     previous: dict[str, Any] = dataset.info.rules.get("options", {})
+    columns = options.columns
+    if columns is None and previous.get("columns") is not None:
+        columns = _columns_of(args.logs, previous["columns"], info.kind, actions)
     return replace(
         options,
         kind=info.kind,
-        actions=info.actions if discrete else None,
-        columns=previous.get("columns") if options.columns is None else options.columns,
+        actions=actions,
+        columns=columns,
         max_episode_steps=(
             previous.get("max_episode_steps") if options.max_episode_steps is None else options.max_episode_steps
         ),
@@ -113,6 +117,23 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
         action_features=None if discrete else other / ACTION_FEATURES,
         metrics=info.metrics,
     )
+
+
+def _columns_of(
+    logs: list[str], columns: dict[str, Any], kind: str, actions: tuple[str, ...] | None
+) -> dict[str, Any] | None:
+    """The column names of other data; None if the logs lack those columns, and have the names of the schema."""
+    from lockstep.data.logs.format import read_log
+
+    try:
+        read_log(logs, columns=columns, kind=kind, actions=actions)
+    except ConfigError:
+        try:
+            read_log(logs, kind=kind, actions=actions)
+        except ConfigError:
+            return columns  # refused later, with the names that are missing
+        return None
+    return columns
 
 
 def _bytes(text: str) -> int:

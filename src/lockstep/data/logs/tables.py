@@ -47,7 +47,10 @@ class Tables:
             raise _unreadable(path, error) from error
         self._schema.check(available, path, lambda: _kinds(table, path, text=text))
         self._schema.note_others(available, path)
-        table = table.select([name for name in available if name in self._schema.used_columns(available)])
+        used = self._schema.used_columns(available)
+        if text:
+            used.add(available[-1])  # polars refuses rows with more cells only where it reads the last column
+        table = table.select([name for name in available if name in used])
         total = None if text else _run(path, lambda: table.select(pl.len()).collect().item())
         # The width of the first rows sets the batch size. They are read separately: callers that stop after them
         # start no background reads.

@@ -3,8 +3,7 @@
 Shapes: K shards of this process, N rows of a shard's part of a minibatch, A named actions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +17,20 @@ from lockstep.jax import value_losses as losses
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Params
 from lockstep.jax.offline.batch import LoggedBatch, Part
+from lockstep.jax.offline.learner import LoggedLearner
 from lockstep.jax.offline.losses import discount_of, model_losses
-from lockstep.jax.offline.non_finite import LoggedLossReader
-from lockstep.jax.offline.optimizer import STEP_METRICS, OfflineOptimizer, State
+from lockstep.jax.offline.optimizer import STEP_METRICS, OfflineOptimizer
 from lockstep.jax.scoring import choices
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import locate_non_finite_logged
 
 _Q = ("loss/value", "value/q", "value/target", "value/td_error")
 _ERROR = {"huber": losses.huber, "mse": losses.squared}
 
 
-class OfflineDQN:
+class OfflineDQN(LoggedLearner[ScoringPolicy]):
     """Q-learning with a target network, and models of the policy's value for the estimates.
 
     State across updates: that of `optimizer`, and `metrics`.
@@ -54,13 +52,9 @@ class OfflineDQN:
     ) -> None:
         config = run.algorithm
         assert isinstance(config, OfflineDQNConfig)
+        super().__init__(run, policy, comm)
         self.config = config
-        self.policy = policy
-        self.comm = comm
         self._read = read
-        self._precision = run.precision
-        self._stops = run.non_finite == "stop"
-        policy.params = comm.read(comm.broadcast(policy.params))
         self._q_metrics = (*_Q, "loss/conservative") if config.cql_alpha > 0 else _Q
         self._other_metrics: tuple[str, ...] = ()
         followed = [policy.scores_name]
@@ -83,11 +77,6 @@ class OfflineDQN:
         boost = [config.reward_boost.get(name, 0.0) for name in policy.info.actions]
         self._boost = np.array(boost, np.float32)
 
-    @property
-    def state(self) -> State:
-        """The pytree that updates change, replicated on all devices."""
-        return self.optimizer.state
-
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.
 
@@ -102,20 +91,13 @@ class OfflineDQN:
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        batches = [self.part_of(rows) for rows in parts]
-        sums, extra, skipped = self.optimizer.take(batches, extra_sums, progress)
-        if skipped and self._stops:
-            reader = LoggedLossReader(self.optimizer)
-            pairs = list(zip(parts, batches, strict=True))
-            raise locate_non_finite_logged(self.comm, pairs, progress, reader)
-        self.policy.params = self.optimizer.params()
+        sums, extra = self.learn(parts, extra_sums, progress)
         first = 2 + len(self._q_metrics)
         self.metrics.add(self._q_metrics, sums[2:first], sums[1])
         self.metrics.add(self._other_metrics, sums[first:-2], sums[0])
-        self.optimizer.add_metrics(self.metrics, sums)
         return extra
 
-    def part_of(self, rows: Rows) -> Part:
+    def part_of(self, rows: Rows, k: int, step: int) -> Part:
         """A shard's part of a minibatch; with the same rows of one step each, if the models need them."""
         batch = LoggedBatch.of(rows)
         if not self.policy.has_models or self.config.n_step == 1:
@@ -194,24 +176,3 @@ class OfflineDQN:
             )
             found += model_losses(reward, value, jax.lax.stop_gradient(following), batch, self.config)
         return found
-
-    def warmup(self, rows: Rows, num_extra: int) -> None:
-        """Compile what an update calls, without changing the state; *collective*."""
-        self.optimizer.warmup([self.part_of(rows)] * len(self.comm.world.shards), num_extra)
-
-    def shared_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of all state that is equal on every rank, by name, for checkpoints."""
-        return self.optimizer.named() | {"metrics": self.metrics.table.copy()}
-
-    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Load `shared_arrays`, or a part of it."""
-        self.optimizer.load(arrays)
-        self.policy.params = self.optimizer.params()
-        self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """The state of local shard `k`: none."""
-        return {}
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k`: nothing to do."""

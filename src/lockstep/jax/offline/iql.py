@@ -6,8 +6,7 @@ imitates those of them that are better than V.
 Shapes: K shards of this process, N rows of a shard's part of a minibatch, C critics.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +19,14 @@ from lockstep.experience.offline_noise import draw_noise
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Params
 from lockstep.jax.offline.batch import LoggedBatch, Part
+from lockstep.jax.offline.learner import LoggedLearner
 from lockstep.jax.offline.losses import discount_of, model_losses
-from lockstep.jax.offline.non_finite import LoggedLossReader
-from lockstep.jax.offline.optimizer import STEP_METRICS, OfflineOptimizer, State
+from lockstep.jax.offline.optimizer import STEP_METRICS, OfflineOptimizer
 from lockstep.jax.scoring.actor_policy import CRITICS, ActorPolicy
 from lockstep.jax.value_losses import expectile, squared, td_target
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import locate_non_finite_logged
 
 _METRICS = (
     "loss/value",
@@ -42,7 +40,7 @@ _METRICS = (
 )
 
 
-class IQL:
+class IQL(LoggedLearner[ActorPolicy]):
     """Critics, the value of a state and a Gaussian policy, in one gradient step with one message.
 
     State across updates: that of `optimizer`, and `metrics`.
@@ -56,13 +54,8 @@ class IQL:
     def __init__(self, run: OfflineRun, policy: ActorPolicy, comm: Comm) -> None:
         config = run.algorithm
         assert isinstance(config, IQLConfig)
+        super().__init__(run, policy, comm)
         self.config = config
-        self.policy = policy
-        self.comm = comm
-        self._seed = run.seed
-        self._precision = run.precision
-        self._stops = run.non_finite == "stop"
-        policy.params = comm.read(comm.broadcast(policy.params))
         self._metrics = (*_METRICS, "loss/reward", "loss/policy_value") if policy.has_models else _METRICS
         self.optimizer = OfflineOptimizer(
             run,
@@ -74,25 +67,13 @@ class IQL:
         )
         self.metrics = MetricMeans([*self._metrics, *STEP_METRICS])
 
-    @property
-    def state(self) -> State:
-        """The pytree that updates change, replicated on all devices."""
-        return self.optimizer.state
-
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
-        batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
-        sums, extra, skipped = self.optimizer.take(batches, extra_sums, progress)
-        if skipped and self._stops:
-            reader = LoggedLossReader(self.optimizer)
-            pairs = list(zip(parts, batches, strict=True))
-            raise locate_non_finite_logged(self.comm, pairs, progress, reader)
-        self.policy.params = self.optimizer.params()
+        sums, extra = self.learn(parts, extra_sums, progress)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
-        self.optimizer.add_metrics(self.metrics, sums)
         return extra
 
-    def part_of(self, rows: Rows, k: int = 0, step: int = 0) -> Part:
+    def part_of(self, rows: Rows, k: int, step: int) -> Part:
         """The rows of local shard `k`, and their random numbers."""
         shape = (len(rows), 1, rows.action.shape[1])
         normal, _ = draw_noise(self._seed, self.comm.world.shards[k], step, shape)
@@ -135,24 +116,3 @@ class IQL:
             policy.outcomes(params, head, batch.state, batch.action, precision) for head in ("reward", "value")
         )
         return model_losses(reward, value, following, batch, self.config)
-
-    def warmup(self, rows: Rows, num_extra: int) -> None:
-        """Compile what an update calls, without changing the state; *collective*."""
-        self.optimizer.warmup([self.part_of(rows)] * len(self.comm.world.shards), num_extra)
-
-    def shared_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of all state that is equal on every rank, by name, for checkpoints."""
-        return self.optimizer.named() | {"metrics": self.metrics.table.copy()}
-
-    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Load `shared_arrays`, or a part of it."""
-        self.optimizer.load(arrays)
-        self.policy.params = self.optimizer.params()
-        self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """The state of local shard `k`: none."""
-        return {}
-
-    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k`: nothing to do."""

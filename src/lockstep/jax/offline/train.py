@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.jax.comm import Comm
 from lockstep.jax.networks import AnyPolicy
@@ -30,7 +31,8 @@ def train(session: Session) -> None:
     """Read, learn and log, until every row was used `run.epochs` times."""
     run, comm, timers = session.run, session.comm, session.timers
     reader, dataset = session.open_data(), session.dataset
-    check_rows(run, dataset, comm, session.journal)
+    if isinstance(run.algorithm, OfflineDQNConfig):
+        check_rows(run, dataset, comm, session.journal)
     policy = policy_of(session.policy_spec, stream_seed(run.seed, "init"))
     learner = _learner(session, policy)
     session.begin(policy, None, learner)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
@@ -15,7 +15,6 @@ from lockstep.data.reader import Reader
 from lockstep.distributed.timers import CHECKPOINT, EVALUATE
 from lockstep.errors import ConfigError
 from lockstep.estimators.result import ESTIMATES_FILE, Estimates
-from lockstep.record.pending_run import PendingRun
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
@@ -23,7 +22,6 @@ from lockstep.session.checks import check_data
 from lockstep.session.logged.estimate import estimate
 from lockstep.session.logged.evaluator import Scorer
 from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
-from lockstep.session.resume import Resumption
 from lockstep.session.session import BaseSession
 from lockstep.system.files import write_atomically
 from lockstep.world import World
@@ -47,11 +45,8 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
     Args:
         backend: the framework.
         run: the config.
-        world: as `BaseSession`, like all others.
-        run_dir: output directory.
-        init_from: a run directory or policy file with the initial parameters.
-        resume: the run to resume.
-        joined: the launcher has created the run directory.
+        world: the ranks; default: from the launcher's environment variables.
+        options: the other arguments of `BaseSession`.
 
     Attributes:
         dataset: the training data, after `open_data`.
@@ -67,14 +62,10 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
         backend: LoggedBackend[SomeComm, SomePolicy, SomeLearner],
         run: OfflineRun,
         world: World | None = None,
-        *,
-        run_dir: Path | PendingRun | None = None,
-        init_from: Path | None = None,
-        resume: Path | Resumption | None = None,
-        joined: bool = False,
+        **options: Any,
     ) -> None:
         self.backend = self._logged_backend = backend
-        super().__init__(run, world, run_dir=run_dir, init_from=init_from, resume=resume, joined=joined)
+        super().__init__(run, world, **options)
 
     def open_data(self) -> Reader:
         """Open the data and divide its rows among all ranks.

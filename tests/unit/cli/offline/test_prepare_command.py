@@ -108,7 +108,7 @@ def test_like_takes_over_column_names(tmp_path, capsys):
     code, said = call(capsys, tmp_path / "more.csv", "--out", tmp_path / "eval", "--like", tmp_path / "data")
     assert code == 0, said
     assert Dataset.open(tmp_path / "eval").info.state_features == ("speed",)
-    other = write(tmp_path / "other.jsonl", [row(i) for i in range(5)])
+    other = write(tmp_path / "other.jsonl", [row(i, mdp_id=..., who="a") for i in range(5)])
     code, said = call(capsys, other, "--out", tmp_path / "b", "--like", tmp_path / "data")
     assert (code, "has no column session, which --columns (or the data of --like) names for mdp_id" in said) == (
         2,
@@ -119,6 +119,20 @@ def test_like_takes_over_column_names(tmp_path, capsys):
     again = write(tmp_path / "x.jsonl", [row(i, state_features=..., x=1.0) for i in range(5)])
     code, said = call(capsys, again, "--out", tmp_path / "c", "--like", tmp_path / "data", "--columns", own)
     assert code == 0, said
+
+
+def test_like_prepares_a_log_that_has_the_names_of_the_schema(tmp_path, capsys):
+    columns = tmp_path / "columns.yaml"
+    columns.write_text("mdp_id: session\nstate_features: [speed]\n")
+    named = [row(i, mdp_id=..., state_features=..., session="a", speed=float(i)) for i in range(5)]
+    first = write(tmp_path / "first.jsonl", named)
+    assert call(capsys, first, "--out", tmp_path / "data", "--columns", columns)[0] == 0
+    other = write(tmp_path / "other.jsonl", [row(i, state_features={"speed": float(i)}) for i in range(5)])
+    code, said = call(capsys, other, "--out", tmp_path / "eval", "--like", tmp_path / "data")
+    assert code == 0, said
+    data, like = (Dataset.open(tmp_path / name) for name in ("data", "eval"))
+    assert like.info.state_features == ("speed",) and like.features_digest == data.features_digest
+    assert (like.column("state")[0:5] == data.column("state")[0:5]).all()
 
 
 def test_skipped_rows_are_reported_with_the_reason(tmp_path, capsys):

@@ -300,6 +300,17 @@ def test_error_names_the_bad_csv_row(tmp_path, line, message):
     assert str(path) in str(refused.value) and message in str(refused.value)
 
 
+@pytest.mark.parametrize("rows", [3, 2000])
+def test_a_row_with_too_many_cells_is_refused_although_the_last_column_is_left_out(tmp_path, rows):
+    path = tmp_path / "a.csv"
+    lines = [f"a,{i},0.5,left,1,why" for i in range(rows)]
+    path.write_text("\n".join(["mdp_id,sequence_number,state:0,action,reward,comment", *lines]) + "\n")
+    assert len(table(path, actions=NAMES)) == rows
+    path.write_text(path.read_text() + f"a,{rows},0.5,left,1,why,more\n")
+    with pytest.raises(ConfigError, match=f"row {rows + 2} has 7 cells, and the heading has 6"):
+        table(path, actions=NAMES)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
