@@ -6,7 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 from logged_runs import BATCH, ROWS, small_offline
-from offline_seams import KINDS, LEARNERS, PADDING, after_step, data, index_of, kinds, learner, learners, run_seams
+from offline_seams import KINDS, LEARNERS, PADDING, after_step, data, index_of, learner, run_seams
 from running import lines
 from seam_world import same
 
@@ -44,14 +44,8 @@ def seen_by_ranks(request, tmp_path_factory, backend):
     return found | {"folder": folder, "backend": import_module(f"{backend}_offline")}
 
 
-def skip_unless(name, of_backend):
-    if name not in of_backend:
-        pytest.skip("not on this backend")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_start_equal(seam, kind):
-    skip_unless(kind, kinds(seam["backend"]))
     first, second = (rank[kind] for rank in seam["start_equal"])
     assert same(first["policy"], second["policy"]), "ranks start from different parameters"
     for rank in (first, second):
@@ -66,7 +60,6 @@ def test_start_equal(seam, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_initialized_from(seam, kind):
-    skip_unless(kind, kinds(seam["backend"]))
     ranks = [rank[kind] for rank in seam["initialized_from"]]
     assert [rank["error"] for rank in ranks] == ["", ""], "ranks went on from different policies"
     assert not same(ranks[0]["given"], ranks[1]["given"])
@@ -84,7 +77,6 @@ def test_gradient(seam, name):
     CQL draws random numbers for each shard, so that its parts stay two shards of the one process.
     """
     backend, folder = seam["backend"], str(seam["folder"] / "gradients" / "run")
-    skip_unless(name, learners(backend))
     world = World().with_shards(2) if name == "cql" else World()
     with learner(backend, world, folder, name) as (dataset, one):
         index = np.concatenate([index_of(rank)[: 16 - PADDING[rank]] for rank in (0, 1)])
@@ -112,7 +104,6 @@ def test_extra_sums(seam):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_bad(seam, kind):
-    skip_unless(kind, kinds(seam["backend"]))
     ranks = seam["one_rank_bad"]
     assert not any(isinstance(rank, str) for rank in ranks), f"a rank decided alone: {ranks}"
     for rank in ranks:
