@@ -21,7 +21,7 @@ LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py 
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
 
-.PHONY: help setup train bench test test-jax test-launch test-isaac test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
+.PHONY: help setup train bench test test-jax test-launch test-isaac test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ test-slow: setup  ## Repeats of what `make test` proves once: by rank count, lay
 test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl on CPU ranks, in an environment of their own that stays.
 	.venv-isaac/bin/python -m pytest -m isaac tests/isaac
 
+test-ray: .venv-ray/.installed  ## Ranks on a real Ray cluster of several nodes on this machine, in an environment of its own.
+	.venv-ray/bin/python -m pytest -m ray tests/ray_cluster
+
 test-gpu: setup  ## The tests that need a GPU; they skip without one.
 	$(BIN)/python -m pytest -m gpu
 
@@ -86,7 +89,7 @@ format: setup  ## Format the code and mend what the linter can mend.
 	$(BIN)/ruff check --fix
 
 clean:  ## Remove environments, caches and builds; runs/ stays.
-	rm -rf .venv .venv-jax build dist .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .venv-jax .venv-ray build dist .pytest_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A system without the venv module's own pip gets it from the pip that it has.
@@ -104,6 +107,13 @@ endef
 
 .venv-isaac/.installed: tests/isaac/install.sh tests/isaac/make_assets.py pyproject.toml
 	PYTHON=$(PYTHON) tests/isaac/install.sh .venv-isaac
+	@touch $@
+
+# torch has the version of requirements.lock: a result has the same bits as with `make setup`.
+.venv-ray/.installed: requirements.lock pyproject.toml
+	$(call new_venv,.venv-ray)
+	.venv-ray/bin/pip install $(PIP_FLAGS) -c requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		-e '.[torch,ray,classic]' 'ray[tune]' pytest hypothesis
 	@touch $@
 
 .venv-jax/.installed: requirements-jax.lock pyproject.toml

@@ -16,7 +16,7 @@ import griffe
 
 PAGE = Path(__file__).with_name("api.md")
 SOURCE = Path(__file__).parents[1] / "src"
-STUBBED = ("lockstep", "lockstep.envs", "lockstep.experience", "lockstep.torch", "lockstep.jax")
+STUBBED = ("lockstep", "lockstep.envs", "lockstep.experience", "lockstep.torch", "lockstep.jax", "lockstep.engines.ray")
 """Packages whose `__init__.pyi` lists their public names."""
 FUNCTIONS = {"lockstep.recipes": ("names", "load", "load_file", "description", "source"), "lockstep.train": ("main",)}
 """Public functions of modules without a stub."""

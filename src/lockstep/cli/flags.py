@@ -3,6 +3,7 @@
 import argparse
 
 from lockstep.cli.sweep.arguments import add_seeds
+from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.launch.flags import add_node_arguments
 
 
@@ -80,3 +81,4 @@ def add_start_arguments(parser: argparse.ArgumentParser) -> None:
     add("--local-rank", help=argparse.SUPPRESS)  # added by torch.distributed.launch; LOCAL_RANK is used instead
     add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher created the run directory
     add_node_arguments(parser.add_argument_group("several machines"), restarts=False)
+    add_ray_arguments(parser.add_argument_group("a Ray cluster"))

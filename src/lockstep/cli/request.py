@@ -14,6 +14,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
 
 if TYPE_CHECKING:
+    from lockstep.engines.ray.arguments import RayRequest
     from lockstep.launch.nodes import Nodes
     from lockstep.run import AnyRun, Run, SomeRun
     from lockstep.session.resume import Resumption
@@ -202,6 +203,23 @@ def _with_current_task(run: "Run") -> "Run":
     if note and World.from_environment().rank == 0:
         print(f"lockstep: note: {note}", file=sys.stderr)
     return replace(run, task=task)
+
+
+def requested_on_ray(args: argparse.Namespace, default_ranks: int, num_shards: int | None) -> "RayRequest | None":
+    """The ranks to place on a Ray cluster; None without `--on ray`."""
+    from lockstep.engines.ray.arguments import ray_request
+    from lockstep.engines.ray.cluster import check_ray
+    from lockstep.launch.commands import check_no_rank
+    from lockstep.launch.nodes import check_shards
+
+    request = ray_request(args, default_ranks)
+    if request is not None:
+        check_ray()
+        check_no_rank("lockstep train --on ray")
+        if request.elastic:
+            typed = f"--nnodes {args.nnodes}" if args.nnodes else f"--ranks {args.ranks}"
+            check_shards(typed, request.ranks, num_shards)
+    return request
 
 
 def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":

@@ -3,15 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from lockstep.cli.request import checked, requested_nodes, requested_world, resumption
+from lockstep.cli.request import checked, requested_nodes, requested_on_ray, requested_world, resumption
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import number, policy_source
+from lockstep.launch.flags import ELASTIC_RESTARTS, number, policy_source
 from lockstep.launch.train_ranks import PROGRAM
 from lockstep.launch.world_checks import check_world
 
 if TYPE_CHECKING:
+    from lockstep.engines.ray.arguments import RayRequest
     from lockstep.launch.nodes import Nodes
     from lockstep.run import AnyRun
     from lockstep.session.resume import Resumption
@@ -34,10 +35,13 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     from lockstep.run import OfflineRun, Run
     from lockstep.session.checks import check_model_path
     from lockstep.session.env_checks.before_run import check_before_run
+    from lockstep.world import World
 
     num_shards = None if found is None else found.num_shards
-    nodes = requested_nodes(args, num_shards or run.num_shards)
-    world = requested_world(args, default_ranks=1 if found is None else found.world_size, nodes=nodes)
+    default_ranks = 1 if found is None else found.world_size
+    on_ray = requested_on_ray(args, default_ranks, num_shards or run.num_shards)
+    nodes = None if on_ray else requested_nodes(args, num_shards or run.num_shards)
+    world = World(size=on_ray.ranks, launcher="ray") if on_ray else requested_world(args, default_ranks, nodes)
     if num_shards is not None and world.size > num_shards:
         raise ConfigError(
             f"--ranks {world.size} is more than num_shards={num_shards} of the checkpoint; "
@@ -53,27 +57,16 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     if isinstance(run, OfflineRun) and world.rank == 0:
         check_model_path(run)
     init_from = policy_source(args.init_from)
-    max_restarts = _max_restarts(args, world)
+    max_restarts = _max_restarts(args, world, elastic=on_ray is not None and on_ray.elastic)
     profile = _profiled_updates(args, run, found)
     if world.rank == 0:
         _print_notes(args, found)
     run_dir = Path(args.run_dir) if args.run_dir else None
     if found is not None:
         run_dir = found.run_dir
-    if world.launcher == "none" and (world.size > 1 or max_restarts):
-        from lockstep.launch.train_ranks import launch_training
-
-        code, _ = launch_training(
-            run,
-            world.size,
-            run_dir=run_dir,
-            found=found,
-            init_from=init_from,
-            debug=args.debug,
-            max_restarts=max_restarts,
-            profile=profile,
-        )
-        return code
+    if on_ray is not None or (world.launcher == "none" and (world.size > 1 or max_restarts)):
+        options = {"run_dir": run_dir, "found": found, "init_from": init_from, "max_restarts": max_restarts}
+        return _launch(run, world.size, on_ray, debug=args.debug, profile=profile, **options)
     from lockstep.launch.train import exit_code, train
 
     source = None if found is None else Path(args.resume)
@@ -97,6 +90,17 @@ def _print_notes(args: argparse.Namespace, found: "Resumption | None") -> None:
         print(f"lockstep: note: {args.note}; run.yaml has them all", file=sys.stderr)
 
 
+def _launch(run: "AnyRun", ranks: int, on_ray: "RayRequest | None", **options: Any) -> int:
+    """Start the ranks here or on a Ray cluster; options and exit code as `launch_training`."""
+    if on_ray is not None:
+        from lockstep.engines.ray.train import train_on_ray
+
+        return train_on_ray(run, on_ray, **options)
+    from lockstep.launch.train_ranks import launch_training
+
+    return launch_training(run, ranks, **options)[0]
+
+
 def several(nodes: "Nodes | None") -> "TypeGuard[Nodes]":
     """Whether the arguments ask for more than one node."""
     return nodes is not None and nodes.maximum > 1
@@ -114,9 +118,11 @@ def _profiled_updates(args: argparse.Namespace, run: "AnyRun", found: "Resumptio
     return profile
 
 
-def _max_restarts(args: argparse.Namespace, world: "World") -> int:
-    """`--max-restarts`, which only our own launcher takes."""
-    restarts = number(args.max_restarts or "0", "--max-restarts", least=0)
+def _max_restarts(args: argparse.Namespace, world: "World", *, elastic: bool) -> int:
+    """`--max-restarts`, which only launchers of ours take."""
+    restarts = number(args.max_restarts or str(ELASTIC_RESTARTS if elastic else 0), "--max-restarts", least=0)
+    if world.launcher == "ray":
+        return restarts
     if restarts and world.launcher == "torchrun":
         raise ConfigError(f"--max-restarts {restarts}: torchrun restarts its own ranks: use its --max-restarts")
     if restarts and world.launcher != "none":

@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import ConfigError
-from lockstep.launch.rank import Rank
-from lockstep.launch.supervise import Failure
+from lockstep.launch.supervise import EndedRank, Failure
 from lockstep.record.failure import read_failure, record_failure
 from lockstep.record.partial_files import modified_at
 
@@ -23,7 +23,7 @@ def log_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank_{rank}.log"
 
 
-def merge_failures(observed: Failure, ended: list[Rank], run_dir: Path) -> Failure:
+def merge_failures(observed: Failure, ended: Sequence[EndedRank], run_dir: Path) -> Failure:
     """Combine the failure that the launcher observed with the one that the ranks recorded; record it if they did not.
 
     `ended`: the ranks that ended by themselves.

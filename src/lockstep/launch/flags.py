@@ -13,7 +13,8 @@ from lockstep.system.cores import usable_cores
 _PORT = 29400  # torchrun's, where an endpoint names none
 _MASTER_PORT = 29500  # torchrun's, for --master-addr
 _LARGEST_PORT = 65535
-_ELASTIC_RESTARTS = 3  # a node that is lost ends all ranks; without a restart nothing would be elastic
+ELASTIC_RESTARTS = 3
+"""Default where nodes may be lost: a lost node ends all ranks, and only a restart continues on the others."""
 
 
 def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser, *, restarts: bool = True) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -134,7 +135,7 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
 def max_restarts_of(args: argparse.Namespace, nodes: Nodes) -> int:
     """How often all ranks may start anew after one failed."""
     if args.max_restarts is None:
-        return _ELASTIC_RESTARTS if nodes.elastic else 0
+        return ELASTIC_RESTARTS if nodes.elastic else 0
     return number(args.max_restarts, "--max-restarts", least=0)
 
 

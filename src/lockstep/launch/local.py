@@ -6,9 +6,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log, report_failure, update_summary
@@ -16,7 +16,7 @@ from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.rank_environment import rank_environments
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.spawned_call import pack, unpack
-from lockstep.launch.supervise import Bounds, RankGroup, interruption
+from lockstep.launch.supervise import Bounds, Failure, RankGroup, interruption
 from lockstep.record.partial_files import modified_at
 from lockstep.system.cores import usable_cores
 
@@ -74,7 +74,49 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
         environment=dict(environment or {}),
         ml_framework=ml_framework,
     )
+    return run_attempts(attempt, restarts, bounds, timeout_s=timeout_s)
+
+
+class RestartableAttempt(Protocol):
+    """One attempt to run all ranks of a command, wherever they run."""
+
+    @property
+    def command(self) -> list[str]:
+        """Program and arguments of each rank."""
+        ...
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """Number of earlier attempts."""
+        ...
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory, which has the ranks' logs."""
+        ...
+
+    def run(
+        self, caught: list[int], bounds: Bounds, *, timeout_s: float | None = None, since: float | None = None
+    ) -> tuple[Failure | None, list[int]]:
+        """Start all ranks and wait until none is left; see `LocalAttempt.run`."""
+        ...
+
+    def restarted(self, command: list[str], title: str) -> "RestartableAttempt":
+        """The next attempt: `command`, with `title` in the logs."""
+        ...
+
+
+def run_attempts(
+    attempt: RestartableAttempt, restarts: Restarts, bounds: Bounds, *, timeout_s: float | None = None
+) -> int:
+    """Run an attempt, and further ones after failures; returns the exit code. Arguments and signals as `launch`."""
     started_at = time.monotonic()
+    run_dir = attempt.run_dir
     summary_modified_at = None if run_dir is None else modified_at(run_dir / "summary.json")
     # Handlers are installed first: ranks then start with default ones even where a shell ignores SIGINT (`command &`).
     with caught_signals() as caught:
@@ -92,16 +134,18 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
                 break
             if next_attempt is None:
                 break
-            log(f"lockstep: {failure.headline}; {next_attempt.title}")
-            attempt = next_attempt
-        report_failure(failure, ranks, late, run_dir, restarts=attempt.restarts)
+            attempt = next_attempt[0]
+            log(f"lockstep: {failure.headline}; {next_attempt[1]}")
+        report_failure(failure, attempt.ranks, late, run_dir, restarts=attempt.restarts)
         if run_dir is not None:
-            update_summary(failure, ranks, run_dir, summary_modified_at, restarts=attempt.restarts)
+            update_summary(failure, attempt.ranks, run_dir, summary_modified_at, restarts=attempt.restarts)
     return failure.code
 
 
-def _next_attempt(attempt: LocalAttempt, restart: str, restarts: Restarts) -> LocalAttempt | None:
-    """The next attempt; None, with the reason logged, if there is none."""
+def _next_attempt(
+    attempt: RestartableAttempt, restart: str, restarts: Restarts
+) -> tuple[RestartableAttempt, str] | None:
+    """The next attempt and its title; None, with the reason logged, if there is none."""
     try:
         command, where = attempt.command, "from the start"
         if restarts.next_command is not None:
@@ -109,7 +153,8 @@ def _next_attempt(attempt: LocalAttempt, restart: str, restarts: Restarts) -> Lo
     except ConfigError as error:
         log(f"lockstep: no {restart}: {error}")
         return None
-    return replace(attempt, command=command, restarts=attempt.restarts + 1, title=f"{restart} {where}")
+    title = f"{restart} {where}"
+    return attempt.restarted(command, title), title
 
 
 def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float | None = None) -> list[_T]:

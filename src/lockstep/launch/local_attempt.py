@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -92,6 +92,10 @@ class LocalAttempt:
         finally:
             if self.run_dir is not None:
                 remove_partial_files(self.run_dir)
+
+    def restarted(self, command: list[str], title: str) -> "LocalAttempt":
+        """The next attempt: `command`, with `title` in the logs."""
+        return replace(self, command=command, restarts=self.restarts + 1, title=title)
 
     def _start_rank(self, group: RankGroup, rank: int, environment: dict[str, str]) -> None:
         if self.run_dir is None:

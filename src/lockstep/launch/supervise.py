@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.rank import Rank, any_alive
 from lockstep.launch.signals import signal_name
 
 _TICK_S = 0.05  # the longest sleep: bounds how late a signal or a deadline is noticed
-_SETTLE_S = 0.25  # after a failure, time for its cause to be seen if its consequence was seen first
 _WORKERS_S = 1.0  # between SIGTERM and SIGKILL for child processes that a rank left in its process group
 _INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
@@ -26,6 +26,8 @@ _INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTER
 class Bounds:
     """How long ranks may take to end, in seconds."""
 
+    settle_s: float = 0.25
+    """After a failure, time for its cause to be seen if its consequence was seen first."""
     stop_s: float = 5.0
     """Between SIGTERM and SIGKILL, after a failure."""
     early_s: float = 10.0
@@ -56,6 +58,108 @@ class Failure:
     def restartable(self) -> bool:
         """Whether a restart may succeed: not after a user error, a signal or the timeout."""
         return self.rank is not None and self.interrupted is None and self.code != ConfigError.exit_code
+
+
+class EndedRank(Protocol):
+    """A rank that has ended, wherever it ran."""
+
+    @property
+    def index(self) -> int:
+        """Its global rank."""
+        ...
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, minus the signal that killed it."""
+        ...
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code as a shell has it: 128 + n for signal n."""
+        ...
+
+    def describe(self) -> str:
+        """How it ended, for messages."""
+        ...
+
+
+class Ranks(Protocol):
+    """Ranks that are waited for, as processes of this machine or of others."""
+
+    @property
+    def ended(self) -> Sequence[EndedRank]:
+        """The ranks that have ended, in the order in which that was noticed."""
+        ...
+
+    def running(self) -> Sequence[int]:
+        """The ranks that have not ended; updates `ended`."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Return when a rank ends, at the latest after `seconds`."""
+        ...
+
+
+def wait_for_ranks(
+    ranks: Ranks,
+    bounds: Bounds,
+    *,
+    timeout_s: float | None = None,
+    since: float | None = None,
+    caught: Sequence[int] = (),
+    may_leave: Callable[[int], bool] = lambda _: False,
+    elsewhere: Callable[[], Failure | None] = lambda: None,
+) -> Failure | None:
+    """Wait until all ranks succeeded (None) or one failed, a signal came, or `timeout_s` passed; stops nothing.
+
+    Args:
+        ranks: the ranks, already started.
+        bounds: how long ranks may take to end.
+        timeout_s: bound on the whole run, if any.
+        since: when the run began (monotonic seconds); default: now.
+        caught: signals that this process received, filled by `caught_signals` meanwhile.
+        may_leave: whether a rank that left with code 0 is known to have done its work; others must follow soon.
+        elsewhere: polled; a failure of another node, which ends these ranks too.
+    """
+    deadline = (time.monotonic() if since is None else since) + (math.inf if timeout_s is None else timeout_s)
+    left_at = math.inf  # when the first rank left with code 0
+    while running := ranks.running():
+        now = time.monotonic()
+        if caught:
+            return interruption(caught[0])
+        if any(rank.code for rank in ranks.ended):
+            sleep_until_ended(ranks, now + bounds.settle_s, hurry=lambda: bool(caught))
+            return interruption(caught[0]) if caught else _first_failure(ranks.ended)
+        if (failure := elsewhere()) is not None:
+            return failure
+        left = [rank.index for rank in ranks.ended if not may_leave(rank.index)]
+        if left:
+            left_at = min(left_at, now)
+        if now > left_at + bounds.early_s:
+            return Failure(f"rank {left[0]} left early with code 0 while {_names(running)} still running", 1, left[0])
+        if now > deadline:
+            return Failure(f"{_names(running)} still running after timeout_s={timeout_s:g}", 1)
+        ranks.sleep(_TICK_S)
+    return _first_failure(ranks.ended) if any(rank.code for rank in ranks.ended) else None
+
+
+def sleep_until_ended(ranks: Ranks, deadline: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    """Wait until no rank runs, at most until `deadline` (monotonic seconds) or until `hurry()` is true."""
+    while ranks.running() and not hurry() and (seconds := deadline - time.monotonic()) > 0:
+        ranks.sleep(min(seconds, _TICK_S))
+
+
+def _first_failure(ended: Sequence[EndedRank]) -> Failure:
+    """The cause among the failures seen so far."""
+    failed = [rank for rank in ended if rank.code]
+    # SIGKILL comes from outside (usually: out of memory) and so is never the consequence of another failure.
+    killed = [rank for rank in failed if rank.code == -signal.SIGKILL]
+    first = (killed or failed)[0]
+    if first.code in _INTERRUPTED:  # a signal reached the ranks only, and they agreed to stop
+        return interruption(_INTERRUPTED[first.code])
+    before = [rank for rank in ended[: ended.index(first)] if rank.code == 0]
+    after = f" after rank {before[0].index} had left early with code 0" if before else ""
+    return Failure(first.describe() + after, first.exit_code, first.index)
 
 
 class RankGroup:
@@ -130,39 +234,18 @@ class RankGroup:
         since: float | None = None,
         caught: Sequence[int] = (),
         may_leave: Callable[[int], bool] = lambda _: False,
-        elsewhere: Callable[[], "Failure | None"] = lambda: None,
+        elsewhere: Callable[[], Failure | None] = lambda: None,
     ) -> Failure | None:
-        """Wait until all ranks succeeded (None) or one failed, a signal came, or `timeout_s` passed; stops nothing.
-
-        Args:
-            timeout_s: bound on the whole run, if any.
-            since: when the run began (monotonic seconds); default: now.
-            caught: signals that this process received, filled by `caught_signals` meanwhile.
-            may_leave: whether a rank that left with code 0 is known to have done its work; others must follow soon.
-            elsewhere: polled; a failure of another node, which ends these ranks too.
-        """
-        deadline = (time.monotonic() if since is None else since) + (math.inf if timeout_s is None else timeout_s)
-        left_at = math.inf  # when the first rank left with code 0
-        while running := self._running():
-            now = time.monotonic()
-            if caught:
-                return interruption(caught[0])
-            if any(rank.code for rank in self.ended):
-                self._sleep_until(now + _SETTLE_S)
-                return interruption(caught[0]) if caught else self._failure()
-            if (failure := elsewhere()) is not None:
-                return failure
-            left = [rank.index for rank in self.ended if not may_leave(rank.index)]
-            if left:
-                left_at = min(left_at, now)
-            if now > left_at + self.bounds.early_s:
-                return Failure(
-                    f"rank {left[0]} left early with code 0 while {_names(running)} still running", 1, left[0]
-                )
-            if now > deadline:
-                return Failure(f"{_names(running)} still running after timeout_s={timeout_s:g}", 1)
-            self._sleep(_TICK_S)
-        return self._failure() if any(rank.code for rank in self.ended) else None
+        """Wait for the ranks; arguments and result as `wait_for_ranks`."""
+        return wait_for_ranks(
+            self,
+            self.bounds,
+            timeout_s=timeout_s,
+            since=since,
+            caught=caught,
+            may_leave=may_leave,
+            elsewhere=elsewhere,
+        )
 
     def stop(self, number: int, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> list[int]:
         """Signal all ranks, and kill them with all their children when `grace_s` has passed or `hurry()` says so.
@@ -175,7 +258,7 @@ class RankGroup:
             for rank in self._running():
                 rank.process.send_signal(number)
                 rank.signal_group(signal.SIGCONT)  # a stopped process handles a signal only once it is continued
-            self._sleep_until(time.monotonic() + grace_s, hurry)
+            sleep_until_ended(self, time.monotonic() + grace_s, hurry)
         finally:
             late = [rank.index for rank in self._running()]
             for rank in self.ranks:
@@ -194,31 +277,18 @@ class RankGroup:
                     self._tell_guardian(-rank.process.pid)  # the number may soon be somebody else's
         return [rank for rank in self.ranks if rank not in self.ended]
 
-    def _failure(self) -> Failure:
-        """The cause among the failures seen so far."""
-        failed = [rank for rank in self.ended if rank.code]
-        # SIGKILL comes from outside (usually: out of memory) and so is never the consequence of another failure.
-        killed = [rank for rank in failed if rank.code == -signal.SIGKILL]
-        first = (killed or failed)[0]
-        if first.code in _INTERRUPTED:  # a signal reached the ranks only, and they agreed to stop
-            return interruption(_INTERRUPTED[first.code])
-        before = [rank for rank in self.ended[: self.ended.index(first)] if rank.code == 0]
-        after = f" after rank {before[0].index} had left early with code 0" if before else ""
-        return Failure(first.describe() + after, first.exit_code, first.index)
+    def running(self) -> list[int]:
+        """The ranks that have not ended."""
+        return [rank.index for rank in self._running()]
 
-    def _sleep(self, seconds: float) -> None:
-        """Until a rank ends, at most `seconds`."""
+    def sleep(self, seconds: float) -> None:
+        """Return when a rank ends, at the latest after `seconds`."""
         poller = select.poll()
         descriptors = [rank.pidfd for rank in self._running()]
         for descriptor in descriptors:
             if descriptor is not None:
                 poller.register(descriptor, select.POLLIN)
         poller.poll(1000 * (min(seconds, 0.02) if None in descriptors else seconds))
-
-    def _sleep_until(self, deadline: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Until no rank runs, at most until `deadline`."""
-        while self._running() and not hurry() and (seconds := deadline - time.monotonic()) > 0:
-            self._sleep(min(seconds, _TICK_S))
 
     def _sleep_until_groups_gone(self) -> None:
         deadline = time.monotonic() + _WORKERS_S
@@ -253,6 +323,6 @@ def interruption(number: int, when: str = "") -> Failure:
     return Failure(f"interrupted by {signal_name(number)}{when}", 128 + number, interrupted=number)
 
 
-def _names(ranks: Sequence[Rank]) -> str:
-    numbers = ", ".join(str(rank.index) for rank in ranks)
+def _names(ranks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
     return f"rank {numbers} was" if len(ranks) == 1 else f"ranks {numbers} were"

@@ -5,9 +5,10 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log
@@ -25,6 +26,22 @@ _LATEST = Path("checkpoints", "LATEST")
 _EXPLAINED_CODES = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
 
 
+class Launcher(Protocol):
+    """Starts a command once per rank and waits for all of them, as `launch` does."""
+
+    def __call__(
+        self,
+        command: list[str],
+        *,
+        ranks: int,
+        run_dir: Path | None,
+        environment: Mapping[str, str] | None,
+        restarts: Restarts,
+    ) -> int:
+        """Return the exit code."""
+        ...
+
+
 def launch_training(  # noqa: PLR0913  # one for each flag of the command
     run: "AnyRun",
     ranks: int,
@@ -35,15 +52,16 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     debug: bool = False,
     max_restarts: int = 0,
     profile: int | None = None,
+    launcher: "Launcher" = launch,
 ) -> tuple[int, Path]:
     """Start one process per rank, each of which reads the same `run.yaml`, and wait for all of them.
 
     A new run is made in `run_dir` (default: a new directory below `runs/`) and starts from the policy `init_from`, if
     any; with `found` that run is resumed instead. After a failure all ranks are restarted from the newest checkpoint,
-    at most `max_restarts` times.
+    at most `max_restarts` times. `launcher` starts the ranks, by default on this machine.
 
     Returns:
-        The exit code of `launch` and the run directory.
+        The exit code of `launcher` and the run directory.
     """
     from lockstep.launch.startup_line import startup_line
     from lockstep.record.console import Console
@@ -58,12 +76,14 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         checkpoint = {"num_shards": found.num_shards, "step": found.step}
     Console().line(startup_line(run, World(size=ranks), run_dir, **checkpoint))
     flags = ["--joined", *(["--debug"] if debug else []), *(["--profile", str(profile)] if profile else [])]
-    commands = _Commands(run_dir, resume, init_from, flags, modified_at(run_dir / _LATEST))
+    # Absolute, for ranks that are started in another directory.
+    resume, init_from = (path and path.absolute() for path in (resume, init_from))
+    commands = _Commands(run_dir.absolute(), resume, init_from, flags, modified_at(run_dir / _LATEST))
     lock = lock_run_dir(run_dir)
     try:
         if found is not None:
             write_config(run_dir, run)
-        code = launch(
+        code = launcher(
             commands.first_command(),
             ranks=ranks,
             run_dir=run_dir,

@@ -1,8 +1,8 @@
 """`lockstep submit`: write or submit the job that trains on a cluster.
 
-`job.py` checks the arguments, `slurm.py` writes a batch script, `kubernetes.py` a manifest, `ssh.py` commands. Every
-node gets one launcher (`lockstep train --nnodes ...`), which starts that node's ranks, names the first that fails, and
-forwards signals, so that a preempted node still writes a checkpoint.
+`job.py` checks the arguments, `slurm.py` writes a batch script, `kubernetes.py` a manifest, `ssh.py` commands, `ray.py`
+a Ray job. Every node gets one launcher (`lockstep train --nnodes ...`; not under Ray, which has actors), which starts
+that node's ranks, names the first that fails, and forwards signals, so that a preempted node still writes a checkpoint.
 """
 
 import argparse
@@ -11,13 +11,13 @@ import sys
 
 def submit_command(args: argparse.Namespace) -> int:
     """Check the job as `lockstep train` would, then submit it, or print it with `--dry-run`."""
-    from lockstep.cli.submit import kubernetes, slurm, ssh
+    from lockstep.cli.submit import kubernetes, ray, slurm, ssh
     from lockstep.cli.submit.job import requested_job
 
     if args.dry_run:
         _fill_placeholders(args)
     job = requested_job(args)
-    target = {"slurm": slurm, "kubernetes": kubernetes, "ssh": ssh}[args.on]
+    target = {"slurm": slurm, "kubernetes": kubernetes, "ssh": ssh, "ray": ray}[args.on]
     return target.submit(job, args)
 
 
@@ -26,6 +26,8 @@ def _fill_placeholders(args: argparse.Namespace) -> None:
     missing: dict[str, str] = {}
     if args.on == "kubernetes":
         missing = {"image": "registry.example/lockstep:tag", "claim": "your-claim"}
+    elif args.on == "ray":
+        missing = {"address": "http://HEAD:8265"}
     elif args.on == "ssh" and not args.hostfile:
         most = (args.nnodes or "2").rpartition(":")[2]
         missing = {"hosts": ",".join(f"host-{i}" for i in range(int(most) if most.isdecimal() else 0))}

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from lockstep.cli.flags import add_run_arguments
+from lockstep.engines.ray.arguments import add_cluster_arguments
 from lockstep.errors import ConfigError
 
 DEFAULT_PORT = 29500
@@ -15,6 +16,7 @@ ONLY_FOR = {
     "slurm": ("slurm",),
     "kubernetes": ("image", "kind", "namespace", "claim", "mount", "resource", "token_secret"),
     "ssh": ("hosts", "hostfile", "rdzv_endpoint"),
+    "ray": ("address", "strategy", "cpus_per_rank", "resources_per_rank", "runtime_env"),
 }
 """Flags of only one kind of cluster."""
 
@@ -26,11 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_slurm(parser)
     _add_kubernetes(parser)
     _add_ssh(parser)
+    add_cluster_arguments(parser.add_argument_group("ray"), "http://HEAD:8265", "of the dashboard of the cluster")
 
 
 def _add_nodes(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--on", choices=("slurm", "kubernetes", "ssh"), required=True, help="which kind of cluster")
+    add("--on", choices=("slurm", "kubernetes", "ssh", "ray"), required=True, help="which kind of cluster")
     add("--dry-run", action="store_true", help="print what would be submitted")
     add("--nnodes", metavar="N|MIN:MAX", help="machines; MIN:MAX: they may come and go (default: 1; ssh: all hosts)")
     add("--nproc-per-node", metavar="K|auto", help="ranks of each (default: one per GPU, else 1)")

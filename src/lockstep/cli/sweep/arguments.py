@@ -2,6 +2,8 @@
 
 import argparse
 
+from lockstep.engines.ray.arguments import add_ray_arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lockstep sweep`."""
@@ -12,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sampler", choices=("grid", "random", "optuna"), help="how settings are chosen (default: that of the file)")
     add("--trials", metavar="N", help="combinations that random and optuna try (default: that of the file)")
     add("--retry-failed", action="store_true", help="run failed runs again, from their newest checkpoint")
+    add_ray_arguments(parser.add_argument_group("a Ray cluster"), sweep=True)
     add("--dry-run", action="store_true", help="check everything and list the runs, but start none")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 

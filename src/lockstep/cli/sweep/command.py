@@ -5,7 +5,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.sweep.folder import RESULTS_FILE, SweepFolder
 from lockstep.cli.sweep.pool import Pool
+from lockstep.cli.sweep.processes import StartProcess, start_here
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.scores import as_json, print_results, results
 from lockstep.cli.sweep.slots import Needs, Slot, make_slots
@@ -20,6 +21,7 @@ from lockstep.cli.sweep.space import draws, grid
 from lockstep.cli.sweep.sweep_file import Sweep, check_metric, load_sweep, parse_seeds
 from lockstep.cli.sweep.train_command import TrainCommand, shown_settings
 from lockstep.cli.sweep.trial import ListedTrials, TrialSource
+from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
 from lockstep.record.run_dir import SWEEP_FILE, RunDir, default_name
@@ -75,6 +77,7 @@ def resume_sweep(args: argparse.Namespace) -> int:
     for flag in ("--resume", "--jobs"):
         flags.add_argument(flag)
     flags.add_argument("--debug", action="store_true")
+    add_ray_arguments(flags, sweep=True)
     others = flags.parse_known_args(args.words)[1]
     if others:
         raise ConfigError(f"--resume {args.resume} goes on with a sweep and its settings; leave out {others[0]}")
@@ -95,6 +98,7 @@ def _without_own_flags(words: Sequence[str]) -> list[str]:
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--seeds", "--jobs", "--run-dir"):
         flags.add_argument(flag)
+    add_ray_arguments(flags, sweep=True)
     return flags.parse_known_args(list(words))[1]
 
 
@@ -113,11 +117,51 @@ def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:
     with contextlib.chdir(directory):
         command = TrainCommand(sweep.words)
         first = _check_runs(sweep, command)
-        slots = make_slots(Needs.of(first, command.ranks), _most_runs(sweep), jobs)
+        needs = Needs.of(first, command.ranks, here=not _on_ray(args))
         if getattr(args, "dry_run", False):
-            return _list_runs(sweep, shown, slots)
-        with SweepFolder(run_dir, sweep, shown) as folder:
-            return _run_in(folder, sweep, command, first, slots, retry_failed=getattr(args, "retry_failed", False))
+            return _list_runs(sweep, shown, None if _on_ray(args) else make_slots(needs, _most_runs(sweep), jobs))
+        with (
+            _places(args, needs, command.ranks, _most_runs(sweep), jobs) as (slots, start),
+            SweepFolder(run_dir, sweep, shown) as folder,
+        ):
+            pool = Pool(
+                sweep=sweep,
+                folder=folder,
+                command=command,
+                source=_source(sweep, folder),
+                slots=slots,
+                lines=ProgressLines(sys.stdout, "steps" if isinstance(first, Run) else "rows"),
+                retry_failed=getattr(args, "retry_failed", False),
+                start_process=start,
+            )
+            return _run_all(pool, first)
+
+
+def _on_ray(args: argparse.Namespace) -> bool:
+    """Whether the runs train on a Ray cluster. Raises `ConfigError` for flags of Ray without `--on ray`."""
+    if args.on is None and (args.address or args.runtime_env):
+        raise ConfigError("--address and --runtime-env are for runs on a Ray cluster; add --on ray")
+    return args.on is not None
+
+
+@contextlib.contextmanager
+def _places(
+    args: argparse.Namespace, needs: Needs, ranks: int, most: int, jobs: int | None
+) -> Generator[tuple[list[Slot], StartProcess]]:
+    """The slots of the runs, and what starts a run in one: here, or as an actor of Ray."""
+    if not _on_ray(args):
+        yield make_slots(needs, most, jobs), start_here
+        return
+    from lockstep.engines.ray.arguments import checked_address, runtime_env_of
+    from lockstep.engines.ray.cluster import check_ray
+    from lockstep.engines.ray.trial import trials_on_ray
+
+    check_ray()
+    address, runtime_env = checked_address(args.address), runtime_env_of(args.runtime_env)
+    with trials_on_ray(address, runtime_env, cpus=needs.cores, gpus=needs.gpus, ranks=ranks) as trials:
+        requested = f"CPU {trials.cpus}" + f", GPU {trials.gpus}" * bool(trials.gpus)
+        slots = [Slot(index, (), requested=requested) for index in range(min(jobs or trials.room, most))]
+        yield slots, lambda command, _, log_file: trials.start(command, log_file)
 
 
 def _check_runs(sweep: Sweep, command: TrainCommand) -> "AnyRun":
@@ -153,7 +197,8 @@ def _source(sweep: Sweep, folder: SweepFolder) -> TrialSource:
     return OptunaTrials(sweep, folder.path)
 
 
-def _list_runs(sweep: Sweep, shown: str, slots: Sequence[Slot]) -> int:
+def _list_runs(sweep: Sweep, shown: str, slots: Sequence[Slot] | None) -> int:
+    """Print the runs; `slots` is None where only the cluster has their number."""
     combinations = grid(sweep.settings)
     if sweep.sampler != "grid":
         combinations = draws(sweep.settings, sweep.trials or 0, sweep.sampler_seed)
@@ -163,35 +208,27 @@ def _list_runs(sweep: Sweep, shown: str, slots: Sequence[Slot]) -> int:
         combinations = islice(combinations, 0)
     for settings in combinations:
         print(f"{shown_settings(settings) or 'settings as given'}, seeds {seeds}")
-    print(f"{_most_runs(sweep)} runs, {len(slots)} at a time, in {shown}")
+    at_a_time = "as many at a time as the cluster has room for" if slots is None else f"{len(slots)} at a time"
+    print(f"{_most_runs(sweep)} runs, {at_a_time}, in {shown}")
     return 0
 
 
-def _run_in(
-    folder: SweepFolder,
-    sweep: Sweep,
-    command: TrainCommand,
-    first: "AnyRun",
-    slots: Sequence[Slot],
-    *,
-    retry_failed: bool,
-) -> int:
+def _run_all(pool: Pool, first: "AnyRun") -> int:
+    """Run all members of the pool and print the table; returns the exit code."""
     from rich.console import Console
 
+    folder, sweep, slots, ranks = pool.folder, pool.sweep, pool.slots, pool.command.ranks
     shown = folder.shown
     at_a_time = f"{len(slots)} at a time" if len(slots) > 1 else "one at a time"
     print(
-        f"{first.subject}: {first.algo}, {_most_runs(sweep)} runs of {command.ranks} rank{'s' * (command.ranks > 1)}, "
-        f"{at_a_time} on {len(slots[0].cores)} core{'s' * (len(slots[0].cores) > 1)} each; directory {shown}",
+        f"{first.subject}: {first.algo}, {_most_runs(sweep)} runs of {ranks} rank{'s' * (ranks > 1)}, "
+        f"{at_a_time} on {slots[0].share} each; directory {shown}",
         flush=True,
     )
-    source = _source(sweep, folder)
-    lines = ProgressLines(sys.stdout, "steps" if isinstance(first, Run) else "rows")
-    pool = Pool(sweep, folder, command, source, slots, lines, retry_failed)
     try:
         caught = pool.run()
     finally:
-        lines.close()
+        pool.lines.close()
     found = results(pool.members, sweep)
     write_atomically(folder.path / RESULTS_FILE, as_json(found, sweep))
     print_results(found, sweep, Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH))

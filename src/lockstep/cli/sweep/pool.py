@@ -1,17 +1,16 @@
 """Run the members of a sweep side by side, each on cores and GPUs of its own, until none is left."""
 
 import math
-import os
 import signal
-import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from lockstep.cli.sweep.folder import SweepFolder
+from lockstep.cli.sweep.processes import Process, StartProcess, start_here
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.scores import score_of
 from lockstep.cli.sweep.slots import Slot
@@ -20,7 +19,6 @@ from lockstep.cli.sweep.train_command import TrainCommand
 from lockstep.cli.sweep.trial import Member, Status, Trial, TrialSource
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import caught_signals, signal_name
-from lockstep.launch.train_ranks import search_path
 from lockstep.record.follow import JsonLinesFollower
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE
 from lockstep.run import Run
@@ -37,7 +35,7 @@ class _Active:
 
     member: Member
     slot: Slot
-    process: subprocess.Popen[bytes]
+    process: Process
     metrics: JsonLinesFollower
     evaluations: JsonLinesFollower
     evaluated: int = 0
@@ -69,6 +67,7 @@ class Pool:
     slots: Sequence[Slot]
     lines: ProgressLines
     retry_failed: bool = False
+    start_process: StartProcess = start_here
     members: list[Member] = field(default_factory=list[Member])
     _queue: deque[Member] = field(default_factory=deque[Member])
     _active: list[_Active] = field(default_factory=list[_Active])
@@ -151,22 +150,7 @@ class Pool:
         config = self.folder.path / "configs" / f"{member.name}.yaml"
         resumed = self.folder.is_begun(member)
         command = self.command.resume(member.path) if resumed else self.command.start(config, member.path)
-        environment = {**os.environ, "PYTHONPATH": search_path(), "LOCKSTEP_LAUNCHER_PID": str(os.getpid())}
-        environment.pop("LOCKSTEP_TERMINAL_FD", None)
-        if slot.gpus is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
-        with self.folder.log_path(member).open("ab") as log:
-            process = _bound_to(
-                slot.cores,
-                lambda: subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,  # a Ctrl-C of the terminal reaches it once, through us
-                ),
-            )
+        process = self.start_process(command, slot, self.folder.log_path(member))
         member.status = "running"
         self.folder.record("start", member, pid=process.pid, cores=slot.cores, gpus=slot.gpus, resumed=resumed)
         metrics = JsonLinesFollower(member.path / METRICS_FILE)
@@ -259,13 +243,3 @@ def _mean_return(entry: dict[str, Any]) -> float | None:
         return fmean(entry["returns"])
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _bound_to(cores: Sequence[int], start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Start a process that is bound to some cores: it inherits them from this thread."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        return start()
-    finally:
-        os.sched_setaffinity(0, before)

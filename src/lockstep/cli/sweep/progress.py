@@ -56,10 +56,7 @@ class ProgressLines:
 
     def started(self, member: Member, *, resumed: bool, slot: Slot) -> None:
         """Show that a run starts."""
-        where = f"core{'s' * (len(slot.cores) > 1)} {','.join(map(str, slot.cores))}"
-        if slot.gpus is not None:
-            where += f", GPU {','.join(slot.gpus)}"
-        self._texts[member.name] = f"{'resumes' if resumed else 'starts'} on {where}"
+        self._texts[member.name] = f"{'resumes' if resumed else 'starts'} on {slot.place}"
         self._printed_at[member.name] = time.monotonic()
         self._print(f"{member.name}: {self._texts[member.name]}")
 

@@ -18,6 +18,21 @@ class Slot:
     """Processors that the run is bound to."""
     gpus: tuple[str, ...] | None = None
     """For CUDA_VISIBLE_DEVICES; None: as this process has it."""
+    requested: str = ""
+    """The resources of a Ray actor, in words; empty for slots of this machine."""
+
+    @property
+    def share(self) -> str:
+        """How much each run has: `2 cores`."""
+        return self.requested or f"{len(self.cores)} core{'s' * (len(self.cores) > 1)}"
+
+    @property
+    def place(self) -> str:
+        """What exactly this run has: `cores 0,1, GPU 0`."""
+        if self.requested:
+            return f"Ray ({self.requested})"
+        cores = f"core{'s' * (len(self.cores) > 1)} {','.join(map(str, self.cores))}"
+        return cores if self.gpus is None else f"{cores}, GPU {','.join(self.gpus)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +43,18 @@ class Needs:
     gpus: int = 0
 
     @classmethod
-    def of(cls, run: "AnyRun", ranks: int) -> "Needs":
-        """A core per rank and thread, or per environment process; a GPU per device of a rank, where there are any."""
+    def of(cls, run: "AnyRun", ranks: int, *, here: bool = True) -> "Needs":
+        """A core per rank and thread, or per environment process; a GPU per device of a rank, where there are any.
+
+        Whether there are GPUs is only known of this machine; not `here`: assumed.
+        """
         from lockstep.launch.gpus import installed_gpus
         from lockstep.run import Run
 
         cores = ranks * (run.shard_threads if run.num_shards else 1)
         if isinstance(run, Run) and run.env.vectorization == "async":
             cores = max(cores, run.num_envs)
-        on_gpu = run.device != "cpu" and installed_gpus(run.ml_framework) > 0
+        on_gpu = run.device != "cpu" and (not here or installed_gpus(run.ml_framework) > 0)
         return cls(cores, ranks * run.devices_per_process if on_gpu else 0)
 
 

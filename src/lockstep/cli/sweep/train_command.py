@@ -36,6 +36,7 @@ class TrainCommand:
         from lockstep.cli.parser import hyphenated, parser
         from lockstep.cli.request import requested_ranks
         from lockstep.cli.unknown_arguments import unknown_argument
+        from lockstep.engines.ray.arguments import ray_request
         from lockstep.launch.flags import asks_for_nodes, number, policy_source
 
         top, given = parser({}), ["train", *(hyphenated(word) for word in words)]
@@ -47,6 +48,11 @@ class TrainCommand:
             if getattr(args, flag) is not None:
                 shown = _FLAGS.get(flag, f"--{flag}")
                 raise ConfigError(f"{name}: {shown} {getattr(args, flag)} is for a single run; leave it out")
+        if args.on is not None:
+            raise ConfigError(
+                f"{name}: --on {args.on} is for the sweep: lockstep sweep FILE --on {args.on}; leave it out"
+            )
+        ray_request(args)  # refuses flags of a rank's actor, which a sweep does not have
         if asks_for_nodes(args) or args.distributed or args.nproc_per_node is not None:
             raise ConfigError(
                 f"{name}: each run of a sweep has its ranks on this machine; give --ranks N and no flags of a launcher"

@@ -1,0 +1,80 @@
+"""Submit a Ray job, whose entrypoint is `lockstep train --on ray`.
+
+The driver runs on the head of the cluster, and Ray places the ranks.
+"""
+
+import argparse
+import json
+import shlex
+from typing import Any
+
+from lockstep.cli.submit.job import Job
+from lockstep.errors import ConfigError
+
+_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # between SIGTERM and SIGKILL of `ray job stop`; Ray's default is 3
+
+
+def submit(job: Job, args: argparse.Namespace) -> int:
+    """Print the equivalent `ray job submit` command, or submit the job."""
+    address = _address(args)
+    entrypoint, runtime_env = _entrypoint(job, args), _runtime_env(job, args)
+    if args.dry_run:
+        given = {"--address": address, "--submission-id": job.name, "--runtime-env-json": json.dumps(runtime_env)}
+        words = [word for pair in given.items() for word in pair]
+        print(shlex.join(["ray", "job", "submit", "--no-wait", *words, "--"]), entrypoint)
+        return 0
+    from lockstep.engines.ray.cluster import submit_job
+
+    submit_job(address, job.name, entrypoint, runtime_env)
+    flag = shlex.join(["--address", address])
+    print(f"submitted {job.name}")
+    print(f"follow it with: ray job logs --follow {flag} {job.name}")
+    print(f"end it, with a checkpoint, by: ray job stop {flag} {job.name}")
+    return 0
+
+
+def _address(args: argparse.Namespace) -> str:
+    if not args.address:
+        raise ConfigError("name the head of the cluster, where its dashboard listens: --address http://HEAD:8265")
+    if not args.address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--address {args.address} is not that of a dashboard, which accepts jobs; give http://HEAD:8265"
+        )
+    return args.address
+
+
+def _entrypoint(job: Job, args: argparse.Namespace) -> str:
+    """The shell command of the job."""
+    if job.nproc == "auto":
+        raise ConfigError("--nproc-per-node auto is not known before Ray has chosen the nodes; give a number")
+    if job.port is not None or "--token-file" in job.flags:
+        flag = "--token-file" if job.port is None else "--port"
+        raise ConfigError(f"{flag} is for launchers that meet at an address, and Ray connects its nodes; leave it out")
+    what = ["--resume", job.resume, *job.changes] if job.resume else job.train
+    run_dir = [] if job.resume else ["--run-dir", job.run_dir or f"runs/{job.name}"]
+    ranks = ["--on", "ray", "--address", "auto", "--nnodes", job.nnodes, "--nproc-per-node", job.nproc]
+    gpus, left = divmod(job.gpus, int(job.nproc))
+    if left:
+        raise ConfigError(
+            f"--gpus-per-node {job.gpus} do not divide among --nproc-per-node {job.nproc}; a rank takes whole GPUs"
+        )
+    ranks += ["--gpus-per-rank", str(gpus)]
+    if args.strategy:
+        ranks += ["--strategy", args.strategy]
+    if args.cpus_per_rank:
+        ranks += ["--cpus-per-rank", args.cpus_per_rank]
+    for pair in args.resources_per_rank:
+        ranks += ["--resources-per-rank", pair]
+    # `exec` replaces the shell, which a signal would otherwise end first.
+    train = "exec " + shlex.join([*job.lockstep, "train", *what, *run_dir, *ranks, *job.flags])
+    directory = [f"cd {shlex.quote(job.chdir)} || exit 2"] if job.chdir else []
+    return "; ".join([*directory, *job.setup, train])
+
+
+def _runtime_env(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+    """The user's runtime environment, and the time that a stopped job has for a checkpoint."""
+    from lockstep.engines.ray.arguments import runtime_env_of
+
+    found = runtime_env_of(args.runtime_env) or {}
+    variables = {_STOP_WAIT: str(job.grace_s), "RAY_USAGE_STATS_ENABLED": "0", **found.get("env_vars", {})}
+    return {**found, "env_vars": variables}

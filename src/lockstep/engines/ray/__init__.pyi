@@ -1,0 +1,1 @@
+from .call import launch as launch

@@ -1,0 +1,47 @@
+"""A cluster of two Ray nodes on this machine, for tests that need no other."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+collect_ignore_glob = [] if find_spec("ray") else ["test_ray_*.py"]
+
+Clusters = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def new_cluster() -> Iterator[Clusters]:
+    """Start a cluster: `new_cluster(2, 1)` has nodes with 2 and 1 CPUs, whatever the machine has."""
+    from ray.cluster_utils import Cluster
+
+    with contextlib.ExitStack() as stack:
+
+        def attempt(cpus: tuple[int, ...], dashboard: bool) -> Any:
+            cluster = Cluster()
+            stack.callback(cluster.shutdown)
+            for index, count in enumerate(cpus):
+                memory = {"object_store_memory": 80_000_000}
+                cluster.add_node(num_cpus=count, include_dashboard=dashboard and index == 0, dashboard_port=0, **memory)
+            cluster.wait_for_nodes()
+            return cluster
+
+        def start(*cpus: int, dashboard: bool = False) -> Any:
+            try:
+                return attempt(cpus, dashboard)
+            except Exception as error:  # Ray's own type; its bound of 30 s is too short for a busy machine
+                if "timed out during startup" not in str(error):
+                    raise
+                return attempt(cpus, dashboard)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def cluster(new_cluster: Clusters) -> Any:
+    """Two nodes with 2 CPUs each, which no test removes."""
+    return new_cluster(2, 2)

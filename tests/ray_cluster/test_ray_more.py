@@ -1,0 +1,126 @@
+"""Functions, sweeps, jobs and Ray Tune on a real cluster."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from drivers import LOCKSTEP, WITHIN_S, Driver, fingerprint, summary, wait_for
+from small_runs import BATCH, small
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHORT = small(total_steps=8 * BATCH)
+
+
+def script(folder: Path, text: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(textwrap.dedent(text))
+    return subprocess.run(
+        [sys.executable, "script.py", *words],
+        cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=WITHIN_S, check=False,
+    )  # fmt: skip
+
+
+def test_function_runs_on_all_ranks(cluster, tmp_path):
+    done = script(
+        tmp_path,
+        """
+        import json, os
+        from lockstep.engines.ray import launch
+
+        def main():
+            offset = 10
+
+            def work(rank, factor):  # a closure, which only its value can bring to the ranks
+                from lockstep import Comm, World
+                import torch
+                with Comm(World.from_environment(), device="cpu") as comm:
+                    total = comm.sum(torch.ones(1)).item()
+                return rank * factor + offset, total, os.environ["OMP_NUM_THREADS"]
+
+            print(json.dumps(launch(work, (3,), ranks=2, strategy="SPREAD", cpus_per_rank=2)))
+
+        main()
+        """,
+        RAY_ADDRESS=cluster.address,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[10, 2.0, "2"], [13, 2.0, "2"]]
+
+
+def test_exception_of_a_rank_is_raised_with_its_traceback(cluster, tmp_path):
+    done = script(
+        tmp_path,
+        """
+        from lockstep import RunError
+        from lockstep.engines.ray import launch
+
+        def broken(rank):
+            if rank == 1:
+                raise ZeroDivisionError("no divisor")
+            import time
+            time.sleep(100)
+
+        try:
+            launch(broken, ranks=2)
+        except RunError as error:
+            print(error, error.__cause__)
+        """,
+        RAY_ADDRESS=cluster.address,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: ZeroDivisionError: no divisor" in done.stdout
+    assert "in broken" in done.stdout
+
+
+def test_sweep_is_packed_on_the_cluster_and_continued(cluster, tmp_path):
+    settings = " ".join(SHORT)
+    (tmp_path / "sweep.yaml").write_text(
+        f"train: CartPole-v1 --ranks 2 {settings}\nseeds: 0:2\nsettings:\n  learning_rate: [1e-3, 3e-4]\n"
+    )
+    words = ["sweep", "sweep.yaml", "--on", "ray", "--address", cluster.address, "--run-dir", "all"]
+    output = Driver(tmp_path, *words).succeed()
+    assert "2 at a time on CPU 2 each" in output
+    runs = sorted((tmp_path / "all").glob("*/seed_*/summary.json"))
+    assert len(runs) == 4
+    assert {summary(path.parent)["status"] for path in runs} == {"finished"}
+    again = Driver(tmp_path, *words).succeed()
+    assert again.count("starts on Ray (CPU 2)") == 4  # all of them by the first command
+
+
+def test_job_is_submitted_and_trains(new_cluster, tmp_path):
+    cluster = new_cluster(2, dashboard=True)
+    address, run_dir = f"http://{cluster.head_node.webui_url}", tmp_path / "job"
+    words = ["submit", "CartPole-v1", "--on", "ray", "--address", address, "--nnodes", "1", "--nproc-per-node", "2"]
+    words += ["--name", "small-job", "--chdir", str(tmp_path), "--run-dir", str(run_dir), *SHORT]
+
+    def submitted() -> bool:
+        done = subprocess.run([LOCKSTEP, *words], capture_output=True, text=True, timeout=WITHIN_S, check=False)
+        assert done.returncode == 0 or "No available agent" in done.stderr, done.stderr  # it starts after the dashboard
+        return "submitted small-job" in done.stdout
+
+    wait_for(submitted, "the dashboard accepts the job")
+    wait_for(lambda: (run_dir / "summary.json").exists(), "the job trains")
+    from ray.job_submission import JobSubmissionClient
+
+    client = JobSubmissionClient(address)
+    wait_for(lambda: client.get_job_status("small-job").is_terminal(), "the job ends")
+    assert client.get_job_status("small-job") == "SUCCEEDED", client.get_job_logs("small-job")
+    assert fingerprint(run_dir)
+    rank = (run_dir / "logs" / "rank_0.log").read_text()
+    assert "on cpu" in rank
+
+
+def test_example_of_ray_tune_reports_our_metrics(cluster, tmp_path):
+    words = ["--ranks", "2", "--trials", "2", "--total-steps", "4096", "--storage", str(tmp_path / "tune")]
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "ray_tune.py"), *words],
+        cwd=tmp_path, env=os.environ | {"RAY_ADDRESS": cluster.address}, capture_output=True, text=True,
+        timeout=2 * WITHIN_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "best return" in done.stdout
+    assert len(list((tmp_path / "tune").glob("cartpole/*/run/summary.json"))) == 2

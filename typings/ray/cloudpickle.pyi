@@ -1,0 +1,3 @@
+from typing import Any
+
+def dumps(obj: Any) -> bytes: ...
