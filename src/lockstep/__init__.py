@@ -4,13 +4,19 @@ The public names are listed in `__init__.pyi` and described in docs/api.md. They
 `lockstep --help` needs none of them, and a rank sets up its process before it imports torch or JAX.
 """
 
+import copyreg
 import importlib
+import sys
 from typing import Any
 
 import lazy_loader
 
 _import_public, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]
+
+# lazy_loader gives this module a type of its own, which pickle does not know: a function that names `lockstep` can then
+# be sent to other processes, as Ray and joblib do with cloudpickle.
+copyreg.pickle(type(sys.modules[__name__]), lambda module: (importlib.import_module, (module.__name__,)))
 
 
 def __getattr__(name: str) -> Any:

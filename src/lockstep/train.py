@@ -4,6 +4,7 @@ This module is callable: `lockstep.train(run)` calls `lockstep.launch.train.trai
 """
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,10 @@ class _Callable(ModuleType):
 
     def __call__(self, run: AnyRun | str, **options: Any) -> dict[str, Any]:
         return train(run, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name, as cloudpickle does with ordinary modules."""
+        return import_module, (self.__name__,)
 
 
 if __name__ != "__main__":

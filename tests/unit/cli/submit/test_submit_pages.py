@@ -19,7 +19,7 @@ def found(pattern):
 
 
 def test_every_page_shows_commands():
-    assert len(PAGES) == 10
+    assert len(PAGES) == 11
     without = [page.name for page in PAGES if "```" not in page.read_text()]
     assert without == ["README.md"]
     assert all(f"]({page.name}" in (FOLDER / "README.md").read_text() for page in PAGES if page.name != "README.md")
@@ -40,7 +40,7 @@ def test_two_pages_show_what_is_written():
 def test_dry_runs_print(capsys):
     """The commands that only print are typed as they are."""
     dry = [line for _, _, text in found(SH) for line in text.splitlines() if "--dry-run" in line]
-    assert len(dry) == 3
+    assert len(dry) == 4
     for line in dry:
         assert cli.main(shlex.split(line)[1:]) == 0
         assert "lockstep train" in capsys.readouterr().out
