@@ -70,6 +70,7 @@ def connected(
 
 def _start_here(cpus: int, options: dict[str, Any]) -> None:
     import ray
+
     from lockstep.system.cores import usable_cores
 
     usable = usable_cores()
