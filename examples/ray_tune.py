@@ -4,7 +4,7 @@
     python examples/ray_tune.py --ranks 2 --trials 8
 
 The ranks of a trial are actors of their own, which Ray places beside the trial. When Tune ends a trial early, Ray ends
-its ranks. Run directories are in the folder of each trial, and `lockstep report` compares them.
+its ranks. `lockstep report runs/tune/trial_*` compares the runs.
 """
 
 import argparse
@@ -28,8 +28,9 @@ def learn(rank: int, run_dir: str, settings: dict) -> None:
 
 def trial(config: dict) -> None:
     """Train with the settings that Tune has chosen, and report each line of the run's metrics."""
-    ranks, settings = config["ranks"], {name: value for name, value in config.items() if name != "ranks"}
-    run_dir = Path(tune.get_context().get_trial_dir()) / "run"
+    settings = dict(config)
+    ranks, folder = settings.pop("ranks"), settings.pop("folder")
+    run_dir = Path(folder) / tune.get_context().get_trial_name()  # Tune's own folder of a trial is on one node only
     errors: list[Exception] = []
 
     def run() -> None:
@@ -68,9 +69,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--total-steps", type=int, default=50_000, help="environment steps of each trial")
     parser.add_argument("--at-a-time", type=int, default=1, help="trials at a time; their ranks need room, too")
-    parser.add_argument("--storage", default="runs/tune", help="where trials write; on a cluster, a shared disk")
+    parser.add_argument("--folder", default="runs/tune", help="of the runs and of Tune; on a cluster, on a shared disk")
     args = parser.parse_args()
+    folder = Path(args.folder).absolute()
     space = {
+        "folder": str(folder),
         "ranks": args.ranks,
         "total_steps": args.total_steps,
         "learning_rate": tune.loguniform(1e-4, 1e-2),
@@ -86,11 +89,11 @@ def main() -> None:
             max_concurrent_trials=args.at_a_time,
             scheduler=ASHAScheduler(time_attr="steps", max_t=args.total_steps, grace_period=args.total_steps // 4),
         ),
-        run_config=tune.RunConfig(name="cartpole", storage_path=str(Path(args.storage).absolute()), verbose=0),
+        run_config=tune.RunConfig(name="cartpole", storage_path=str(folder / "tune"), verbose=0),
     )
     best = tuner.fit().get_best_result()
     chosen = {name: best.config[name] for name in ("learning_rate", "entropy_coef")}
-    print(f"best return {best.metrics['return_mean']:.1f} with {chosen}, in {best.path}")
+    print(f"best return {best.metrics['return_mean']:.1f} with {chosen}, in {folder}")
 
 
 if __name__ == "__main__":

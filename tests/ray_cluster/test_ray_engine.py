@@ -129,9 +129,8 @@ def test_signal_at_the_driver_writes_a_checkpoint(number, cluster, tmp_path):
 
 
 def test_nothing_is_left_when_the_driver_is_killed(cluster, tmp_path):
-    from ray.util import placement_group_table
-
     import ray
+    from ray.util import placement_group_table
 
     paced = Paced(tmp_path, updates=400)
     driver = Driver(tmp_path, "train", *on_ray(cluster, "--ranks", "2", "--run-dir", "run"), *paced.arguments)

@@ -115,7 +115,7 @@ def test_job_is_submitted_and_trains(new_cluster, tmp_path):
 
 
 def test_example_of_ray_tune_reports_our_metrics(cluster, tmp_path):
-    words = ["--ranks", "2", "--trials", "2", "--total-steps", "4096", "--storage", str(tmp_path / "tune")]
+    words = ["--ranks", "2", "--trials", "2", "--total-steps", "4096", "--folder", str(tmp_path / "all")]
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "ray_tune.py"), *words],
         cwd=tmp_path, env=os.environ | {"RAY_ADDRESS": cluster.address}, capture_output=True, text=True,
@@ -123,4 +123,4 @@ def test_example_of_ray_tune_reports_our_metrics(cluster, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "best return" in done.stdout
-    assert len(list((tmp_path / "tune").glob("cartpole/*/run/summary.json"))) == 2
+    assert len(list((tmp_path / "all").glob("trial_*/summary.json"))) == 2
