@@ -98,11 +98,7 @@ def train(session: Session) -> None:
             with timers.phase("learn"):
                 totals = a2c.update(rollouts, session.local_statistics())
             session.advance(batch_size, totals)
-            if progress.due(run.log_every, batch_size):
-                session.log(a2c.metrics.read())
-            if progress.due(run.evaluate_every, batch_size):
-                session.evaluate()
-            session.checkpoint_if_due(batch_size)
+            session.log_evaluate_checkpoint(batch_size, a2c.metrics.read)
         session.checkpoint_last(a2c.metrics.read)
 
 

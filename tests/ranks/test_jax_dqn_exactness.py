@@ -21,6 +21,7 @@ RUNS = {
     "noisy": small_dqn("CartPole-v1", num_shards=4, value_distribution="categorical", noisy=True, target_rate=0.02),
     "quantile": small_dqn("CartPole-v1", num_shards=4, value_distribution="quantile", num_quantiles=5),
     "uniform": small_dqn("CartPole-v1", num_shards=4, prioritized=False, double=False, loss="mse", max_grad_norm=None),
+    # 24 rows of a minibatch: a division by them is not the product with their inverse.
     "uneven": small_dqn("CartPole-v1", num_shards=3, num_envs=12, batch_size=24, capacity=510),
     "pictures": small_dqn("image_envs:Dot", **{**SHORT, **PICTURES}),
 }

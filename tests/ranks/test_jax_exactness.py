@@ -17,6 +17,7 @@ RUNS = {
     "continuous": small("Pendulum-v1", num_shards=4, max_grad_norm=0.1, **ROBOTS, **SHORT),
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
     "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
+    # 96 rows of a rollout: a division by those of a minibatch is not the product with their inverse.
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=8 * 96, log_every=96 * 2),
 }
 LAYOUTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 processes": (2, 1)}

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from lockstep.errors import SHARDS, ConfigError
 
+VALUE_METRICS = ("loss/value", "value/q", "value/target", "value/td_error")
+"""The metrics of every loss of action values, in the order of its sums."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:

@@ -8,14 +8,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.algorithms.replay import ReplayConfig, check_at_least, check_critics, check_norm, check_positive
+from lockstep.algorithms.replay import (
+    VALUE_METRICS,
+    ReplayConfig,
+    check_at_least,
+    check_critics,
+    check_norm,
+    check_positive,
+)
 from lockstep.errors import ConfigError
 
 METRICS = (
-    "loss/value",
-    "value/q",
-    "value/target",
-    "value/td_error",
+    *VALUE_METRICS,
     "loss/policy",
     "policy/entropy",
     "policy/alpha",

@@ -7,13 +7,17 @@ critics move, and, in every `policy_delay`-th step, the policy and both target n
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.algorithms.replay import ReplayConfig, check_at_least, check_critics, check_norm, check_positive
+from lockstep.algorithms.replay import (
+    VALUE_METRICS,
+    ReplayConfig,
+    check_at_least,
+    check_critics,
+    check_norm,
+    check_positive,
+)
 
 METRICS = (
-    "loss/value",
-    "value/q",
-    "value/target",
-    "value/td_error",
+    *VALUE_METRICS,
     "loss/policy",
     "optim/grad_norm",
     "optim/policy_grad_norm",

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
@@ -23,9 +24,6 @@ from lockstep.jax.non_finite import LossReader
 from lockstep.jax.transitions import ActorCriticPart
 from lockstep.record.metric_means import MetricMeans
 from lockstep.run import Run
-
-VALUE_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
-"""The sums of the critics' loss, behind the number of rows."""
 
 
 class State(NamedTuple):
@@ -52,7 +50,7 @@ class CriticLoss(Protocol):
     def __call__(
         self, critics: Params, target: Params, actor: Params, part: ActorCriticPart, keys: Sequence[Array | None]
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Its weighted *sum* over rows [N]; row count, then `VALUE_SUMS`; priorities [N]."""
+        """Its weighted *sum* over rows [N]; row count, then `VALUE_METRICS`; priorities [N]."""
         ...
 
 
@@ -102,7 +100,7 @@ class ActorCriticOptimizer:
         self._critic_loss = critic_loss
         self._policy_loss = policy_loss
         self._policy_sums = policy_sums
-        self._num_sums = 2 + len(VALUE_SUMS) + len(policy_sums)
+        self._num_sums = 2 + len(VALUE_METRICS) + len(policy_sums)
         self._no_sums = np.zeros(self._num_sums + 3, np.float32)
         self._target_actor = target_actor
         self._stop_on_non_finite = run.non_finite == "stop"
@@ -270,9 +268,9 @@ class ActorCriticOptimizer:
 
     def add_metrics(self, metrics: MetricMeans, sums: np.ndarray, due: int) -> None:
         """Add `State.sums` of `due` gradient steps to the metrics."""
-        count, skipped = 1 + len(VALUE_SUMS), sums[-1:]
+        count, skipped = 1 + len(VALUE_METRICS), sums[-1:]
         of_critics, of_policy, norms = np.split(sums[:-1], [count, self._num_sums])
-        metrics.add(VALUE_SUMS, of_critics[1:], of_critics[0])
+        metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
         metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
         metrics.add(("optim/grad_norm",), norms[:1], due - skipped[0])
         metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self._config.batch_size)

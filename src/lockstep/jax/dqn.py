@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.acting import ActorWithState
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
@@ -35,8 +36,7 @@ from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replay
 from lockstep.session.shard_replays import TAKEN, ShardReplays, announce
 from lockstep.world import block, stream, stream_seed
 
-_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
-_NO_SUMS = np.zeros(1 + len(_SUMS) + 2, np.float32)
+_NO_SUMS = np.zeros(1 + len(VALUE_METRICS) + 2, np.float32)
 
 
 class State(NamedTuple):
@@ -137,7 +137,7 @@ class DQN:
         self.metrics.add(METRICS[-3:], statistics, 1.0)
         if replayed.due:
             self.policy.params = self._split(self.comm.local(self.state.values))
-            self.metrics.add(_SUMS, sums[1:-2], sums[0])
+            self.metrics.add(VALUE_METRICS, sums[1:-2], sums[0])
             self.metrics.add(("optim/grad_norm",), sums[-2:-1], replayed.due - sums[-1])
             self.metrics.add(("optim/skipped",), sums[-1:], replayed.due)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
@@ -165,7 +165,7 @@ class DQN:
             rows.append(row)
             priorities.append(priority)
         total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
-        gradient, sums, max_weights = jnp.split(total, [end, end + 1 + len(_SUMS)])
+        gradient, sums, max_weights = jnp.split(total, [end, end + 1 + len(VALUE_METRICS)])
         # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
         scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
         sums = sums.at[1].multiply(scale)
@@ -306,9 +306,5 @@ def train(session: Session) -> None:
             totals = dqn.update(rollouts, session.local_statistics(), progress)
             session.timers.enter(OTHER)
             session.advance(batch_size, totals)
-            if progress.due(run.log_every, batch_size):
-                session.log(dqn.metrics.read())
-            if progress.due(run.evaluate_every, batch_size):
-                session.evaluate()
-            session.checkpoint_if_due(batch_size)
+            session.log_evaluate_checkpoint(batch_size, dqn.metrics.read)
         session.checkpoint_last(dqn.metrics.read)

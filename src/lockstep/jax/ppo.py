@@ -388,9 +388,5 @@ def train(session: Session) -> None:
             totals = ppo.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
             session.advance(batch_size, totals)
-            if progress.due(run.log_every, batch_size):
-                session.log(ppo.read_metrics())
-            if progress.due(run.evaluate_every, batch_size):
-                session.evaluate()
-            session.checkpoint_if_due(batch_size)
+            session.log_evaluate_checkpoint(batch_size, ppo.read_metrics)
         session.checkpoint_last(ppo.read_metrics)

@@ -302,9 +302,5 @@ def train(session: Session) -> None:
             statistics = session.local_statistics()
             collector.report_episodes(statistics, session.journal.episodes, progress.updates)
             session.advance(count * batch_size, comm.sum_statistics(statistics, "facts"), updates=count)
-            if progress.due(run.log_every, count * batch_size):
-                session.log(ppo.read_metrics())
-            if progress.due(run.evaluate_every, count * batch_size):
-                session.evaluate()
-            session.checkpoint_if_due(count * batch_size)
+            session.log_evaluate_checkpoint(count * batch_size, ppo.read_metrics)
         session.checkpoint_last(ppo.read_metrics)

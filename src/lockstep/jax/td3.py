@@ -114,19 +114,7 @@ class TD3:
     # -- order ---------------------------------------------------------------------------------------------------------
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        """Add a rollout of every local shard to its replay buffer, and take the due gradient steps; *collective*.
-
-        Args:
-            rollouts: one for each local shard.
-            extra_sums: [K, M] numbers to sum over all shards in the same message.
-            progress: of the run before this rollout; default: at its start.
-
-        Returns:
-            The sums of `extra_sums` [M].
-
-        Raises:
-            NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
-        """
+        """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
         progress = progress or Progress(1)
         replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
@@ -206,9 +194,5 @@ def train(session: Session) -> None:
             totals = td3.update(rollouts, session.local_statistics(), progress)
             session.timers.enter(OTHER)
             session.advance(batch_size, totals)
-            if progress.due(run.log_every, batch_size):
-                session.log(td3.metrics.read())
-            if progress.due(run.evaluate_every, batch_size):
-                session.evaluate()
-            session.checkpoint_if_due(batch_size)
+            session.log_evaluate_checkpoint(batch_size, td3.metrics.read)
         session.checkpoint_last(td3.metrics.read)

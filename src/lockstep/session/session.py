@@ -267,6 +267,19 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             ranks = len(self.backend.devices(self.comm))
             check_different(self.comm.gather_object, self._state.fingerprints(ranks), "first_rollout")
 
+    def log_evaluate_checkpoint(self, num_steps: int, read: Callable[[], dict[str, float]]) -> None:
+        """After an iteration of `num_steps` global steps: log, evaluate and write a checkpoint, each when due.
+
+        Args:
+            num_steps: environment steps of all ranks since the last call.
+            read: returns the metrics since the last log line, and resets them.
+        """
+        if self.progress.due(self.run.log_every, num_steps):
+            self.log(read())
+        if self.progress.due(self.run.evaluate_every, num_steps):
+            self.evaluate()
+        self.checkpoint_if_due(num_steps)
+
     def log(self, metrics: dict[str, float]) -> None:
         """Write one line of metrics; one message."""
         bad = [name for name, value in metrics.items() if not np.isfinite(value)]

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.run import Run
@@ -21,8 +22,6 @@ from lockstep.torch.transitions import TransitionBatch
 from lockstep.torch.warmup import warmup
 
 Loss = Callable[[TransitionBatch, bool], tuple[Tensor, Tensor, Tensor]]
-VALUE_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
-"""The first sums of a loss, behind the number of rows; then come the policy's rows and sums."""
 
 
 class ActorCriticOptimizer:
@@ -53,7 +52,7 @@ class ActorCriticOptimizer:
         self._config = config
         self._comm = comm
         self._policy_sums = policy_sums
-        self._num_sums = 2 + len(VALUE_SUMS) + len(policy_sums)
+        self._num_sums = 2 + len(VALUE_METRICS) + len(policy_sums)
         # The sums end with one slot per shard for its largest importance weight.
         self.flat = FlatParameters(policy, len(world.shards), num_sums=self._num_sums + world.num_shards)
         num_critic = sum(p.numel() for p in policy.critics.parameters())
@@ -131,9 +130,9 @@ class ActorCriticOptimizer:
 
     def add_metrics(self, metrics: Metrics, totals: Tensor, due: int) -> None:
         """Add the sum of the results of `due` calls of `step` to the metrics."""
-        count = 1 + len(VALUE_SUMS)
+        count = 1 + len(VALUE_METRICS)
         of_critics, of_policy, norms, skipped = totals.tensor_split([count, self._num_sums, self._num_sums + 2])
-        metrics.add(VALUE_SUMS, of_critics[1:], of_critics[0])
+        metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
         metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
         metrics.add(("optim/grad_norm",), norms[:1], due - skipped)
         metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self._config.batch_size)

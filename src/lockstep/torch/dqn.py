@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
 from lockstep.experience.replay import Transitions
@@ -34,8 +35,6 @@ from lockstep.torch.session import Session
 from lockstep.torch.transitions import TransitionBatch
 from lockstep.torch.warmup import warmup
 from lockstep.world import block, stream, stream_seed
-
-_SUMS = ("loss/value", "value/q", "value/target", "value/td_error")
 
 
 class DQN:
@@ -65,7 +64,7 @@ class DQN:
             t for p, t in zip(policy.parameters(), self.target.parameters(), strict=True) if p.requires_grad
         ]
         # The sums of a gradient step end with one slot per shard for its largest importance weight.
-        self.flat = FlatParameters(policy, len(world.shards), num_sums=1 + len(_SUMS) + world.num_shards)
+        self.flat = FlatParameters(policy, len(world.shards), num_sums=1 + len(VALUE_METRICS) + world.num_shards)
         self._target_values = self.flat.values.detach().clone()
         vector_to_parameters(self._target_values, target_parameters)  # as views: one copy updates all of them
         self.target.requires_grad_(False)
@@ -79,7 +78,7 @@ class DQN:
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
-        self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 1.0], device=comm.device)
+        self._skipped = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
@@ -118,7 +117,7 @@ class DQN:
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         self.metrics.add(METRICS[-3:], torch.tensor(statistics, dtype=torch.float64).to(self.comm.device), 1.0)
         if replayed.due:
-            self.metrics.add(_SUMS, sums[1:-2], sums[0])
+            self.metrics.add(VALUE_METRICS, sums[1:-2], sums[0])
             self.metrics.add(("optim/grad_norm",), sums[-2:-1], replayed.due - sums[-1])
             self.metrics.add(("optim/skipped",), sums[-1:], replayed.due)
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
@@ -140,7 +139,7 @@ class DQN:
             self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * part.weight.max()]))
             priorities.append(priority)
         sums = self.comm.average_gradients_(self.flat)
-        sums, largest_weights = sums.tensor_split([1 + len(_SUMS)])
+        sums, largest_weights = sums.tensor_split([1 + len(VALUE_METRICS)])
         scale = 1.0 / largest_weights.max()
         gradient = self.flat.gradient
         norm = cast(Tensor, torch.linalg.vector_norm(gradient)) * scale
@@ -285,9 +284,5 @@ def train(session: Session[Run]) -> None:
             totals = dqn.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
             session.advance(batch_size, totals)
-            if progress.due(run.log_every, batch_size):
-                session.log(dqn.metrics.read())
-            if progress.due(run.evaluate_every, batch_size):
-                session.evaluate()
-            session.checkpoint_if_due(batch_size)
+            session.log_evaluate_checkpoint(batch_size, dqn.metrics.read)
         session.checkpoint_last(dqn.metrics.read)

@@ -348,9 +348,5 @@ def train(session: Session[Run]) -> None:
             totals = ppo.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
             session.advance(batch_size, totals)
-            if progress.due(run.log_every, batch_size):
-                session.log(ppo.metrics.read())
-            if progress.due(run.evaluate_every, batch_size):
-                session.evaluate()
-            session.checkpoint_if_due(batch_size)
+            session.log_evaluate_checkpoint(batch_size, ppo.metrics.read)
         session.checkpoint_last(ppo.metrics.read)

@@ -77,19 +77,7 @@ class SAC:
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        """Add a rollout of every local shard to its replay buffer, and take the due gradient steps; *collective*.
-
-        Args:
-            rollouts: one for each local shard.
-            extra_sums: [K, M] numbers of the caller, summed over all shards in the same message.
-            progress: counters before this rollout; default: start of the run.
-
-        Returns:
-            The sums of `extra_sums` [M].
-
-        Raises:
-            NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
-        """
+        """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
         progress = progress or Progress(1)
         replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
@@ -146,8 +134,8 @@ class SAC:
             moves_policy: whether to compute L_pi and L_alpha.
 
         Returns:
-            The *sum* of the losses over the rows [N]; rows and sums of `VALUE_SUMS`, then rows and sums of the policy;
-            priorities [N].
+            The *sum* of the losses over the rows [N]; rows and sums of `VALUE_METRICS`, then rows and sums of the
+            policy; priorities [N].
         """
         c = self.config
         policy = self.policy
@@ -246,9 +234,5 @@ def train(session: Session[Run]) -> None:
             totals = sac.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
             session.advance(batch_size, totals)
-            if progress.due(run.log_every, batch_size):
-                session.log(sac.metrics.read())
-            if progress.due(run.evaluate_every, batch_size):
-                session.evaluate()
-            session.checkpoint_if_due(batch_size)
+            session.log_evaluate_checkpoint(batch_size, sac.metrics.read)
         session.checkpoint_last(sac.metrics.read)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.offline_continuous import CQLConfig
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
@@ -32,10 +33,7 @@ from lockstep.torch.scoring.continuous_networks import Critics, SquashedGaussian
 from lockstep.torch.value_losses import squared, td_target
 
 _METRICS = (
-    "loss/value",
-    "value/q",
-    "value/target",
-    "value/td_error",
+    *VALUE_METRICS,
     "loss/conservative",
     "loss/policy",
     "policy/entropy",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
@@ -30,7 +31,6 @@ from lockstep.torch.scoring.choices import ActionMask, Choices
 from lockstep.torch.scoring.networks import ConstrainedNetwork
 from lockstep.torch.scoring.policy import ScoringPolicy
 
-_Q = ("loss/value", "value/q", "value/target", "value/td_error")
 _ERROR = {"huber": losses.huber, "mse": losses.squared}
 
 
@@ -62,7 +62,7 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
         self.scores = network.scores if isinstance(network, ConstrainedNetwork) else network
         with_target = [self.scores]
         others = []
-        self._q_metrics = (*_Q, "loss/conservative") if config.cql_alpha > 0 else _Q
+        self._q_metrics = (*VALUE_METRICS, "loss/conservative") if config.cql_alpha > 0 else VALUE_METRICS
         self._other_metrics: tuple[str, ...] = ()
         if self.constrained is not None:
             others = [self.constrained.behaviour]

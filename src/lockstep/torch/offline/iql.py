@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.offline_continuous import IQLConfig
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
@@ -30,10 +31,7 @@ from lockstep.torch.scoring.continuous_networks import Critics, GaussianActor
 from lockstep.torch.value_losses import expectile, squared, td_target
 
 _METRICS = (
-    "loss/value",
-    "value/q",
-    "value/target",
-    "value/td_error",
+    *VALUE_METRICS,
     "loss/expectile",
     "value/advantage",
     "loss/policy",

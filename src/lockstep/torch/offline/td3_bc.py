@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.offline_continuous import TD3BCConfig
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.data.rows import Rows
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
@@ -28,7 +29,6 @@ from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.continuous_networks import Critics, DeterministicActor
 from lockstep.torch.value_losses import squared, td_target
 
-_METRICS = ("loss/value", "value/q", "value/target", "value/td_error")
 _POLICY_METRICS = ("loss/policy", "loss/behaviour")
 
 
@@ -57,7 +57,7 @@ class TD3BC(LoggedLearner[ActorPolicy]):
         self.actor, self.critics = network.actor, network.critics
         with_target = [self.critics] if heads is None else [self.critics, heads.value]
         others = [] if heads is None else [heads.value, heads.reward]
-        self._metrics = _METRICS if heads is None else (*_METRICS, "loss/reward", "loss/policy_value")
+        self._metrics = VALUE_METRICS if heads is None else (*VALUE_METRICS, "loss/reward", "loss/policy_value")
         self.target, self.actor_target = TargetNetworks(with_target), TargetNetworks([self.actor])
         self._copy = copy.deepcopy(self.actor)
         # The sums of a gradient step: the rows' weight, then the metrics; of the policy's step also |Q|.
