@@ -21,7 +21,7 @@ LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py 
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
 
-.PHONY: help setup train bench test test-jax test-launch test-isaac test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api format clean
+.PHONY: help setup train bench test test-jax test-launch test-isaac test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -84,12 +84,26 @@ check: setup  ## Format, lint and types.
 api: setup  ## Write docs/api.md, the page of all public names, from the docstrings.
 	$(BIN)/python docs/api.py
 
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2> /dev/null || date +%s)
+dist: setup .venv-dist/.installed  ## Build wheel and sdist into dist/, and install the wheel into clean environments: Python 3.11 to 3.14, pip, uv.
+	rm -rf build dist
+	.venv-dist/bin/python -m build --no-isolation > dist.log 2>&1 || { cat dist.log; exit 1; }
+	@rm -rf build dist.log && ls -l dist
+	.venv-dist/bin/twine check --strict dist/*
+	.venv-dist/bin/hadolint docker/Dockerfile
+	LOCKSTEP_DIST=dist $(BIN)/python -m pytest -m slow -v -rs tests/installs
+
+docs: setup .venv-docs/.installed  ## Build the site from the pages into site/, in English and Chinese. A dead link or an unlisted page fails.
+	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_api.py
+	.venv-docs/bin/python docs/site/build.py
+	$(BIN)/python -m pytest -m slow tests/house/test_site.py
+
 format: setup  ## Format the code and mend what the linter can mend.
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
 clean:  ## Remove environments, caches and builds; runs/ stays.
-	rm -rf .venv .venv-jax .venv-ray build dist .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .venv-jax .venv-ray .venv-dist .venv-docs build dist site .pytest_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A system without the venv module's own pip gets it from the pip that it has.
@@ -114,6 +128,17 @@ endef
 	$(call new_venv,.venv-ray)
 	.venv-ray/bin/pip install $(PIP_FLAGS) -c requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 		-e '.[torch,ray,classic]' 'ray[tune]' pytest hypothesis
+	@touch $@
+
+.venv-docs/.installed: requirements-docs.lock
+	$(call new_venv,.venv-docs)
+	.venv-docs/bin/pip install $(PIP_FLAGS) --quiet -r requirements-docs.lock
+	@touch $@
+
+# Only tools: Lockstep itself is installed from the wheel, elsewhere.
+.venv-dist/.installed: requirements-dist.lock
+	$(call new_venv,.venv-dist)
+	.venv-dist/bin/pip install $(PIP_FLAGS) --quiet -r requirements-dist.lock
 	@touch $@
 
 .venv-jax/.installed: requirements-jax.lock pyproject.toml

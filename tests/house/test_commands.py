@@ -10,7 +10,7 @@ import pytest
 from pages import CHINESE, PAGES, ROOT, blocks, commands, missing_packages, name
 
 # These set up an environment, or are what runs this test.
-NOT_TYPED = ("make ", "pip ", "git ", ". .venv/bin/activate", "pre-commit ", "pytest ", ".venv-jax/", "python -m build")
+NOT_TYPED = ("make ", "pip ", "git ", ". .venv/bin/activate", "pre-commit ", "pytest ", ".venv-jax/")
 NOT_TYPED += (".ci/", "$EDITOR", "tensorboard ")
 SHORTER = {
     r"^lockstep train |-m lockstep\.train |^python .*my_cartpole\.py": "--set total_steps=4096",
@@ -26,6 +26,9 @@ SHORTER = {
     r"^python .*examples/my_checkpointed_loop\.py": "--updates 2",
     r"^lockstep launch .*examples/my_loop\.py": "--updates 2",
     r"^python .*examples/my_off_policy_loop\.py": "--total-steps 2000",
+    r"^python .*examples/my_sac\.py": "--total-steps 1200",
+    r"^python .*examples/my_algorithm\.py": "--total-steps 2048",
+    r"^python .*examples/my_(fsdp|jax)_loop\.py": "--updates 20",
 }
 
 

@@ -88,7 +88,7 @@ def test_a_name_that_needs_torch_says_so_without_it(tmp_path):
     assert "lockstep-rl[torch]" in done.stdout and "from lockstep.jax import Comm" in done.stdout, done.stderr
 
 
-def test_help_in_half_a_second():
+def test_help_in_300_milliseconds():
     """Of processor time, which other programs do not lengthen."""
 
     def seconds() -> float:
@@ -100,4 +100,4 @@ def test_help_in_half_a_second():
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     seconds()  # the first start reads files that the next ones find in memory
-    assert statistics.median(seconds() for _ in range(3)) < 0.5
+    assert statistics.median(seconds() for _ in range(3)) < 0.3
