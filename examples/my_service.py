@@ -1,0 +1,46 @@
+"""An HTTP service that acts with an exported policy; needs fastapi, uvicorn, onnxruntime and numpy, and no Lockstep.
+
+    lockstep train cartpole --run-dir runs/served && lockstep export runs/served --format onnx
+    POLICY=runs/served/policy.onnx uvicorn --app-dir examples my_service:app --port 8000
+    curl -s localhost:8000/act -H 'content-type: application/json' -d '{"observations": [[0.0, 0.1, 0.02, -0.1]]}'
+
+`GET /` describes the policy. N observations of O numbers give N actions, in one call of ONNX Runtime.
+"""
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from fastapi import FastAPI, HTTPException
+from pydantic import BaseModel
+
+session = onnxruntime.InferenceSession(os.environ.get("POLICY", "policy.onnx"))
+about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+(given,) = session.get_inputs()
+app = FastAPI(title="A policy")
+
+
+class Observations(BaseModel):
+    """The body of a request: N observations [N, O]."""
+
+    observations: list[list[float]]
+
+
+@app.get("/")
+def describe() -> dict[str, Any]:
+    """The exported task, and the versions that wrote the file."""
+    return {"spec": about["spec"], "versions": about["versions"]}
+
+
+@app.post("/act")
+def act(body: Observations) -> dict[str, Any]:
+    """The greedy action for each observation."""
+    size = about["spec"]["observation_size"]
+    if wrong := [i for i, row in enumerate(body.observations) if len(row) != size]:
+        raise HTTPException(422, f"observation {wrong[0]} has {len(body.observations[wrong[0]])} numbers, not {size}")
+    if not body.observations:
+        return {"actions": []}
+    (actions,) = session.run(["action"], {given.name: np.array(body.observations, np.float32)})
+    return {"actions": np.asarray(actions).tolist()}
