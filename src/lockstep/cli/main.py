@@ -21,6 +21,7 @@ _ELSEWHERE = {
     "watch": "lockstep.cli.watch.command:watch_command",
     "sweep": "lockstep.cli.sweep.command:run_sweep_command",
     "bench": "lockstep.cli.bench.command:bench_command",
+    "scale": "lockstep.cli.scale.command:scale_command",
     "submit": "lockstep.cli.submit:submit_command",
     "tasks": "lockstep.cli.tasks:tasks_command",
     "completion": "lockstep.cli.completion:completion_command",

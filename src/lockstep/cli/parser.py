@@ -55,6 +55,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     from lockstep.cli.bench.arguments import add_arguments as add_bench_arguments
     from lockstep.cli.offline import add_arguments as add_offline_arguments
     from lockstep.cli.offline.export import add_arguments as add_export_arguments
+    from lockstep.cli.scale.arguments import add_arguments as add_scale_arguments
     from lockstep.cli.submit.arguments import add_arguments as add_submit_arguments
     from lockstep.cli.sweep.arguments import add_arguments as add_sweep_arguments
 
@@ -77,6 +78,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     add_train_arguments(add_command("train", "train a task, a recipe or a config", **epilog))
     add_sweep_arguments(add_command("sweep", "train with many settings and seeds, side by side; resumable"))
     add_bench_arguments(add_command("bench", "the same work by Lockstep and by other libraries, in turn: a table"))
+    add_scale_arguments(add_command("scale", "measure how much faster more ranks are, and where the loss goes"))
     launch = add_command("launch", "start any script once per rank, on one or many machines")
     _add_launch_arguments(launch)
     evaluate = add_command("evaluate", "evaluate the policy of a run")

@@ -2,6 +2,7 @@
 
 `runs.py` reads run directories, `time_use.py` explains where their time went, `table.py` prints them, `page/` makes the
 page. `load.py` reads measurements for the cost model, `fit.py` fits it, `scaling.py` prints predictions.
+`scale_table.py` prints what `lockstep scale` measured.
 """
 
 import argparse
@@ -68,8 +69,9 @@ def _page(paths: Sequence[Path], args: argparse.Namespace) -> int:
     if file.is_dir():
         raise ConfigError(f"--html {file} is a directory; name a file in it, such as {file / 'report.html'}")
     from lockstep.cli.report.page.page import write_page
+    from lockstep.cli.report.page.scaling_section import read_scales
 
-    write_page(paths, file)
+    write_page(paths, file, read_scales([Path(path) for path in args.paths or ["runs"]]))
     print(f"wrote {file}")
     return 0
 

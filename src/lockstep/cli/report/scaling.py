@@ -105,7 +105,7 @@ def _accuracy(costs: Costs, points: Sequence[Point]) -> Iterator[str]:
             errors.append(abs(unseen / point.seconds - 1))
             row += [f"{unseen * 1e3:.2f}", _error(unseen, point.seconds)]
         rows.append(row)
-    yield from _table(rows)
+    yield from aligned(rows)
     if errors:
         yield (
             f"held-out error: median {median(errors):.0%}, largest {max(errors):.0%} "
@@ -150,10 +150,10 @@ def _scaled(
         efficiency = found.steps_per_second / (ranks * alone.steps_per_second)
         numbers = [f"{found.steps_per_second:.0f}", f"{efficiency:.0%}", f"{found.seconds * 1e3:.2f}"]
         rows.append([str(ranks), str(hosts), str(num_envs), *numbers, found.bound])
-    return _table(rows)
+    return aligned(rows)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Align columns: the first to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:

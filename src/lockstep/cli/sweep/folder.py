@@ -56,7 +56,7 @@ class SweepFolder:
             raise ConfigError(f"run_dir={path} already holds files and no sweep; choose another with --run-dir")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(path)
+            self._lock = lock_folder(path)
             write_atomically(path / SWEEP_FILE, dump_sweep(sweep))
         except OSError as error:
             raise ConfigError(
@@ -87,7 +87,7 @@ class SweepFolder:
 
     def is_complete(self, member: Member) -> bool:
         """Whether a run has ended successfully."""
-        return _summary(member).get("status") in _COMPLETE and not is_running(member.path)
+        return _summary(member.path).get("status") in _COMPLETE and not is_running(member.path)
 
     def write_config(self, member: Member, run: "AnyRun") -> Path:
         """Write the config of a run, or check that it is the one of an earlier start; returns its path.
@@ -134,12 +134,8 @@ class SweepFolder:
             file.write(json.dumps(entry) + "\n")
 
     def failure_reason(self, member: Member, code: int) -> str:
-        """Why a run ended with this exit code, in one line: from its summary, its first failure, or its log."""
-        found = _summary(member).get("error") or (read_failure(member.path) or {}).get("message")
-        if not found and code < 0:
-            found = f"ended by {signal_name(-code)}"
-        found = found or _last_error(self.log_path(member)) or f"exit code {code}; see {self.log_path(member)}"
-        return " ".join(str(found).removeprefix(_ERROR).split())
+        """Why a run ended with this exit code, in one line."""
+        return failure_reason(member.path, self.log_path(member), code)
 
     def _read_ends(self) -> dict[str, dict[str, Any]]:
         """The last end of each run that was not started again after it."""
@@ -155,23 +151,35 @@ class SweepFolder:
         return ends
 
 
-def _lock(path: Path) -> int:
+def failure_reason(run_dir: Path, log: Path, code: int) -> str:
+    """Why a run ended with this exit code, in one line: from its summary, its first failure, or its log."""
+    found = _summary(run_dir).get("error") or (read_failure(run_dir) or {}).get("message")
+    if not found and code < 0:
+        found = f"ended by {signal_name(-code)}"
+    found = found or _last_error(log) or f"exit code {code}; see {log}"
+    return " ".join(str(found).removeprefix(_ERROR).split())
+
+
+def lock_folder(path: Path, what: str = "runs this sweep") -> int:
+    """Lock a directory for one process, and return the descriptor that holds the lock.
+
+    Raises:
+        ConfigError: another process has it; names `what` that does.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise ConfigError(
-            f"run_dir={path} is in use: another process runs this sweep; wait for its end, or stop it"
-        ) from None
+        raise ConfigError(f"run_dir={path} is in use: another process {what}; wait for its end, or stop it") from None
     except OSError:  # a file system without locks
         pass
     return descriptor
 
 
-def _summary(member: Member) -> dict[str, Any]:
+def _summary(run_dir: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        return json.loads((member.path / SUMMARY_FILE).read_text(encoding="utf-8"))
+        return json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
     return {}
 
 

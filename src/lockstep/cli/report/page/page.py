@@ -36,6 +36,7 @@ from lockstep.cli.report.page.groups import (
     shown,
 )
 from lockstep.cli.report.page.load import PageRun, read_page_run
+from lockstep.cli.report.page.scaling_section import scaling_section
 from lockstep.cli.report.table import differing
 from lockstep.cli.report.time_use import bottleneck, hosts, rank_name, straggler
 from lockstep.distributed.timers import PHASES
@@ -73,20 +74,25 @@ class _Ranked:
         return f"{self.group.label} ({count} runs)" if count > 1 else self.group.label
 
 
-def write_page(paths: Sequence[Path], file: Path) -> None:
+def write_page(paths: Sequence[Path], file: Path, scales: Sequence[Mapping[str, Any]] = ()) -> None:
     """Write the page of the runs in `paths` to `file`.
+
+    Args:
+        paths: run directories.
+        file: the page.
+        scales: contents of the `scale.json` of `lockstep scale`.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    page = render([read_page_run(path) for path in paths], file.absolute().parent)
+    page = render([read_page_run(path) for path in paths], file.absolute().parent, scales)
     try:
         write_atomically(file, page)
     except OSError as error:
         raise ConfigError(f"--html {file} cannot be written ({error.strerror}); choose another file") from None
 
 
-def render(runs: Sequence[PageRun], directory: Path) -> str:
+def render(runs: Sequence[PageRun], directory: Path, scales: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page as text; links to run directories are relative to `directory`."""
     folder = Path(__file__).parent
     environment = Environment(
@@ -112,6 +118,7 @@ def render(runs: Sequence[PageRun], directory: Path) -> str:
             _subject_section(name, [run for run in runs if run.subject == name], number)
             for number, name in enumerate(subjects)
         ],
+        scales=[scaling_section(one) for one in scales],
         time=_time_section(groups),
         settings=_settings_section(runs, groups),
         runs=[_run_row(run, directory) for run in runs],

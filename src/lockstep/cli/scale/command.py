@@ -1,0 +1,219 @@
+"""Make the runs of a scaling measurement one after the other, and print the comparison."""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from lockstep.cli.report.scale_table import SCALE_FILE, cores_warning, text_of
+from lockstep.cli.request import checked, online_run, requested_run
+from lockstep.cli.scale.measurement import read_summary
+from lockstep.cli.scale.plan import (
+    Job,
+    Plan,
+    check_plan,
+    parse_modes,
+    parse_ranks,
+    parse_updates,
+    run_of,
+)
+from lockstep.cli.scale.results import COMPLETE, results
+from lockstep.cli.sweep.folder import failure_reason, lock_folder
+from lockstep.cli.sweep.sweep_file import parse_seeds
+from lockstep.config import settings
+from lockstep.errors import ConfigError
+from lockstep.launch.flags import number
+from lockstep.launch.signals import caught_signals
+from lockstep.launch.train_ranks import PROGRAM, search_path
+from lockstep.record.run_dir import RunDir
+from lockstep.record.run_status import is_running
+from lockstep.run import Run, dump, load
+from lockstep.system.cores import usable_cores
+from lockstep.system.files import write_atomically
+from lockstep.world import World
+
+_PLAN_FILE, _CONFIG_FILE = "scale.yaml", "config.yaml"
+_POLL_S = 0.1
+
+
+def scale_command(args: argparse.Namespace) -> int:
+    """`lockstep scale`; returns the exit code. Everything is checked before the first run starts."""
+    launcher = World.from_environment().launcher
+    if launcher != "none":
+        raise ConfigError(f"lockstep scale starts ranks itself, and {launcher} started this process; run it alone")
+    given = None if args.target is None else Path(args.target)
+    if given is not None and (given / _PLAN_FILE).is_file():
+        folder, plan, run = _earlier(given, args)
+    else:
+        plan = _requested_plan(args)
+        args.ranks = None
+        run = online_run(checked(args, requested_run(args)), "lockstep scale")
+        folder = None if args.run_dir is None else Path(args.run_dir)
+    check_plan(plan, run)
+    jobs = list(plan.jobs())
+    if args.dry_run:
+        for job in jobs:
+            found = run_of(run, plan, job)
+            ranks = f"{job.ranks} rank{'s' * (job.ranks > 1)}"
+            print(f"{job.name}: {ranks}, {found.num_envs} environments, {found.total_steps} steps")
+        print(f"{len(jobs)} runs, one at a time")
+        return 0
+    if folder is None:
+        folder = RunDir.create(None, None, name=f"{_file_name(run.task)}-scale").path
+    return _measure(_opened(folder, plan, run), plan, run)
+
+
+def _requested_plan(args: argparse.Namespace) -> Plan:
+    target = args.target_return
+    if target is None and args.seeds is not None:
+        raise ConfigError(f"--seeds {args.seeds} is for runs until a return; add --return R, or leave it out")
+    try:
+        target = None if target is None else float(target)
+    except ValueError:
+        raise ConfigError(f"--return {target} must be a number") from None
+    return Plan(
+        ranks=parse_ranks(args.ranks),
+        modes=parse_modes(args.modes),
+        updates=parse_updates(args.updates),
+        repetitions=number(args.repetitions, "--repetitions"),
+        target_return=target,
+        seeds=(0, 1, 2) if args.seeds is None else parse_seeds(args.seeds, "--seeds"),
+    )
+
+
+def _earlier(folder: Path, args: argparse.Namespace) -> tuple[Path, Plan, Run]:
+    """The measurement in a folder, which keeps its plan and its config."""
+    for flag, value in (("--ranks", args.ranks), ("--run-dir", args.run_dir), ("--return", args.target_return)):
+        if value is not None:
+            raise ConfigError(f"{folder} goes on with its own plan; leave out {flag} {value}, or name a task")
+    if args.set:
+        raise ConfigError(f"{folder} goes on with its own settings; leave out --set {args.set[0]}, or name a task")
+    return folder, _read_plan(folder), online_run(load(folder / _CONFIG_FILE), "lockstep scale")
+
+
+def _read_plan(folder: Path) -> Plan:
+    file = folder / _PLAN_FILE
+    tree: dict[str, Any] = settings.parse(file.read_text(encoding="utf-8"), str(file))
+    try:
+        return Plan.of(tree)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is not a plan of lockstep scale ({error})") from None
+
+
+def _opened(folder: Path, plan: Plan, run: Run) -> Path:
+    """Make the folder, or check that it is one of the same measurement."""
+    if (folder / _PLAN_FILE).is_file():
+        if _read_plan(folder) != plan or load(folder / _CONFIG_FILE) != run:
+            raise ConfigError(
+                f"run_dir={folder} has a measurement with other settings; choose another with --run-dir, or go on with "
+                f"it: lockstep scale {shlex.quote(str(folder))}"
+            )
+        return folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"run_dir={folder} already holds files and no measurement; choose another with --run-dir")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / _CONFIG_FILE, dump(run))
+        write_atomically(folder / _PLAN_FILE, settings.to_yaml(plan.tree()))
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir={folder} cannot be written ({error.strerror}); choose another with --run-dir"
+        ) from None
+    return folder
+
+
+def _measure(folder: Path, plan: Plan, run: Run) -> int:
+    jobs, cores, failures = list(plan.jobs()), usable_cores(), dict[str, str]()
+    print(f"{run.task}: {run.algo}, {len(jobs)} runs, one at a time; directory {os.path.relpath(folder)}", flush=True)
+    if warning := cores_warning({"plan": plan.tree(), "cores": cores}):
+        print(warning, flush=True)
+    lock = lock_folder(folder, "measures scaling here")
+    stopped_by = 0
+    try:
+        for i, job in enumerate(jobs, 1):
+            if read_summary(folder / job.name).get("status") in COMPLETE:
+                _report(i, len(jobs), job, folder, " before")
+                continue
+            code, stopped_by = _train(folder, job, run_of(run, plan, job))
+            if stopped_by:
+                break
+            if code != 0:
+                failures[job.name] = failure_reason(folder / job.name, log_path(folder, job), code)
+                print(f"[{i}/{len(jobs)}] {job.name}: failed, {failures[job.name]}", flush=True)
+                continue
+            _report(i, len(jobs), job, folder)
+    finally:
+        os.close(lock)
+    found = results(folder, plan, run, cores, failures)
+    write_atomically(folder / SCALE_FILE, json.dumps(found, indent=2) + "\n")
+    shown = shlex.quote(os.path.relpath(folder))
+    if stopped_by:
+        print(f"go on with: lockstep scale {shown}")
+        return 128 + stopped_by
+    print(f"\n{text_of(found)}\n\npage: lockstep report {shown} --html scale.html")
+    if failures:
+        print(f"make the failed runs again: lockstep scale {shown}")
+    return 1 if failures else 0
+
+
+def _train(folder: Path, job: Job, run: Run) -> tuple[int, int]:
+    """Make one run; returns its exit code, and the signal that this process received meanwhile.
+
+    A run that an earlier start did not finish is made anew, because one that was interrupted measures nothing.
+    """
+    path, config = folder / job.name, folder / "configs" / f"{job.name}.yaml"
+    if is_running(path):
+        raise ConfigError(
+            f"run_dir={path}: a process of an earlier start still trains it; wait for its end, or stop it"
+        )
+    shutil.rmtree(path, ignore_errors=True)
+    config.parent.mkdir(exist_ok=True)
+    write_atomically(config, dump(run))
+    environment = {**os.environ, "PYTHONPATH": search_path(), "LOCKSTEP_LAUNCHER_PID": str(os.getpid())}
+    environment.pop("LOCKSTEP_TERMINAL_FD", None)
+    command = [*PROGRAM, str(config), "--run-dir", str(path), "--ranks", str(job.ranks)]
+    with caught_signals() as caught, log_path(folder, job).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C of the terminal reaches it once, through us
+        )
+        forwarded = 0
+        while process.poll() is None:
+            if len(caught) > forwarded:
+                forwarded = len(caught)
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(caught[0] if forwarded == 1 else signal.SIGKILL)
+            time.sleep(_POLL_S)
+        return process.returncode, caught[0] if caught else 0
+
+
+def log_path(folder: Path, job: Job) -> Path:
+    """The file for what a run prints."""
+    path = folder / "logs" / f"{job.name}.log"
+    path.parent.mkdir(exist_ok=True)
+    return path
+
+
+def _report(i: int, count: int, job: Job, folder: Path, when: str = "") -> None:
+    """One line about a run that has ended."""
+    summary: dict[str, Any] = read_summary(folder / job.name)
+    speed = f"{summary.get('steps_per_second', 0):.0f} steps/s"
+    if job.mode == "return":
+        seconds = summary.get("solved_at_s")
+        speed = "return not reached" if seconds is None else f"return reached after {seconds:.1f} s"
+    print(f"[{i}/{count}] {job.name}: done{when}, {speed}", flush=True)
+
+
+def _file_name(task: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in Path(task).name)[:60]

@@ -1,0 +1,59 @@
+"""Read what a run measured: its speed without start and end, and the time of an update by part."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms.replay import ReplayConfig
+from lockstep.record.run_dir import METRICS_FILE, SUMMARY_FILE
+from lockstep.run import Run
+
+PARTS = {"compute": ("env", "act", "learn", "other"), "communication": ("sync",), "waiting": ("wait",)}
+"""The phases of each part of an update. Evaluations and checkpoints do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One run, from its first log line to its last; times are means over ranks."""
+
+    steps: float
+    """Environment steps of an update, all ranks."""
+    parts: dict[str, float]
+    """Seconds of an update by part."""
+
+    @property
+    def seconds(self) -> float:
+        """Of an update."""
+        return sum(self.parts.values())
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps, all ranks together."""
+        return self.steps / self.seconds
+
+
+def read_measurement(run_dir: Path, run: Run) -> Measurement | None:
+    """The measurement in a run directory; None without two log lines."""
+    starts = run.algorithm.learning_starts if isinstance(run.algorithm, ReplayConfig) else 0
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    ]
+    lines = [line for line in lines if line["step"] >= starts]
+    if len(lines) < 2:
+        return None
+    first, last = lines[0], lines[-1]
+    updates = last["progress/updates"] - first["progress/updates"]
+    parts = {
+        part: sum(last[f"time/{phase}_s"] - first[f"time/{phase}_s"] for phase in phases) / updates
+        for part, phases in PARTS.items()
+    }
+    return Measurement((last["step"] - first["step"]) / updates, parts)
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """`summary.json` of a run; empty if it has none."""
+    try:
+        return json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
