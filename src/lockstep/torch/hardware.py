@@ -12,8 +12,14 @@ from lockstep.world import World
 
 
 def pin(run: AnyRun, world: World) -> None:
-    """Set threads and deterministic kernels, before any computation; no effect for a run that is not pinned."""
+    """Set threads and deterministic kernels, before any computation.
+
+    A run that is not pinned starts with one thread, unless the user decides: `share_cores` may set more once the work
+    is known. Orthogonal initialization gives other bits on several threads, and the number at the start of a process
+    differs from the one that an earlier run has left.
+    """
     if not world.pinned:
+        share_cores(world, 0)
         return
     torch.set_num_threads(run.shard_threads)
     threadpool_limits(run.shard_threads)  # numpy's matrix products
