@@ -1,4 +1,4 @@
-"""PPO with memory, or an observation of the critic's own: the same bits on any number of ranks and after a resume."""
+"""PPO with memory, an observation of the critic's own, or several agents: the same bits on all ranks and resumed."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,9 @@ RUNS: dict[str, Run] = {
     "own critic, not recurrent": small(
         "grouped_envs:Hidden", normalize_observation=True, **{**EVERY, "sequence_length": None}, **GROUPS
     ),
+    "several agents": small(
+        "agent_envs:Leaving", normalize_observation=True, normalize_return=True, **EVERY, **{"network.recurrent": "gru"}
+    ),
     "same step": small(
         "lockstep/HiddenCartpole-v0", normalize_observation=True, normalize_value=True,
         **EVERY, **{"network.recurrent": "lstm", "env.kwargs.max_episode_steps": 11},
@@ -33,6 +36,7 @@ RUNS: dict[str, Run] = {
 NAMES = [
     "same step",
     "own critic, not recurrent",
+    "several agents",
     pytest.param("own critic", marks=pytest.mark.slow),
     pytest.param("next step", marks=pytest.mark.slow),
     pytest.param("one body", marks=pytest.mark.slow),
@@ -60,7 +64,7 @@ def trained(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of_jax", ["own critic", "own critic, not recurrent", "same step"])
+@pytest.mark.parametrize("of_jax", ["own critic", "own critic, not recurrent", "several agents", "same step"])
 def test_jax_gives_the_same_bits_on_two_ranks_and_after_a_resume(tmp_path, of_jax):
     pytest.importorskip("jax")
     import jax_running

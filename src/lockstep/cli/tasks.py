@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ _WIDTH = 110
 _MJLAB = re.compile(r"""\btask_id\s*=\s*["'](Mjlab-[\w-]+)""")
 _NEEDS = {"mujoco": "mujoco", "box2d": "Box2D"}
 """Module that Gymnasium's tasks need, by the folder of their classes."""
+_PARALLEL = {"pettingzoo": "PettingZoo", "mpe2": "MPE2"}
+"""Titles of the packages whose tasks have several agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,17 @@ def _search(pattern: str | None) -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 def _sources() -> list[Source]:
-    from lockstep.envs import isaac
+    from lockstep.envs import isaac, pettingzoo
     from lockstep.envs.vector import BUILT_IN
 
     return [
         Source("built in", "numpy", "", lambda: list(BUILT_IN)),
         Source("Gymnasium", "gymnasium", "", _gymnasium_tasks),
         Source("Atari", "ale_py", "pip install 'lockstep-rl[atari]'", _atari_tasks),
+        *(
+            Source(_PARALLEL[name], name, install, partial(pettingzoo.task_ids, name))
+            for name, install in pettingzoo.PACKAGES.items()
+        ),
         Source("Isaac Lab", "isaaclab", isaac.install_lines(), lambda: list(isaac.task_ids())),
         Source("mjlab", "mjlab", "pip install 'lockstep-rl[mjlab]'", _mjlab_tasks),
         Source("EnvPool", "envpool", "pip install 'lockstep-rl[envpool]'", _envpool_tasks),

@@ -1,10 +1,10 @@
 """Vectorized environments with numpy arrays.
 
-`vector.py` is the protocol, `make.py` makes one by task name. `gymnasium.py` and `adapters.py` take
-Gymnasium's, `workers.py` runs one process per environment, `atari*.py` are Atari games, `cartpole.py`,
-`hidden_cartpole.py` and `toy_tasks.py` built-in tasks. `limits.py` clips numbers, `stacking.py` joins observations of
-several steps. `spec.py` describes an environment, `state.py` is the protocol for saving one, `wrapper_state.py` saves
-Gymnasium's.
+`vector.py` is the protocol, `make.py` makes one by task name. `gymnasium.py` and `adapters.py` take Gymnasium's,
+`pettingzoo.py` those of several agents, `workers.py` runs one process per environment, `atari*.py` are Atari games,
+`cartpole.py`, `hidden_cartpole.py` and `toy_tasks.py` built-in tasks. `limits.py` clips numbers, `stacking.py` joins
+observations of several steps. `spec.py` describes an environment, `state.py` is the protocol for saving one,
+`wrapper_state.py` saves Gymnasium's.
 """
 
 import lazy_loader

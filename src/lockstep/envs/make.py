@@ -40,7 +40,7 @@ def make_vector_env(
             `file.py:Class`: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a class that follows `VectorEnv`.
             Tasks written in JAX or on torch tensors are wrapped for the host.
         config: of the environments.
-        num_envs: B.
+        num_envs: B; rounded up to whole environments where several agents share one.
         render: make environments with `render_mode="rgb_array"`.
         training: `False` disables training aids (Atari: episodic life and reward clipping).
     """
@@ -64,8 +64,10 @@ def _make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training
         module, name = BUILT_IN[task]
         return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)
     # Imported here because it takes 0.2 s, which built-in tasks do not need.
-    from lockstep.envs import gymnasium
+    from lockstep.envs import gymnasium, pettingzoo
 
+    if pettingzoo.is_task(task):
+        return pettingzoo.make(task, config, num_envs, render=render)
     if ":" not in task:
         return gymnasium.make(task, config, num_envs, render=render, training=training)
     return _make_of_module(task, config, num_envs, render=render, training=training)
@@ -73,7 +75,7 @@ def _make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training
 
 def _make_of_module(task: str, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
     """The environments of `module:Class` or `module:Id-v0`."""
-    from lockstep.envs import gymnasium
+    from lockstep.envs import gymnasium, pettingzoo
 
     location, _, name = task.rpartition(":")
     module = load_module(location, f"task={task}")
@@ -85,8 +87,11 @@ def _make_of_module(task: str, config: EnvConfig, num_envs: int, *, render: bool
         raise ConfigError(f"task={task}: {location} has no {name}{near(name, [*own, *gymnasium.known_tasks()])}")
     if not inspect.isclass(found):
         raise ConfigError(
-            f"task={task} is not a class; name a gymnasium.Env or a class that follows lockstep's VectorEnv"
+            f"task={task} is not a class; name a gymnasium.Env, a pettingzoo.ParallelEnv or a class that follows "
+            "lockstep's VectorEnv"
         )
+    if pettingzoo.is_parallel_env(found):
+        return pettingzoo.adapt(found, task, config, num_envs, render=render)
     adapted = gymnasium.adapt_class(found, task, config, num_envs, render=render)
     return _build(found, task, config, num_envs, render) if adapted is None else adapted
 

@@ -55,6 +55,8 @@ class EnvSpec:
     """Consecutive frames in the channels of an image, newest last. Frames before an episode's first are zero."""
     critic_size: int | None = None
     """Numbers of the value network's own ("privileged") observation; `None`: it has the policy's."""
+    num_agents: int = 1
+    """Rows of an environment, each of an agent; all share the policy. With more than one, see `AgentsEnv`."""
 
     def __post_init__(self) -> None:
         """Refuse an image that contradicts `observation_size` or `frames`."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import can_save
-from lockstep.envs.vector import Step, VectorEnv
+from lockstep.envs.vector import Step, VectorEnv, has_agents
 from lockstep.errors import ConfigError
 
 
@@ -49,6 +49,8 @@ class StackedEnv:
         observation, reward, terminated, truncated, final = self._env.step(action)
         ended = terminated | truncated
         first = ended if final is not None else self._resetting
+        if has_agents(self._env):
+            first = first | self._env.waiting()
         older = self._stack[:, 1:]
         joined_final = None if final is None else self._joined(np.concatenate([older, final[:, None]], 1))
         self._stack = np.concatenate([older, observation[:, None]], 1)

@@ -88,6 +88,22 @@ class CriticEnv(VectorEnv, Protocol):
         ...
 
 
+class AgentsEnv(VectorEnv, Protocol):
+    """A `VectorEnv` whose environments have several agents, each in a row of its own; autoreset is `same_step`.
+
+    All rows of an environment are in one shard. An agent whose episode has ended waits for the others.
+    """
+
+    def waiting(self) -> np.ndarray:
+        """Bool `[B]`: rows that took no part in the last step, and received no reward."""
+        ...
+
+
+def has_agents(env: VectorEnv) -> TypeGuard[AgentsEnv]:
+    """Whether the environments of `env` have several agents."""
+    return env.spec.num_agents > 1
+
+
 def has_critic_observation(env: VectorEnv) -> TypeGuard[CriticEnv]:
     """Whether `env` gives the value network an observation of its own."""
     return env.spec.critic_size is not None and callable(getattr(env, "critic_observation", None))

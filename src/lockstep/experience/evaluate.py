@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.envs.vector import VectorEnv
+from lockstep.envs.vector import VectorEnv, has_agents
 from lockstep.errors import RunError
 from lockstep.experience.acting import ActorWithState
 from lockstep.world import World, block
@@ -73,8 +73,9 @@ def play(
         heartbeat()
         observation, reward, terminated, truncated, _ = env.step(choose(observation))
         ended = terminated | truncated
+        waiting = env.waiting() if has_agents(env) else resetting
         total += np.where(resetting, 0.0, reward)
-        length += ~resetting
+        length += ~waiting
         if length.max() > longest + 1 and not ended[length.argmax()]:
             raise RunError(
                 f"environment {length.argmax()} of an evaluation has not ended its episode after {longest} steps; "
@@ -85,7 +86,7 @@ def play(
                 played[i].append((float(total[i]), int(length[i])))
                 left -= 1
         if actor is not None:
-            actor.begins = resetting if next_step else ended
+            actor.begins = resetting if next_step else ended | waiting
         total[ended], length[ended] = 0.0, 0
         resetting = ended.copy() if next_step else resetting
     flat = [episode for one in played for episode in one]

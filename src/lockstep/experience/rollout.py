@@ -14,7 +14,7 @@ from lockstep.distributed.fingerprint import combine, digest
 from lockstep.distributed.timers import ACT, ENV, OTHER, Timers
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.envs.state import can_save
-from lockstep.envs.vector import CriticEnv, VectorEnv, has_critic_observation
+from lockstep.envs.vector import CriticEnv, VectorEnv, has_agents, has_critic_observation
 from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.episodes import EpisodeStats
@@ -70,7 +70,7 @@ class Rollout:
     ended: np.ndarray
     """[T, B] bool: the episode ended at this step, terminated or truncated."""
     weight: np.ndarray
-    """[T, B] float32: 0 for the rows in which an environment only resets itself, 1 otherwise."""
+    """[T, B] float32: 0 for the rows in which an environment only resets itself or an agent waits, 1 otherwise."""
     final: list[tuple[int, np.ndarray, np.ndarray]]
     """`(t, b, observation)` of truncated episodes where `observation[t + 1]` already belongs to the next episode."""
     fault: NonFiniteValue | None = None
@@ -140,6 +140,8 @@ class Collector:
         self._action = np.zeros((count, num_steps, size, *shape), kind)
         self._reward = np.zeros((count, num_steps, size), np.float32)
         self._terminated, self._truncated = np.zeros((2, count, num_steps, size), bool)
+        self._agents = [env for env in envs if has_agents(env)]
+        self._waiting = np.zeros((count, num_steps, size), bool)
         # Row 0 is the last row of the previous rollout: an environment that ended there only resets in our first step.
         self._ended = np.zeros((count, num_steps + 1, size), bool)
         self.episodes = [EpisodeStats(size) for _ in envs]
@@ -205,6 +207,7 @@ class Collector:
                     rows = np.flatnonzero(truncated & ~terminated)
                     if len(rows):  # an episode may terminate in the step of its time limit
                         final[k].append((t, rows, self._whole_final(k, last)[rows].astype(observation.dtype)))
+            self._record_waiting_agents(t)
             if actor.is_recurrent:
                 self._begin_episodes(t)
         timers.enter(OTHER)
@@ -219,13 +222,18 @@ class Collector:
                 rollout.state, rollout.begins = state[k], self._begins[k]
         return rollouts
 
+    def _record_waiting_agents(self, t: int) -> None:
+        """Record which rows took no part in step t, in environments of several agents."""
+        for k, env in enumerate(self._agents):
+            self._waiting[k, t] = env.waiting()
+
     def _begin_episodes(self, t: int) -> None:
         """Mark the environments whose episodes begin with the observation after step t.
 
         After an end, an environment with `next_step` autoreset still shows the final observation of the old episode.
         """
         np.logical_or(self._terminated[:, t], self._truncated[:, t], out=self._ended[:, t + 1])
-        self._begins[:, t + 1] = self._ended[:, t + 1 if self._same_step else t]
+        self._begins[:, t + 1] = self._ended[:, t + 1 if self._same_step else t] | self._waiting[:, t]
         self._actor.begins = self._begins[:, t + 1].copy()
 
     def _draw(self, streams: Sequence[np.random.Generator], steps: int, size: int) -> np.ndarray:
@@ -236,7 +244,8 @@ class Collector:
     def _finish(self, k: int, final: list[tuple[int, np.ndarray, np.ndarray]]) -> Rollout:
         """Compute the rollout's arrays that need no work per step."""
         ended = self._ended[k, 1:]
-        weight = np.ones_like(self._reward[k]) if self._same_step else 1.0 - self._ended[k, :-1].astype(np.float32)
+        idle = self._waiting[k] if self._same_step else self._ended[k, :-1]
+        weight = 1.0 - idle.astype(np.float32)
         first = self._world.shards[k] * self._reward.shape[2]
         fault = find_non_finite(self._observation[k], self._reward[k], final, first)
         if fault is not None and not self._report_non_finite:

@@ -62,6 +62,11 @@ def _installed(name: str) -> bool:
 def check_task(run: Run, spec: EnvSpec) -> None:
     """Raise `ConfigError` for a task that does not fit the algorithm or the network."""
     config = run.algorithm
+    if spec.num_agents > 1 and not isinstance(config, PPOConfig):
+        raise ConfigError(
+            f"task={run.task} has {spec.num_agents} agents, which algo={run.algo} does not support; use ppo"
+        )
+    check_agents(run.num_envs, run.num_shards or 1, spec)
     if isinstance(config, DQNConfig):
         if run.env.critic_keys:
             raise ConfigError(f"env.critic_keys={list(run.env.critic_keys)}: algo=dqn has no critic; leave it out")
@@ -89,6 +94,17 @@ def check_task(run: Run, spec: EnvSpec) -> None:
     _check_recurrent(run)
     if run.evaluate_video:
         check_drawing(run)
+
+
+def check_agents(num_envs: int, num_shards: int, spec: EnvSpec) -> None:
+    """Raise `ConfigError` if the agents of an environment would be divided between shards."""
+    whole = spec.num_agents * num_shards
+    if num_envs % whole:
+        below, above = num_envs // whole * whole, -(-num_envs // whole) * whole
+        raise ConfigError(
+            f"num_envs={num_envs} counts agents, and each of {num_shards} shards needs whole environments of "
+            f"{spec.num_agents} agents; use {f'{below} or ' if below else ''}{above}"
+        )
 
 
 def _check_actor_critic(run: Run, spec: EnvSpec) -> None:

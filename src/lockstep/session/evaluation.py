@@ -123,6 +123,7 @@ class Evaluation:
                 continue
             if shard not in self._envs:
                 self._envs[shard] = make_vector_env(self._task, self._run.env, num_envs, training=False)
+            num_envs = self._envs[shard].num_envs
             key = f"evaluate {index}/{shard}"
             seeds = [stream_seed(seed, key, i) for i in range(num_envs)]
             noise, actor = stream(seed, key), self._player.actor_of(num_envs)
@@ -158,8 +159,8 @@ class Evaluation:
             env.close()
 
     def _frames(self, env: Any, key: str, heartbeat: Callable[[], object]) -> Generator[np.ndarray]:
-        noise, actor = stream(self._run.seed, key), self._player.actor_of(1)
-        observation = env.reset([stream_seed(self._run.seed, key)])
+        noise, actor = stream(self._run.seed, key), self._player.actor_of(env.num_envs)
+        observation = env.reset([stream_seed(self._run.seed, key)] * env.num_envs)
         for _ in range(MAX_FRAMES - 1):
             heartbeat()
             yield env.render()[0]

@@ -33,6 +33,7 @@ from lockstep.record.summary import seconds_since_process_start
 from lockstep.run import Run, SomeRun
 from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.session.checkpoints import Checkpoints
+from lockstep.session.checks import check_agents
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
 from lockstep.session.profile import PROFILE_FILE, Profile
@@ -184,6 +185,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         envs = [make(size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)
+        check_agents(num_envs, self.world.num_shards, self.spec)
         return envs
 
     def begin(self, policy: SomePolicy, observations: RunningMoments | None, learner: SomeLearner) -> None:

@@ -44,10 +44,13 @@ def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
     tables = BY_ALGORITHM.get(run.algo)
     if tables is None:
         return Run(task=task)
-    kind, _ = kind_of(run, env_spec(run.task, run.env))
+    spec = env_spec(run.task, run.env)
+    kind, _ = kind_of(run, spec)
     given = {name.rpartition(".")[2] for name, value in changes.items() if value not in _OFF}
     ruled_out = {default for name, default in _RULED_OUT.items() if name in given}
     settings = {name: value for name, value in tables.get(kind, {}).items() if name not in ruled_out}
+    if spec.num_agents > 1:
+        settings["num_envs"] = settings.get("num_envs", Run(task=task).num_envs) * spec.num_agents
     return override(Run(task=task), {"algo": run.algo, **settings})
 
 

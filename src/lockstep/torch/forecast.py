@@ -100,7 +100,7 @@ def _measured(run: Run, comm: Comm, learner: Learner, layout: Layout, message_s:
             rollout = Collector(
                 World(), [env], actor, policy.distribution, num_steps=_STEPS, seed=run.seed, timers=Timers()
             )
-            steps.append((count, _seconds(rollout.collect) / _STEPS))
+            steps.append((env.num_envs, _seconds(rollout.collect) / _STEPS))
         finally:
             env.close()
     share_cores(world, rows * multiplications(policy))  # as training will

@@ -44,7 +44,9 @@ class ProtocolDriver(EnvDriver):
 
     def check_seeds(self) -> None:
         """Check that each environment uses its own seed, if the spec says so."""
-        if not self._spec.separately_seedable:
+        if (
+            not self._spec.separately_seedable or self._spec.num_agents > 1
+        ):  # agents share the seed of their environment
             return
         seeds = [_env_seed(SEEDS[0], i) for i in range(self._env.num_envs)]
         if not np.array_equal(self._reset(seeds)[::-1], self._reset(seeds[::-1]), equal_nan=True):

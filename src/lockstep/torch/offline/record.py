@@ -230,6 +230,10 @@ def _source(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], t
 
 
 def _check(spec: EnvSpec, task: str) -> None:
+    if spec.num_agents > 1:
+        raise ConfigError(
+            f"task={task} has {spec.num_agents} agents, and a log holds the decisions of one; use another task"
+        )
     if spec.image is not None:
         raise ConfigError(f"task={task} observes images, and a log holds features; use a task with numbers")
     if spec.action.kind == "multi_discrete":

@@ -1,0 +1,52 @@
+"""Tasks of several agents, of which some end before others."""
+
+import gymnasium
+import numpy as np
+import pettingzoo
+
+
+class Leaving(pettingzoo.ParallelEnv):
+    """Agent i ends in step i + 2, agent 1 by truncation; the rest of the episode is without it.
+
+    It observes its number, the step and a random number of its environment, and is paid i + 1, and 10 for action 1.
+    """
+
+    def __init__(self, num_agents=2, odd_one=False, render_mode=None):
+        self.possible_agents = [f"agent_{i}" for i in range(num_agents)]
+        self.odd_one = odd_one
+
+    def observation_space(self, agent):
+        size = 4 if self.odd_one and agent == self.possible_agents[-1] else 3
+        return gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2, start=5)
+
+    def reset(self, seed=None, options=None):
+        self.generator = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.steps, self.seed = 0, seed
+        return self.observe(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        assert list(actions) == self.agents, "an agent that has ended was asked to act"
+        assert all(action in (5, 6) for action in actions.values())
+        self.steps += 1
+        acting, number = self.agents, self.possible_agents.index
+        over = {agent: self.steps == number(agent) + 2 for agent in acting}
+        reward = {agent: float(number(agent) + 1 + 10 * (actions[agent] == 6)) for agent in acting}
+        terminated = {agent: over[agent] and number(agent) != 1 for agent in acting}
+        truncated = {agent: over[agent] and number(agent) == 1 for agent in acting}
+        self.agents = [agent for agent in acting if not over[agent]]
+        return self.observe(acting), reward, terminated, truncated, {agent: {} for agent in acting}
+
+    def observe(self, agents):
+        drawn = self.generator.standard_normal()
+        return {agent: np.array([self.possible_agents.index(agent), self.steps, drawn], np.float32) for agent in agents}
+
+    def state(self):
+        return {"agents": self.agents, "steps": self.steps, "generator": self.generator.bit_generator.state}
+
+    def restore(self, state):
+        self.agents, self.steps = list(state["agents"]), state["steps"]
+        self.generator.bit_generator.state = state["generator"]

@@ -1,0 +1,153 @@
+"""PettingZoo's parallel environments: agents as rows, and those that end before others."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.cli.main import main
+from lockstep.config.env import EnvConfig
+from lockstep.distributed.timers import Timers
+from lockstep.envs import pettingzoo
+from lockstep.envs.make import env_spec, make_vector_env
+from lockstep.errors import ConfigError
+from lockstep.experience.evaluate import play
+from lockstep.experience.rollout import Collector
+from lockstep.run import Run, override
+from lockstep.session.checks import check_agents, check_task
+from lockstep.session.task_defaults import task_defaults
+from lockstep.world import World, stream_seed
+
+LEAVING = f"{Path(__file__).parents[2] / 'ranks' / 'agent_envs.py'}:Leaving"
+THREE = EnvConfig(kwargs={"num_agents": 3})
+
+
+class First:
+    """Takes the first action; keeps which episodes begin."""
+
+    state_size = 1
+
+    def __init__(self):
+        self.states = []
+
+    def __call__(self, observation, state):
+        self.states.append(state.copy())
+        return observation, state + 1
+
+    def draw_noise(self, generator, shape):
+        return np.zeros((*shape, 1))
+
+    def sample(self, parameters, noise):
+        return np.zeros(parameters.shape[:-1], np.int64)
+
+    mode = None
+
+
+def collected(config=THREE, steps=8, rows=6):
+    env, actor = make_vector_env(LEAVING, config, rows), First()
+    world = World(size=1, num_shards=1)
+    collector = Collector(world, [env], actor, actor, num_steps=steps, seed=3, timers=Timers())
+    (rollout,) = collector.collect()
+    return env, actor, collector, rollout
+
+
+def test_agent_that_ended_waits_for_the_others_with_weight_0():
+    env, actor, collector, rollout = collected()
+    assert (env.spec.num_agents, env.num_envs) == (3, 6)
+    weights = [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert rollout.weight.T.tolist() == [row * 2 for row in weights] * 2, "rows of waiting agents are learned from"
+    assert rollout.ended[:, :3].T.tolist() == [[t in ends for t in range(8)] for ends in ((1, 5), (2, 6), (3, 7))]
+    assert (rollout.terminated == rollout.ended)[:, [0, 2, 3, 5]].all() and not rollout.terminated[:, [1, 4]].any()
+    assert (rollout.reward == rollout.weight * np.array([1, 2, 3] * 2)).all()
+    assert rollout.observation[:, 2, 1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert rollout.observation[:, 0, 1].tolist() == [0, 1, 0, 0, 0, 1, 0, 0, 0]
+    assert rollout.observation[:, 4, 0].tolist() == [1, 1, 1, 0, 1, 1, 1, 0, 1]
+    final = {
+        (t, int(b)): last[:2].tolist() for t, envs, rows in rollout.final for b, last in zip(envs, rows, strict=True)
+    }
+    assert final == {(t, b): [1, 3] for t in (2, 6) for b in (1, 4)}, "not the true final observation of a truncation"
+    assert collector.episodes[0].lengths.tolist() == [2, 2, 3, 3, 4, 4] * 2
+    assert collector.episodes[0].returns.tolist() == [2, 2, 6, 6, 12, 12] * 2
+    states = np.stack(actor.states)[:, 0, :3, 0].T.tolist()
+    assert states[2] == [0, 1, 2, 3] * 2, "the state of an earlier episode"
+    assert [states[0][t] for t in (0, 1, 4, 5)] == [0, 1] * 2, "the state of an earlier episode"
+
+
+def test_environments_are_seeded_by_their_global_number_and_episode():
+    env, *_ = collected()
+    assert env._seeds.tolist() == [stream_seed(3, "env", 0), stream_seed(3, "env", 3)], "environments have other seeds"
+    drawn = [collected()[-1].observation[:, [2, 5], 2] for _ in range(2)]
+    assert (drawn[0] == drawn[1]).all()
+    assert len(np.unique(drawn[0])) == 9 * 2, "environments or episodes draw the same numbers"
+
+
+def test_limit_truncates_all_agents():
+    *_, collector, rollout = collected(EnvConfig(kwargs={"num_agents": 3}, max_episode_steps=3), steps=6)
+    assert collector.episodes[0].lengths.tolist() == [2, 2, 3, 3, 3, 3] * 2
+    assert rollout.final[0][1].tolist() == [1, 2, 4, 5]
+
+
+def test_evaluation_counts_the_episodes_of_each_agent():
+    env = make_vector_env(LEAVING, THREE, 1)
+    played = play(env, lambda seen: np.ones(len(seen), np.int64), 5, [7] * 3, lambda: None)
+    assert (played.lengths, played.returns) == ([2, 2, 3, 3, 4], [22, 22, 36, 36, 52])
+
+
+def test_stacked_observations_begin_anew_after_waiting():
+    env = make_vector_env(LEAVING, EnvConfig(kwargs={"num_agents": 2}, frame_stack=2), 2)
+    env.reset([0, 0])
+    for _ in range(3):
+        observation, *_ = env.step(np.zeros(2, np.int64))
+    assert observation[:, [0, 1, 3, 4]].tolist() == [[0, 0, 0, 0], [1, 0, 1, 0]]
+
+
+def test_state_continues_in_another_environment():
+    first, second = (make_vector_env(LEAVING, THREE, 6) for _ in range(2))
+    first.reset(list(range(6)))
+    second.reset([9] * 6)
+    action = np.zeros(6, np.int64)
+    for _ in range(3):
+        first.step(action)
+    second.restore(first.state())
+    for _ in range(6):
+        for mine, other in zip(first.step(action), second.step(action), strict=True):
+            assert (mine == other).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kwargs": {"num_agents": 3, "odd_one": True}}, r"observation_space of agent_0 is .* that of agent_2"),
+        ({"kwargs": {"agents": 3}}, "unknown"),
+        ({"policy_keys": ("a",)}, "env.policy_keys"),
+        ({"wrappers": ("a:B",)}, "env.wrappers"),
+        ({"vectorization": "async"}, "env.vectorization=async"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        env_spec(LEAVING, EnvConfig(**config))
+
+
+def test_shards_hold_whole_environments():
+    spec = env_spec(LEAVING, THREE)
+    with pytest.raises(ConfigError, match=r"num_envs=16 counts agents.*whole environments of 3 agents; use 12 or 18"):
+        check_agents(16, 2, spec)
+    check_agents(18, 2, spec)
+    with pytest.raises(ConfigError, match="algo=dqn does not support; use ppo"):
+        check_task(override(Run(task=LEAVING, num_envs=18), {"algo": "dqn"}), spec)
+    assert task_defaults(LEAVING, {"env.kwargs.num_agents": 3}).num_envs == 3 * 16
+
+
+def test_tasks_of_the_package_are_listed_and_misspelled_ones_refused(monkeypatch, capsys):
+    found = pettingzoo.task_ids("pettingzoo")
+    if find_spec("pygame") is not None and find_spec("pymunk") is not None:
+        assert "pettingzoo/butterfly/pistonball_v6" in found
+    with pytest.raises(ConfigError, match=r"pettingzoo/butterfly/pistonbal_v6 is unknown"):
+        env_spec("pettingzoo/butterfly/pistonbal_v6", EnvConfig())
+    monkeypatch.setattr(pettingzoo, "find_spec", lambda name: None)
+    assert main(["train", "mpe2/simple_spread_v3"]) == 2
+    assert "task=mpe2/simple_spread_v3 needs the Python package mpe2: pip install mpe2" in capsys.readouterr().err
+    assert "mpe2" not in sys.modules
