@@ -12,12 +12,11 @@ from unittest import mock
 
 import numpy as np
 from running import small_actor_critic
-from seam_world import ENVS, SIZE, STEPS, make_rollout, run_listed
+from seam_world import ENVS, SIZE, STEPS, first_gradient_step, make_rollout, run_listed
 
 from lockstep import World, stream
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Rollout
-from lockstep.record.progress import Progress
 from lockstep.run import Run
 
 ROWS = 2 * ENVS * STEPS  # environment steps of one hand-made rollout, both shards together
@@ -43,14 +42,7 @@ def continuous_rollout(shard: int) -> Rollout:
 
 
 def one_step(backend: Any, world: World, run: Run, priorities: bool = False) -> dict[str, Any]:
-    """The first gradient step on the hand-made rollouts: what each rank drew for it, and its gradient.
-
-    Args:
-        backend: `torch_seams` or `jax_seams`.
-        world: of this rank.
-        run: its config.
-        priorities: some transitions of shard 1 have far larger priorities than others, those of shard 0 similar ones.
-    """
+    """The first gradient step on the hand-made rollouts: what each rank drew for it, and its gradient."""
     drawn: list[dict[str, np.ndarray]] = []
     with backend.actor_critic_learner(world, run, SPEC) as learner:
         make_noise = learner._shards.noise
@@ -62,27 +54,7 @@ def one_step(backend: Any, world: World, run: Run, priorities: bool = False) -> 
             return made
 
         learner._shards.noise = noise
-        for k, shard in enumerate(world.shards):
-            replay, draw = learner.replays[k], learner.replays[k].sample
-            errors = np.random.default_rng(shard)
-
-            def sample(rows: int, generator: Any, replay=replay, draw=draw, shard=shard, errors=errors) -> Any:
-                if priorities and not drawn:
-                    index = np.unique(draw(2000, np.random.default_rng(0)).index)
-                    similar = errors.uniform(1, 1.1, len(index))
-                    replay.update_priorities(index, errors.exponential(1.0, len(index)) ** 3 if shard else similar)
-                got = draw(rows, generator)
-                drawn.append({f.name: np.array(getattr(got, f.name)) for f in dataclasses.fields(got)})
-                return got
-
-            replay.sample = sample
-        progress = Progress(100 * ROWS)
-        while not drawn:
-            assert progress.updates < 3, "no gradient step was taken"
-            made = [continuous_rollout(shard) for shard in world.shards]
-            learner.update(made, np.zeros((len(world.shards), 1)), progress)
-            progress.env_steps += ROWS
-            progress.updates += 1
+        first_gradient_step(learner, world, continuous_rollout, drawn, priorities=priorities)
         return {
             "gradient": backend.actor_critic_gradient(learner),
             "drawn": drawn,

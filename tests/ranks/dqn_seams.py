@@ -15,10 +15,9 @@ from unittest import mock
 
 import numpy as np
 from running import small_dqn
-from seam_world import ENVS, SPEC, STEPS, make_rollout, run_listed
+from seam_world import ENVS, SPEC, STEPS, first_gradient_step, make_rollout, run_listed
 
 from lockstep import World
-from lockstep.record.progress import Progress
 from lockstep.run import Run, override
 
 ROWS = 2 * ENVS * STEPS  # environment steps of one hand-made rollout, both shards together
@@ -37,36 +36,10 @@ def config(**changes: Any) -> Run:
 
 
 def one_step(backend: Any, world: World, run: Run, priorities: bool = False) -> dict[str, Any]:
-    """The first gradient step on the hand-made rollouts: what each rank drew for it, and the gradient that was taken.
-
-    Args:
-        backend: `torch_seams` or `jax_seams`.
-        world: of this rank.
-        run: its config.
-        priorities: some transitions of shard 1 are far more surprising than others, those of shard 0 all alike.
-    """
+    """The first gradient step on the hand-made rollouts: what each rank drew for it, and the gradient taken."""
     drawn: list[dict[str, np.ndarray]] = []
     with backend.dqn_learner(world, run) as dqn:
-        for k, shard in enumerate(world.shards):
-            replay, draw = dqn.replays[k], dqn.replays[k].sample
-            surprised = np.random.default_rng(shard)
-
-            def sample(rows: int, generator: Any, replay=replay, draw=draw, shard=shard, surprised=surprised) -> Any:
-                if priorities and not drawn:
-                    index = np.unique(draw(2000, np.random.default_rng(0)).index)
-                    alike = surprised.uniform(1, 1.1, len(index))
-                    replay.update_priorities(index, surprised.exponential(1.0, len(index)) ** 3 if shard else alike)
-                got = draw(rows, generator)
-                drawn.append({f.name: np.array(getattr(got, f.name)) for f in dataclasses.fields(got)})
-                return got
-
-            replay.sample = sample
-        progress = Progress(100 * ROWS)
-        while not drawn:
-            assert progress.updates < 3, "no gradient step was taken"
-            dqn.update([make_rollout(shard) for shard in world.shards], np.zeros((len(world.shards), 1)), progress)
-            progress.env_steps += ROWS
-            progress.updates += 1
+        first_gradient_step(dqn, world, make_rollout, drawn, priorities=priorities)
         return {
             "gradient": backend.dqn_gradient(dqn),
             "drawn": drawn,

@@ -1,8 +1,9 @@
 """What the tests of seams are made of, whatever the framework: hand-made rollouts, and worlds to try them in."""
 
+import dataclasses
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +13,7 @@ from lockstep import World, spawn, stream
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Rollout
 from lockstep.launch.rank_environment import free_port
+from lockstep.record.progress import Progress
 
 STEPS, ENVS, SIZE = 16, 4, 3  # of one shard; SIZE numbers in an observation
 SPEC = EnvSpec(SIZE, ActionSpec("discrete", (3,)), "next_step", True)
@@ -92,3 +94,38 @@ def run_selected(request: Any, run_seams: Any, run_of: dict[str, str], folder: s
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def first_gradient_step(
+    learner: Any, world: World, make: Callable[[int], Rollout], drawn: list[dict[str, np.ndarray]], *, priorities: bool
+) -> None:
+    """Update a learner with a replay on hand-made rollouts of each shard until it takes its first gradient step.
+
+    Args:
+        learner: its replays are watched.
+        world: of this rank.
+        make: the rollout of a shard.
+        drawn: receives what each local shard's replay returned, for each gradient step.
+        priorities: some transitions of shard 1 have far larger priorities than others, those of shard 0 similar ones.
+    """
+    rows = 2 * ENVS * STEPS
+    for k, shard in enumerate(world.shards):
+        replay, draw = learner.replays[k], learner.replays[k].sample
+        errors = np.random.default_rng(shard)
+
+        def sample(rows: int, generator: Any, replay=replay, draw=draw, shard=shard, errors=errors) -> Any:
+            if priorities and not drawn:
+                index = np.unique(draw(2000, np.random.default_rng(0)).index)
+                similar = errors.uniform(1, 1.1, len(index))
+                replay.update_priorities(index, errors.exponential(1.0, len(index)) ** 3 if shard else similar)
+            got = draw(rows, generator)
+            drawn.append({f.name: np.array(getattr(got, f.name)) for f in dataclasses.fields(got)})
+            return got
+
+        replay.sample = sample
+    progress = Progress(100 * rows)
+    while not drawn:
+        assert progress.updates < 3, "no gradient step was taken"
+        learner.update([make(shard) for shard in world.shards], np.zeros((len(world.shards), 1)), progress)
+        progress.env_steps += rows
+        progress.updates += 1
