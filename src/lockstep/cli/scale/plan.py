@@ -103,7 +103,7 @@ def run_of(run: Run, plan: Plan, job: Job) -> Run:
             "total_steps": batch * math.ceil(before / batch) + LOG_LINES * every,
             "log_every": every,
             "evaluate_every": None,
-            "evaluate_episodes": job.ranks,
+            "evaluate_episodes": run.num_shards or job.ranks,
             "evaluate_video": False,
             "checkpoint_every": None,
             "stop_when_solved": False,
@@ -129,6 +129,11 @@ def check_plan(plan: Plan, run: Run) -> None:
         raise ConfigError(
             f"num_shards={run.num_shards} fixes the shards, and in weak scaling their number grows with the ranks; "
             "use --modes strong, or leave num_shards out"
+        )
+    if plan.target_return is not None and run.evaluate_every is None:
+        raise ConfigError(
+            f"--return {plan.target_return:g} is the return of an evaluation, and evaluate_every is null; "
+            "use --set evaluate_every=N"
         )
     for job in dict.fromkeys(replace(job, number=0) for job in plan.jobs()):
         try:

@@ -145,6 +145,8 @@ def test_weak_scaling_keeps_the_work_of_a_rank():
     assert weak.seed == sac.seed + 2 and weak.evaluate_every is None
     strong = run_of(sac, plan, Job("strong", 4, 0))
     assert (strong.num_envs, strong.algorithm.batch_size) == (8, 256)
+    pinned = run_of(override(sac, {"num_shards": 8}), plan, Job("strong", 4, 0))
+    assert pinned.evaluate_episodes == 8
 
 
 def test_ranks_are_a_list_of_different_worlds():
@@ -165,6 +167,7 @@ def test_ranks_are_a_list_of_different_worlds():
         (["--ranks", "1,3", "--num-envs", "8"], "the run on 3 ranks (strong scaling) cannot work: num_envs=8 does not"),
         (["--ranks", "1,2", "--set", "num_shards=2"], "num_shards=2 fixes the shards"),
         (["--ranks", "1,4", "--modes", "strong", "--set", "num_shards=2"], "the run on 4 ranks (strong scaling)"),
+        (["--ranks", "1,2", "--return", "9", "--set", "evaluate_every=null"], "use --set evaluate_every=N"),
         (["--ranks", "1,2", "--run-dir", "full"], "run_dir=full already holds files"),
     ],
 )
