@@ -14,16 +14,15 @@ from quick import others_slow
 
 SHORT = {"total_steps": 8 * 128, "log_every": 2 * 128}
 PICTURES = {"features": 16, "encoder": "nature", "num_epochs": 1, "total_steps": 4 * 128, "log_every": 128}
-WALK = f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Walk"  # truncates, in live torch buffers
+# In live buffers of torch, with truncation and an observation of the critic's own.
+WALK = f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Walk"
 RUNS = {
     "discrete": small("CartPole-v1", num_shards=4),
     "other seed": small("CartPole-v1", num_shards=4, seed=1),
     "continuous": small("Pendulum-v1", num_shards=4, max_grad_norm=0.1, **ROBOTS, **SHORT),
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
     "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
-    "torch environments": small(
-        WALK, num_shards=4, normalize_observation=True, **{"env.kwargs.critic": False}, **SHORT
-    ),
+    "torch environments": small(WALK, num_shards=4, normalize_observation=True, **SHORT),
     # 96 rows of a rollout: a division by those of a minibatch is not the product with their inverse.
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=8 * 96, log_every=96 * 2),
 }
