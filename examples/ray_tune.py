@@ -63,7 +63,7 @@ def metrics(run_dir: Path) -> list[dict]:
 
 
 def main() -> None:
-    """Search the learning rate and the entropy coefficient, and print the best."""
+    """Search two settings and print the best."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="of each trial")
     parser.add_argument("--trials", type=int, default=8)
@@ -87,7 +87,8 @@ def main() -> None:
             mode="max",
             num_samples=args.trials,
             max_concurrent_trials=args.at_a_time,
-            scheduler=ASHAScheduler(time_attr="steps", max_t=args.total_steps, grace_period=args.total_steps // 4),
+            # A trial that comes to the end of its steps ends by itself: the scheduler's limit is beyond it.
+            scheduler=ASHAScheduler(time_attr="steps", max_t=2 * args.total_steps, grace_period=args.total_steps // 4),
         ),
         run_config=tune.RunConfig(name="cartpole", storage_path=str(folder / "tune"), verbose=0),
     )

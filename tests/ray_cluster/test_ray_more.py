@@ -123,4 +123,6 @@ def test_example_of_ray_tune_reports_our_metrics(cluster, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "best return" in done.stdout
-    assert len(list((tmp_path / "all").glob("trial_*/summary.json"))) == 2
+    runs = [path.parent for path in (tmp_path / "all").glob("trial_*/metrics.jsonl")]
+    assert len(runs) == 2, done.stdout
+    assert any((path / "summary.json").exists() for path in runs)  # the other may have been ended early

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.cli.submit.job import Job
 from lockstep.errors import ConfigError
 
+_THREADS = "OMP_NUM_THREADS"
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # between SIGTERM and SIGKILL of `ray job stop`; Ray's default is 3
 
 
@@ -65,10 +66,12 @@ def _entrypoint(job: Job, args: argparse.Namespace) -> str:
         ranks += ["--cpus-per-rank", args.cpus_per_rank]
     for pair in args.resources_per_rank:
         ranks += ["--resources-per-rank", pair]
-    # `exec` replaces the shell, which a signal would otherwise end first.
+    # Ray sets OMP_NUM_THREADS=1 for entrypoints, which would look like the user's choice for the ranks. `exec` replaces
+    # the shell, which a signal would otherwise end first.
+    threads = [] if _THREADS in _runtime_env(job, args)["env_vars"] else [f"unset {_THREADS}"]
     train = "exec " + shlex.join([*job.lockstep, "train", *what, *run_dir, *ranks, *job.flags])
     directory = [f"cd {shlex.quote(job.chdir)} || exit 2"] if job.chdir else []
-    return "; ".join([*directory, *job.setup, train])
+    return "; ".join([*directory, *threads, *job.setup, train])
 
 
 def _runtime_env(job: Job, args: argparse.Namespace) -> dict[str, Any]:

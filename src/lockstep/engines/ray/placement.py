@@ -50,6 +50,8 @@ def placed_ranks(request: RayRequest, cancelled: Callable[[], bool] = lambda: Fa
             if hosts is not None:
                 break
             group.remove()
+            if time.monotonic() > deadline:
+                raise ConfigError(f"nodes were lost again and again within --join-timeout {request.join_timeout_s:g} s")
         yield _in_rank_order(group.actors, hosts)
 
 
