@@ -105,7 +105,8 @@ def with_english_anchors(text: str, english: str) -> str:
     names = iter(anchor(title, "-") for title in HEADING.findall(FENCED.sub("", english)))
 
     def heading(found: re.Match[str]) -> str:
-        return f'{found[0]} <a id="{next(names)}"></a>'
+        name = next(names, None)
+        return f'{found[0]} <a id="{name}"></a>' if name else found[0]
 
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else HEADING.sub(heading, part) for part in parts)
@@ -115,16 +116,16 @@ def staged_text(text: str, page: Path, linked: set[Path]) -> str:
     """A page with links to pages of the site; adds the other files that it links to."""
 
     def link(found: re.Match[str]) -> str:
-        target, mark, anchor = found[0].partition("#")
+        target, mark, fragment = found[0].partition("#")
         if not target or re.match(r"[a-z]+:", target):
             return found[0]
         path = (ROOT / page.parent / target).resolve().relative_to(ROOT)
         if target.endswith(".md"):
-            return target.removesuffix(CHINESE).removesuffix(".md") + ".md" + mark + anchor
+            return target.removesuffix(CHINESE).removesuffix(".md") + ".md" + mark + fragment
         linked.add(path)
         if (ROOT / path).is_dir():
             return f"{target.rstrip('/')}/README.md"
-        return f"{target}.md{mark}{anchor}" if is_source(ROOT / path) else found[0]
+        return f"{target}.md{mark}{fragment}" if is_source(ROOT / path) else found[0]
 
     parts: list[str] = []
     end = 0

@@ -98,6 +98,9 @@ def test_without_jax_torch_trains_cartpole(install, version, installer):
     loop = made.run("python", "examples/my_checkpointed_loop.py", "--ranks", "2", "--updates", "2")
     assert "update 2:" in loop
     assert "jax is not installed" in made.run("lockstep", "doctor")
+    if installer == "uv":  # a CPU build that is installed first is kept, whatever the index has
+        planned = made.attempt(UV, "pip", "install", "--dry-run", "--python", made.bin / "python", made.wanted)
+        assert planned.returncode == 0 and "torch" not in planned.stderr, planned.stderr
     error = one_line_error(made, "train", "cartpole", "--ml-framework", "jax")
     assert "ml_framework=jax" in error and "pip install" in error
 
