@@ -1,9 +1,10 @@
-"""Does it learn from a log of continuous actions? From episodes of a half-trained PPO policy; prints a markdown table.
+"""Does it learn from a log of continuous actions? From episodes of half-trained PPO policies; prints a markdown table.
 
 python benchmarks/offline_continuous.py --seeds 3 --algo iql td3_bc
 python benchmarks/offline_continuous.py --task Hopper-v5 --seeds 1
 
-Every seed trains a policy of its own, stops half-way, and records it with `lockstep offline record --sampled`.
+Every seed trains a policy of its own, stops half-way, and records it with `lockstep offline record --sampled`; of
+Hopper also the policy after half of these steps, so that the log is mixed.
 """
 
 import argparse
@@ -29,6 +30,8 @@ class Task:
     """Recipe or task of the policy that is recorded."""
     steps: int
     """Environment steps after which it is half trained."""
+    mixed: bool
+    """Whether the log also has episodes of the policy after half of these steps."""
     offline: tuple[str, ...]
     """Settings of the algorithms on the log."""
 
@@ -37,9 +40,15 @@ TASKS = {
     "Pendulum-v1": Task(
         train="pendulum",
         steps=57_344,
+        mixed=False,
         offline=("gamma=0.95", "reward_scale=0.1", "learning_rate=1e-3", "target_rate=0.01", "epochs=80"),
     ),
-    "Hopper-v5": Task(train="Hopper-v5", steps=200_000, offline=("epochs=100",)),
+    "Hopper-v5": Task(
+        train="Hopper-v5",
+        steps=200_000,
+        mixed=True,
+        offline=("reward_scale=0.1", "learning_rate=1e-3", "target_rate=0.01", "epochs=35"),
+    ),
 }
 
 
@@ -61,16 +70,28 @@ def options(settings: tuple[str, ...] | list[str]) -> list[str]:
 
 def write_log(folder: Path, name: str, seed: int) -> list[float]:
     """Train half-way, record and prepare; returns the returns of the logged episodes, the best first."""
-    task, trained, log = TASKS[name], folder / f"half_{seed}", folder / f"log_{seed}.jsonl"
-    steps = (f"total_steps={task.steps}", *STOPPED)
+    task, trained = TASKS[name], folder / f"half_{seed}"
+    steps = (f"total_steps={task.steps}", f"checkpoint_every={task.steps // 2}", *STOPPED)
     run("train", task.train, "--seed", seed, "--run-dir", trained, *options(steps))
-    run("offline", "record", trained, "--sampled", "--episodes", EPISODES, "--seed", seed, "--out", log)
+    policies = [checkpoints_of(trained)[0], trained] if task.mixed else [trained]
+    log, returns = folder / f"log_{seed}.jsonl", defaultdict[str, float](float)
+    with log.open("w") as rows:
+        for number, policy in enumerate(policies):
+            part = folder / f"log_{seed}_{number}.jsonl"
+            episodes = ("--episodes", EPISODES, "--seed", seed + number)
+            run("offline", "record", policy, "--sampled", *episodes, "--out", part)
+            for line in part.read_text().splitlines():
+                row = json.loads(line)
+                row["mdp_id"] = f"{number}-{row['mdp_id']}"
+                returns[row["mdp_id"]] += row["reward"]
+                rows.write(json.dumps(row) + "\n")
     run("offline", "prepare", log, "--out", folder / f"data_{seed}")
-    returns = defaultdict[str, float](float)
-    for line in log.read_text().splitlines():
-        row = json.loads(line)
-        returns[row["mdp_id"]] += row["reward"]
     return sorted(returns.values(), reverse=True)
+
+
+def checkpoints_of(run_dir: Path) -> list[Path]:
+    """The checkpoints of a run, in the order of their steps."""
+    return sorted((run_dir / "checkpoints").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def learn(folder: Path, name: str, seed: int, algo: str, changes: list[str]) -> dict:

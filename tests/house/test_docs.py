@@ -21,7 +21,7 @@ from lockstep.config import settings
 from lockstep.config.run_base import RunBase
 from lockstep.recipes import pong
 from lockstep.record.summary import empty_summary
-from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetworkConfig
+from lockstep.run import OFFLINE_ALGORITHMS, EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetworkConfig
 
 GUIDES = sorted(page for page in ROOT.glob("docs/guides/*.md") if not page.name.endswith(CHINESE))
 TRANSLATED = [ROOT / "README.md", ROOT / "docs/robot-workflows.md", *GUIDES]
@@ -113,6 +113,16 @@ def test_every_setting_is_documented_with_its_default(page, config):
         assert meaning, field.name
         if field.name not in REQUIRED:
             assert yaml.safe_load(default.strip("`")) == settings.plain(config)[field.name], field.name
+
+
+@pytest.mark.parametrize("algo", OFFLINE_ALGORITHMS)
+def test_settings_page_has_the_defaults_on_logged_data(algo):
+    column = 1 + list(OFFLINE_ALGORITHMS).index(algo)
+    rows = tables((ROOT / "docs/settings.md").read_text(), "of logged data")
+    documented = {row[0].strip("`"): yaml.safe_load(row[column].strip("`")) for row in rows if row[column]}
+    of_named_actions = {"reward_boost", "bcq_threshold"} if algo == "parametric_dqn" else set()
+    defaults = settings.plain(OFFLINE_ALGORITHMS[algo]())
+    assert documented == {name: value for name, value in defaults.items() if name not in of_named_actions}
 
 
 @pytest.mark.parametrize(

@@ -154,9 +154,12 @@ class OfflineOptimizer:
         total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
         gradient, sums, extra = jnp.split(total, [end, end + self._num_sums])
         of_scores, of_others = jnp.split(gradient, [self._num_scores])
-        of_scores, norm = clip_by_global_norm(of_scores / divisor(sums[self._score_weight]), c.max_grad_norm)
-        of_others = of_others / divisor(sums[0])
-        gradient = jnp.concatenate([of_scores, of_others]) + c.l2_decay * state.values
+        # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
+        of_scores, of_others = of_scores * (1.0 / divisor(sums[self._score_weight])), of_others * (1.0 / sums[0])
+        of_scores, norm = clip_by_global_norm(of_scores, c.max_grad_norm)
+        gradient = jnp.concatenate([of_scores, of_others])
+        if c.l2_decay:
+            gradient = gradient + c.l2_decay * state.values
         totals = jnp.concatenate([sums, jnp.stack([norm, jnp.zeros_like(norm)])])
         # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
         # differently.
@@ -188,8 +191,7 @@ class OfflineOptimizer:
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        # A product with 1, as XLA must not return one buffer as two results.
-        return state._replace(target=state.values[: self.flat_target.num_parameters] * 1.0), own
+        return state._replace(target=state.values[: self.flat_target.num_parameters]), own
 
     def params(self) -> Params:
         """Copies of the current parameters by name, on the first local device."""
