@@ -148,7 +148,7 @@ class _Parser(argparse.ArgumentParser):
             return
         near: list[str] = difflib.get_close_matches(str(value), choices, n=2)
         if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
-            near = [_OTHER_COMMANDS[value]] if value in _OTHER_COMMANDS else near or _trained(value)
+            near = [_OTHER_COMMANDS[value]] if value in _OTHER_COMMANDS else _trained(value) or near
             hint = did_you_mean(f"{self.prog} {name}" for name in near) or f"commands are {', '.join(choices)}"
             raise ConfigError(f"{self.prog} has no command {value}; {hint}")
         name = action.option_strings[0] if action.option_strings else action.metavar or action.dest

@@ -52,16 +52,16 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     debug: bool = False,
     max_restarts: int = 0,
     profile: int | None = None,
-    launcher: "Launcher" = launch,
+    launcher: "Launcher | None" = None,
 ) -> tuple[int, Path]:
     """Start one process per rank, each of which reads the same `run.yaml`, and wait for all of them.
 
     A new run is made in `run_dir` (default: a new directory below `runs/`) and starts from the policy `init_from`, if
     any; with `found` that run is resumed instead. After a failure all ranks are restarted from the newest checkpoint,
-    at most `max_restarts` times. `launcher` starts the ranks, by default on this machine.
+    at most `max_restarts` times. `launcher` starts the ranks; None: `launch`, on this machine.
 
     Returns:
-        The exit code of `launcher` and the run directory.
+        The exit code of the launcher and the run directory.
     """
     from lockstep.launch.startup_line import startup_line
     from lockstep.record.console import Console
@@ -76,14 +76,15 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         checkpoint = {"num_shards": found.num_shards, "step": found.step}
     Console().line(startup_line(run, World(size=ranks), run_dir, **checkpoint))
     flags = ["--joined", *(["--debug"] if debug else []), *(["--profile", str(profile)] if profile else [])]
-    # Absolute, for ranks that are started in another directory.
-    resume, init_from = (path and path.absolute() for path in (resume, init_from))
-    commands = _Commands(run_dir.absolute(), resume, init_from, flags, modified_at(run_dir / _LATEST))
+    if launcher is not None:  # its ranks may start in another directory
+        resume, init_from = (path and path.absolute() for path in (resume, init_from))
+    named = run_dir if launcher is None else run_dir.absolute()
+    commands = _Commands(named, resume, init_from, flags, modified_at(run_dir / _LATEST))
     lock = lock_run_dir(run_dir)
     try:
         if found is not None:
             write_config(run_dir, run)
-        code = launcher(
+        code = (launcher or launch)(
             commands.first_command(),
             ranks=ranks,
             run_dir=run_dir,

@@ -210,7 +210,7 @@ def test_unknown_command_suggests_a_similar_one(typed, meant, capsys):
 
 def test_unknown_command_without_match_lists_all(capsys):
     assert cli.main(["zzz"]) == 2
-    assert "lockstep has no command zzz; commands are train, sweep, launch" in capsys.readouterr().err
+    assert "lockstep has no command zzz; commands are train, sweep, bench" in capsys.readouterr().err
 
 
 def test_help_shows_common_settings_with_current_defaults(capsys):

@@ -35,19 +35,16 @@ def measure(python: Path, work: Work, arm: Arm, scale: float, more: Sequence[str
     steps = [max(1, round(steps * scale)) * arm.ranks for steps in (work.warm_up, work.measured)]
     words = [*arm.words, *more, "--warm-up", str(steps[0]), "--measured", str(steps[1])]
     command = [str(python), str(ARMS / arm.script), *words]
-    cores = sorted(os.sched_getaffinity(0))[: arm.cores]
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(own)[: arm.cores])  # inherited by the process
     try:
         done = subprocess.run(
-            command,
-            env=_environment(arm),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_S,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            command, env=_environment(arm), capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {_TIMEOUT_S:.0f} s"}
+    finally:
+        os.sched_setaffinity(0, own)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         return {"error": lines[-1] if lines else f"ended with code {done.returncode}"}

@@ -219,12 +219,13 @@ def _source(recording: Recording) -> tuple[str, EnvConfig, Callable[[EnvSpec], t
                 "--epsilon out, or name a run"
             )
         return recording.source, recording.env, lambda spec: (_uniform(spec), _names(spec))
-    found = find_policy(path) if (path / RUN_FILE).is_file() or (path / MANIFEST).is_file() else None
-    if found is None or found.run_dir is None:
+    run_dir = path.parent.parent if (path / MANIFEST).is_file() else path
+    if not (run_dir / RUN_FILE).is_file():
         raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
-    run = load(found.run_dir / RUN_FILE)
+    run = load(run_dir / RUN_FILE)
     if run.task is None:
         raise ConfigError(f"{path} learned from a log and has no task to play; train it with --set task=ID")
+    found = find_policy(path)
     policy, observations = load_policy(found.path)
     return run.task, run.env, lambda spec: (_by_policy(policy, observations, spec, recording), _names(spec, policy))
 
