@@ -83,6 +83,7 @@ def test_noise_of_each_row_is_torchs():
     np.testing.assert_allclose(mine.outputs(mine.params, observation, numbers), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near_torchs():
     mine, theirs = both({"dueling": True, "noisy": True})
     observation, noise = observed(theirs.spec), mine.draw_noise(np.random.default_rng(5))

@@ -28,7 +28,7 @@ def python_of(name: str, folder: Path) -> Path:
     packages = pinned(name)
     if not complete.exists() or complete.read_text().split() != packages:
         print(f"installing {', '.join(packages)} into {environment}", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
+        _create(environment)
         # Torch comes first: with it, no other package chooses another build of it.
         for group in ([one for one in packages if one.startswith("torch==")], packages):
             if group:
@@ -49,6 +49,10 @@ def pinned(name: str) -> list[str]:
         except PackageNotFoundError:
             found.append(package)
     return found
+
+
+def _create(environment: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
 
 
 def _install(python: Path, packages: list[str]) -> None:

@@ -103,6 +103,7 @@ def test_a_library_that_cannot_be_installed_is_reported(arms, monkeypatch, capsy
     from lockstep.cli.bench import environments
 
     monkeypatch.setitem(ENVIRONMENTS, "sb3", ("no-such-package-of-anybody==1.0",))
+    monkeypatch.setattr(environments, "_create", lambda environment: environment.mkdir(parents=True))
     monkeypatch.setattr(environments, "_install", lambda python, packages: _refuse(packages))
     words = ["bench", "speed", "--run-dir", str(arms / "out"), "--repetitions", "1"]
     assert main([*words, "--environments", str(arms / "environments")]) == 1
