@@ -14,9 +14,9 @@ MIXED := -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder
 WAITING := -n $$(($(JOBS) * 2)) --dist loadfile --no-loadscope-reorder
 # What measures processor time runs alone.
 ALONE := $(wildcard tests/house/test_startup.py)
-# How ranks and nodes start, find each other, exchange messages and restart: `make test-launch`.
+# How ranks and nodes start, find each other, exchange messages, fail and restart: `make test-launch`.
 LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py host_blocks.py elastic_restart.py joined.py \
-	memory_growth.py) tests/hosts tests/unit/launch)
+	memory_growth.py faults.py preflight_of_ranks.py sweep_of_runs.py) tests/hosts tests/unit/launch tests/unit/engines)
 # What of JAX needs no torch: `make test-jax` runs it where there is none, and `make test` what proves the README.
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
@@ -46,7 +46,7 @@ test: setup  ## Prove each promise of the README once, on torch and JAX: five mi
 test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an environment without torch.
 	.venv-jax/bin/python -m pytest $(COMPUTING) $(JAX)
 
-test-launch: setup  ## How ranks and nodes start, find each other, exchange messages and restart.
+test-launch: setup  ## How ranks and nodes start, find each other, exchange messages, fail and restart.
 	$(BIN)/python -m pytest $(WAITING) $(LAUNCH) $(patsubst %,--ignore=%,$(JAX))
 
 test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
