@@ -129,3 +129,17 @@ def first_gradient_step(
         learner.update([make(shard) for shard in world.shards], np.zeros((len(world.shards), 1)), progress)
         progress.env_steps += rows
         progress.updates += 1
+
+
+def whole_batch(ranks) -> dict[str, np.ndarray]:
+    """What both ranks drew for the first gradient step, together."""
+    return {name: np.concatenate([rank["drawn"][0][name] for rank in ranks]) for name in ranks[0]["drawn"][0]}
+
+
+def plain_weights(run, ranks) -> np.ndarray:
+    """(N P(i))^-beta over its largest value, where a shard is drawn from as often as the other (beta is 1)."""
+    if not run.algorithm.prioritized:
+        return np.ones(run.algorithm.batch_size)
+    probability = np.concatenate([rank["drawn"][0]["probability"] for rank in ranks]) / 2
+    weight = (sum(rank["size"] for rank in ranks) * probability) ** -1.0
+    return weight / weight.max()

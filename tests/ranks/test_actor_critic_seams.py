@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from actor_critic_seams import config, continuous_rollout, run_seams
 from running import lines
-from seam_world import run_selected, same
+from seam_world import plain_weights, run_selected, same, whole_batch
 
 from quick import others_slow
 
@@ -48,20 +48,6 @@ def test_initialized_from(seam):
 
 
 # -- a plain reference: one process, the whole batch, the equations of the papers --------------------------------------
-
-
-def whole_batch(ranks) -> dict[str, np.ndarray]:
-    """What both ranks drew for the first gradient step, together."""
-    return {name: np.concatenate([rank["drawn"][0][name] for rank in ranks]) for name in ranks[0]["drawn"][0]}
-
-
-def plain_weights(run, ranks) -> np.ndarray:
-    """(N P(i))^-beta over its largest value, where both shards are drawn from equally often (beta is 1)."""
-    if not run.algorithm.prioritized:
-        return np.ones(run.algorithm.batch_size)
-    probability = np.concatenate([rank["drawn"][0]["probability"] for rank in ranks]) / 2
-    weight = (sum(rank["size"] for rank in ranks) * probability) ** -1.0
-    return weight / weight.max()
 
 
 def plain_losses_and_gradients(seam, name, run) -> tuple[dict[str, float], dict[str, np.ndarray]]:

@@ -244,6 +244,15 @@ def number(text: str, flag: str, expected: str = "a number", least: int = 1) -> 
     return int(text)
 
 
+def positive(text: str) -> float | None:
+    """A finite number greater than 0; None for any other text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None
+
+
 def policy_source(given: str | None) -> Path | None:
     """The path of `--init-from`. Raises `ConfigError` if it does not exist."""
     if given is None:

@@ -14,7 +14,7 @@ from lockstep.cli.bench.results import TABLES_FILE, Row, append_row, of_arm, rea
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.parser import did_you_mean
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import number
+from lockstep.launch.flags import number, positive
 
 
 def bench_command(args: argparse.Namespace) -> int:
@@ -122,11 +122,8 @@ def _interpreters(given: Sequence[str]) -> dict[str, Path]:
 
 
 def _scale(given: str) -> float:
-    try:
-        scale = float(given)
-    except ValueError:
-        scale = 0.0
-    if not 0 < scale < float("inf"):
+    scale = positive(given)
+    if scale is None:
         raise ConfigError(f"--scale {given}: a number greater than 0, such as 0.1")
     return scale
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import number
+from lockstep.launch.flags import number, positive
 
 _UNLIMITED_WIDTH = 10_000
 """Width of the table for a file or a pipe."""
@@ -106,10 +106,7 @@ def _count(text: str | None, name: str) -> int | None:
 def _positive(text: str | None, name: str, unit: float) -> float | None:
     if text is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    value = positive(text)
+    if value is None:
         raise ConfigError(f"{name} {text} must be a number greater than 0")
     return value * unit

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,13 @@ from lockstep.cli.scale.plan import (
 )
 from lockstep.cli.scale.results import COMPLETE, results
 from lockstep.cli.sweep.folder import failure_reason, lock_folder
+from lockstep.cli.sweep.processes import start_run
 from lockstep.cli.sweep.sweep_file import parse_seeds
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
 from lockstep.launch.signals import caught_signals
-from lockstep.launch.train_ranks import PROGRAM, search_path
+from lockstep.launch.train_ranks import PROGRAM
 from lockstep.record.run_dir import RunDir
 from lockstep.record.run_status import is_running
 from lockstep.run import Run, dump, load
@@ -176,18 +176,9 @@ def _train(folder: Path, job: Job, run: Run) -> tuple[int, int]:
     shutil.rmtree(path, ignore_errors=True)
     config.parent.mkdir(exist_ok=True)
     write_atomically(config, dump(run))
-    environment = {**os.environ, "PYTHONPATH": search_path(), "LOCKSTEP_LAUNCHER_PID": str(os.getpid())}
-    environment.pop("LOCKSTEP_TERMINAL_FD", None)
     command = [*PROGRAM, str(config), "--run-dir", str(path), "--ranks", str(job.ranks)]
     with caught_signals() as caught, log_path(folder, job).open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C of the terminal reaches it once, through us
-        )
+        process = start_run(command, log)
         forwarded = 0
         while process.poll() is None:
             if len(caught) > forwarded:

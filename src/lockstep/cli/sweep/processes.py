@@ -2,9 +2,9 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from lockstep.cli.sweep.slots import Slot
 from lockstep.launch.train_ranks import search_path
@@ -33,22 +33,23 @@ StartProcess = Callable[[list[str], Slot, Path], Process]
 
 def start_here(command: list[str], slot: Slot, log_file: Path) -> Process:
     """Start a command on the cores and GPUs of a slot."""
+    variables = {} if slot.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)}
+    with log_file.open("ab") as log:
+        return _bound_to(slot.cores, lambda: start_run(command, log, variables))
+
+
+def start_run(command: list[str], log: BinaryIO, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start the command of a run, which ends with this process, with environment variables of its own."""
     environment = {**os.environ, "PYTHONPATH": search_path(), "LOCKSTEP_LAUNCHER_PID": str(os.getpid())}
     environment.pop("LOCKSTEP_TERMINAL_FD", None)
-    if slot.gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
-    with log_file.open("ab") as log:
-        return _bound_to(
-            slot.cores,
-            lambda: subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C of the terminal reaches it once, through us
-            ),
-        )
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**environment, **(variables or {})},
+        start_new_session=True,  # a Ctrl-C of the terminal reaches it once, through us
+    )
 
 
 def _bound_to(cores: Sequence[int], start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:

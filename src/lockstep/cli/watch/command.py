@@ -18,6 +18,7 @@ from lockstep.cli.report.runs import find_runs
 from lockstep.cli.watch.frame import frame
 from lockstep.cli.watch.watched_run import WatchedRun
 from lockstep.errors import ConfigError
+from lockstep.launch.flags import positive
 from lockstep.launch.signals import caught_signals
 from lockstep.record.run_dir import SWEEP_FILE
 from lockstep.record.run_status import written_at
@@ -96,11 +97,8 @@ class _Screen:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
+    seconds = positive(text)
+    if seconds is None:
         raise ConfigError(f"--every {text} must be a number of seconds, greater than 0")
     return seconds
 
