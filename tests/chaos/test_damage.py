@@ -167,7 +167,7 @@ def test_a_stale_rendezvous_is_no_world(tmp_path, ranks):
         ]
         codes = [start.wait(60.0) for start in starts]
         assert time.monotonic() - began < 60
-    assert codes[0] == 1, starts[0].said
+    assert codes[0] == 2, starts[0].said
     assert 0 not in codes
     assert f"127.0.0.1:{port}" in starts[0].errors, starts[0].errors
     assert "Traceback" not in starts[0].errors

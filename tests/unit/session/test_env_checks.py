@@ -59,7 +59,7 @@ def test_nothing_is_said_where_there_is_no_fault(name):
         ("RewardIsAnArray", "step returned an array of shape (2,) and type float64 as reward; return a number"),
         ("FlagIsNone", "step returned None as truncated; return True or False"),
         ("StateIsASet", "state returned what no checkpoint can hold: cells is a set"),
-        ("ForgetsTheCell", "restore does not bring back what state told: step 1 after it gave something else"),
+        ("ForgetsTheCell", "restore does not bring back what state returned: step 1 after it gave something else"),
         ("RowsResetWithInfo", "reset returned a tuple of 2; return the observations alone, an array of shape (3, 2)"),
         ("RowsShareASeed", "spec says separately_seedable=True, but the same seeds in another order gave reset other"),
         ("RowsLoseTheFinal", "step returned the same array as observation and as final observation in a step that"),
