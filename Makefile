@@ -62,7 +62,7 @@ test-learning: setup  ## Train until solved, many seeds.
 	$(BIN)/python -m pytest -m learning
 
 test-slow: setup  ## Repeats of what `make test` proves once: by rank count, layout, launcher, variant; and long runs.
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest $(COMPUTING) -m slow
 
 test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl on CPU ranks, in an environment of their own that stays.
 	.venv-isaac/bin/python -m pytest -m isaac tests/isaac
