@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,23 +12,20 @@ from statistics import fmean
 from typing import Any, cast
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from lockstep.cli.report.runs import find_runs, read_json
+from lockstep.cli.report.runs import find_runs
+from lockstep.cli.terminal import STATUS_COLORS, output_console, plain_table, steps_text
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.record.console import significant
-from lockstep.record.follow import last_line
+from lockstep.record.follow import last_line, read_json
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RUN_FILE, SUMMARY_FILE
-from lockstep.record.run_status import is_running, written_at
+from lockstep.record.run_status import is_running, status_of, written_at
 
 _SHOWN = ("task", "data", "algo", "ml_framework", "seed", "total_steps")
 """Top-level entries of `run.yaml` that are listed."""
-_COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
 _MISSING = "-"
-_FILE_WIDTH = 10_000
-"""Width of the table for a file or a pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +63,7 @@ def runs_command(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"runs": [asdict(run) for run in found]}, indent=2))
         return 0
-    _print_table(found, Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH))
+    _print_table(found, output_console())
     return 0
 
 
@@ -75,7 +71,7 @@ def list_run(path: Path) -> ListedRun:
     """Read what is listed of a run; missing, truncated or damaged files are skipped."""
     config, summary = _read_shown(path), read_json(path / SUMMARY_FILE)
     metrics, evaluation = last_line(path / METRICS_FILE), last_line(path / EVALUATIONS_FILE)
-    status = _status(path, summary)
+    status = status_of(summary, running=is_running(path))
     value, source = _last_return(metrics, evaluation, summary)
     steps = metrics.get("step") if status in ("running", "cut short") else summary.get("env_steps")
     changed = written_at(path)
@@ -98,14 +94,6 @@ def list_run(path: Path) -> ListedRun:
         started=started,
         age_s=round(time.time() - changed, 3) if changed else None,
     )
-
-
-def _status(path: Path, summary: Mapping[str, Any]) -> str:
-    """A summary that was never completed counts as `cut short` once no process is left."""
-    if is_running(path):
-        return "running"
-    status = str(summary.get("status", "cut short"))
-    return "cut short" if status == "running" else status
 
 
 def _read_shown(path: Path) -> Mapping[str, Any]:
@@ -136,23 +124,20 @@ def _last_return(
 
 
 def _print_table(runs: Sequence[ListedRun], console: Console) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     for name in ("run", "status", "task", "algo", "framework"):
         table.add_column(name, no_wrap=name != "run", overflow="fold")
     for name in ("ranks", "seed", "return", "steps", "age"):
         table.add_column(name, no_wrap=True, justify="right")
     for run in runs:
-        steps = f"{run.steps:,}".replace(",", " ")
-        if run.total_steps and run.status not in ("finished", "solved"):
-            steps += f" ({min(run.steps / run.total_steps, 1):.0%})"
         value = _MISSING if run.last_return is None else significant(run.last_return)
         table.add_row(
             Text(run.run),
-            Text(run.status, style=_COLORS.get(run.status, "")),
+            Text(run.status, style=STATUS_COLORS.get(run.status, "")),
             *(Text(_MISSING if cell is None else str(cell)) for cell in (run.task, run.algo, run.ml_framework)),
             *(_MISSING if cell is None else str(cell) for cell in (run.ranks, run.seed)),
             value + "*" * (run.return_from == "training"),
-            steps,
+            steps_text(run.steps, run.total_steps, run.status),
             _MISSING if run.age_s is None else age(run.age_s),
         )
     console.print(table)

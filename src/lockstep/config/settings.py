@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -188,6 +188,12 @@ def _expected(hint: Any) -> str:
     if origin in (tuple, list):
         return f"a list, each item {_expected(parts[0])}"
     return "a mapping" if origin is dict else simple.get(hint, str(hint))
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The last part of each dotted name; the whole name where another one ends with the same."""
+    last = [name.rpartition(".")[2] for name in names]
+    return [word if last.count(word) == 1 else name for word, name in zip(last, names, strict=True)]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,8 +1,5 @@
 """Report why a run failed: on stderr, in `logs/failure.json` and in `summary.json`."""
 
-import contextlib
-import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +8,7 @@ from pathlib import Path
 from lockstep.errors import ConfigError
 from lockstep.launch.supervise import EndedRank, Failure
 from lockstep.record.failure import read_failure, record_failure
+from lockstep.record.follow import read_end, read_json
 from lockstep.record.partial_files import modified_at
 
 ATTEMPT_PREFIX = "--- lockstep: "
@@ -92,8 +90,7 @@ def update_summary(
         return  # not a training run, or one that did not start
     status = None
     if modified_at(run_dir / "summary.json") != summary_modified_at:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            status = json.loads((run_dir / "summary.json").read_text())["status"]
+        status = read_json(run_dir / "summary.json").get("status")
     if failure.interrupted is not None and status in ("interrupted", "finished", "solved"):
         return
     from lockstep.record.run_dir import mark_failed
@@ -109,9 +106,6 @@ def log(line: str) -> None:
 
 def _tail(path: Path) -> list[str]:
     """The last lines of the last attempt."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 14)))
-        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        starts = [number for number, line in enumerate(lines) if line.startswith(ATTEMPT_PREFIX)]
-        return lines[starts[-1] + 1 if starts else 0 :][-_TAIL_LINES:]
-    return []
+    lines = [line for line in read_end(path, 1 << 14).decode(errors="replace").splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if line.startswith(ATTEMPT_PREFIX)]
+    return lines[starts[-1] + 1 if starts else 0 :][-_TAIL_LINES:]

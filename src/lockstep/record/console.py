@@ -106,8 +106,8 @@ def describe(
     steps: int, total_steps: int, steps_per_second: float, return_mean: float | None, unit: str = "steps"
 ) -> str:
     """One line of progress: `40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  ETA 9 s`."""
-    parts = [f"{_grouped(steps)} / {_grouped(total_steps)} {unit} ({min(100 * steps / total_steps, 100):.0f} %)"]
-    parts.append(f"{_grouped(round(steps_per_second))} {unit}/s")
+    parts = [f"{grouped(steps)} / {grouped(total_steps)} {unit} ({min(100 * steps / total_steps, 100):.0f} %)"]
+    parts.append(f"{grouped(steps_per_second)} {unit}/s")
     if return_mean is not None and return_mean == return_mean:
         parts.append(f"return {significant(return_mean)}")
     if steps_per_second > 0:
@@ -115,16 +115,25 @@ def describe(
     return "  ".join(parts)
 
 
-def significant(value: float, digits: int = 4) -> str:
-    """A return with `digits` significant digits: `0.8512`, `48.40`, `1234.5`."""
+def significant(value: float) -> str:
+    """A return with 4 significant digits: `0.8512`, `48.40`, `1234.5`."""
     if not value or not math.isfinite(value):
         return f"{value:.1f}"
     before = math.floor(math.log10(abs(value)))
-    return f"{value:.{digits - 1}e}" if before < -digits else f"{value:.{max(1, digits - 1 - before)}f}"
+    return f"{value:.3e}" if before < -4 else f"{value:.{max(1, 3 - before)}f}"
 
 
-def _grouped(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
+def grouped(number: float) -> str:
+    """A whole number with its digits in groups of three: `40 960`."""
+    return f"{number:,.0f}".replace(",", " ")
+
+
+def compact(value: float) -> str:
+    """A number of few letters: `250k`, `1.5M`, `0.02`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.4g}"
 
 
 def _duration(seconds: float) -> str:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lockstep.record.follow import read_json
+
 _NAME = Path("logs", "failure.json")
 
 
@@ -33,10 +35,7 @@ def record_failure(run_dir: Path, *, rank: int, message: str, code: int, phase: 
 
 def read_failure(run_dir: Path) -> dict[str, Any] | None:
     """The first failure, with keys `rank`, `code`, `message` and `phase`; None if none was recorded."""
-    try:
-        return json.loads((run_dir / _NAME).read_text())
-    except (OSError, ValueError):  # ValueError: its writer was killed half-way
-        return None
+    return read_json(run_dir / _NAME) or None
 
 
 def archive_failure(run_dir: Path) -> Path | None:

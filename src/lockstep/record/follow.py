@@ -53,16 +53,26 @@ class JsonLinesFollower:
         return (before is not None and before != self._identity) or status.st_size < self._offset
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; empty if it cannot be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # ValueError: its writer was killed half-way
+        return {}
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+
+
+def read_end(path: Path, num_bytes: int) -> bytes:
+    """The end of a file; empty if it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+        return file.read()
+    return b""
+
+
 def last_line(path: Path) -> dict[str, Any]:
     """The last complete object of a JSON lines file, read from its end; empty without one."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _LAST_LINE_BYTES))
-            content = file.read()
-    except OSError:
-        return {}
-    for line in reversed(content.splitlines()):
+    for line in reversed(read_end(path, _LAST_LINE_BYTES).splitlines()):
         for found in _objects(line):
             return found
     return {}

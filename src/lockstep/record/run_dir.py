@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from lockstep.config import settings
 from lockstep.errors import ConfigError
+from lockstep.record.follow import last_line, read_json
 from lockstep.record.sinks import JsonLines, TensorBoard, finite
 from lockstep.record.summary import empty_summary
 from lockstep.run import AnyRun, to_dict
@@ -173,10 +174,7 @@ def mark_failed(
 
     Other entries are kept. Without a summary, the counters are those of the last line of `metrics.jsonl`.
     """
-    try:
-        summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        summary = _summary_from_metrics(run_dir)
+    summary = read_json(run_dir / SUMMARY_FILE) or _summary_from_metrics(run_dir)
     summary |= {"status": status, "error": error}
     devices = read_config(run_dir).get("devices_per_process", 1)  # each of them is a rank
     known = {"world_size": processes and processes * devices, "restarts": restarts}
@@ -190,13 +188,9 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _summary_from_metrics(run_dir: Path) -> dict[str, Any]:
     summary = empty_summary(read_config(run_dir))
-    with suppress(OSError):
-        for line in reversed((run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()):
-            with suppress(ValueError):  # a line that was cut off when its writer was killed
-                last = json.loads(line)
-                summary |= {"env_steps": last["step"], "wall_time_s": last["time_s"]}
-                summary["steps_per_second"] = last["step"] / last["time_s"] if last["time_s"] else 0.0
-                break
+    if last := last_line(run_dir / METRICS_FILE):
+        summary |= {"env_steps": last["step"], "wall_time_s": last["time_s"]}
+        summary["steps_per_second"] = last["step"] / last["time_s"] if last["time_s"] else 0.0
     return summary
 
 

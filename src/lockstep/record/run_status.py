@@ -3,8 +3,10 @@
 import fcntl
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RANKS_FILE, RUN_FILE, SUMMARY_FILE
 
@@ -35,6 +37,12 @@ def is_running(run_dir: Path) -> bool:
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def status_of(summary: Mapping[str, Any], *, running: bool) -> str:
+    """`running`, the status in `summary.json`, or `cut short` for a run that ended without a result."""
+    status = str(summary.get("status", "cut short"))
+    return "running" if running else "cut short" if status == "running" else status
 
 
 def written_at(run_dir: Path) -> float:

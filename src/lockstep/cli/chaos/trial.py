@@ -14,8 +14,8 @@ from uuid import uuid4
 import psutil
 
 from lockstep.cli.chaos.faults import NOTE, InjectedFault
-from lockstep.cli.report.runs import read_json
 from lockstep.errors import RunError
+from lockstep.record.follow import read_json
 from lockstep.run import Run
 
 _MAX_RESTARTS = 2

@@ -6,15 +6,11 @@ page. `load.py` reads measurements for the cost model, `fit.py` fits it, `scalin
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
-
-_UNLIMITED_WIDTH = 10_000
-"""Width of the table for a file or a pipe."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +52,9 @@ def report_command(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json(runs))
     else:
-        from rich.console import Console
+        from lockstep.cli.terminal import output_console
 
-        print_tables(runs, Console() if sys.stdout.isatty() else Console(width=_UNLIMITED_WIDTH))
+        print_tables(runs, output_console())
     return 0
 
 

@@ -1,6 +1,5 @@
 """Read the state and results of runs from their directories, including running and aborted ones."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ import msgspec
 
 from lockstep.config import settings
 from lockstep.errors import ConfigError
+from lockstep.record.follow import read_json
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RUN_FILE, SUMMARY_FILE, read_config
-from lockstep.record.run_status import is_running
+from lockstep.record.run_status import is_running, status_of
 
 _FILES = (RUN_FILE, SUMMARY_FILE, METRICS_FILE)
 _DEPTH = 3
@@ -104,7 +104,7 @@ def found_run(
     speed = _number(counted.get("steps_per_second")) or (step / seconds if step and seconds else None)
     return FoundRun(
         path=path,
-        status="running" if running else str(summary.get("status", "cut short")),
+        status=status_of(summary, running=running),
         error=None if running else summary.get("error"),
         settings=config,
         ranks=summary.get("world_size") or None,
@@ -165,15 +165,6 @@ def mean_return(row: EvaluationRow) -> float | None:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; empty if it cannot be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:

@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from lockstep.cli.report.runs import FoundRun
 from lockstep.cli.report.time_use import Bottleneck, bottleneck, read_time_use, sentence_of, straggler
+from lockstep.cli.terminal import STATUS_COLORS, plain_table, shown_setting, steps_text
+from lockstep.config.settings import short_names
 from lockstep.record.checkpoint import FOLDER
 from lockstep.record.console import significant
 
@@ -21,7 +22,6 @@ _GAP = 2
 """Spaces between columns."""
 _NAMED_RUNS = 3
 """Runs that a line about several names."""
-_COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
 
 
 def print_tables(runs: Sequence[FoundRun], console: Console) -> None:
@@ -46,7 +46,7 @@ def _print_table(runs: Sequence[FoundRun], console: Console) -> None:
     if console.is_terminal and wide > console.width:
         _print_lines(heads, rows, console)
         return
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    table = plain_table()
     for i, head in enumerate(heads):
         table.add_column(head, no_wrap=True, justify="left" if i < 2 else "right")
     for row in rows:
@@ -89,7 +89,7 @@ def differing(runs: Sequence[FoundRun]) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.settings if name != "seed")
     found: list[str] = []
     for name in names:
-        values = [_shown(run.settings[name]) for run in runs if name in run.settings]
+        values = [shown_setting(run.settings[name]) for run in runs if name in run.settings]
         missing = len(algos) == 1 and any(name not in run.settings for run in runs if run.settings)
         if missing or len(set(values)) > 1:
             found.append(name)
@@ -98,22 +98,25 @@ def differing(runs: Sequence[FoundRun]) -> list[str]:
 
 def _columns(runs: Sequence[FoundRun]) -> list[str]:
     differ = differing(runs)
-    last = [name.rpartition(".")[2] for name in differ]
-    short = [word if last.count(word) == 1 else name for word, name in zip(last, differ, strict=True)]
     results = ["last return", "best return", "estimate", "logged", "steps", "steps/s"]
-    return ["run", "status", *short, *(["ranks"] if len({run.ranks for run in runs}) > 1 else []), "seed", *results]
+    return [
+        "run",
+        "status",
+        *short_names(differ),
+        *(["ranks"] if len({run.ranks for run in runs}) > 1 else []),
+        "seed",
+        *results,
+    ]
 
 
 def _cells(run: FoundRun, runs: Sequence[FoundRun]) -> list[str]:
-    settings = [_shown(run.settings[name]) if name in run.settings else _MISSING for name in differing(runs)]
+    settings = [shown_setting(run.settings[name]) if name in run.settings else _MISSING for name in differing(runs)]
     ranks = [_MISSING if run.ranks is None else str(run.ranks)] if len({run.ranks for run in runs}) > 1 else []
     mark = _TRAINING if run.return_from == "training" else ""
     returns = [_MISSING if value is None else significant(value) + mark for value in (run.last_return, run.best_return)]
-    steps = f"{run.steps:,}".replace(",", " ")
-    if run.total_steps and run.status not in ("finished", "solved"):
-        steps += f" ({min(run.steps / run.total_steps, 1):.0%})"
+    steps = steps_text(run.steps, run.total_steps, run.status)
     speed = _MISSING if run.steps_per_second is None else f"{run.steps_per_second:.0f}"
-    seed = _shown(run.settings["seed"]) if "seed" in run.settings else _MISSING
+    seed = shown_setting(run.settings["seed"]) if "seed" in run.settings else _MISSING
     logged = _MISSING if run.logged is None else significant(run.logged)
     return [str(run.path), run.status, *settings, *ranks, seed, *returns, _estimated(run), logged, steps, speed]
 
@@ -191,9 +194,5 @@ def _time_json(run: FoundRun) -> dict[str, Any]:
     return {"phases_s": dict(time_use.phases) or None, "advice": None if found is None else found.sentence}
 
 
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def _colored(cell: str) -> Text:
-    return Text(cell, style=_COLORS.get(cell, ""))
+    return Text(cell, style=STATUS_COLORS.get(cell, ""))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from lockstep.cli.report.runs import FoundRun, read_json
+from lockstep.cli.report.runs import FoundRun
 from lockstep.distributed.timers import PHASES
-from lockstep.record.follow import last_line
+from lockstep.record.follow import last_line, read_json
 from lockstep.record.run_dir import METRICS_FILE, RANKS_FILE, SUMMARY_FILE
 
 _NOTABLE_WAIT = 0.05

@@ -21,6 +21,7 @@ from lockstep.cli.sweep.space import draws, grid
 from lockstep.cli.sweep.sweep_file import Sweep, check_metric, load_sweep, parse_seeds
 from lockstep.cli.sweep.train_command import TrainCommand, shown_settings
 from lockstep.cli.sweep.trial import ListedTrials, TrialSource
+from lockstep.cli.terminal import output_console
 from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
 _TRIED_DRAWS = 10
-_FILE_WIDTH = 10_000
-"""Width of tables for a file or a pipe."""
 
 
 def run_sweep_command(args: argparse.Namespace) -> int:
@@ -66,11 +65,6 @@ def train_seeds(args: argparse.Namespace) -> int:
     return _run(sweep, made.absolute(), args)
 
 
-def is_sweep(path: Path) -> bool:
-    """Whether a directory is that of a sweep."""
-    return (path / SWEEP_FILE).is_file()
-
-
 def resume_sweep(args: argparse.Namespace) -> int:
     """`lockstep train --resume DIR` of a directory with a sweep; returns the exit code."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -86,7 +80,7 @@ def resume_sweep(args: argparse.Namespace) -> int:
 
 def continue_sweep(args: argparse.Namespace, run_dir: Path, changes: Mapping[str, Any] | None = None) -> int:
     """Continue the sweep in `run_dir`; returns the exit code."""
-    if not is_sweep(run_dir):
+    if not (run_dir / SWEEP_FILE).is_file():
         raise ConfigError(
             f"{run_dir} is not the directory of a sweep (it has no {SWEEP_FILE}); give one, or a sweep file"
         )
@@ -215,8 +209,6 @@ def _list_runs(sweep: Sweep, shown: str, slots: Sequence[Slot] | None) -> int:
 
 def _run_all(pool: Pool, first: "AnyRun") -> int:
     """Run all members of the pool and print the table; returns the exit code."""
-    from rich.console import Console
-
     folder, sweep, slots, ranks = pool.folder, pool.sweep, pool.slots, pool.command.ranks
     shown = folder.shown
     at_a_time = f"{len(slots)} at a time" if len(slots) > 1 else "one at a time"
@@ -231,7 +223,7 @@ def _run_all(pool: Pool, first: "AnyRun") -> int:
         pool.lines.close()
     found = results(pool.members, sweep)
     write_atomically(folder.path / RESULTS_FILE, as_json(found, sweep))
-    print_results(found, sweep, Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH))
+    print_results(found, sweep, output_console())
     again = f"lockstep sweep {shlex.quote(shown)}"
     states = [member.status for member in pool.members]
     print(f"directory: {shown}")

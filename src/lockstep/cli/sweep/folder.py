@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from lockstep.cli.sweep.trial import Member, Trial
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import signal_name
 from lockstep.record.failure import read_failure
-from lockstep.record.follow import JsonLinesFollower
+from lockstep.record.follow import JsonLinesFollower, read_end, read_json
 from lockstep.record.partial_files import remove_partial_files
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, SWEEP_FILE
 from lockstep.record.run_status import is_running
@@ -87,7 +86,7 @@ class SweepFolder:
 
     def is_complete(self, member: Member) -> bool:
         """Whether a run has ended successfully."""
-        return _summary(member.path).get("status") in _COMPLETE and not is_running(member.path)
+        return read_json(member.path / SUMMARY_FILE).get("status") in _COMPLETE and not is_running(member.path)
 
     def write_config(self, member: Member, run: "AnyRun") -> Path:
         """Write the config of a run, or check that it is the one of an earlier start; returns its path.
@@ -153,7 +152,7 @@ class SweepFolder:
 
 def failure_reason(run_dir: Path, log: Path, code: int) -> str:
     """Why a run ended with this exit code, in one line: from its summary, its first failure, or its log."""
-    found = _summary(run_dir).get("error") or (read_failure(run_dir) or {}).get("message")
+    found = read_json(run_dir / SUMMARY_FILE).get("error") or (read_failure(run_dir) or {}).get("message")
     if not found and code < 0:
         found = f"ended by {signal_name(-code)}"
     found = found or _last_error(log) or f"exit code {code}; see {log}"
@@ -177,12 +176,6 @@ def lock_folder(path: Path, what: str = "runs this sweep") -> int:
     return descriptor
 
 
-def _summary(run_dir: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        return json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
-    return {}
-
-
 def _difference(before: "AnyRun", now: "AnyRun") -> str:
     """`learning_rate=0.001 instead of 0.01`, the first setting that differs."""
     from lockstep.config.settings import leaves
@@ -195,9 +188,6 @@ def _difference(before: "AnyRun", now: "AnyRun") -> str:
 
 def _last_error(log: Path) -> str | None:
     """The last error that a run printed, else its last line."""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END_BYTES))
-        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith(_ERROR)]
-        return (errors or lines or [None])[-1]
-    return None
+    lines = [line for line in read_end(log, _LOG_END_BYTES).decode(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(_ERROR)]
+    return (errors or lines or [None])[-1]

@@ -12,7 +12,8 @@ from rich.text import Text
 from lockstep.cli.sweep.scores import score_of
 from lockstep.cli.sweep.slots import Slot
 from lockstep.cli.sweep.trial import Member
-from lockstep.record.console import describe, significant
+from lockstep.cli.terminal import tally
+from lockstep.record.console import describe, grouped, significant
 
 _PLAIN_EVERY_S = 30.0
 """Time between two plain lines of a run."""
@@ -46,7 +47,7 @@ class ProgressLines:
         """Show a new run."""
         self._members.append(member)
         if member.status != "queued":
-            self._show_end(member, " before")
+            self.ended(member, " before")
 
     def waiting(self, member: Member) -> None:
         """Show once that a process of an earlier start still trains a run."""
@@ -71,7 +72,7 @@ class ProgressLines:
         mean = sum(returns) / len(returns) if returns else last.get("episode/return_mean_100")
         step, speed = int(last["step"]), float(last.get("time/steps_per_second") or 0.0)
         if member.total_steps is None:
-            text = f"{step:,} {self._unit}  {speed:,.0f} {self._unit}/s".replace(",", " ")
+            text = f"{grouped(step)} {self._unit}  {grouped(speed)} {self._unit}/s"
         else:
             text = describe(step, member.total_steps, speed, mean, self._unit)
         self._texts[member.name] = text
@@ -80,12 +81,10 @@ class ProgressLines:
             self._printed_at[member.name] = now
             self._print(f"{member.name}: {text}")
 
-    def ended(self, member: Member) -> None:
-        """Show the end of a run."""
-        self._show_end(member)
-
-    def _show_end(self, member: Member, when: str = "") -> None:
-        detail = _detail(member)
+    def ended(self, member: Member, when: str = "") -> None:
+        """Show the end of a run: the return, or the reason of its failure."""
+        mean = score_of(member, "last_return")
+        detail = member.reason or "" if mean is None else f"return {significant(mean)}"
         self._texts[member.name] = detail
         self._print(f"{member.name}: {member.status}{when}" + (f", {detail}" if detail else ""))
 
@@ -117,10 +116,7 @@ class ProgressLines:
 
     def counts(self) -> str:
         """`2 running, 3 done, 1 failed`."""
-        counts: dict[str, int] = {}
-        for member in self._members:
-            counts[member.status] = counts.get(member.status, 0) + 1
-        return ", ".join(f"{count} {status}" for status, count in counts.items())
+        return tally(member.status for member in self._members)
 
     def close(self) -> None:
         """Draw the final state."""
@@ -132,11 +128,3 @@ class ProgressLines:
     def _print(self, text: str) -> None:
         if self._live is None:
             print(text, file=self._file, flush=True)
-
-
-def _detail(member: Member) -> str:
-    """The return of a run that has ended, or the reason of its failure."""
-    mean = score_of(member, "last_return")
-    if mean is not None:
-        return f"return {significant(mean)}"
-    return member.reason or ""

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from lockstep.cli.report.runs import FoundRun, read_run
 from lockstep.cli.sweep.sweep_file import Sweep
 from lockstep.cli.sweep.train_command import shown_value
 from lockstep.cli.sweep.trial import Member, Trial
+from lockstep.cli.terminal import plain_table, tally
 from lockstep.record.console import significant
 from lockstep.record.follow import last_line
 from lockstep.record.run_dir import METRICS_FILE
@@ -93,7 +93,7 @@ def as_json(found: Sequence[TrialResult], sweep: Sweep) -> str:
 def print_results(found: Sequence[TrialResult], sweep: Sweep, console: Console) -> None:
     """Print one row per trial, then the reasons of failed runs."""
     names = list(dict.fromkeys(name for one in found for name in one.trial.settings))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     for name in names or ["runs"]:
         table.add_column(name.rpartition(".")[2], no_wrap=True)
     for head in ("seeds", "IQM", "95% interval", "median", "min", "max", "steps/s", "status"):
@@ -126,9 +126,5 @@ def _numbers(one: TrialResult) -> list[str]:
 
 def _states(members: Sequence[Member]) -> str:
     """`done`, or `3 done, 2 failed`."""
-    counts: dict[str, int] = {}
-    for member in members:
-        counts[member.status] = counts.get(member.status, 0) + 1
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{count} {status}" for status, count in counts.items())
+    states = [member.status for member in members]
+    return states[0] if len(set(states)) == 1 else tally(states)

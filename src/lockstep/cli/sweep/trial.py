@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+from lockstep.config.settings import short_names
+
 _LONGEST_NAME = 100
 
 Status = Literal["queued", "running", "done", "failed", "pruned", "interrupted"]
@@ -85,10 +87,8 @@ def numbered_name(number: int) -> str:
 
 def settings_name(settings: Mapping[str, Any]) -> str:
     """A directory name that tells the settings: `learning_rate=0.001,num_steps=64`."""
-    last = [name.rpartition(".")[2] for name in settings]
-    short = [word if last.count(word) == 1 else name for word, name in zip(last, settings, strict=True)]
-    parts = [f"{name}={_shown(value)}" for name, value in zip(short, settings.values(), strict=True)]
-    exact = ",".join(parts)
+    names = short_names(list(settings))
+    exact = ",".join(f"{name}={_shown(value)}" for name, value in zip(names, settings.values(), strict=True))
     name = re.sub(r"[^A-Za-z0-9._=,+-]", "-", exact)
     if name == exact and len(name) <= _LONGEST_NAME:
         return name

@@ -6,7 +6,7 @@ Not by a package: plotext, the usual one, is compiled since version 6 and has wh
 import math
 from collections.abc import Sequence
 
-from lockstep.record.console import significant
+from lockstep.record.console import compact, significant
 
 _BLANK = 0x2800
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -50,7 +50,7 @@ def draw(xs: Sequence[float], ys: Sequence[float], width: int, height: int, unit
         for row in range(rows)
     ]
     lines.append(" " * (_LABEL + 1) + "└" + "─" * columns)
-    left, right = short(first), f"{short(last)} {unit}"
+    left, right = compact(first), f"{compact(last)} {unit}"
     lines.append(" " * (_LABEL + 2) + left + right.rjust(columns - len(left)))
     return lines
 
@@ -68,11 +68,3 @@ def _thinned(points: Sequence[tuple[float, float]], first: float, last: float, c
     for point in points:
         groups.setdefault(_scale(point[0], first, last, count - 1), []).append(point)
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups.values()]
-
-
-def short(value: float) -> str:
-    """A count with at most four digits: `950`, `12.5k`, `3.2M`."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"

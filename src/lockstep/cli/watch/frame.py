@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from lockstep.cli.runs import age
+from lockstep.cli.terminal import STATUS_COLORS, plain_table
 from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.watched_run import RankTime, WatchedRun
 from lockstep.distributed.timers import PHASES
-from lockstep.record.console import significant
+from lockstep.record.console import grouped, significant
 
 KEYS = "q quit   n/p next, previous curve   x steps or seconds   1 return"
-_COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
 _FEWEST_ROWS = 6
 """Lines of the chart on a small terminal."""
 _MOST_RANKS = 8
@@ -55,7 +54,7 @@ def _head(run: WatchedRun) -> list[Text]:
         what.append(f"{ranks} rank{'s' * (ranks > 1)}")
     if config.get("seed") is not None:
         what.append(f"seed {config['seed']}")
-    status = Text(run.status, style=_COLORS.get(run.status, ""))
+    status = Text(run.status, style=STATUS_COLORS.get(run.status, ""))
     lines = [Text.assemble((str(run.path), "bold"), "  ", status), Text(", ".join(what)), Text(_progress(run))]
     returns = _returns(run)
     if returns:
@@ -67,13 +66,11 @@ def _head(run: WatchedRun) -> list[Text]:
 
 def _progress(run: WatchedRun) -> str:
     unit = run.unit
-    parts = [f"{_grouped(run.step)} {unit}"]
+    parts = [f"{grouped(run.step)} {unit}"]
     if run.total_steps:
-        parts = [
-            f"{_grouped(run.step)} / {_grouped(run.total_steps)} {unit} ({min(run.step / run.total_steps, 1):.0%})"
-        ]
+        parts = [f"{grouped(run.step)} / {grouped(run.total_steps)} {unit} ({min(run.step / run.total_steps, 1):.0%})"]
     if run.steps_per_second is not None:
-        parts.append(f"{_grouped(round(run.steps_per_second))} {unit}/s")
+        parts.append(f"{grouped(run.steps_per_second)} {unit}/s")
     if run.elapsed_s:
         parts.append(f"{age(run.elapsed_s)} of training")
     if run.eta_s is not None:
@@ -87,12 +84,12 @@ def _returns(run: WatchedRun) -> str:
     parts: list[str] = []
     if run.last_evaluation is not None:
         step, mean, episodes = run.last_evaluation
-        parts.append(f"evaluation at step {_grouped(step)}: {significant(mean)} over {episodes} episodes")
+        parts.append(f"evaluation at step {grouped(step)}: {significant(mean)} over {episodes} episodes")
     training = run.latest("episode/return_mean_100")
     if training is not None:
         parts.append(f"training return {significant(training)}")
     if run.summary.get("solved_at_step") is not None and not run.running:
-        parts.append(f"solved at step {_grouped(run.summary['solved_at_step'])}")
+        parts.append(f"solved at step {grouped(run.summary['solved_at_step'])}")
     return "   ".join(parts)
 
 
@@ -116,7 +113,7 @@ def _ranks(run: WatchedRun, times: Sequence[RankTime]) -> list[RenderableType]:
     shown = [phase for phase in PHASES if any(one.shares[phase] >= 0.005 for one in times)]
     several = len({one.host for one in times}) > 1
     slowest = run.slowest(times)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table("dim")
     for head in ("rank", *(["host"] if several else []), *shown, "memory"):
         table.add_column(head, no_wrap=True, justify="right")
     for one in _chosen(times):
@@ -148,8 +145,4 @@ def _checkpoints(run: WatchedRun) -> str:
     if not found:
         return "no checkpoint yet" if run.running else "no checkpoint"
     step, seconds = found[-1]
-    return f"checkpoints: {len(found)}, the newest at step {_grouped(step)}, {age(seconds)} ago"
-
-
-def _grouped(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
+    return f"checkpoints: {len(found)}, the newest at step {grouped(step)}, {age(seconds)} ago"

@@ -9,14 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from lockstep.cli.report.runs import read_json
 from lockstep.config import settings
 from lockstep.distributed.timers import PHASES
 from lockstep.record.checkpoint import FOLDER
 from lockstep.record.failure import read_failure
-from lockstep.record.follow import JsonLinesFollower
+from lockstep.record.follow import JsonLinesFollower, read_json
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RANKS_FILE, RUN_FILE, SUMMARY_FILE, read_config
-from lockstep.record.run_status import is_running, written_at
+from lockstep.record.run_status import is_running, status_of, written_at
 
 RETURN = "evaluation return"
 """Name of the curve of evaluations."""
@@ -95,10 +94,7 @@ class WatchedRun:
     @property
     def status(self) -> str:
         """`running`, the status of the result, or `cut short` for a run that ended without one."""
-        if self.running:
-            return "running"
-        status = str(self.summary.get("status", "cut short"))
-        return "cut short" if status == "running" else status
+        return status_of(self.summary, running=self.running)
 
     @property
     def problem(self) -> str | None:

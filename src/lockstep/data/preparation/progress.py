@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockstep.record.console import grouped
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -90,7 +92,7 @@ class ProgressDisplay:
 def line(progress: PassProgress, elapsed_s: float) -> str:
     """`reading 40 %  1.2 of 3.0 MB  4 000 rows  2 000 rows/s  ETA 3 s`."""
     part = progress.fraction
-    rows, rate = (f"{number:,.0f}".replace(",", " ") for number in (progress.rows, progress.rows / elapsed_s))
+    rows, rate = grouped(progress.rows), grouped(progress.rows / elapsed_s)
     size = f"{progress.done_bytes / 1e6:.1f} of {progress.total_bytes / 1e6:.1f} MB"
     left = f"  ETA {elapsed_s / part - elapsed_s:.0f} s" if 0 < part < 1 else ""
     return f"{progress.name} {100 * part:.0f} %  {size}  {rows} rows  {rate} rows/s{left}"

@@ -15,6 +15,7 @@ from typing import Any
 from lockstep.config import settings
 from lockstep.envs.load import load_object, portable
 from lockstep.errors import ConfigError
+from lockstep.record.follow import read_json
 from lockstep.record.summary import versions
 from lockstep.record.trackers import background
 from lockstep.record.trackers.background import BackgroundCalls
@@ -52,7 +53,7 @@ class Trackers:
         self._run_dir = run_dir
         self._warn = warn
         self._lock = threading.Lock()
-        self._ids = _read_ids(run_dir)
+        self._ids = read_json(run_dir / IDS_FILE)
         self._sent = set(self._videos())  # those of an earlier start of a resumed run
         self._running: list[tuple[Tracker, BackgroundCalls]] = []
         self._framework = run.ml_framework
@@ -161,10 +162,3 @@ def _load(name: str) -> Callable[[], Tracker]:
         module, member = _KNOWN[name]
         return getattr(import_module(module), member)
     return load_object(name, "trackers")
-
-
-def _read_ids(run_dir: Path) -> dict[str, str]:
-    try:
-        return dict(json.loads((run_dir / IDS_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}

@@ -14,10 +14,11 @@ import pytest
 from rich.console import Console
 
 from lockstep.cli import main as cli
-from lockstep.cli.watch.chart import draw, short
+from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.frame import frame
 from lockstep.cli.watch.watched_run import WatchedRun
 from lockstep.distributed.timers import PHASES
+from lockstep.record.console import compact
 from lockstep.record.run_dir import RunDir, lock_run_dir
 from lockstep.run import Run
 
@@ -201,4 +202,4 @@ def test_chart_of_thousands_of_points_and_of_none():
     assert len(lines) == 10 and "9.999k steps" in lines[-1] and lines[0].startswith("    0.")
     assert draw([], [], 60, 10, "s")[0].strip() == "no values yet"
     assert draw([1.0], [3.0], 60, 10, "s")[0].strip().startswith("4.5")
-    assert [short(value) for value in (950, 12_500, 3_200_000, 2.5e9)] == ["950", "12.5k", "3.2M", "2.5G"]
+    assert [compact(value) for value in (950, 12_500, 3_200_000, 2.5e9)] == ["950", "12.5k", "3.2M", "2.5G"]

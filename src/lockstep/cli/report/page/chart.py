@@ -5,15 +5,15 @@ for screen readers, and is drawn for a width of 480 units, so that text stays re
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from lockstep.record.console import compact
+from lockstep.record.score_statistics import Floats
 
 NUM_STYLES = 8
 """Number of colours in `style.css`, each with a dash pattern."""
@@ -23,6 +23,7 @@ _ROW, _LEGEND_ROW = 38, 18
 _LETTER = 6.4
 """Mean width of a letter of the labels; text is cut with it before it leaves the picture."""
 _IDS = count(1)
+_Scale = Callable[[Floats | np.float64], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ def line_chart(title: str, description: str, axes: tuple[str, str], lines: Seque
         group = SubElement(svg, "g", {"class": f"s{(line.style or 0) % NUM_STYLES}"})
         SubElement(group, "path", {"class": "line", "d": f"M{_LEFT - 40} {y}h30"})
         _text(svg, line.label, _LEFT - 2, y + 4, width=_WIDTH - _RIGHT - _LEFT)
-    return _markup(svg)
+    return tostring(svg, encoding="unicode")
 
 
 def interval_chart(title: str, description: str, axis: str, intervals: Sequence[Interval]) -> str:
@@ -116,7 +117,7 @@ def interval_chart(title: str, description: str, axis: str, intervals: Sequence[
             place = {"cx": f"{to_x(np.float64(score)):.1f}", "cy": str(top + 24), "r": "3"}
             SubElement(group, "circle", {"class": "dot", **place})
         SubElement(group, "circle", {"class": "value", "cx": f"{value:.1f}", "cy": str(top + 24), "r": "5.5"})
-    return _markup(svg)
+    return tostring(svg, encoding="unicode")
 
 
 def stack_chart(
@@ -159,16 +160,7 @@ def stack_chart(
         part = SubElement(svg, "g", {"class": f"p{i}"})
         SubElement(part, "rect", {"class": "part", "x": f"{x:.1f}", "y": f"{y}", "width": "12", "height": "12"})
         _text(svg, names[i], x + 17, y + 10)
-    return _markup(svg)
-
-
-def compact(value: float) -> str:
-    """A number of few letters: `250k`, `1.5M`, `0.02`."""
-    size = abs(value)
-    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if size >= unit:
-            return f"{value / unit:.4g}{letter}"
-    return f"{value:.4g}"
+    return tostring(svg, encoding="unicode")
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -193,10 +185,6 @@ def _svg(title: str, description: str, height: int) -> Element:
     return svg
 
 
-def _markup(svg: Element) -> str:
-    return tostring(svg, encoding="unicode")
-
-
 def _text(parent: Element, text: str, x: float, y: float, style: str = "label", width: float | None = None) -> None:
     element = SubElement(parent, "text", {"class": style, "x": f"{x:g}", "y": f"{y:g}"})
     letters = None if width is None else int(width / _LETTER)
@@ -219,19 +207,11 @@ def _range(arrays: Sequence[Floats], margin: float = 0.0) -> tuple[float, float]
     return low - margin * (high - low), high + margin * (high - low)
 
 
-class _Scale:
-    """A linear map from values to coordinates."""
-
-    def __init__(self, factor: float, offset: float) -> None:
-        self._factor, self._offset = factor, offset
-
-    def __call__(self, values: Floats | np.float64) -> Floats:
-        return np.asarray(values * self._factor + self._offset)
-
-
 def _scale(values: tuple[float, float], start: float, end: float) -> _Scale:
+    """The linear map from values to coordinates."""
     factor = (end - start) / (values[1] - values[0])
-    return _Scale(factor, start - values[0] * factor)
+    offset = start - values[0] * factor
+    return lambda x: np.asarray(x * factor + offset)
 
 
 def _x_axis(svg: Element, values: tuple[float, float], to_x: _Scale, bottom: float, label: str) -> None:
@@ -252,15 +232,12 @@ def _y_axis(svg: Element, values: tuple[float, float], to_y: _Scale, label: str)
 
 
 def _path(x: Floats, y: Floats) -> str:
-    return "".join(_segments(x, y))
-
-
-def _segments(x: Floats, y: Floats) -> Iterator[str]:
     """Path commands in tenths of a unit; NaN starts a new segment."""
-    command = "M"
+    commands, command = list[str](), "M"
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         if math.isnan(b) or math.isnan(a):
             command = "M"
         else:
-            yield f"{command}{a:.1f} {b:.1f}"
+            commands.append(f"{command}{a:.1f} {b:.1f}")
             command = "L"
+    return "".join(commands)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.cli.report.page.load import Curve, PageRun
 from lockstep.cli.report.table import differing
-from lockstep.record.score_statistics import ScoreSummary, bootstrap_interval, interquartile_mean, summarize
+from lockstep.cli.terminal import shown_setting
+from lockstep.config.settings import short_names
+from lockstep.record.score_statistics import Floats, ScoreSummary, bootstrap_interval, interquartile_mean, summarize
 
-Floats = NDArray[np.float64]
 Axis = Literal["steps", "seconds"]
 
 _GRID = 120
@@ -80,7 +80,12 @@ def band(group: Group, source: str, axis: Axis) -> Band | None:
     starts, ends = zip(*((_x(curve, axis)[0], _x(curve, axis)[-1]) for curve, _ in curves), strict=True)
     points = _GRID if max(ends) > min(starts) else 1
     grid: Floats = np.linspace(float(min(starts)), float(max(ends)), points, dtype=np.float64)
-    values = np.array([_on_grid(curve, axis, grid, complete) for curve, complete in curves])
+    values = np.array(
+        [
+            np.interp(grid, _x(c, axis), c.values, left=np.nan, right=c.values[-1] if complete else np.nan)
+            for c, complete in curves
+        ]
+    )
     known = ~np.isnan(values)
     iqm = np.full(len(grid), np.nan)
     low, high = iqm.copy(), iqm.copy()
@@ -95,10 +100,6 @@ def band(group: Group, source: str, axis: Axis) -> Band | None:
     return Band(x=grid, iqm=iqm, low=low if several else None, high=high if several else None)
 
 
-def _on_grid(curve: Curve, axis: Axis, grid: Floats, complete: bool) -> Floats:
-    return np.interp(grid, _x(curve, axis), curve.values, left=np.nan, right=curve.values[-1] if complete else np.nan)
-
-
 def _x(curve: Curve, axis: Axis) -> Floats:
     return curve.steps if axis == "steps" else curve.seconds
 
@@ -110,8 +111,9 @@ def _labels(firsts: Sequence[PageRun], differ: Sequence[str]) -> list[str]:
         firsts: one run of each group.
         differ: names of the settings that differ between groups.
     """
+    short = dict(zip(differ, short_names(differ), strict=True))
     settings = [
-        {short_name(name, differ): shown(run.found.settings[name]) for name in differ if name in run.found.settings}
+        {short[name]: shown_setting(run.found.settings[name]) for name in differ if name in run.found.settings}
         | ({} if run.time.num_ranks is None else {"ranks": str(run.time.num_ranks)})
         for run in firsts
     ]
@@ -127,14 +129,3 @@ def _labels(firsts: Sequence[PageRun], differ: Sequence[str]) -> list[str]:
         parts = parts or [f"{name}={value}" for name, value in group.items() if name not in only]
         labels.append(", ".join(parts) or str(run.found.settings.get("algo") or run.name))
     return labels
-
-
-def short_name(name: str, among: Sequence[str]) -> str:
-    """The last part of a dotted name, unless another name ends with the same."""
-    last = name.rpartition(".")[2]
-    return last if [other.rpartition(".")[2] for other in among].count(last) == 1 else name
-
-
-def shown(value: object) -> str:
-    """A setting as text: strings as they are, other values as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,27 +1,18 @@
 """Read a run for the page: results, down-sampled curves, phases, machine and videos."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lockstep.cli.report.runs import (
-    FoundRun,
-    MetricsRow,
-    found_run,
-    mean_return,
-    read_evaluations,
-    read_json,
-    read_metrics,
-)
+from lockstep.cli.report.runs import FoundRun, found_run, mean_return, read_evaluations, read_metrics
 from lockstep.cli.report.time_use import TimeUse, read_time_use
+from lockstep.record.follow import read_json
 from lockstep.record.run_dir import SUMMARY_FILE
-
-Floats = NDArray[np.float64]
+from lockstep.record.score_statistics import Floats
 
 MAX_POINTS = 400
 """Points of one run's curve; longer ones are thinned evenly."""
@@ -64,17 +55,15 @@ def read_page_run(path: Path) -> PageRun:
     summary = read_json(path / SUMMARY_FILE)
     metrics, evaluations = read_metrics(path), read_evaluations(path)
     found = found_run(path, summary, metrics, evaluations)
-    training = _curve(metrics, attrgetter("training_return"))
-    estimate = _curve(metrics, attrgetter("estimate"))
-    times = _curve(metrics, attrgetter("step"))
-    means = [(row.step, mean_return(row)) for row in evaluations]
-    points = [(step, mean) for step, mean in means if _is_number(step) and mean is not None]
-    evaluation = None
-    if points:
-        steps, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
-        seconds = np.interp(steps, times.steps, times.seconds) if times else np.full(len(steps), np.nan)
-        evaluation = _thinned(Curve(steps=steps, seconds=seconds, values=values))
-    curves = {"evaluation": evaluation, "training": training, "estimate": estimate}
+    evaluation = _curve((row.step, math.nan, mean_return(row)) for row in evaluations)
+    times = _curve((row.step, row.time_s, row.step) for row in metrics)
+    if evaluation and times:
+        evaluation = replace(evaluation, seconds=np.interp(evaluation.steps, times.steps, times.seconds))
+    curves = {
+        "evaluation": evaluation,
+        "training": _curve((row.step, row.time_s, row.training_return) for row in metrics),
+        "estimate": _curve((row.step, row.time_s, row.estimate) for row in metrics),
+    }
     return PageRun(
         found=found,
         summary=summary,
@@ -84,29 +73,14 @@ def read_page_run(path: Path) -> PageRun:
     )
 
 
-def _curve(rows: Sequence[MetricsRow], value_of: Callable[[MetricsRow], Any]) -> Curve | None:
-    """The rows that have a value, thinned."""
-    kept = [row for row in rows if value_of(row) is not None]
-    if len(kept) > MAX_POINTS:
-        kept = [kept[int(i)] for i in _evenly(len(kept))]
-    candidates = [(row.step, row.time_s, value_of(row)) for row in kept]
-    points = [point for point in candidates if all(_is_number(number) for number in point)]
+def _curve(rows: Iterable[tuple[Any, Any, Any]]) -> Curve | None:
+    """The points whose step, seconds and value are known, thinned evenly; the first and the last stay."""
+    points = [point for point in rows if all(_is_number(number) for number in point)]
     if not points:
         return None
-    steps, seconds, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+    kept = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).round().astype(np.intp)
+    steps, seconds, values = np.array(points, dtype=np.float64)[kept].T
     return Curve(steps=steps, seconds=seconds, values=values)
-
-
-def _thinned(curve: Curve) -> Curve:
-    if len(curve.steps) <= MAX_POINTS:
-        return curve
-    kept = _evenly(len(curve.steps))
-    return Curve(steps=curve.steps[kept], seconds=curve.seconds[kept], values=curve.values[kept])
-
-
-def _evenly(count: int) -> NDArray[np.intp]:
-    """Indices of `MAX_POINTS` of `count` points, the first and the last among them."""
-    return np.linspace(0, count - 1, MAX_POINTS).round().astype(np.intp)
 
 
 def _step_of(video: Path) -> tuple[int, str]:

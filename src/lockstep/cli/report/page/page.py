@@ -4,7 +4,7 @@ import base64
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ from markupsafe import Markup
 
 from lockstep.cli.report.page.chart import (
     NUM_STYLES,
-    Floats,
     Interval,
     Line,
     Stack,
-    compact,
     interval_chart,
     line_chart,
     stack_chart,
@@ -32,17 +30,17 @@ from lockstep.cli.report.page.groups import (
     final_scores,
     group_runs,
     score_summary,
-    short_name,
-    shown,
 )
 from lockstep.cli.report.page.load import PageRun, read_page_run
 from lockstep.cli.report.page.scaling_section import scaling_section
 from lockstep.cli.report.table import differing
 from lockstep.cli.report.time_use import bottleneck, hosts, rank_name, straggler
+from lockstep.cli.terminal import shown_setting, tally
+from lockstep.config.settings import short_names
 from lockstep.distributed.timers import PHASES
 from lockstep.errors import ConfigError
-from lockstep.record.console import significant
-from lockstep.record.score_statistics import ScoreSummary, performance_profile
+from lockstep.record.console import compact, significant
+from lockstep.record.score_statistics import Floats, ScoreSummary, performance_profile
 from lockstep.record.summary import versions
 from lockstep.system.files import write_atomically
 
@@ -133,11 +131,8 @@ def render(runs: Sequence[PageRun], directory: Path, scales: Sequence[Mapping[st
 
 
 def _summary(runs: Sequence[PageRun], groups: Sequence[Group]) -> str:
-    states: dict[str, int] = {}
-    for run in runs:
-        states[run.found.status] = states.get(run.found.status, 0) + 1
     parts = [_count(len(groups), "group") + " of runs that differ only in the seed"] if len(groups) < len(runs) else []
-    return ", ".join([*parts, *(f"{number} {state}" for state, number in states.items())])
+    return ", ".join([*parts, tally(run.found.status for run in runs)])
 
 
 def _subject_section(name: str, runs: Sequence[PageRun], number: int) -> dict[str, Any]:
@@ -298,7 +293,8 @@ def _time_section(groups: Sequence[Group]) -> dict[str, Any]:
         runs = [run for run in group.runs if run.time.phases]
         if not runs:
             continue
-        shares = np.mean([_shares(run) for run in runs], axis=0)
+        seconds = np.array([[run.time.phases.get(phase, 0.0) for phase in PHASES] for run in runs])
+        shares = (seconds / seconds.sum(axis=1, keepdims=True)).mean(axis=0)
         stacks.append(Stack(label=group.label, parts=shares.tolist()))
         if (largest := bottleneck(runs[0].time)) is not None:
             sentences.setdefault(largest.sentence, []).append(group.label)
@@ -310,28 +306,17 @@ def _time_section(groups: Sequence[Group]) -> dict[str, Any]:
         shown_stacks = stacks[: 2 * NUM_STYLES]
         text = "Share of training time by phase, mean over ranks and runs."
         chart = Markup(stack_chart("Where time went", text, "% of time", PHASES, shown_stacks, percent=True))
-    rows = [(stack.label, [f"{100 * share:.1f}" for share in stack.parts]) for stack in stacks]
+    named = [
+        (sentence, "All groups" if len(labels) == len(stacks) > 1 else "; ".join(labels))
+        for sentence, labels in sentences.items()
+    ]
     return {
         "chart": chart,
         "phases": PHASES,
-        "rows": rows,
-        "advice": _advice(sentences, len(stacks)),
+        "rows": [(stack.label, [f"{100 * share:.1f}" for share in stack.parts]) for stack in stacks],
+        "advice": named[:_MAX_SENTENCES],
         "ranks": rank_charts,
     }
-
-
-def _advice(sentences: Mapping[str, Sequence[str]], groups: int) -> list[tuple[str, str]]:
-    """Each sentence with the groups that it is about."""
-    named = [
-        (sentence, "All groups" if len(labels) == groups > 1 else "; ".join(labels))
-        for sentence, labels in sentences.items()
-    ]
-    return named[:_MAX_SENTENCES]
-
-
-def _shares(run: PageRun) -> list[float]:
-    total = sum(run.time.phases.values())
-    return [run.time.phases.get(phase, 0.0) / total for phase in PHASES]
 
 
 def _rank_stacks(run: PageRun) -> list[Stack]:
@@ -362,7 +347,7 @@ def _settings_section(runs: Sequence[PageRun], groups: Sequence[Group]) -> dict[
     found = [run.found for run in runs]
     differ = differing(found)
     shared = {
-        name: shown(value)
+        name: shown_setting(value)
         for name, value in found[0].settings.items()
         if name not in (*differ, "seed") and all(run.settings.get(name) == value for run in found)
     }
@@ -370,9 +355,9 @@ def _settings_section(runs: Sequence[PageRun], groups: Sequence[Group]) -> dict[
     for group in groups:
         first = group.runs[0].found
         names = ", ".join(run.name for run in group.runs[:3]) + (", …" if len(group.runs) > 3 else "")
-        values = [shown(first.settings[name]) if name in first.settings else "–" for name in differ]
+        values = [shown_setting(first.settings[name]) if name in first.settings else "–" for name in differ]
         rows.append((names, [*values, str(group.runs[0].time.num_ranks or "–")]))
-    return {"names": [*(short_name(name, differ) for name in differ), "ranks"], "rows": rows, "shared": shared}
+    return {"names": [*short_names(differ), "ranks"], "rows": rows, "shared": shared}
 
 
 def _run_row(run: PageRun, directory: Path) -> dict[str, Any]:
@@ -384,7 +369,7 @@ def _run_row(run: PageRun, directory: Path) -> dict[str, Any]:
         "status": found.status,
         "error": " ".join(str(found.error).split()) if found.error else None,
         "cells": [
-            shown(found.settings.get("seed", "–")),
+            shown_setting(found.settings.get("seed", "–")),
             str(run.time.num_ranks or "–"),
             *("–" if value is None else significant(value) + mark for value in (found.last_return, found.best_return)),
             compact(found.steps),
@@ -460,16 +445,9 @@ def _duration(seconds: Any) -> str:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
     if seconds < 60:
         return f"{seconds:.1f} s"
-    return " ".join(_nonzero(parts))
-
-
-def _nonzero(parts: Sequence[tuple[int, str]]) -> Iterator[str]:
-    for number, unit in parts:
-        if number:
-            yield f"{number} {unit}"
+    return " ".join(f"{number} {unit}" for number, unit in ((hours, "h"), (minutes, "min"), (rest, "s")) if number)
 
 
 def _link(path: Path, directory: Path) -> str:

@@ -1,0 +1,43 @@
+"""What the commands that list runs share: the console, colours, counts and settings as text."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from lockstep.record.console import grouped
+
+STATUS_COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
+_FILE_WIDTH = 10_000
+"""Width of the output for a file or a pipe."""
+
+
+def output_console() -> Console:
+    """The console of the standard output."""
+    return Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+
+
+def plain_table(header_style: str = "bold") -> Table:
+    """A table without borders, two spaces between columns."""
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=header_style)
+
+
+def steps_text(steps: int, total_steps: int | None, status: str) -> str:
+    """`12 000`, or `12 000 (40%)` for a run that has not reached its end."""
+    text = grouped(steps)
+    if not total_steps or status in ("finished", "solved"):
+        return text
+    return f"{text} ({min(steps / total_steps, 1):.0%})"
+
+
+def tally(states: Iterable[str]) -> str:
+    """`2 running, 3 done`, in the order of occurrence."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
+
+
+def shown_setting(value: object) -> str:
+    """A setting as text: strings as they are, other values as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
