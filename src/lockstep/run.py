@@ -20,6 +20,7 @@ from lockstep.config.env import EnvConfig
 from lockstep.config.renamed import check_names, check_tree_names
 from lockstep.config.run_base import RunBase
 from lockstep.errors import ConfigError
+from lockstep.system.files import read_text
 from lockstep.world import World
 
 AlgorithmConfig = PPOConfig | DQNConfig | SACConfig | TD3Config
@@ -265,11 +266,7 @@ SomeRun = TypeVar("SomeRun", bound=AnyRun)
 
 def load(path: Path) -> AnyRun:
     """Read a run from a YAML or JSON file; settings that are left out have their defaults."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    data = settings.parse(text, str(path))
+    data = settings.parse(read_text(path), str(path))
     try:
         return from_dict(data)
     except ConfigError as error:

@@ -85,10 +85,10 @@ def _on_ranks(job: _Job, ranks: int, world: World) -> dict[str, Any]:
     if shards is not None and size > shards:
         raise ConfigError(f"--ranks {size} is more than num_shards={shards} of the run; use at most --ranks {shards}")
     if started or ranks == 1:
-        return _play(job, world)
+        return _play(world.rank, job)
     from lockstep.launch.local import spawn
 
-    return spawn(_play_as_rank, ranks, (job,))[0]
+    return spawn(_play, ranks, (job,))[0]
 
 
 def _run_of(found: Found) -> AnyRun:
@@ -103,12 +103,9 @@ def _run_of(found: Found) -> AnyRun:
     return Run(task=lines["task"], algo=lines.get("algo", "ppo"))
 
 
-def _play_as_rank(rank: int, job: _Job) -> dict[str, Any]:
-    return _play(job, World.from_environment())
-
-
-def _play(job: _Job, world: World) -> dict[str, Any]:
-    return (_by_jax if job.run.ml_framework == "jax" else _by_torch)(job, job.run.with_shards(world))
+def _play(rank: int, job: _Job) -> dict[str, Any]:
+    play = _by_jax if job.run.ml_framework == "jax" else _by_torch
+    return play(job, job.run.with_shards(World.from_environment()))
 
 
 def _by_torch(job: _Job, world: World) -> dict[str, Any]:

@@ -16,7 +16,6 @@ PART_ROWS = 1 << 22
 """Rows of every part but the last."""
 DESCRIPTION, CHECK = "dataset.json", "check.npz"
 STATE_FEATURES, ACTION_FEATURES = "state_features.json", "action_features.json"
-_CHUNK = 1 << 24
 _KEYS = {"format", "info", "part_rows", "parts", "files", "about"}
 
 
@@ -27,11 +26,8 @@ def column_file(part: int, name: str) -> str:
 
 def checksum(path: Path) -> str:
     """BLAKE2b (128 bit, hex) of a file."""
-    hashed = hashlib.blake2b(digest_size=16)
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            hashed.update(chunk)
-    return hashed.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def read_description(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from lockstep.data.features import Feature, Features, needed_keys
 from lockstep.errors import ConfigError, RunError
-from lockstep.system.files import write_atomically
+from lockstep.system.files import read_text, write_atomically
 
 _FORMAT = 1
 _KEYS = tuple(item.name for item in fields(Feature))
@@ -41,11 +41,7 @@ def features_from_dict(data: object, where: str = "features") -> Features:
 
 def load_features(path: Path) -> Features:
     """Read a file of features. Raises `ConfigError` if it is missing or malformed."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return features_from_dict(_parsed(text, str(path)), str(path))
+    return features_from_dict(_parsed(read_text(path), str(path)), str(path))
 
 
 def save_features(features: Features, path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
@@ -81,6 +82,21 @@ def without_node_flags(words: list[str]) -> list[str]:
     return flags.parse_known_args(words)[1]
 
 
+def without_flags(
+    words: Sequence[str],
+    *flags: str,
+    switches: Sequence[str] = (),
+    parents: Sequence[argparse.ArgumentParser] = (),
+) -> list[str]:
+    """Arguments without some flags and their values, without `switches`, which take none, and the flags of `parents`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, parents=parents)
+    for flag in flags:
+        parser.add_argument(flag)
+    for flag in switches:
+        parser.add_argument(flag, action="store_true")
+    return parser.parse_known_args(list(words))[1]
+
+
 def asks_for_nodes(args: argparse.Namespace) -> bool:
     """Whether the flags ask for a launcher of this node's ranks, whatever started this process.
 
@@ -128,7 +144,7 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         run_id=args.rdzv_id or "",
         token=token_of(args.token_file, environment),
         local_address=args.local_addr or "",
-        join_timeout_s=seconds_of(args.join_timeout),
+        join_timeout_s=seconds_of(args.join_timeout or "300"),
     )
 
 
@@ -218,15 +234,20 @@ def token_of(path: str | None, environment: Mapping[str, str]) -> str:
     return token
 
 
-def seconds_of(text: str | None) -> float:
-    """The value of `--join-timeout`."""
+def seconds_of(text: str, flag: str = "--join-timeout") -> float:
+    """A duration as typed."""
+    return positive(text, flag, "a number of seconds,")
+
+
+def positive(text: str, flag: str, expected: str = "a number") -> float:
+    """The number behind a flag, which need not be whole. Raises `ConfigError` for anything else."""
     try:
-        seconds = float(text or "300")
+        value = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(f"--join-timeout {text} must be a number of seconds, greater than 0")
-    return seconds
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{flag} {text} must be {expected} greater than 0")
+    return value
 
 
 def port_of(text: str, what: str) -> int:
@@ -244,13 +265,12 @@ def number(text: str, flag: str, expected: str = "a number", least: int = 1) -> 
     return int(text)
 
 
-def positive(text: str) -> float | None:
-    """A finite number greater than 0; None for any other text."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None
+class OneLineParser(argparse.ArgumentParser):
+    """Raises errors as `ConfigError`, which commands print as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a usage error instead of exiting."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def policy_source(given: str | None) -> Path | None:

@@ -13,13 +13,13 @@ nodes, and its code is returned. Neither JAX nor torch is imported here.
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
 
 from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
 from lockstep.errors import ConfigError, exit_code_of
 from lockstep.launch.commands import check_no_rank, program, run_program
 from lockstep.launch.flags import (
+    OneLineParser,
     add_flag,
     add_ranks,
     nproc_of,
@@ -54,7 +54,7 @@ def _launch(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="python -m lockstep.launch.jax",
         description="Start a JAX script once per rank, on one or several machines.",
         allow_abbrev=False,
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _nodes(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Nodes:
+def _nodes(args: argparse.Namespace) -> Nodes:
     count = number(args.nnodes or "1", "--nnodes")
     rank = None if args.node_rank is None else number(args.node_rank, "--node_rank", least=0)
     if rank is not None and rank >= count:
@@ -89,8 +89,8 @@ def _nodes(args: argparse.Namespace, environment: Mapping[str, str] = os.environ
             f"--nnodes {count}: the nodes need a place to meet; give all of them {_FLAG} HOST:PORT, an address of "
             "node 0 and a free port there"
         )
-    if rank is None and count > 1 and "SLURM_STEP_ID" in environment:  # srun, one launcher per node
-        rank = number(environment.get("SLURM_NODEID", ""), "SLURM_NODEID", least=0)
+    if rank is None and count > 1 and "SLURM_STEP_ID" in os.environ:  # srun, one launcher per node
+        rank = number(os.environ.get("SLURM_NODEID", ""), "SLURM_NODEID", least=0)
     return Nodes(
         minimum=count,
         maximum=count,
@@ -100,8 +100,8 @@ def _nodes(args: argparse.Namespace, environment: Mapping[str, str] = os.environ
         port=port,
         setting=_FLAG,
         rank_port=port,
-        token=token_of(args.token_file, environment),
-        join_timeout_s=seconds_of(args.join_timeout),
+        token=token_of(args.token_file, os.environ),
+        join_timeout_s=seconds_of(args.join_timeout or "300"),
     )
 
 
@@ -125,11 +125,6 @@ def _here(nodes: Nodes) -> str:
         )
     listening_socket(own, nodes.port, _FLAG).close()
     return own
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +186,11 @@ def _loop_of(run: AnyRun) -> tuple[Callable[..., "AnySession"], Callable[[Any], 
     """The session and the training loop of a run."""
     if isinstance(run, OfflineRun):
         return _offline_loop_of(run)
-    return _jax_loop_of(run) if run.ml_framework == "jax" else _torch_loop_of(run)
+    framework, loop = run.ml_framework, run.algo
+    if (framework, loop) == ("jax", "ppo") and stays_on_device(run.task, run.env, "jax", preferred=True):
+        loop = "ppo_on_device"
+    session = import_module(f"lockstep.{framework}.session").Session
+    return session, import_module(f"lockstep.{framework}.{loop}").train
 
 
 def _offline_loop_of(run: OfflineRun) -> tuple[Callable[..., "AnySession"], Callable[[Any], None]]:
@@ -198,36 +203,6 @@ def _offline_loop_of(run: OfflineRun) -> tuple[Callable[..., "AnySession"], Call
         from lockstep.torch.offline.session import LoggedTorch as Backend
         from lockstep.torch.offline.train import train as learn
     return partial(LoggedSession, Backend()), learn
-
-
-def _torch_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
-    from lockstep.torch.session import Session
-
-    if run.algo == "dqn":
-        from lockstep.torch.dqn import train as learn
-    elif run.algo == "sac":
-        from lockstep.torch.sac import train as learn
-    elif run.algo == "td3":
-        from lockstep.torch.td3 import train as learn
-    else:
-        from lockstep.torch.ppo import train as learn
-    return Session, learn
-
-
-def _jax_loop_of(run: Run) -> tuple[type["AnySession"], Callable[[Any], None]]:
-    from lockstep.jax.session import Session
-
-    if run.algo == "dqn":
-        from lockstep.jax.dqn import train as learn
-    elif run.algo == "sac":
-        from lockstep.jax.sac import train as learn
-    elif run.algo == "td3":
-        from lockstep.jax.td3 import train as learn
-    elif stays_on_device(run.task, run.env, "jax", preferred=True):
-        from lockstep.jax.ppo_on_device import train as learn
-    else:
-        from lockstep.jax.ppo import train as learn
-    return Session, learn
 
 
 class _RestartableLaunch:

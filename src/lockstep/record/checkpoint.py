@@ -192,11 +192,9 @@ def superseded(run_dir: Path, num_kept: int) -> Iterator[Path]:
 
 
 def _size_and_sha256(path: Path) -> tuple[int, str]:
-    hashed = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            hashed.update(chunk)
-        return file.tell(), hashed.hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,7 +1,17 @@
-"""Durable writes of small files."""
+"""Reads and durable writes of small files."""
 
 import os
 from pathlib import Path
+
+from lockstep.errors import ConfigError
+
+
+def read_text(path: Path) -> str:
+    """The content of a text file. Raises `ConfigError` if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

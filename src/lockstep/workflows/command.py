@@ -1,10 +1,10 @@
 """The command line of `python -m lockstep.workflows.dqn -p dqn.json --node_index=1`."""
 
-import argparse
 import shlex
 import sys
 
 from lockstep.errors import ConfigError
+from lockstep.launch.flags import OneLineParser
 
 
 def main(algo: str, arguments: list[str] | None = None) -> int:
@@ -28,18 +28,14 @@ def main(algo: str, arguments: list[str] | None = None) -> int:
 def _words(algo: str, given: list[str]) -> list[str]:
     from lockstep.cli.workflow_files.files import read
 
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=f"python -m lockstep.workflows.{algo}",
         description=f"Learn from a log as a workflow file says ({algo}); all flags of `lockstep offline train` work.",
         allow_abbrev=False,
-        exit_on_error=False,
     )
     parser.add_argument("-p", "--parameters", metavar="FILE", help="the workflow file, JSON or YAML")
     parser.add_argument("-ni", "--node_index", "--node-index", metavar="N", help="which of num_nodes this machine is")
-    try:
-        args, rest = parser.parse_known_args(given)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error}; see python -m lockstep.workflows.{algo} --help") from None
+    args, rest = parser.parse_known_args(given)
     if args.parameters is None:
         raise ConfigError(f"nothing to do; name a workflow file: python -m lockstep.workflows.{algo} -p FILE")
     found = read(args.parameters).run.algo

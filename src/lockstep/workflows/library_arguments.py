@@ -2,12 +2,14 @@
 
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
 
 from lockstep.envs import isaac
 from lockstep.errors import ConfigError
+from lockstep.launch.flags import OneLineParser, without_flags
+from lockstep.world import World
 
 ENTRY_POINTS = {
     "skrl": "skrl_cfg_entry_point",
@@ -15,7 +17,7 @@ ENTRY_POINTS = {
     "rsl_rl": "rsl_rl_cfg_entry_point",
 }
 """The config that Isaac Lab's tasks publish for each library."""
-_PACKAGES = {"skrl": "skrl", "rl_games": "rl-games", "rsl_rl": "rsl-rl-lib"}
+DISTRIBUTIONS = {"skrl": "skrl", "rl_games": "rl-games", "rsl_rl": "rsl-rl-lib"}
 _ALSO_NEEDED = {"skrl": (), "rl_games": ("gym",), "rsl_rl": ("tensordict",)}
 _DEFAULT_NUM_ENVS = 64
 
@@ -54,8 +56,6 @@ def parse(library: str, words: list[str]) -> tuple[LibraryRequest, int]:
     Raises:
         ConfigError: it cannot work.
     """
-    from lockstep.world import World
-
     args = _parser(library).parse_args(words)
     world = World.from_environment()
     ranks = _ranks_to_start(library, args, world)
@@ -91,23 +91,11 @@ def parse(library: str, words: list[str]) -> tuple[LibraryRequest, int]:
 
 def without_ranks(words: list[str]) -> list[str]:
     """The command line of a rank that we start: without `--ranks`, `--distributed` and `--run_dir`."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-            continue
-        name, _, value = word.partition("=")
-        name = name.replace("-", "_")
-        if name in ("__ranks", "__run_dir"):
-            skip = not value
-        elif name != "__distributed":
-            kept.append(word)
-    return kept
+    return without_flags(words, "--ranks", "--run_dir", "--run-dir", switches=["--distributed"])
 
 
 def _parser(library: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog=f"python -m lockstep.workflows.{library}",
         description=f"Train with {library} itself on any number of ranks.",
         allow_abbrev=False,
@@ -115,12 +103,12 @@ def _parser(library: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--task", metavar="ID", help="a task of Isaac Lab or Gymnasium, or a built-in one (lockstep/Cartpole-v0)")
     add("--agent", metavar="FILE|NAME", help="YAML file of the library's settings, or an entry point of the task")
-    add("--num_envs", "--num-envs", metavar="N", type=_positive, help="environments of each rank")
-    add("--seed", metavar="S", type=_seed, help="rank 0 uses S, other ranks seeds made from it")
-    add("--max_iterations", "--max-iterations", metavar="N", type=_positive, help="rollouts, each with its updates")
+    add("--num_envs", "--num-envs", metavar="N", type=_integer, help="environments of each rank")
+    add("--seed", metavar="S", type=partial(_integer, least=0), help="rank 0 uses S, other ranks seeds made from it")
+    add("--max_iterations", "--max-iterations", metavar="N", type=_integer, help="rollouts, each with its updates")
     add("--ml_framework", "--ml-framework", choices=("torch", "jax"), default="torch", help="jax: skrl only")
     add("--device", metavar="auto|cpu|cuda", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
-    add("--ranks", metavar="N", type=_positive, help="processes to start on this machine")
+    add("--ranks", metavar="N", type=_integer, help="processes to start on this machine")
     add("--distributed", action="store_true", help="fail unless a launcher started this process")
     add("--headless", action="store_true", help="changes nothing: nothing is rendered")
     add("--run_dir", "--run-dir", metavar="DIR", help="where results go (default: runs/TASK-LIBRARY-TIME)")
@@ -130,10 +118,7 @@ def _parser(library: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _ranks_to_start(library: str, args: argparse.Namespace, world: object) -> int:
-    from lockstep.world import World
-
-    assert isinstance(world, World)
+def _ranks_to_start(library: str, args: argparse.Namespace, world: World) -> int:
     if world.launcher != "none":
         if args.ranks not in (None, world.size):
             raise ConfigError(
@@ -166,7 +151,7 @@ def _agent(library: str, agent: str | None, task: str) -> str:
 def _check_installed(library: str, ml_framework: str) -> None:
     missing = [name for name in (library, *_ALSO_NEEDED[library]) if find_spec(name) is None]
     if library in missing:
-        raise ConfigError(f"{library} is not installed: pip install {_PACKAGES[library]}")
+        raise ConfigError(f"{library} is not installed: pip install {DISTRIBUTIONS[library]}")
     if missing:
         raise ConfigError(f"{library} needs {missing[0]}, which is not installed: pip install {missing[0]}")
     for name in ("jax", "flax", "optax") if ml_framework == "jax" else ():
@@ -174,15 +159,7 @@ def _check_installed(library: str, ml_framework: str) -> None:
             raise ConfigError(f"--ml_framework jax needs {name}, which is not installed: pip install jax flax optax")
 
 
-def _positive(text: str) -> int:
-    return _integer(text, 1)
-
-
-def _seed(text: str) -> int:
-    return _integer(text, 0)
-
-
-def _integer(text: str, least: int) -> int:
+def _integer(text: str, least: int = 1) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -190,10 +167,3 @@ def _integer(text: str, least: int) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
     return value
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports errors as one line, as other commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")

@@ -33,7 +33,7 @@ from lockstep.record.failure import record_failure
 from lockstep.record.run_dir import RunDir, mark_failed
 from lockstep.record.summary import empty_summary, seconds_since_process_start
 from lockstep.system.exit_signals import cleanup_on_signal
-from lockstep.workflows.library_arguments import ENTRY_POINTS, LibraryRequest, parse, without_ranks
+from lockstep.workflows.library_arguments import DISTRIBUTIONS, ENTRY_POINTS, LibraryRequest, parse, without_ranks
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from lockstep.torch.envs.library_env import RecordedEnv
 
 _TIMEOUT_S = 600.0  # a simulator may compile kernels for minutes on one rank while another waits
-_DISTRIBUTIONS = {"skrl": "skrl", "rl_games": "rl-games", "rsl_rl": "rsl-rl-lib"}
 _TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOCAL_ADVANTAGES = "advantages are normalized with the moments of each rank alone"
 _PEER_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
@@ -324,7 +323,7 @@ class LibraryRun:
         self._writer.write_summary(self._summary)
 
     def _library_version(self) -> str:
-        return version(_DISTRIBUTIONS[self.request.library])
+        return version(DISTRIBUTIONS[self.request.library])
 
 
 def main(library: str, train: Callable[[LibraryRun], None], arguments: list[str] | None = None) -> int:
@@ -493,6 +492,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(one) for one in cast("list[Any]", value)]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def tensors_of(networks: Mapping[str, Any], which: str) -> dict[str, np.ndarray]:
+    """The `named_parameters` of torch modules, or their `named_buffers`, such as the moments of normalizers."""
+    return {
+        f"{name}.{key}".replace("_orig_mod.", ""): tensor.detach().cpu().numpy()
+        for name, network in networks.items()
+        for key, tensor in getattr(network, which)()
+    }
 
 
 def _digests(arrays: Mapping[str, np.ndarray]) -> dict[str, list[str]]:

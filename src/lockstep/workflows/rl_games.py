@@ -6,7 +6,7 @@ import math
 from typing import Any, cast
 
 from lockstep.errors import ConfigError
-from lockstep.workflows.library_run import LibraryRun, main
+from lockstep.workflows.library_run import LibraryRun, main, tensors_of
 
 _ENV_TYPE = "LockstepEnv"
 
@@ -31,8 +31,7 @@ def train(run: LibraryRun) -> None:
         networks = {"model": algorithm.model}
         if getattr(algorithm, "has_central_value", False):
             networks["central_value"] = algorithm.central_value_net
-        parameters = _arrays(networks, "named_parameters")
-        run.finish(parameters, _arrays(networks, "named_buffers"))
+        run.finish(tensors_of(networks, "named_parameters"), tensors_of(networks, "named_buffers"))
 
 
 class _PinnedDevice(dict[str, Any]):
@@ -103,14 +102,6 @@ def _vector_env(run: LibraryRun, env: Any, settings: dict[str, Any]) -> Any:
     from lockstep.torch.envs.library_wrappers import rl_games_env
 
     return rl_games_env(env)
-
-
-def _arrays(networks: dict[str, Any], which: str) -> dict[str, Any]:
-    return {
-        f"{name}.{key}".replace("_orig_mod.", ""): tensor.detach().cpu().numpy()
-        for name, network in networks.items()
-        for key, tensor in getattr(network, which)()
-    }
 
 
 if __name__ == "__main__":

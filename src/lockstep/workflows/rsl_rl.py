@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 from lockstep.errors import ConfigError
-from lockstep.workflows.library_run import LibraryRun, main
+from lockstep.workflows.library_run import LibraryRun, main, tensors_of
 
 
 def train(run: LibraryRun) -> None:
@@ -29,8 +29,8 @@ def train(run: LibraryRun) -> None:
         runner.learn(
             settings["max_iterations"], init_at_random_ep_len=bool(settings.get("init_at_random_ep_len", True))
         )
-        parameters, state = _tensors(runner.alg)
-        run.finish(parameters, state)
+        networks = dict(inspect.getmembers(runner.alg, lambda value: hasattr(value, "named_parameters")))
+        run.finish(tensors_of(networks, "named_parameters"), tensors_of(networks, "named_buffers"))
 
 
 def _settings(agent: Any) -> dict[str, Any]:
@@ -65,16 +65,6 @@ def _vector_env(run: LibraryRun, env: Any, clip_actions: float | None) -> Any:
     from lockstep.torch.envs.library_wrappers import rsl_rl_env
 
     return rsl_rl_env(env, clip_actions)
-
-
-def _tensors(algorithm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters, and buffers such as the moments of normalizers, of all networks."""
-    parameters: dict[str, Any] = {}
-    state: dict[str, Any] = {}
-    for name, module in inspect.getmembers(algorithm, lambda value: hasattr(value, "named_parameters")):
-        parameters |= {f"{name}.{key}": one.detach().cpu().numpy() for key, one in module.named_parameters()}
-        state |= {f"{name}.{key}": one.detach().cpu().numpy() for key, one in module.named_buffers()}
-    return parameters, state
 
 
 if __name__ == "__main__":

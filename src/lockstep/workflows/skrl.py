@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from lockstep.errors import ConfigError
-from lockstep.workflows.library_run import LibraryRun, main
+from lockstep.workflows.library_run import LibraryRun, main, tensors_of
 
 
 def train(run: LibraryRun) -> None:
@@ -60,19 +60,9 @@ def _settings(run: LibraryRun, agent: Any) -> dict[str, Any]:
 
 def _torch_arrays(agent: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters of the models, and state of the preprocessors."""
-    parameters = {
-        f"{name}.{key}": tensor.detach().cpu().numpy()
-        for name, model in agent.models.items()
-        if model is not None
-        for key, tensor in model.named_parameters()
-    }
-    state = {
-        f"{name}.{key}": tensor.detach().cpu().numpy()
-        for name, module in agent.checkpoint_modules.items()
-        if hasattr(module, "named_buffers")
-        for key, tensor in module.named_buffers()
-    }
-    return parameters, state
+    models = {name: model for name, model in agent.models.items() if model is not None}
+    stateful = {name: one for name, one in agent.checkpoint_modules.items() if hasattr(one, "named_buffers")}
+    return tensors_of(models, "named_parameters"), tensors_of(stateful, "named_buffers")
 
 
 def _jax_arrays(agent: Any) -> tuple[dict[str, Any], dict[str, Any]]:

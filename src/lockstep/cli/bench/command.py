@@ -26,7 +26,7 @@ def bench_command(args: argparse.Namespace) -> int:
     every_arm = {arm.name: arm for work in WORKS.values() for arm in work.arms}
     arms = _chosen(args.only.split(",") if args.only else [], every_arm, "--only")
     repetitions = number(args.repetitions, "--repetitions")
-    bench = _Bench(args, works, set(arms), repetitions, _scale(args.scale))
+    bench = _Bench(args, works, set(arms), repetitions, positive(args.scale, "--scale"))
     return bench.run()
 
 
@@ -119,13 +119,6 @@ def _interpreters(given: Sequence[str]) -> dict[str, Path]:
             raise ConfigError(f"--python {pair}: {path} is no program")
         found[name] = Path(path).absolute()
     return found
-
-
-def _scale(given: str) -> float:
-    scale = positive(given)
-    if scale is None:
-        raise ConfigError(f"--scale {given}: a number greater than 0, such as 0.1")
-    return scale
 
 
 def _check_scale(rows: Sequence[Row], scale: float) -> None:

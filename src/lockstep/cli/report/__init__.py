@@ -6,8 +6,9 @@ page. `load.py` reads measurements for the cost model, `fit.py` fits it, `scalin
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
@@ -82,27 +83,19 @@ def _predict(args: argparse.Namespace) -> int:
     from lockstep.cli.report.load import load_points
     from lockstep.cli.report.scaling import Target, predicted
 
+    def given(name: str, parsed: Callable[[str, str], Any] = number) -> Any:
+        text = getattr(args, name)
+        return None if text is None else parsed(text, "--" + name.replace("_", "-"))
+
+    milliseconds, gigabits = given("round_trip_ms", positive), given("bandwidth_gbit", positive)
     target = Target(
         ranks_per_host=number(args.ranks_per_host, "--ranks-per-host"),
-        envs_per_rank=_count(args.envs_per_rank, "--envs-per-rank"),
-        num_envs=_count(args.num_envs, "--num-envs"),
-        cores=_count(args.cores_per_host, "--cores-per-host"),
-        round_trip_s=_positive(args.round_trip_ms, "--round-trip-ms", 1e-3),
-        bandwidth=_positive(args.bandwidth_gbit, "--bandwidth-gbit", 1e9 / 8),
+        envs_per_rank=given("envs_per_rank"),
+        num_envs=given("num_envs"),
+        cores=given("cores_per_host"),
+        round_trip_s=milliseconds and milliseconds * 1e-3,
+        bandwidth=gigabits and gigabits * 1e9 / 8,
     )
     points, notes = load_points([Path(path) for path in args.paths])
     print(predicted(points, notes, target))
     return 0
-
-
-def _count(text: str | None, name: str) -> int | None:
-    return None if text is None else number(text, name)
-
-
-def _positive(text: str | None, name: str, unit: float) -> float | None:
-    if text is None:
-        return None
-    value = positive(text)
-    if value is None:
-        raise ConfigError(f"{name} {text} must be a number greater than 0")
-    return value * unit

@@ -24,7 +24,7 @@ from lockstep.cli.sweep.trial import ListedTrials, TrialSource
 from lockstep.cli.terminal import output_console
 from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import number
+from lockstep.launch.flags import number, without_flags
 from lockstep.record.run_dir import SWEEP_FILE, RunDir, default_name
 from lockstep.run import Run, to_dict
 from lockstep.system.files import write_atomically
@@ -56,7 +56,7 @@ def train_seeds(args: argparse.Namespace) -> int:
     """`lockstep train --seeds`: the same run with several seeds; returns the exit code."""
     if args.seed is not None:
         raise ConfigError(f"--seed {args.seed} and --seeds {args.seeds} both choose the seeds; give one")
-    words = _without_own_flags(args.words)
+    words = without_flags(args.words, "--seeds", "--jobs", "--run-dir", parents=[_cluster_flags()])
     sweep = Sweep(train=shlex.join(words), seeds=parse_seeds(args.seeds, "--seeds"), directory=os.getcwd())
     if args.run_dir is not None:
         return _run(sweep, Path(args.run_dir).absolute(), args)
@@ -67,12 +67,7 @@ def train_seeds(args: argparse.Namespace) -> int:
 
 def resume_sweep(args: argparse.Namespace) -> int:
     """`lockstep train --resume DIR` of a directory with a sweep; returns the exit code."""
-    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--resume", "--jobs"):
-        flags.add_argument(flag)
-    flags.add_argument("--debug", action="store_true")
-    add_ray_arguments(flags, sweep=True)
-    others = flags.parse_known_args(args.words)[1]
+    others = without_flags(args.words, "--resume", "--jobs", switches=["--debug"], parents=[_cluster_flags()])
     if others:
         raise ConfigError(f"--resume {args.resume} goes on with a sweep and its settings; leave out {others[0]}")
     return continue_sweep(args, Path(args.resume))
@@ -87,13 +82,10 @@ def continue_sweep(args: argparse.Namespace, run_dir: Path, changes: Mapping[str
     return _run(load_sweep(run_dir / SWEEP_FILE, changes or {}), run_dir.absolute(), args)
 
 
-def _without_own_flags(words: Sequence[str]) -> list[str]:
-    """The arguments of `lockstep train` without those that choose seeds, jobs and directory."""
-    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--seeds", "--jobs", "--run-dir"):
-        flags.add_argument(flag)
-    add_ray_arguments(flags, sweep=True)
-    return flags.parse_known_args(list(words))[1]
+def _cluster_flags() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_ray_arguments(parser, sweep=True)
+    return parser
 
 
 def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from lockstep.cli.sweep.space import Space, parse_space
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
+from lockstep.system.files import read_text
 
 Sampler = Literal["grid", "random", "optuna"]
 SAMPLERS: tuple[Sampler, ...] = ("grid", "random", "optuna")
@@ -74,11 +75,7 @@ def load_sweep(path: Path, changes: Mapping[str, Any]) -> Sweep:
     Raises:
         ConfigError: the file cannot be read, or an entry is unknown or has the wrong type.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    data = settings.parse(text, str(path))
+    data = settings.parse(read_text(path), str(path))
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} must be a mapping with train, seeds and settings; docs/sweeps.md describes it")
     given = {name: value for name, value in changes.items() if value is not None}

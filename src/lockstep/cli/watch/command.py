@@ -18,7 +18,7 @@ from lockstep.cli.report.runs import find_runs
 from lockstep.cli.watch.frame import frame
 from lockstep.cli.watch.watched_run import WatchedRun
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import positive
+from lockstep.launch.flags import seconds_of
 from lockstep.launch.signals import caught_signals
 from lockstep.record.run_dir import SWEEP_FILE
 from lockstep.record.run_status import written_at
@@ -32,7 +32,7 @@ _POLL_S = 0.2
 
 def watch_command(args: argparse.Namespace) -> int:
     """`lockstep watch`; returns the exit code."""
-    every_s = _seconds(args.every)
+    every_s = seconds_of(args.every, "--every")
     run = WatchedRun(Path(args.run) if args.run is not None else _newest())
     _check(run.path)
     if args.once or not sys.stdout.isatty():
@@ -94,13 +94,6 @@ class _Screen:
         else:
             return False
         return True
-
-
-def _seconds(text: str) -> float:
-    seconds = positive(text)
-    if seconds is None:
-        raise ConfigError(f"--every {text} must be a number of seconds, greater than 0")
-    return seconds
 
 
 def _newest() -> Path:

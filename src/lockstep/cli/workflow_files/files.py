@@ -15,6 +15,7 @@ from lockstep.cli.workflow_files.learner import differing_defaults, learner_sett
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, from_dict
+from lockstep.system.files import read_text
 
 __all__ = ["CACHE_VARIABLE", "CLASSIC_NAMES", "Normalization", "Source", "Workflow", "is_workflow", "read"]
 
@@ -112,10 +113,7 @@ def read(path: Path | str) -> Workflow:
 
 def _parsed(path: Path) -> Any:
     """The content of a file. Raises `ConfigError` if it cannot be read or a mapping has a duplicate key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path)
     if path.suffix == ".json":
         try:
             return json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))

@@ -126,7 +126,7 @@ def ray_request(args: argparse.Namespace, default_ranks: int = 1) -> RayRequest 
         resources=resources_of(args.resources_per_rank),
         address=checked_address(args.address),
         runtime_env=runtime_env_of(args.runtime_env),
-        join_timeout_s=seconds_of(args.join_timeout),
+        join_timeout_s=seconds_of(args.join_timeout or "300"),
     )
 
 
