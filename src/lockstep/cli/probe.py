@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lockstep.errors import PEER_DELAY_S, PeerError, exit_code_of
+from lockstep.record.console import aligned
 
 if TYPE_CHECKING:
     from lockstep.preflight.compare import Preflight
@@ -30,8 +31,14 @@ def main() -> int:
 
 
 def _print_preflight() -> int:
+    from lockstep.launch.torchrun import check_torchrun
+    from lockstep.world import World
+
+    world = World.from_environment()
+    check_torchrun(world)
+    probe = _probe_torch if find_spec("torch") is not None else _probe_jax
     try:
-        found = _probe()
+        found = probe(world)
     except PeerError:
         time.sleep(PEER_DELAY_S)
         raise
@@ -47,9 +54,7 @@ def lines(found: "Preflight") -> Iterator[str]:
     yield f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}"
     head = ("host", "ranks", "cores", "device", "processor", "interface", "clock")
     rows = [head, *(_row(found, index) for index in range(len(found.hosts)))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from aligned(rows, str.ljust)
     yield "the same on all ranks"
     yield "  " + ", ".join(f"{name} {version}" for name, version in found.versions.items())
     if (network := found.network) is not None:
@@ -64,15 +69,6 @@ def lines(found: "Preflight") -> Iterator[str]:
             yield f"  {found.forecast.line}; {found.forecast.messages_per_update:g} messages per update"
     for warning in found.warnings:
         yield f"warning: {warning}"
-
-
-def _probe() -> "Preflight":
-    from lockstep.launch.torchrun import check_torchrun
-    from lockstep.world import World
-
-    world = World.from_environment()
-    check_torchrun(world)
-    return _probe_torch(world) if find_spec("torch") is not None else _probe_jax(world)
 
 
 def _probe_torch(world: "World") -> "Preflight":

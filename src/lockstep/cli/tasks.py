@@ -3,14 +3,14 @@
 import argparse
 import contextlib
 import fnmatch
-import importlib
 import io
 import json
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,10 @@ def _sources() -> list[Source]:
     from lockstep.envs import isaac, pettingzoo
     from lockstep.envs.vector import BUILT_IN
 
+    envpool = _listed("envpool", "envpool", lambda module: sorted(module.list_all_envs()))
+    gymnax = _listed("gymnax", "gymnax", lambda module: module.registered_envs)
+    brax = _listed("brax", "brax.envs", lambda module: module._envs)  # Brax has no public list
+    playground = _listed("playground", "mujoco_playground", lambda module: module.registry.ALL_ENVS)
     return [
         Source("built in", "numpy", "", lambda: list(BUILT_IN)),
         Source("Gymnasium", "gymnasium", "", _gymnasium_tasks),
@@ -86,16 +90,11 @@ def _sources() -> list[Source]:
         ),
         Source("Isaac Lab", "isaaclab", isaac.install_lines(), lambda: list(isaac.task_ids())),
         Source("mjlab", "mjlab", "pip install 'lockstep-rl[mjlab]'", _mjlab_tasks),
-        Source("EnvPool", "envpool", "pip install 'lockstep-rl[envpool]'", _envpool_tasks),
+        Source("EnvPool", "envpool", "pip install 'lockstep-rl[envpool]'", envpool),
         Source("JAX", "jax", "pip install 'lockstep-rl[jax]'", lambda: ["jax/CartPole-v1"]),
-        Source("gymnax", "gymnax", "pip install 'lockstep-rl[jax,gymnax]'", _gymnax_tasks),
-        Source("Brax", "brax", "pip install 'lockstep-rl[jax,brax]'", _brax_tasks),
-        Source(
-            "MuJoCo Playground",
-            "mujoco_playground",
-            "pip install 'lockstep-rl[jax,playground]'",
-            _playground_tasks,
-        ),
+        Source("gymnax", "gymnax", "pip install 'lockstep-rl[jax,gymnax]'", gymnax),
+        Source("Brax", "brax", "pip install 'lockstep-rl[jax,brax]'", brax),
+        Source("MuJoCo Playground", "mujoco_playground", "pip install 'lockstep-rl[jax,playground]'", playground),
     ]
 
 
@@ -106,13 +105,10 @@ def _gymnasium_tasks() -> list[str]:
     newest: dict[str, int] = {}
     for spec in gymnasium.registry.values():
         entry_point = str(spec.entry_point)
-        if spec.namespace is None and entry_point.startswith("gymnasium.") and not _lacks_package(entry_point):
+        lacks = any(f".{folder}" in entry_point and find_spec(module) is None for folder, module in _NEEDS.items())
+        if spec.namespace is None and entry_point.startswith("gymnasium.") and not lacks:
             newest[spec.name] = max(newest.get(spec.name, 0), spec.version or 0)
     return [f"{name}-v{version}" for name, version in newest.items()]
-
-
-def _lacks_package(entry_point: str) -> bool:
-    return any(f".{folder}" in entry_point and find_spec(module) is None for folder, module in _NEEDS.items())
 
 
 def _atari_tasks() -> list[str]:
@@ -132,24 +128,9 @@ def _mjlab_tasks() -> list[str]:
     return sorted({task for file in files for task in _MJLAB.findall(file.read_text(encoding="utf-8"))})
 
 
-def _envpool_tasks() -> list[str]:
-    return [f"envpool/{name}" for name in sorted(_imported("envpool").list_all_envs())]
-
-
-def _gymnax_tasks() -> list[str]:
-    return [f"gymnax/{name}" for name in _imported("gymnax").registered_envs]
-
-
-def _brax_tasks() -> list[str]:
-    return [f"brax/{name}" for name in _imported("brax.envs")._envs]  # Brax has no public list
-
-
-def _playground_tasks() -> list[str]:
-    return [f"playground/{name}" for name in _imported("mujoco_playground").registry.ALL_ENVS]
-
-
-def _imported(module: str) -> Any:
-    return importlib.import_module(module)
+def _listed(prefix: str, module: str, names: Callable[[Any], Iterable[str]]) -> Callable[[], list[str]]:
+    """Returns the names that a package lists, each with the prefix of its tasks."""
+    return lambda: [f"{prefix}/{name}" for name in names(import_module(module))]
 
 
 def _quietly(find: Callable[[], list[str]]) -> list[str]:

@@ -2,8 +2,8 @@
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,7 +66,7 @@ class DatasetWriter:
         self._files: dict[str, dict[str, Any]] = {}
         self._parts: list[int] = []
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".unfinished", dir=path.parent))
+        self._folder = _new_folder(path, "unfinished")
 
     def __enter__(self) -> Self:
         return self
@@ -169,10 +169,9 @@ class DatasetWriter:
 
     def _publish(self) -> None:
         """Rename the temporary directory to `path`, which is never incomplete."""
-        os.chmod(self._folder, 0o777 & ~_umask())
         old = None
         if self.path.is_dir() and any(self.path.iterdir()):
-            old = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".replaced", dir=self.path.parent))
+            old = _new_folder(self.path, "replaced")
             os.rename(self.path, old / "data")
         os.rename(self._folder, self.path)  # `path` is an empty directory or does not exist
         sync_directory(self.path.parent)
@@ -230,7 +229,7 @@ def _check(name: str, rows: NDArray[Any], wanted: tuple[str, tuple[int, ...]], c
         raise ValueError(f"{name} is {rows.dtype.str} {list(rows.shape)}, not {dtype} {[count, *shape]}")
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _new_folder(path: Path, suffix: str) -> Path:
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
+    folder.mkdir()
+    return folder

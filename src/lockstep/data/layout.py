@@ -1,6 +1,6 @@
 """The layout of logged data on the nodes of a run: a copy on each node, or disjoint parts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.dataset import Dataset
+from lockstep.distributed.agreement import Gather
 from lockstep.errors import ConfigError
 from lockstep.world import World
 
-Gather = Callable[[Any, str], list[Any]]
-"""`comm.gather_object`: the values of all ranks, on every rank."""
 _KEYS_AT_ONCE = 1 << 20
 """Keys of a node that are compared per round: 16 MB per message, twice that in the memory of every rank."""
 _ALL = 1 << 64

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.state import can_save
+from lockstep.envs.state import EnvWrapper
 from lockstep.envs.vector import Step, VectorEnv, has_critic_observation
 from lockstep.errors import ConfigError
 
@@ -52,14 +51,11 @@ def limited_spec(spec: EnvSpec, config: EnvConfig, task: str) -> EnvSpec:
     return replace(spec, action=replace(action, low=low, high=high))
 
 
-class LimitedEnv:
-    """A `VectorEnv` with limits. Other attributes, such as `render`, are those of the environment."""
+class LimitedEnv(EnvWrapper):
+    """A `VectorEnv` with limits."""
 
     def __init__(self, env: VectorEnv, config: EnvConfig, task: str) -> None:
-        self.spec = limited_spec(env.spec, config, task)
-        self.num_envs = env.num_envs
-        self.savable = can_save(env)
-        self._env = env
+        super().__init__(env, limited_spec(env.spec, config, task))
         self._limit = config.clip_observation
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
@@ -80,21 +76,3 @@ class LimitedEnv:
 
     def _clipped(self, observation: np.ndarray) -> np.ndarray:
         return observation if self._limit is None else np.clip(observation, -self._limit, self._limit)
-
-    def state(self) -> dict[str, Any]:
-        """The complete state."""
-        assert can_save(self._env)
-        return self._env.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Load `state()`."""
-        assert can_save(self._env)
-        self._env.restore(state)
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """Attributes of the environment."""
-        return getattr(self._env, name)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.state import can_save
+from lockstep.envs.state import EnvWrapper
 from lockstep.envs.vector import Step, VectorEnv, has_agents
 from lockstep.errors import ConfigError
 
@@ -22,19 +22,14 @@ def stacked_spec(spec: EnvSpec, count: int, task: str) -> EnvSpec:
     return replace(spec, observation_size=count * spec.observation_size)
 
 
-class StackedEnv:
+class StackedEnv(EnvWrapper):
     """A `VectorEnv` whose observation is that of the last `count` steps, oldest first.
 
-    Before the first step of an episode its first observation is repeated. Other attributes, such as `render`, are those
-    of the environment.
+    Before the first step of an episode its first observation is repeated.
     """
 
     def __init__(self, env: VectorEnv, count: int, task: str) -> None:
-        self.spec = stacked_spec(env.spec, count, task)
-        self.num_envs = env.num_envs
-        self.savable = can_save(env)
-        self._env = env
-        self._count = count
+        super().__init__(env, stacked_spec(env.spec, count, task))
         self._stack = np.zeros((env.num_envs, count, env.spec.observation_size), np.float32)
         self._resetting = np.zeros(env.num_envs, bool)
 
@@ -63,19 +58,9 @@ class StackedEnv:
 
     def state(self) -> dict[str, Any]:
         """The complete state."""
-        assert can_save(self._env)
-        return {"environments": self._env.state(), "stack": self._stack, "resetting": self._resetting}
+        return {"environments": super().state(), "stack": self._stack, "resetting": self._resetting}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Load `state()`."""
-        assert can_save(self._env)
-        self._env.restore(state["environments"])
+        super().restore(state["environments"])
         self._stack[:], self._resetting[:] = state["stack"], state["resetting"]
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """Attributes of the environment."""
-        return getattr(self._env, name)

@@ -1,10 +1,13 @@
 """The protocol of environments that can be saved and restored in the middle of an episode."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
-from lockstep.envs.vector import VectorEnv
+from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import Step, VectorEnv
 
 UNSAVABLE = (
     "cannot be saved: a resumed run begins new episodes, and ends with other numbers than one that never stopped; give "
@@ -47,6 +50,42 @@ def can_save(env: VectorEnv) -> TypeGuard[SavableEnv]:
     Its class must have both methods. A class that supports them for some tasks only sets the attribute `savable: bool`.
     """
     return has_state_methods(env) and bool(getattr(env, "savable", True))
+
+
+class EnvWrapper(ABC):
+    """A `VectorEnv` around another. Other attributes, such as `render`, are those of the environment."""
+
+    def __init__(self, env: VectorEnv, spec: EnvSpec) -> None:
+        self.spec = spec
+        self.num_envs = env.num_envs
+        self.savable = can_save(env)
+        self._env = env
+
+    @abstractmethod
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Start new episodes everywhere."""
+
+    @abstractmethod
+    def step(self, action: np.ndarray) -> Step:
+        """Step every environment once."""
+
+    def state(self) -> dict[str, Any]:
+        """The complete state."""
+        assert can_save(self._env)
+        return self._env.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Load `state()`."""
+        assert can_save(self._env)
+        self._env.restore(state)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the environment."""
+        return getattr(self._env, name)
 
 
 def has_state_methods(thing: object) -> bool:

@@ -88,7 +88,7 @@ def without_flags(
     switches: Sequence[str] = (),
     parents: Sequence[argparse.ArgumentParser] = (),
 ) -> list[str]:
-    """Arguments without some flags and their values, without `switches`, which take none, and the flags of `parents`."""
+    """Arguments without some flags and their values, `switches`, which take none, and the flags of `parents`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, parents=parents)
     for flag in flags:
         parser.add_argument(flag)

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
 _POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
 _LEAVE_S = 5.0  # how long the main node waits for the others to read how the attempt ended
 _LAST_S = 300.0  # between the first node whose ranks have succeeded and the last
-_BOUNDS = Bounds()
 
 
-def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
+def launch_on_nodes(  # all but command and nodes by keyword
     command: list[str],
     nodes: Nodes,
     *,
@@ -38,7 +38,6 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
     log_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
     max_restarts: int = 0,
-    bounds: Bounds = _BOUNDS,
     ml_framework: str = "torch",
 ) -> int:
     """Run `command` once per rank on every node until all ranks succeeded or one failed, whichever node it is on.
@@ -59,11 +58,11 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
                 rendezvous(nodes, identity, cancelled=lambda: bool(caught)) as info,
                 _membership(nodes, info) as membership,
             ):
-                node = _Node(nodes, membership, caught, max_restarts, main=info.main, ml_framework=ml_framework)
-                while True:
-                    code = node.run_attempt(command, log_dir, dict(environment or {}), bounds)
-                    if code is not None:
-                        return code
+                own = dict(environment or {})
+                node = _Node(command, log_dir, own, ml_framework, nodes, membership, info.main, caught, max_restarts)
+                while (code := node.run_attempt()) is None:
+                    pass
+                return code
         except Cancelled:
             log(f"lockstep: {interruption(caught[0]).message}")
             return 128 + caught[0]
@@ -98,32 +97,25 @@ def _quiet_torch() -> Generator[None]:
             del os.environ[name]
 
 
+@dataclass(slots=True)
 class _Node:
-    def __init__(
-        self,
-        nodes: Nodes,
-        membership: "FixedMembership | ElasticMembership",
-        caught: list[int],
-        max_restarts: int,
-        *,
-        main: bool,
-        ml_framework: str,
-    ) -> None:
-        self._nodes = nodes
-        self._membership = membership
-        self._caught = caught
-        self._max_restarts = max_restarts
-        self._main = main
-        self._ml_framework = ml_framework
-        self._failures = 0
+    command: list[str]
+    log_dir: Path | None
+    environment: dict[str, str]
+    ml_framework: str
+    nodes: Nodes
+    membership: "FixedMembership | ElasticMembership"
+    main: bool
+    caught: list[int]
+    """The signals that this node's launcher has received."""
+    max_restarts: int
+    failures: int = 0
 
-    def run_attempt(
-        self, command: list[str], log_dir: Path | None, environment: dict[str, str], bounds: Bounds
-    ) -> int | None:
+    def run_attempt(self) -> int | None:
         """Run all ranks once. Returns the exit code, None if they are to be restarted."""
-        attempt = self._membership.join(self._failures, lambda: bool(self._caught))
-        self._failures = attempt.failures
-        placement, ranks = attempt.placement, self._nodes.nproc
+        attempt = self.membership.join(self.failures, lambda: bool(self.caught))
+        self.failures = attempt.failures
+        placement, ranks = attempt.placement, self.nodes.nproc
         last = placement.first_rank + ranks - 1
         log(
             f"lockstep: node {placement.node_rank} of {placement.num_nodes}: "
@@ -131,54 +123,45 @@ class _Node:
             f"rank 0 at {placement.address}"
         )
         local = LocalAttempt(
-            command=command,
+            command=self.command,
             ranks=ranks,
             cores=usable_cores(),
-            run_dir=log_dir,
-            environment=environment,
+            run_dir=self.log_dir,
+            environment=self.environment,
             restarts=attempt.starts,
             placement=placement,
-            ml_framework=self._ml_framework,
+            ml_framework=self.ml_framework,
         )
         with _RemoteNodes(attempt, self) as remote:
-            failure, late = local.run(self._caught, bounds, remote=remote)
+            failure, late = local.run(self.caught, Bounds(), remote=remote)
             if failure is None:
                 failure = self._wait_for_remote_nodes(attempt, remote)
         if failure is None or not remote.restart:
             attempt.leave()
             deadline = time.monotonic() + _LEAVE_S
-            while self._main and not attempt.all_left() and time.monotonic() < deadline:
+            while self.main and not attempt.all_left() and time.monotonic() < deadline:
                 time.sleep(0.1)  # its store serves the others until they have read how the attempt ended
         if failure is None:
             return 0
-        if remote.restart and not self._caught:
-            self._failures += remote.failed
-            restart = f"restart {self._failures} of {self._max_restarts}" if remote.failed else "all ranks start again"
+        if remote.restart and not self.caught:
+            self.failures += remote.failed
+            restart = f"restart {self.failures} of {self.max_restarts}" if remote.failed else "all ranks start again"
             log(f"lockstep: {remote.headline(failure)}; {restart}")
             return None
         if remote.here:
-            report_failure(failure, placement.world_size, late, log_dir, restarts=attempt.starts)
+            report_failure(failure, placement.world_size, late, self.log_dir, restarts=attempt.starts)
         else:
             log(f"lockstep: {failure.headline}")
         return failure.code
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether this node's launcher has received a signal."""
-        return bool(self._caught)
-
     def end(self, failure: Failure, attempt: Attempt) -> AttemptEnd:
         """The report to all nodes of a failure on this one."""
         if failure.interrupted is None:
-            restart = failure.restartable and attempt.failures < self._max_restarts
+            restart = failure.restartable and attempt.failures < self.max_restarts
             return AttemptEnd("failed", failure.message, failure.code, failure.rank, restart)
-        if self._nodes.elastic:  # the other nodes continue without one that leaves
-            return AttemptEnd("changed", "a node leaves" if self._caught else "nodes change", failure.code, None, True)
+        if self.nodes.elastic:  # the other nodes continue without one that leaves
+            return AttemptEnd("changed", "a node leaves" if self.caught else "nodes change", failure.code, None, True)
         return AttemptEnd("interrupted", failure.message, failure.code, None, False)
-
-    def joined_by_another(self) -> bool:
-        """Whether another node waits to be admitted."""
-        return self._membership.changed()
 
     def _wait_for_remote_nodes(self, attempt: Attempt, remote: "_RemoteNodes") -> Failure | None:
         """Wait, after this node's ranks succeeded, until those of all nodes have."""
@@ -187,8 +170,8 @@ class _Node:
         while not attempt.all_succeeded():
             if (failure := remote.poll()) is not None:
                 return failure
-            if self._caught:
-                return remote.report(interruption(self._caught[0]))
+            if self.caught:
+                return remote.report(interruption(self.caught[0]))
             if time.monotonic() > deadline:
                 return remote.report(Failure(f"ranks of other nodes still run {_LAST_S:g} s after this node's", 1))
             time.sleep(0.1)
@@ -243,7 +226,7 @@ class _RemoteNodes:
         if self._end is not None:  # another node has reported it
             return failure
         self._end = self._attempt.report_end(self._node.end(failure, self._attempt))
-        return failure if self.here or self._node.interrupted else self._failure(self._end)
+        return failure if self.here or self._node.caught else self._failure(self._end)
 
     def headline(self, failure: Failure) -> str:
         """Why the ranks are restarted."""
@@ -253,7 +236,7 @@ class _RemoteNodes:
         try:
             while self._found is None and not self._over.wait(_POLL_S):
                 self._found = self._attempt.reported_end()
-                if self._found is None and self._node.joined_by_another():
+                if self._found is None and self._node.membership.changed():
                     end = AttemptEnd("changed", "a node joins", 128 + signal.SIGTERM, None, True)
                     self._found = self._attempt.report_end(end)
         except RunError as error:

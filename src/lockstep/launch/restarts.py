@@ -12,12 +12,13 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from lockstep.distributed.agreement import Gather
 from lockstep.errors import ConfigError
 from lockstep.record.partial_files import modified_at
 from lockstep.record.run_dir import RUN_FILE
@@ -30,9 +31,6 @@ from lockstep.world import World
 START_RECORD_VARIABLE = "LOCKSTEP_START_RECORD"
 _SEEN_S = 5.0  # until another node sees what rank 0's node wrote to a shared disk
 _LATEST = Path("checkpoints", "LATEST")
-
-Gather = Callable[[Any, str], list[Any]]
-"""JSON-able values of all ranks, in rank order; collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

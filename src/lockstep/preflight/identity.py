@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lockstep.distributed.ranges import named_ranges
+from lockstep.record.console import aligned
 
 Identity = Mapping[str, Any]
 
@@ -206,7 +207,4 @@ def _table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
     """A line for each entry that differs, a column for each group of equal ranks."""
     lines = [["", *columns], *([name, *row] for name, row in rows.items())]
     cut = [[cell if len(cell) <= _CELL else cell[: _CELL - 3] + "..." for cell in line] for line in lines]
-    widths = [max(len(line[i]) for line in cut) for i in range(len(columns) + 1)]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cut
-    )
+    return "\n".join(aligned(cut, str.ljust))

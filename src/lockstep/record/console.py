@@ -4,6 +4,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -126,6 +127,14 @@ def significant(value: float) -> str:
 def grouped(number: float) -> str:
     """A whole number with its digits in groups of three: `40 960`."""
     return f"{number:,.0f}".replace(",", " ")
+
+
+def aligned(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.rjust) -> Iterator[str]:
+    """The lines of a table, indented: the first column to the left, others as `align`s."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        yield "  " + "  ".join([first[0].ljust(first[1]), *(align(*cell) for cell in others)]).rstrip()
 
 
 def compact(value: float) -> str:

@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from lockstep.system.memory import resident_memory
 from lockstep.world import World
 
 _EVALUATED = ("eval_return_mean", "eval_return_std", "eval_episodes", "solved_at_step", "solved_at_s")
-_SIGNALS = {2: "SIGINT", 10: "SIGUSR1", 15: "SIGTERM"}
 
 
 class Journal:
@@ -67,7 +67,7 @@ class Journal:
         self._sums = np.zeros(3)
         self._logged = (0, 0.0)
         self._best = -np.inf
-        self._trackers = Trackers(run, run_dir.path, self.warn) if world.rank == 0 and run.trackers else None
+        self._trackers = Trackers(run.trackers if world.rank == 0 else (), run, run_dir.path, self.warn)
 
     @classmethod
     def open(
@@ -152,8 +152,7 @@ class Journal:
         if self._console is not None:
             self._run_dir.write_metrics(progress.env_steps, elapsed, metrics)
             of_ranks = {name: phases[:, i].round(3).tolist() for i, name in enumerate(PHASES)}
-            if self._trackers is not None:
-                self._trackers.metrics(progress.env_steps, {"time_s": elapsed, **metrics})
+            self._trackers.metrics(progress.env_steps, {"time_s": elapsed, **metrics})
             self._run_dir.write_ranks(progress.env_steps, elapsed, of_ranks, memory.astype(int).tolist())
             self._console.progress(
                 steps=progress.env_steps,
@@ -182,8 +181,7 @@ class Journal:
             self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
         if self._console is not None:
             self._run_dir.write_evaluation(progress.env_steps, returns, lengths)
-            if self._trackers is not None:
-                self._trackers.evaluation(progress.env_steps, returns, lengths)
+            self._trackers.evaluation(progress.env_steps, returns, lengths)
             self._console.line(
                 f"evaluation at step {progress.env_steps}: return {significant(mean)} "
                 f"over {len(returns)} episodes" + (f", solved (>= {stop_return:g})" if solved else "")
@@ -200,7 +198,7 @@ class Journal:
             rank["wait_s"] = spent["wait"]
         self.summary |= {
             "status": status,
-            "error": f"stopped by {_SIGNALS[signal]}" if signal else None,
+            "error": f"stopped by {Signals(signal).name}" if signal else None,
             "devices": [rank["device"] for rank in ranks],
             "params_fingerprint": ranks[0]["params_fingerprint"],
             "phases_s": {name: float(np.mean([spent[name] for spent in phases])) for name in PHASES},
@@ -209,8 +207,7 @@ class Journal:
         self._count(progress, elapsed)
         if self._console is not None:
             self._run_dir.write_summary(self.summary)
-            if self._trackers is not None:
-                self._trackers.finish(self.summary, (RUN_FILE, SUMMARY_FILE))
+            self._trackers.finish(self.summary, (RUN_FILE, SUMMARY_FILE))
             self._check_in_sync(ranks)
 
     def state(self) -> dict[str, Any]:
@@ -262,8 +259,7 @@ class Journal:
         self.summary |= {"status": "failed", "error": first["message"]}
         self._count(progress, elapsed)
         if self._world.rank == 0:
-            if self._trackers is not None:
-                self._trackers.finish(self.summary, (RUN_FILE,))
+            self._trackers.finish(self.summary, (RUN_FILE,))
             try:
                 self._run_dir.write_summary(self.summary)
             except OSError as full:  # the error itself must still be reported
@@ -277,9 +273,7 @@ class Journal:
 
     def close(self) -> None:
         """Close trackers, files and console."""
-        if self._trackers is not None:
-            self._trackers.close()
-            self._trackers = None
+        self._trackers.close()
         if self._console is not None:
             self._console.close()
         if self._log is not None:

@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,23 +16,19 @@ def bounded(call: Callable[[], T], seconds: float = math.inf, meanwhile: Callabl
 
     `meanwhile` is called repeatedly while waiting; an exception of it ends the wait.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            future.set_result(call())
         except BaseException as error:
-            errors.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True, name="lockstep-bounded")
-    thread.start()
+    threading.Thread(target=run, daemon=True, name="lockstep-bounded").start()
     deadline = time.monotonic() + seconds
-    while thread.is_alive():
+    while not future.done():
         if time.monotonic() > deadline:
             raise TimeoutError(f"no answer within {seconds:.0f} s")
-        thread.join(_POLL_S)
+        wait([future], _POLL_S)
         meanwhile()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return future.result()

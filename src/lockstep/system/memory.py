@@ -1,24 +1,21 @@
 """How much memory this process uses, and how much it may still use."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 _GROUPS = Path("/sys/fs/cgroup")
-_OWN_SIZE = Path("/proc/self/statm")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 for "no limit"
 
 
 def resident_memory() -> int:
     """Bytes of this process that are in memory, shared pages included; 0 if unknown."""
-    try:
-        return int(_OWN_SIZE.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    with contextlib.suppress(psutil.Error, OSError):
+        return psutil.Process().memory_info().rss
+    return 0
 
 
 def usable_memory() -> int | None:

@@ -56,7 +56,7 @@ def sinks(here):
 
 def opened(*names, warnings=None):
     run = Run(task="CartPole-v1", trackers=names)
-    return Trackers(run, Path("run"), (warnings if warnings is not None else []).append)
+    return Trackers(run.trackers, run, Path("run"), (warnings if warnings is not None else []).append)
 
 
 def received():

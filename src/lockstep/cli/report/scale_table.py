@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep.cli.report.scaling import aligned
+from lockstep.record.console import aligned
 
 SCALE_FILE = "scale.json"
 _MODES = {

@@ -7,6 +7,7 @@ from statistics import median
 from lockstep.cli.report.fit import Point, fit, held_out
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Costs, Layout, Work, amounts_of, predict
+from lockstep.record.console import aligned
 
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Ranks of the predicted worlds."""
@@ -151,14 +152,6 @@ def _scaled(
         numbers = [f"{found.steps_per_second:.0f}", f"{efficiency:.0%}", f"{found.seconds * 1e3:.2f}"]
         rows.append([str(ranks), str(hosts), str(num_envs), *numbers, found.bound])
     return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Align columns: the first to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        yield "  " + "  ".join(cells).rstrip()
 
 
 def _time(seconds: float) -> str:

@@ -23,7 +23,8 @@ def submit(job: Job, args: argparse.Namespace) -> int:
     """Print the manifest, or pass it to `kubectl`."""
     import yaml
 
-    text = f"# Written by `lockstep submit --on kubernetes`.\n{yaml.dump(manifest(job, args), Dumper=_dumper())}"
+    written = yaml.dump(manifest(job, args), Dumper=_dumper(), sort_keys=False, width=1000)
+    text = f"# Written by `lockstep submit --on kubernetes`.\n{written}"
     where = "the cluster is reached from, or add --dry-run to see the manifest"
     return submit_text(text, ["kubectl", "apply", "-f", "-"], args, where)
 
@@ -196,13 +197,10 @@ def _script(job: Job, args: argparse.Namespace, main: str | None) -> str:
 
 
 def _dumper() -> Any:
-    """A dumper that writes scripts as block text and keeps the order of keys."""
+    """A dumper that writes scripts as block text, and equal values in full."""
     import yaml
 
     class Blocks(yaml.SafeDumper):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs | {"sort_keys": False, "width": 1000})
-
         def ignore_aliases(self, data: Any) -> bool:
             return True
 

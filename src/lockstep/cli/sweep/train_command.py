@@ -3,17 +3,16 @@
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import ConfigError
+from lockstep.launch.train_ranks import PROGRAM
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
-PROGRAM = (sys.executable, "-m", "lockstep.train")
 _OF_ONE_RUN = ("resume", "run_dir", "seed", "seeds", "jobs", "profile", "local_rank")
 _FLAGS = {"local_rank": "--local-rank", "run_dir": "--run-dir"}
 

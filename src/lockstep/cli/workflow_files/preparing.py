@@ -22,13 +22,12 @@ from lockstep.data.feature_file import features_from_dict, features_to_dict, loa
 from lockstep.data.features import Features
 from lockstep.data.preparation.progress import ProgressDisplay
 from lockstep.data.prepare import FeatureSample, PrepareOptions, identify_features, prepare_dataset, sample_features
+from lockstep.distributed.agreement import Gather
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console
 from lockstep.run import OfflineRun
 from lockstep.world import World
 
-Gather = Callable[[Any, str], list[Any]]
-"""Gathers JSON values (arrays allowed) of all ranks, in rank order; *collective*."""
 _T = TypeVar("_T")
 _PREPARE_S = 7 * 24 * 3600.0  # timeout; a rank that dies is detected by the launcher of its node
 _LOG_SUFFIXES = (".json", ".jsonl", ".gz")

@@ -6,12 +6,13 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from lockstep.distributed.agreement import Gather
 from lockstep.distributed.network.dial import KEY_SIZE, connect_hosts, without_pacing
 from lockstep.distributed.network.hosts import Host, Hosts
 from lockstep.distributed.network.interfaces import addresses, listening_socket, reachable_addresses, towards
@@ -25,7 +26,6 @@ from lockstep.system.cores import usable_cores
 from lockstep.world import World
 
 _CONNECT_S = 30.0  # all hosts are up: one that has not connected by then never will
-Gather = Callable[[Any, str], list[Any]]
 
 
 def open_hosts(

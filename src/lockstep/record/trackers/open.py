@@ -41,15 +41,16 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run, each in a thread of its own. On rank 0 only.
+    """The trackers of a run, each in a thread of its own.
 
     Args:
-        run: the config; `run.trackers` names the trackers.
+        names: of the trackers; none on other ranks than 0.
+        run: the config.
         run_dir: the run directory; the ids of the tracker's runs are kept in its `trackers.json`.
         warn: prints a warning; called from any thread.
     """
 
-    def __init__(self, run: AnyRun, run_dir: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, names: Sequence[str], run: AnyRun, run_dir: Path, warn: Callable[[str], None]) -> None:
         self._run_dir = run_dir
         self._warn = warn
         self._lock = threading.Lock()
@@ -58,7 +59,7 @@ class Trackers:
         self._running: list[tuple[Tracker, BackgroundCalls]] = []
         self._framework = run.ml_framework
         config = settings.leaves(to_dict(run))
-        for name in run.trackers:
+        for name in names:
             try:
                 tracker = _load(name)()
             except Exception as error:
