@@ -123,7 +123,7 @@ def _refuse(packages):
         (["cartpole"], "work cartpole is unknown; did you mean cartpole_"),
         (["--only", "sb4"], "did you mean sbx or sb3?"),
         (["--repetitions", "0"], "--repetitions 0 must be a number, at least 1"),
-        (["--scale", "-1"], "--scale -1: a number greater than 0"),
+        (["--scale", "-1"], "--scale -1 must be a number greater than 0"),
         (["--python", "sb3"], "write NAME=PYTHON"),
         (["--python", "sb3=/no/such"], "/no/such is no program"),
         (["--purejaxrl", "/no"], "there is no file purejaxrl/ppo.py"),
