@@ -175,8 +175,8 @@ def _check_state(driver: EnvDriver, another: Callable[[], EnvDriver]) -> None:
         other.close()
     if report.finite and (step := _first_difference(whole, after)) is not None:
         report.fault(
-            f"restore does not bring back what state returned: step {step} after it gave something else; state must return "
-            "everything that decides what comes next, generators of your own included, and restore must set it"
+            f"restore does not bring back what state returned: step {step} after it gave something else; state must "
+            "return everything that decides what comes next, generators of your own included, and restore must set it"
         )
 
 
