@@ -23,7 +23,7 @@ MAY_NAME_DISTRIBUTED = ("lockstep.torch.collectives", "lockstep.launch.elastic_m
 
 # What lies directly under src/lockstep: the folders, and the few files beside them.
 LAYERS = {
-    3: ("__init__", "train", "cli", "engines", "launch", "recipes", "workflows"),
+    3: ("__init__", "__main__", "train", "cli", "engines", "launch", "recipes", "workflows"),
     2: ("torch", "jax"),
     1: ("run", "session", "preflight", "record", "experience", "envs", "data", "estimators", "distributed"),
     0: ("errors", "world", "config", "system", "algorithms"),
