@@ -30,7 +30,7 @@ def swap():
     """The proof of sync comes before the log line instead of after it."""
     from lockstep.torch.session import Session
 
-    log, keep, waiting = Session.log, Session.keep, []
+    log, checkpoint_if_due, waiting = Session.log, Session.checkpoint_if_due, []
 
     def log_later(session, metrics):
         if session.progress.updates == UPDATE:
@@ -38,12 +38,12 @@ def swap():
         else:
             log(session, metrics)
 
-    def keep_first(session, *args):
-        keep(session, *args)
+    def checkpoint_first(session, *args):
+        checkpoint_if_due(session, *args)
         if waiting:
             log(session, waiting.pop())
 
-    Session.log, Session.keep = log_later, keep_first
+    Session.log, Session.checkpoint_if_due = log_later, checkpoint_first
 
 
 if __name__ == "__main__":
