@@ -1,11 +1,16 @@
 """What needs a GPU; skipped without one."""
 
+import ast
 import json
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
+
+from small_learners import STATED_WAITS, make
 
 pytestmark = pytest.mark.gpu
 
@@ -50,3 +55,56 @@ def test_more_ranks_than_gpus_is_refused(tmp_path):
     done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode != 0
     assert f"--nproc_per_node={count}" in done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("case", STATED_WAITS)
+def test_update_waits_only_where_stated(tmp_path, case):
+    """As on a pretended device in `tests/unit/torch/test_waits_for_device.py`."""
+    name, config, expected = STATED_WAITS[case]
+    one = make(name, tmp_path, "cuda", config)
+    one.update(0)  # initializes the libraries
+    one.update(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            one.update(2)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = {function_at(Path(w.filename), w.lineno) for w in caught if "synchronizing" in str(w.message)}
+    assert waits == {wait.partition(":")[0] for wait in expected}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "td3"])
+def test_gradient_step_does_not_wait(tmp_path, name):
+    one = make(name, tmp_path, "cuda")
+    one.update(0)
+    step = one.learner._step
+
+    def watched(*given):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return step(*given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    one.learner._step = watched
+    one.update(1)
+
+
+def function_at(path, line):
+    """The qualified name of the function at a line of a file."""
+    found = []
+
+    def visit(node, names):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names = [*names, node.name]
+            if node.lineno <= line <= (node.end_lineno or 0):
+                found.append(".".join(names))
+        for child in ast.iter_child_nodes(node):
+            visit(child, names)
+
+    visit(ast.parse(path.read_text()), [])
+    return found[-1] if found else f"{path}:{line}"

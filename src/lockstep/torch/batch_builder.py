@@ -21,6 +21,7 @@ from lockstep.torch.networks import Policy
 from lockstep.torch.recurrent import Sequences
 from lockstep.torch.returns import gae
 from lockstep.torch.symmetry import Symmetry
+from lockstep.torch.transfer import to_device
 
 AnyRollout = Rollout | TensorRollout
 
@@ -131,7 +132,7 @@ class BatchBuilder:
         values = values.view(steps + 1, size)
         next_value = values[1:].clone()
         for t, rows, last in rollout.final:  # the next row is already the next episode's: bootstrap from the true one
-            envs, final = torch.from_numpy(rows), self._normalized(last)
+            envs, final = self._on_device(rows), self._normalized(last)
             sequences = None if states is None else Sequences(states[t + 1, envs], states.new_zeros(1, len(rows)))
             next_value[t, envs] = self._policy(*final, sequences)[1].float()
         reward = self._normalizers.scaled_reward(rollout.reward)
@@ -142,7 +143,7 @@ class BatchBuilder:
             parameters[: steps * size],
             values[:-1],
             next_value,
-            *(torch.from_numpy(column).to(self._device, torch.float32) for column in columns),
+            *(self._on_device(column).float() for column in columns),
             critic=None if critic is None else critic[:-1].flatten(0, 1),
             state=None if states is None else states[:-2].flatten(0, 1),
             begins=None if begins is None else begins[:-1].flatten(),
@@ -164,8 +165,8 @@ class BatchBuilder:
         columns = (torch.split(observation, self._forward_rows) for observation in observations)
         parts = [network.features(*part) for part in zip(*columns, strict=True)]
         of_actor, of_critic = (torch.cat(cast("list[Tensor]", column)) for column in zip(*parts, strict=True))
-        begins = torch.from_numpy(rollout.begins).to(self._device, torch.float32)
-        first = torch.cat([torch.from_numpy(rollout.state).to(self._device), self.critic_states[k]], -1)
+        begins = self._on_device(rollout.begins).float()
+        first = torch.cat([self._on_device(rollout.state), self.critic_states[k]], -1)
         parameters, values, after = network.unroll(of_actor, of_critic, Sequences(first, begins))
         states = torch.cat([first.unsqueeze(0), after.unflatten(0, begins.shape)])
         self.critic_states[k] = states[-2, :, self._policy.actor_state_size :].clone()
@@ -188,4 +189,4 @@ class BatchBuilder:
         return seen, self._on_device(critic if of_critic is None else of_critic.normalize(critic))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return to_device(np.ascontiguousarray(array), self._device)

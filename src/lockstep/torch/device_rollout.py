@@ -28,6 +28,7 @@ from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
 from lockstep.torch.recurrent import Sequences
+from lockstep.torch.transfer import to_device
 from lockstep.world import stream_seed
 
 
@@ -68,12 +69,12 @@ class TensorEpisodes:
         Returns:
             Returns and lengths [2, E], for `report` once they are on the host.
         """
-        totals = [
-            column.double().cumsum(0) + before
-            for column, before in ((reward.nan_to_num(0.0, 0.0, 0.0), self._return), (weight, self._length))
-        ]
-        summed = torch.stack([total[step, env] for total in totals])
-        carried = torch.stack([total[-1] for total in totals])
+        totals = torch.stack([reward.nan_to_num(0.0, 0.0, 0.0), weight]).double()
+        for t in range(1, len(reward)):  # `cumsum` has no deterministic kernel on GPUs
+            totals[:, t] += totals[:, t - 1]
+        totals += torch.stack([self._return, self._length]).unsqueeze(1)
+        summed = totals[:, step, env]
+        carried = totals[:, -1].clone()
         # A sum runs over all episodes of the environment in this rollout: subtract the sum up to the previous end.
         follows = torch.zeros_like(env, dtype=torch.bool)
         follows[1:] = env[1:] == env[:-1]
@@ -246,12 +247,12 @@ class _Shard:
         is_final = (self._truncated & ~self._terminated)[step, env]
         healthy = [reward, *(group.raw for group in self.groups)]
         if self._same_step:
-            self._check_final(step[is_final])
+            self._check_final(step, is_final)
             finals = [group.final_rows(step, env) for group in self.groups]
             observations = [normalized for _, normalized in finals]
             value = self._outputs(observations, self.states[step + 1, env], reward.new_zeros(len(env)))[1]
             next_value[step, env] = torch.where(is_final, value.float(), next_value[step, env])
-            healthy += [raw[is_final] for raw, _ in finals]
+            healthy += [torch.where(_per_row(is_final, raw), raw, 0) for raw, _ in finals]
         finite = torch.stack([part.isfinite().all() for part in healthy]).all()
         episodes = self.episodes.update(reward, weight, env, step)
         sums = self._normalizer_sums(weight)
@@ -280,12 +281,17 @@ class _Shard:
         to_host = lambda: self._to_host(weight, first_env)  # noqa: E731
         return TensorRollout(evaluated, sums, None if facts[0] else to_host().fault, to_host)
 
-    def _check_final(self, step: Tensor) -> None:
-        """Refuse an environment that truncated an episode without a final observation."""
+    def _check_final(self, step: Tensor, is_final: Tensor) -> None:
+        """Refuse an environment that truncated an episode without a final observation.
+
+        Args:
+            step: [E] in which an episode ended.
+            is_final: [E], whether it was truncated.
+        """
         if all(self._with_final):
             return
-        without = torch.tensor([not given for given in self._with_final], device=step.device)
-        if bool(without[step].any()):
+        without = to_device(~np.array(self._with_final), step.device)
+        if bool((without[step] & is_final).any()):
             raise RunError(
                 "an environment truncated an episode without a final observation, which the value of that episode "
                 'needs; return TensorStep.final, or use autoreset="next_step"'
@@ -481,6 +487,11 @@ class TensorCollector:
         """Close the environments."""
         for shard in self._shards:
             shard.env.close()
+
+
+def _per_row(flags: Tensor, rows: Tensor) -> Tensor:
+    """Flags [E] in a shape that broadcasts over rows [E, ...]."""
+    return flags.view(-1, *[1] * (rows.ndim - 1))
 
 
 def clipper(action: ActionSpec, device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -32,7 +32,8 @@ from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.q_networks import QPolicy, noisy_actor
 from lockstep.torch.session import Session
-from lockstep.torch.transitions import TransitionBatch
+from lockstep.torch.transfer import to_device
+from lockstep.torch.transitions import TransitionBatch, priorities_to_host
 from lockstep.torch.warmup import warmup
 from lockstep.world import block, stream, stream_seed
 
@@ -115,7 +116,7 @@ class DQN:
             raise self._non_finite_error(rollouts, minibatches, progress)
         self.policy.resample(None)  # evaluations and policy files use the network without noise
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
-        self.metrics.add(METRICS[-3:], torch.tensor(statistics, dtype=torch.float64).to(self.comm.device), 1.0)
+        self.metrics.add(METRICS[-3:], to_device(np.array(statistics), self.comm.device), 1.0)
         if replayed.due:
             self.metrics.add(VALUE_METRICS, sums[1:-2], sums[0])
             self.metrics.add(("optim/grad_norm",), sums[-2:-1], replayed.due - sums[-1])
@@ -158,8 +159,10 @@ class DQN:
             self._move_target(c.target_rate)
         elif not self.counters[TAKEN] % c.target_update_every:
             self.copy_to_target()
-        if c.prioritized and not skipped:
-            self._shards.update_priorities(drawn, (priority.cpu().numpy() for priority in priorities))
+        if c.prioritized:
+            on_host = priorities_to_host(skipped, priorities)
+            if on_host is not None:
+                self._shards.update_priorities(drawn, on_host)
         return torch.where(skipped, self._skipped, totals)
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.experience.normalize import EPS, RunningMoments
+from lockstep.torch.transfer import to_device
 
 
 class DeviceMoments:
@@ -28,7 +29,7 @@ class DeviceMoments:
         self._is_empty = self._host.count == 0
         scale = (1.0 / np.sqrt(self._host.variance + EPS)).astype(np.float32)
         origin = np.concatenate([self._host.mean, self._host.mean.astype(np.float32), scale])
-        self._origin, mean, scale = torch.from_numpy(origin).to(self._device).chunk(3)
+        self._origin, mean, scale = to_device(origin, self._device).chunk(3)
         self._mean, self._scale = mean.float(), scale.float()
 
     def normalize(self, rows: Tensor) -> Tensor:

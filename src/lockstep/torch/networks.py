@@ -22,6 +22,7 @@ from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 from lockstep.torch.recurrent import Core, Sequences
 from lockstep.torch.scoring.logged_policy import LoggedPolicy
+from lockstep.torch.transfer import to_device
 
 
 class ActorCritic(nn.Module):
@@ -206,7 +207,7 @@ class TorchActor:
         if observation.ndim > 1 + len(self._policy.spec.observation_shape):
             return np.stack([self(part) for part in observation])
         with torch.inference_mode():
-            parameters, _ = self._policy(torch.from_numpy(np.ascontiguousarray(observation)).to(self._device))
+            parameters, _ = self._policy(to_device(np.ascontiguousarray(observation), self._device))
         return parameters.float().cpu().numpy()
 
 
@@ -224,7 +225,7 @@ class RecurrentTorchActor:
             parts = [self(*part) for part in zip(observation, state, strict=True)]
             parameters, states = (np.stack(column) for column in zip(*parts, strict=True))
             return parameters, states
-        tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for array in (observation, state))
+        tensors = (to_device(np.ascontiguousarray(array), self._device) for array in (observation, state))
         with torch.inference_mode():
             parameters, after = self._policy.recurrent.act(*tensors)
         return parameters.cpu().numpy(), after.cpu().numpy()

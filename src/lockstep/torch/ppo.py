@@ -32,6 +32,7 @@ from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.session import Session
 from lockstep.torch.symmetry import Symmetry, augmented
+from lockstep.torch.transfer import to_device
 from lockstep.torch.warmup import warmup
 from lockstep.world import stream, stream_seed
 
@@ -136,7 +137,7 @@ class PPO:
         rows_in_order = rows_of_sequences(
             order, length=self.sequence_length, num_envs=rows // c.num_steps, num_minibatches=c.num_minibatches
         )
-        return torch.from_numpy(rows_in_order).to(self.comm.device)
+        return to_device(rows_in_order, self.comm.device)
 
     def _adapt_learning_rate(self, at: str, sums: Tensor) -> None:
         """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
@@ -241,23 +242,24 @@ class PPO:
             The batches; the two results of `Normalizers.update_statistics`; the sums of `extra_sums`.
         """
         batches: list[Batch] = []
-        rows: list[np.ndarray] = []
+        moments: list[Tensor] = []
         normalizer_sums = self._builder.normalizer_sums(self.comm, rollouts)
         for k, rollout in enumerate(rollouts):
             batch = self._builder.batch(k, rollout)
             columns = torch.stack([torch.ones_like(batch.target), batch.advantage, batch.target]).double()
             columns[2] -= self.normalizers.target_origin
             weight = batch.weight.double()
-            moments = torch.cat([columns @ weight, columns[1:].square() @ weight]).cpu().numpy()
-            faults = [float(rollout.fault is not None)]
-            rows.append(np.concatenate([moments, faults, normalizer_sums[k], extra_sums[k]]))
+            moments.append(torch.cat([columns @ weight, columns[1:].square() @ weight]))
             batches.append(batch)
-        total = self.comm.sum_shards(torch.from_numpy(np.stack(rows)), "moments").numpy()
+        faults = [[float(rollout.fault is not None)] for rollout in rollouts]
+        on_host = torch.stack(moments).cpu().numpy()
+        rows = np.concatenate([on_host, faults, normalizer_sums, extra_sums], 1)
+        total = self.comm.sum_statistics(rows, "moments")
         total, totals = np.split(total, [len(total) - extra_sums.shape[1]])
         statistics, fault = self.normalizers.update_statistics(total)
         if statistics is not None and statistics.weight > 0:
-            explained = torch.tensor([statistics.explained])
-            self.metrics.add(("value/explained_variance",), explained.to(self.comm.device), 1.0)
+            explained = to_device(np.array([statistics.explained], np.float32), self.comm.device)
+            self.metrics.add(("value/explained_variance",), explained, 1.0)
             for batch in batches:
                 if self.config.normalize_advantage:
                     batch.advantage = (batch.advantage - statistics.mean) * statistics.scale

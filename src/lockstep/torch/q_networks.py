@@ -21,6 +21,7 @@ from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_custom_heads
 from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, make_encoder, own_network
 from lockstep.torch.layers import linear
+from lockstep.torch.transfer import to_device
 
 
 class NoisyLinear(nn.Module):
@@ -194,7 +195,7 @@ class QPolicy(nn.Module):
                 layer.noise = None
         elif self._noisy:
             scaled = np.sign(numbers) * np.sqrt(np.abs(numbers))
-            on_device = torch.from_numpy(scaled).to(self._noisy[0].weight.device)
+            on_device = to_device(scaled, self._noisy[0].weight.device)
             parts = torch.split(on_device, self._noise_sizes, -1)
             for layer, noise_in, noise_out in zip(self._noisy, parts[::2], parts[1::2], strict=True):
                 layer.noise = noise_in, noise_out
@@ -213,7 +214,7 @@ def noisy_actor(policy: QPolicy, device: torch.device, seed: int, envs: Sequence
     def q_values(observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
         policy.set_noise(noise)
         with torch.inference_mode():
-            q, _ = policy(torch.from_numpy(np.ascontiguousarray(observation)).to(device))
+            q, _ = policy(to_device(np.ascontiguousarray(observation), device))
         policy.set_noise(None)
         return q.cpu().numpy()
 

@@ -32,7 +32,8 @@ from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.session import Session
-from lockstep.torch.transitions import TransitionBatch
+from lockstep.torch.transfer import to_device
+from lockstep.torch.transitions import TransitionBatch, priorities_to_host
 from lockstep.world import stream_seed
 
 _POLICY_SUMS = ("loss/policy", "policy/entropy", "policy/alpha")
@@ -96,8 +97,8 @@ class SAC:
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.due and self._stop_on_non_finite and bool(self.optimizer.halted):
             raise self._non_finite_error(rollouts, minibatches, progress)
-        statistics = torch.tensor([replayed.size, replayed.skipped], dtype=torch.float64)
-        self.metrics.add(METRICS[-2:], statistics.to(self.comm.device), 1.0)
+        statistics = np.array([replayed.size, replayed.skipped])
+        self.metrics.add(METRICS[-2:], to_device(statistics, self.comm.device), 1.0)
         if replayed.due:
             self.optimizer.add_metrics(self.metrics, totals_of_steps, replayed.due)
         return totals
@@ -112,13 +113,15 @@ class SAC:
         moves_policy = (int(self.counters[TAKEN]) + 1) % c.policy_delay == 0
         if c.target_critics is not None:
             chosen = self._shards.target_critics(c.num_critics, c.target_critics)
-            self._target_critics = torch.from_numpy(chosen).to(self.comm.device)
+            self._target_critics = to_device(chosen, self.comm.device)
         seeds = self._shards.seeds() if self.optimizer.dropout is not None else ()
         totals, priorities = self.optimizer.step(self._loss, parts, seeds, moves_policy=moves_policy)
         self._target_values.lerp_(self.optimizer.critic_values, c.target_rate)
         self.counters[TAKEN] += 1
-        if c.prioritized and not totals[-1]:
-            self._shards.update_priorities(drawn, (priority.cpu().numpy() for priority in priorities))
+        if c.prioritized:
+            on_host = priorities_to_host(totals[-1], priorities)
+            if on_host is not None:
+                self._shards.update_priorities(drawn, on_host)
         return totals
 
     def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 Shapes: N transitions of a shard's part of a minibatch, O observation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.replay import Transitions
 from lockstep.torch.batch import RowBatch
+from lockstep.torch.transfer import to_device
 
 _KINDS = {"uint8": torch.uint8, "float32": torch.float32}
 
@@ -40,7 +42,7 @@ class TransitionBatch(RowBatch):
         arrays = [drawn.observation, drawn.action, drawn.return_, drawn.next_observation, drawn.discount, weight]
         if noise is not None:
             arrays.append(noise)
-        return TransitionBatch(*(torch.from_numpy(array).to(device) for array in arrays))
+        return TransitionBatch(*(to_device(array, device) for array in arrays))
 
     @staticmethod
     def blank(spec: EnvSpec, rows: int, device: torch.device, num_actions: int = 0) -> "TransitionBatch":
@@ -53,3 +55,15 @@ class TransitionBatch(RowBatch):
         reward, discount, weight = (torch.zeros(rows, device=device) for _ in range(3))
         noise = torch.zeros(rows, num_actions, spec.action.width, device=device) if num_actions else None
         return TransitionBatch(before, action, reward, after, discount, weight, noise)
+
+
+def priorities_to_host(skipped: Tensor, priorities: Sequence[Tensor]) -> list[np.ndarray] | None:
+    """The priorities [N] of each shard's part of a minibatch; None if the gradient step was skipped.
+
+    The host waits for the device once.
+    """
+    on_host = torch.cat([skipped.float().reshape(1), *priorities]).cpu().numpy()
+    if on_host[0]:
+        return None
+    ends = np.cumsum([len(priority) for priority in priorities])
+    return np.split(on_host[1:], ends[:-1])

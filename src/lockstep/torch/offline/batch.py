@@ -14,6 +14,7 @@ from lockstep.data.columns import Ragged
 from lockstep.data.rows import Rows
 from lockstep.torch.batch import RowBatch
 from lockstep.torch.scoring.choices import ActionMask, Candidates, Choices
+from lockstep.torch.transfer import to_device
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class LoggedBatch(RowBatch):
             if isinstance(column, Ragged):
                 columns[name] = Candidates.of(column, device)
             else:
-                tensor = torch.from_numpy(column).to(device)
+                tensor = to_device(column, device)
                 columns[name] = ActionMask(tensor) if name.startswith("possible") else tensor
         return LoggedBatch(**columns)
 

@@ -124,7 +124,7 @@ class ContinuousCQL(LoggedLearner[ActorPolicy]):
     def _cql_alpha(self) -> Tensor:
         """The weight of the penalty: fixed, or learned."""
         if self.config.cql_gap is None:
-            return self.weights["log_alpha"].new_tensor(self.config.cql_alpha)
+            return self.weights["log_alpha"].new_full((), self.config.cql_alpha)
         return self.weights["log_cql_alpha"].exp().clamp(max=_MOST)
 
     def _sampled_actions(self, parameters: Tensor, next_parameters: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lockstep.experience.offline_noise import draw_noise
 from lockstep.torch.batch import RowBatch
+from lockstep.torch.transfer import to_device
 
 
 @dataclass(slots=True)
@@ -36,4 +37,4 @@ class Noise(RowBatch):
             num_uniform: J'.
         """
         normal, uniform = draw_noise(seed, shard, step, shape, num_uniform)
-        return Noise(torch.from_numpy(normal).to(device), torch.from_numpy(uniform).to(device))
+        return Noise(to_device(normal, device), to_device(uniform, device))

@@ -24,6 +24,7 @@ from lockstep.torch.non_finite import LossReader
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.networks import OutcomeNetwork, ScoreNetwork
 from lockstep.torch.sgd import Sgd
+from lockstep.torch.transfer import to_device
 from lockstep.torch.warmup import warmup
 
 STEP_METRICS = ("optim/grad_norm", "optim/skipped", "optim/learning_rate", "data/epoch")
@@ -135,13 +136,14 @@ class OfflineOptimizer:
         """Compute the gradient and the sums of every local shard."""
         num_extra = extra_sums.shape[1]
         assert num_extra <= MAX_EXTRA_SUMS, f"{num_extra} numbers do not fit into a message's {MAX_EXTRA_SUMS}"
+        padded = np.zeros((len(batches), MAX_EXTRA_SUMS), np.float32)
+        padded[:, :num_extra] = extra_sums
+        extra = to_device(padded, self._comm.device)
         for k, batch in enumerate(batches):
             self.flat.zero_gradient_()
             total, sums = self._loss(*batch)
             total.backward()
-            extra = torch.zeros(MAX_EXTRA_SUMS)
-            extra[:num_extra] = torch.from_numpy(extra_sums[k])
-            self.flat.store_shard(k, torch.cat([sums.detach(), extra.to(sums.device)]))
+            self.flat.store_shard(k, torch.cat([sums.detach(), extra[k]]))
 
     def _step(
         self, score_weight: int | None, combine: Callable[[Tensor, Tensor], None] | None

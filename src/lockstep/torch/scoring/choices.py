@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.columns import Ragged
+from lockstep.torch.transfer import to_device
 from lockstep.torch.value_losses import chosen
 
 ScoreConfig = OfflineDQNConfig | CloningConfig
@@ -97,7 +98,7 @@ class Candidates:
     def of(cls, lists: Ragged, device: torch.device) -> Self:
         """Copy lists from the host to the device."""
         owner = np.repeat(np.arange(len(lists.offsets) - 1), np.diff(lists.offsets))
-        return cls(*(torch.from_numpy(array).to(device) for array in (lists.values, lists.offsets, owner)))
+        return cls(*(to_device(array, device) for array in (lists.values, lists.offsets, owner)))
 
     @property
     def lengths(self) -> Tensor:
