@@ -82,7 +82,7 @@ def both(algo, config, comms):
 def moments(learner, mirror):
     """Adam's first moments of both backends by parameter: after one step a tenth of the gradient."""
     of_torch = {}
-    optimizers = {"policy": learner.optimizer.policy_adam, "critic": learner.optimizer.critic_adam}
+    optimizers = {"policy": learner.policy_adam, "critic": learner.critic_adam}
     flat = {name: optimizer.state()["moment"].numpy() for name, optimizer in optimizers.items()}
     offsets = dict.fromkeys(flat, 0)
     for name, parameter in learner.policy.named_parameters():
@@ -90,8 +90,8 @@ def moments(learner, mirror):
         of_torch[name] = flat[kind][offsets[kind] : offsets[kind] + size].reshape(parameter.shape)
         offsets[kind] += size
     state = mirror.comm.read(mirror.state)
-    found = mirror.optimizer.flat.split(state.policy_optimizer.moment)
-    critics = mirror.optimizer.flat_critics.split(state.critic_optimizer.moment)
+    found = mirror.flat.split(state.policy_optimizer.moment)
+    critics = mirror.flat_critics.split(state.critic_optimizer.moment)
     return of_torch, {**found, **{f"critics.{name}": value for name, value in critics.items()}}
 
 

@@ -113,9 +113,9 @@ def actor_critic_gradient(learner: sac.SAC | td3.TD3) -> dict[str, np.ndarray]:
     """The gradients of critics, actor and temperature, each as one vector, after one step."""
     state = learner.comm.read(learner.state)
     named = {
-        f"critics.{name}": g for name, g in learner.optimizer.flat_critics.split(state.critic_optimizer.moment).items()
+        f"critics.{name}": g for name, g in learner.flat_critics.split(state.critic_optimizer.moment).items()
     }
-    return by_part(named | learner.optimizer.flat.split(state.policy_optimizer.moment), scale=10.0)
+    return by_part(named | learner.flat.split(state.policy_optimizer.moment), scale=10.0)
 
 
 def by_part(named: dict[str, Any], scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -128,7 +128,7 @@ def by_part(named: dict[str, Any], scale: float = 1.0) -> dict[str, np.ndarray]:
 
 def actor_critic_networks(learner: sac.SAC) -> dict[str, dict[str, np.ndarray]]:
     """Every copy of the parameters, and all arrays that are compared between ranks."""
-    target = learner.optimizer.flat_critics.split(learner.comm.read(learner.state).target)
+    target = learner.flat_critics.split(learner.comm.read(learner.state).target)
     return {
         "policy": parameters(learner.policy),
         "target": {f"critics.{name}": np.array(value) for name, value in target.items()},

@@ -5,7 +5,7 @@ D dimensions of an action, C critics, P parameters of the actor, Q of the critic
 are scaled to [-1, 1].
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +15,19 @@ from jax import Array
 from lockstep.algorithms.td3 import METRICS, TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
-from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.jax import value_losses as losses
-from lockstep.jax.actor_critic_optimizer import ActorCriticOptimizer, State
+from lockstep.jax.actor_critic import ActorCritic
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.flat import Params, subtree
 from lockstep.jax.networks import actor_of
 from lockstep.jax.session import Session
 from lockstep.jax.transitions import ActorCriticPart
-from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
-from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
-from lockstep.session.shard_replays import TAKEN, ShardReplays, announce
+from lockstep.session.shard_replays import announce
 from lockstep.world import stream_seed
 
 _POLICY_SUMS = ("loss/policy",)
@@ -38,38 +35,15 @@ _NUM_ACTIONS = 1
 """Whose noise is drawn for a transition: that of the critics' target."""
 
 
-class TD3:
+class TD3(ActorCritic[TD3Config]):
     """Deterministic actor-critic from a replay buffer, with a target actor, target critics and a delayed policy.
 
     Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
     """
 
     def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm) -> None:
-        config = run.algorithm
-        assert isinstance(config, TD3Config)
-        check_task(run, policy.spec)
-        self.config = config
-        self.policy = policy
-        self.comm = comm
-        self._shards = ShardReplays(run, policy.spec, comm)
-        self.rows = self._shards.rows
-        self.replays = self._shards.replays
-        self.counters = self._shards.counters
-        self.shard_state = self._shards.shard_state
-        self.restore_shard = self._shards.restore_shard
-        policy.params = comm.read(comm.broadcast(policy.params))
-        self.optimizer = ActorCriticOptimizer(
-            run, policy, comm, self.critic_loss, self.policy_loss, _POLICY_SUMS, target_actor=True
-        )
-        self.metrics = MetricMeans(METRICS)
-        self._stop_on_non_finite = run.non_finite == "stop"
-        self._precision = run.precision
-        self.copy_to_target = self.optimizer.copy_to_target
-
-    @property
-    def state(self) -> State:
-        """What updates change on the devices."""
-        return self.optimizer.state
+        assert isinstance(run.algorithm, TD3Config)
+        super().__init__(run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS, target_actor=True)
 
     # -- maths ---------------------------------------------------------------------------------------------------------
 
@@ -120,52 +94,21 @@ class TD3:
         if replayed.skipped and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, [], progress)
         if replayed.due:
-            self.optimizer.begin(progress.fraction)
+            self._begin(progress.fraction)
         minibatches = list[list[ActorCriticPart]]()
         for drawn, weights in self._shards.minibatches(replayed):
-            parts = ActorCriticPart.draw(self.policy, self._shards, drawn, weights, _NUM_ACTIONS)
+            parts = self._parts(drawn, weights)
             self._learn(parts, drawn)
             if self._stop_on_non_finite:
                 minibatches.append(parts)
         # One host sync per rollout; acting would wait for the device anyway.
-        sums = self.comm.read(self.optimizer.state.sums)
+        sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, minibatches, progress)
-        self.metrics.add(METRICS[-2:], [replayed.size, replayed.skipped], 1.0)
+        self._add_metrics(replayed, sums)
         if replayed.due:
-            self.optimizer.add_metrics(self.metrics, sums, replayed.due)
-            self.policy.params = self.optimizer.params()
+            self.policy.params = self._params()
         return totals
-
-    def _learn(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
-        """Take one gradient step on a minibatch, of which every local shard sampled its part."""
-        moves_policy = (int(self.counters[TAKEN]) + 1) % self.config.policy_delay == 0
-        priorities = self.optimizer.learn(parts, moves_policy=moves_policy)
-        self.counters[TAKEN] += 1
-        if self.config.prioritized:
-            self._shards.update_priorities(drawn, self.comm.unshard(priorities))
-
-    def _locate_non_finite(
-        self, rollouts: list[Rollout], minibatches: list[list[ActorCriticPart]], progress: Progress
-    ) -> NonFiniteError:
-        reader = self.optimizer.reader(self.rows)
-        return locate_non_finite_replayed(self.comm, rollouts, minibatches, progress, reader)
-
-    def warmup(self) -> None:
-        """Compile everything that an update calls, without changing the state; *collective*."""
-        self.optimizer.warmup([ActorCriticPart.blank(self.policy, self.rows, _NUM_ACTIONS) for _ in self.replays])
-
-    def shared_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of all state that is equal on every rank, by name, for checkpoints."""
-        totals = {"counters": self.counters.copy(), "metrics": self.metrics.table.copy()}
-        return self.optimizer.shared_arrays() | totals
-
-    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Load `shared_arrays`, or a part of it."""
-        self.optimizer.load_shared(arrays)
-        self.policy.params = self.optimizer.params()
-        self.counters[:] = arrays.get("counters", self.counters)
-        self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
 
 
 def train(session: Session) -> None:

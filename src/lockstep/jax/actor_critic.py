@@ -1,11 +1,11 @@
-"""One gradient step of an actor and its critics, for SAC and TD3: one message, two learning rates, one decision.
+"""The base of SAC and TD3: replay buffers, one gradient step with one message, and state for checkpoints.
 
 Shapes: K shards of this process, L of them on a device, S of all ranks, N transitions of a shard's part of a minibatch,
 P parameters of actor and temperature, Q of the critics.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from jax import Array
 from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
+from lockstep.experience.replay import Transitions
+from lockstep.experience.rollout import Rollout
 from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
 from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
@@ -23,7 +25,13 @@ from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.transitions import ActorCriticPart
 from lockstep.record.metric_means import MetricMeans
+from lockstep.record.progress import Progress
 from lockstep.run import Run
+from lockstep.session.checks import check_task
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
+from lockstep.session.shard_replays import TAKEN, Replayed, ShardReplays
+
+SomeConfig = TypeVar("SomeConfig", bound=SACConfig | TD3Config)
 
 
 class State(NamedTuple):
@@ -40,43 +48,27 @@ class State(NamedTuple):
     learning_rates: Array
     """Of policy and temperature, and of the critics [2]."""
     sums: Array
-    """Over the gradient steps since `begin`: rows and sums of the critics' loss, rows and sums of the policy's,
+    """Over the gradient steps since `_begin`: rows and sums of the critics' loss, rows and sums of the policy's,
     gradient norms of critics and actor, skipped steps."""
 
 
-class CriticLoss(Protocol):
-    """The critics' loss of a part of a minibatch."""
+class ActorCritic(Generic[SomeConfig]):
+    """A policy and its critics, which learn from replay buffers; a subclass has the losses and the order of an update.
 
-    def __call__(
-        self, critics: Params, target: Params, actor: Params, part: ActorCriticPart, keys: Sequence[Array | None]
-    ) -> tuple[Array, tuple[Array, Array]]:
-        """Its weighted *sum* over rows [N]; row count, then `VALUE_METRICS`; priorities [N]."""
-        ...
-
-
-class PolicyLoss(Protocol):
-    """The loss of actor and temperature of a part of a minibatch."""
-
-    def __call__(self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None) -> tuple[Array, Array]:
-        """Its *sum* over rows [N]; row count, then metric sums."""
-        ...
-
-
-class ActorCriticOptimizer:
-    """The parameters of a `ContinuousPolicy` and its target networks on all devices, and Adam for its two parts.
+    Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
 
     Args:
-        run: the config, of SAC or TD3.
-        policy: equal on all ranks.
+        run: the config.
+        policy: the parameters of rank 0 are broadcast.
         comm: the ranks.
-        critic_loss: has a gradient with respect to the critics.
-        policy_loss: has a gradient with respect to actor and temperature.
-        policy_sums: metrics of the policy's loss.
+        metrics: names.
+        policy_sums: those of the policy's loss.
+        num_actions: actions to draw for a transition, which needs noise for them.
         target_actor: whether there is a target actor. The target networks then move with the policy, else with the
             critics.
 
     Attributes:
-        state: equal on all devices.
+        state: what updates change on the devices; equal on all of them.
         flat: layout of the parameters of actor and temperature.
         flat_critics: layout of the parameters of the critics.
         flat_target: layout of the parameters of the target networks.
@@ -87,23 +79,31 @@ class ActorCriticOptimizer:
         run: Run,
         policy: ContinuousPolicy,
         comm: Comm,
-        critic_loss: CriticLoss,
-        policy_loss: PolicyLoss,
+        metrics: Sequence[str],
         policy_sums: Sequence[str],
+        num_actions: int,
         *,
         target_actor: bool,
     ) -> None:
-        config = run.algorithm
-        assert isinstance(config, SACConfig | TD3Config)
-        self._config = config
-        self._comm = comm
-        self._critic_loss = critic_loss
-        self._policy_loss = policy_loss
+        check_task(run, policy.spec)
+        self.config = config = cast(SomeConfig, run.algorithm)
+        self.policy = policy
+        self.comm = comm
+        self._shards = ShardReplays(run, policy.spec, comm)
+        self.rows = self._shards.rows
+        self.replays = self._shards.replays
+        self.counters = self._shards.counters
+        self.shard_state = self._shards.shard_state
+        self.restore_shard = self._shards.restore_shard
+        self.metrics = MetricMeans(metrics)
+        policy.params = comm.read(comm.broadcast(policy.params))
         self._policy_sums = policy_sums
         self._num_sums = 2 + len(VALUE_METRICS) + len(policy_sums)
         self._no_sums = np.zeros(self._num_sums + 3, np.float32)
+        self._num_actions = num_actions
         self._target_actor = target_actor
         self._stop_on_non_finite = run.non_finite == "stop"
+        self._precision = run.precision
         actor = {name: value for name, value in policy.params.items() if not name.startswith("critics.")}
         critics = subtree(policy.params, "critics")
         self.flat = FlatParameters(actor)
@@ -129,27 +129,38 @@ class ActorCriticOptimizer:
         )
         self.state: State = comm.replicate(start)
 
-    def begin(self, fraction: float) -> None:
+    def critic_loss(
+        self, critics: Params, target: Params, actor: Params, part: ActorCriticPart, keys: Sequence[Array | None]
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """The critics' loss as a weighted *sum* over rows [N]; row count, then `VALUE_METRICS`; priorities [N]."""
+        raise NotImplementedError
+
+    def policy_loss(
+        self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None
+    ) -> tuple[Array, Array]:
+        """The loss of actor and temperature as a *sum* over rows [N]; row count, then metric sums."""
+        raise NotImplementedError
+
+    def _begin(self, fraction: float) -> None:
         """Reset the sums, and set the learning rates for a run of which this fraction is completed."""
         rates = self._initial_rates
-        if self._config.learning_rate_schedule == "linear":
+        if self.config.learning_rate_schedule == "linear":
             rates = (rates * (1.0 - fraction)).astype(np.float32)
-        fresh = self._comm.replicate({"learning_rates": rates, "sums": self._no_sums})
+        fresh = self.comm.replicate({"learning_rates": rates, "sums": self._no_sums})
         self.state = self.state._replace(**fresh)
 
-    def learn(self, parts: Sequence[ActorCriticPart], *, moves_policy: bool) -> Array:
-        """Take a gradient step on a minibatch, of which each local shard has its part; *collective*.
+    def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[ActorCriticPart]:
+        """Each local shard's part of a minibatch, with all random numbers that its gradient step needs."""
+        return ActorCriticPart.draw(self.policy, self._shards, drawn, weights, self._num_actions)
 
-        Args:
-            parts: of each local shard.
-            moves_policy: whether the policy moves too, or the critics alone.
-
-        Returns:
-            The priorities of the rows, to `Comm.unshard`; NaN, which replay buffers ignore, for a skipped step.
-        """
+    def _learn(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
+        """Take a gradient step on a minibatch, of which each local shard has its part; *collective*."""
+        moves_policy = (int(self.counters[TAKEN]) + 1) % self.config.policy_delay == 0
         step = self._step if moves_policy else self._critic_step
-        self.state, priorities = step(self.state, self._comm.shard(parts))
-        return priorities
+        self.state, priorities = step(self.state, self.comm.shard(parts))
+        self.counters[TAKEN] += 1
+        if self.config.prioritized:
+            self._shards.update_priorities(drawn, self.comm.unshard(priorities))
 
     def step(self, state: State, own: ActorCriticPart) -> tuple[State, Array]:
         """Take one gradient step of all networks on every shard's part of a minibatch.
@@ -157,7 +168,7 @@ class ActorCriticOptimizer:
         All gradients are taken at the parameters before the step and sent in one message. If any number is not finite,
         only the target networks move.
 
-        Also returns the priorities [L, N] of this device's rows.
+        Also returns the priorities [L, N] of this device's rows; NaN, which replay buffers ignore, for a skipped step.
         """
         return self._stepped(state, own, moves_policy=True)
 
@@ -166,7 +177,7 @@ class ActorCriticOptimizer:
         return self._stepped(state, own, moves_policy=False)
 
     def _stepped(self, state: State, own: ActorCriticPart, *, moves_policy: bool) -> tuple[State, Array]:
-        c, comm, adam = self._config, self._comm, self._adam
+        c, comm, adam = self.config, self.comm, self._adam
         rows, priorities = list[Array](), list[Array]()
         for number, part in zip(comm.shard_numbers(), slots(own, comm.num_slots), strict=True):
             row, priority = self._shard_sums(state, number, part, moves_policy=moves_policy)
@@ -218,13 +229,13 @@ class ActorCriticOptimizer:
         keys: list[Array | None] = [None] * 3
         if part.seed is not None:
             keys = list(jax.random.split(jax.random.key(part.seed), 3))
-        gradient, (sums, priority) = jax.grad(self._critic_loss, has_aux=True)(critics, target, actor, part, keys[:2])
+        gradient, (sums, priority) = jax.grad(self.critic_loss, has_aux=True)(critics, target, actor, part, keys[:2])
         gradients = [self.flat_critics.join(gradient)]
         policy_sums = jnp.zeros(1 + len(self._policy_sums), jnp.float32)
         if moves_policy:
-            of_policy, policy_sums = jax.grad(self._policy_loss, has_aux=True)(actor, critics, part, keys[2])
+            of_policy, policy_sums = jax.grad(self.policy_loss, has_aux=True)(actor, critics, part, keys[2])
             gradients.append(self.flat.join(of_policy))
-        max_weights = jax.nn.one_hot(number, self._comm.world.num_shards) * part.batch.weight.max()
+        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
         row = jnp.concatenate([*gradients, sums, policy_sums, max_weights])
         return jax.lax.optimization_barrier((row, priority))
 
@@ -239,47 +250,57 @@ class ActorCriticOptimizer:
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
         return state._replace(target=self._followed(state.policy, state.critics)), own
 
-    def warmup(self, parts: Sequence[ActorCriticPart]) -> None:
+    def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; *collective*."""
-        own, state = self._comm.shard(parts), cast(State, self._comm.replicate(self._comm.read(self.state)))
-        for step in [self._step] if self._config.policy_delay == 1 else [self._step, self._critic_step]:
+        blank = ActorCriticPart.blank(self.policy, self.rows, self._num_actions)
+        own, state = self.comm.shard([blank] * len(self.replays)), self.comm.replicate(self.comm.read(self.state))
+        for step in [self._step] if self.config.policy_delay == 1 else [self._step, self._critic_step]:
             state, priorities = step(state, own)
-            self._comm.unshard(priorities)
+            self.comm.unshard(priorities)
         state, _ = self._copy(state, ())
-        self._named(*self._comm.local((state.policy, state.critics)))
+        self._named(*self.comm.local((state.policy, state.critics)))
 
-    def params(self) -> Params:
+    def _params(self) -> Params:
         """The parameters of the policy by name, on this process' first device."""
-        return self._named(*self._comm.local((self.state.policy, self.state.critics)))
+        return self._named(*self.comm.local((self.state.policy, self.state.critics)))
 
     def _by_name(self, policy: Array, critics: Array) -> Params:
         """All parameters of the policy by name, from the vectors [P] and [Q]."""
         return self.flat.split(policy) | with_prefix("critics", self.flat_critics.split(critics))
 
-    def reader(self, rows: int) -> LossReader[ActorCriticPart]:
-        """Computes the losses of `rows` rows with the current parameters, to locate a non-finite value."""
-        state, number = self._comm.local(self.state), jnp.zeros((), jnp.int32)
+    def _locate_non_finite(
+        self, rollouts: list[Rollout], minibatches: list[list[ActorCriticPart]], progress: Progress
+    ) -> NonFiniteError:
+        state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
         end = self.flat_critics.num_parameters + self.flat.num_parameters
 
         def gradient_and_sums(part: ActorCriticPart) -> list[Array]:
             return jnp.split(self._shard_sums(state, number, part, moves_policy=True)[0], [end])
 
-        return LossReader(gradient_and_sums, rows)
+        reader = LossReader(gradient_and_sums, self.rows)
+        return locate_non_finite_replayed(self.comm, rollouts, minibatches, progress, reader)
 
-    def add_metrics(self, metrics: MetricMeans, sums: np.ndarray, due: int) -> None:
-        """Add `State.sums` of `due` gradient steps to the metrics."""
+    def _add_metrics(self, replayed: Replayed, sums: np.ndarray) -> None:
+        """Add the metrics of an update, from `State.sums` after its steps."""
+        self.metrics.add(("replay/size", "replay/skipped"), [replayed.size, replayed.skipped], 1.0)
+        if not replayed.due:
+            return
         count, skipped = 1 + len(VALUE_METRICS), sums[-1:]
         of_critics, of_policy, norms = np.split(sums[:-1], [count, self._num_sums])
-        metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
-        metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
-        metrics.add(("optim/grad_norm",), norms[:1], due - skipped[0])
-        metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self._config.batch_size)
-        metrics.add(("optim/skipped",), skipped, due)
-        metrics.add(("optim/learning_rate",), self._comm.read(self.state.learning_rates)[:1], 1.0)
+        self.metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
+        self.metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
+        self.metrics.add(("optim/grad_norm",), norms[:1], replayed.due - skipped[0])
+        self.metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self.config.batch_size)
+        self.metrics.add(("optim/skipped",), skipped, replayed.due)
+        self.metrics.add(("optim/learning_rate",), self.comm.read(self.state.learning_rates)[:1], 1.0)
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
-        """Host copies of the state by checkpoint name; torch uses the same names."""
-        state = cast(State, self._comm.read(self.state))
+        """Copies of all state that is equal on every rank, by name, for checkpoints; torch uses the same names."""
+        totals = {"counters": self.counters.copy(), "metrics": self.metrics.table.copy()}
+        return self._named_state() | totals
+
+    def _named_state(self) -> dict[str, np.ndarray]:
+        state = cast(State, self.comm.read(self.state))
         named = with_prefix("policy", self._by_name(state.policy, state.critics))
         named |= with_prefix("target", self.flat_target.split(state.target))
         named |= with_prefix("policy_optimizer", state.policy_optimizer._asdict())
@@ -289,9 +310,9 @@ class ActorCriticOptimizer:
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Load `shared_arrays`, or a part of it."""
-        merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.shared_arrays().items()}
+        merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self._named_state().items()}
         named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
-        loaded = self._comm.read(self.state)._replace(
+        loaded = self.comm.read(self.state)._replace(
             policy=self.flat.join(subtree(named, "policy")),
             critics=self.flat_critics.join(subtree(named, "policy.critics")),
             target=self.flat_target.join(subtree(named, "target")),
@@ -299,4 +320,7 @@ class ActorCriticOptimizer:
             critic_optimizer=AdamState(**subtree(named, "critic_optimizer")),
             learning_rates=named["learning_rates"],
         )
-        self.state = self._comm.replicate(loaded)
+        self.state = self.comm.replicate(loaded)
+        self.policy.params = self._params()
+        self.counters[:] = arrays.get("counters", self.counters)
+        self.metrics.table[:] = arrays.get("metrics", self.metrics.table)

@@ -1,0 +1,218 @@
+"""The base of SAC and TD3: replay buffers, one gradient step with one message, and state for checkpoints.
+
+Shapes: N transitions of a shard's part of a minibatch, S sums of a loss.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.algorithms.replay import VALUE_METRICS
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
+from lockstep.experience.replay import Transitions
+from lockstep.experience.rollout import Rollout
+from lockstep.record.progress import Progress
+from lockstep.run import Run
+from lockstep.session.checks import check_task
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
+from lockstep.session.shard_replays import TAKEN, Replayed, ShardReplays
+from lockstep.torch.adam import Adam
+from lockstep.torch.comm import Comm
+from lockstep.torch.continuous_policy import ContinuousPolicy
+from lockstep.torch.flat import FlatParameters, frozen_copy
+from lockstep.torch.metrics import Metrics
+from lockstep.torch.non_finite import LossReader
+from lockstep.torch.transfer import to_device
+from lockstep.torch.transitions import TransitionBatch, priorities_to_host
+from lockstep.torch.warmup import warmup
+
+SomeConfig = TypeVar("SomeConfig", bound=SACConfig | TD3Config)
+SomeTarget = TypeVar("SomeTarget", bound=nn.Module)
+
+
+class ActorCritic(Generic[SomeConfig, SomeTarget]):
+    """A policy and its critics, which learn from replay buffers; a subclass has the losses and the order of an update.
+
+    State that survives an update: `policy`, `target`, the two optimizers, each shard's replay buffer and random stream,
+    and `counters`, as in DQN.
+
+    Args:
+        run: the config.
+        policy: the parameters of rank 0 are broadcast. They become views of a flat tensor: the critics first, then the
+            actor and, in SAC, the temperature.
+        comm: the ranks.
+        metrics: names.
+        policy_sums: those of the policy's loss.
+        num_actions: actions to draw for a transition, which needs noise for them.
+
+    Attributes:
+        flat: all parameters and gradients.
+        values: the parameters of the critics and of the actor, flat, without gradient.
+        critic_values: the part of `values` that is the critics'.
+        critics: the critics, with the same values, for a gradient with respect to actions alone.
+        target: the target networks.
+        dropout: draws the critics' dropout masks; None without dropout.
+        learning_rates: [2], of the policy and of the critics.
+    """
+
+    target: SomeTarget
+
+    def __init__(
+        self,
+        run: Run,
+        policy: ContinuousPolicy,
+        comm: Comm,
+        metrics: Sequence[str],
+        policy_sums: Sequence[str],
+        num_actions: int,
+    ) -> None:
+        check_task(run, policy.spec)
+        world, device = comm.world, comm.device
+        self.config = config = cast(SomeConfig, run.algorithm)
+        self.policy = policy
+        self.comm = comm
+        self._policy_sums = policy_sums
+        self._num_sums = 2 + len(VALUE_METRICS) + len(policy_sums)
+        self._num_actions = num_actions
+        self._shards = ShardReplays(run, policy.spec, comm)
+        self.rows = self._shards.rows
+        self.replays = self._shards.replays
+        self.shard_state = self._shards.shard_state
+        self.restore_shard = self._shards.restore_shard
+        self.counters = torch.from_numpy(self._shards.counters)
+        self.metrics = Metrics(metrics, device)
+        comm.broadcast_(policy)
+        # The sums end with one slot per shard for its largest importance weight.
+        self.flat = FlatParameters(policy, len(world.shards), num_sums=self._num_sums + world.num_shards)
+        num_critic = sum(p.numel() for p in policy.critics.parameters())
+        num_actor = sum(p.numel() for p in policy.actor.parameters())
+        values, gradient = self.flat.values.detach(), self.flat.gradient
+        self.values = values[: num_critic + num_actor]
+        self.critic_values = values[:num_critic]
+        self.critics = frozen_copy(policy.critics, self.critic_values)
+        self.dropout = torch.Generator(device) if config.dropout > 0 else None
+        self._critic_gradient = gradient[:num_critic]
+        self._actor_gradient = gradient[num_critic : num_critic + num_actor]
+        rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
+        self.learning_rates = torch.tensor(rates, device=device)
+        self._initial_rates = self.learning_rates.clone()
+        self.critic_adam = Adam(self.critic_values, self._critic_gradient, self.learning_rates[1], eps=config.adam_eps)
+        self.policy_adam = Adam(values[num_critic:], gradient[num_critic:], self.learning_rates[0], eps=config.adam_eps)
+        self._one_hot_shard = torch.eye(world.num_shards, device=device)[list(world.shards)]
+        self._target_critics: Tensor | slice = slice(None)
+        self._stop_on_non_finite = run.non_finite == "stop"
+        self._halted = torch.zeros((), dtype=torch.bool, device=device)
+        self._skipped = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
+        bfloat16 = run.precision == "bfloat16"
+        self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
+        self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+
+    def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """The *sum* of the losses over the rows [N], its sums [S], priorities [N]; the critics' alone between steps."""
+        raise NotImplementedError
+
+    def _decay_rates(self, fraction: float) -> None:
+        """Set the learning rates for a run of which this fraction is completed."""
+        if self.config.learning_rate_schedule == "linear":
+            torch.mul(self._initial_rates, 1.0 - fraction, out=self.learning_rates)
+
+    def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[TransitionBatch]:
+        """Each shard's part of a minibatch on the device, with the noise of its actions."""
+        noise = self._shards.noise(self._num_actions, self.policy.spec.action.width)
+        return [TransitionBatch.of(d, w, self.comm.device, e) for d, w, e in zip(drawn, weights, noise, strict=True)]
+
+    def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
+        """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.
+
+        Returns:
+            The sums over all shards [S], the norms of the critics' and the actor's gradient, and 1 if the step was
+            skipped; all others are 0 then.
+        """
+        c = self.config
+        moves_policy = (int(self.counters[TAKEN]) + 1) % c.policy_delay == 0
+        if c.target_critics is not None:
+            chosen = self._shards.target_critics(c.num_critics, c.target_critics)
+            self._target_critics = to_device(chosen, self.comm.device)
+        seeds = self._shards.seeds() if self.dropout is not None else ()
+        priorities: list[Tensor] = []
+        for k, part in enumerate(parts):
+            if self.dropout is not None:
+                self.dropout.manual_seed(seeds[k])
+            self.flat.zero_gradient_()
+            total, sums, priority = self._loss(part, moves_policy)
+            total.backward()
+            self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * part.weight.max()]))
+            priorities.append(priority)
+        sums, largest_weights = self.comm.average_gradients_(self.flat).tensor_split([self._num_sums])
+        if c.prioritized:
+            scale = 1.0 / largest_weights.max()
+            self._critic_gradient.mul_(scale)
+            sums[1] *= scale
+        norms = torch.stack([self._clip(self._critic_gradient), self._clip(self._actor_gradient)])
+        totals = torch.cat([sums, norms, self._skipped[:1]])
+        # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
+        skipped = (totals - totals).any()
+        if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
+            skipped = self._halted.logical_or_(skipped)
+        self.critic_adam.step(skipped.float())
+        if moves_policy:
+            self.policy_adam.step(skipped.float())
+        self.counters[TAKEN] += 1
+        if c.prioritized:
+            on_host = priorities_to_host(skipped, priorities)
+            if on_host is not None:
+                self._shards.update_priorities(drawn, on_host)
+        return torch.where(skipped, self._skipped, totals)
+
+    def _clip(self, gradient: Tensor) -> Tensor:
+        """Clip a part of the gradient to `max_grad_norm`, in place; returns its norm before."""
+        norm = cast(Tensor, torch.linalg.vector_norm(gradient))
+        if self.config.max_grad_norm is not None:
+            gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        return norm
+
+    def _non_finite_error(
+        self, rollouts: list[Rollout], minibatches: Sequence[Sequence[TransitionBatch]], progress: Progress
+    ) -> NonFiniteError:
+        reader = LossReader(self.loss, self.flat)
+        batches = [[(part,) for part in parts] for parts in minibatches]
+        return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
+
+    def _add_metrics(self, replayed: Replayed, totals: Tensor) -> None:
+        """Add the metrics of an update, from the sum of the results of its steps."""
+        statistics = np.array([replayed.size, replayed.skipped])
+        self.metrics.add(("replay/size", "replay/skipped"), to_device(statistics, self.comm.device), 1.0)
+        if not replayed.due:
+            return
+        count = 1 + len(VALUE_METRICS)
+        of_critics, of_policy, norms, skipped = totals.tensor_split([count, self._num_sums, self._num_sums + 2])
+        self.metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
+        self.metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
+        self.metrics.add(("optim/grad_norm",), norms[:1], replayed.due - skipped)
+        self.metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self.config.batch_size)
+        self.metrics.add(("optim/skipped",), skipped, replayed.due)
+        self.metrics.add(("optim/learning_rate",), self.learning_rates[:1], 1.0)
+
+    def warmup(self, rows: int) -> Callable[[], object]:
+        """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
+        batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device, self._num_actions)
+
+        def total_and_sums() -> tuple[Tensor, Tensor]:
+            total, sums, _ = self._loss(batch, True)
+            return total, torch.cat([sums, sums.new_zeros(self.comm.world.num_shards)])
+
+        return warmup(self.flat, [self.critic_adam, self.policy_adam], total_and_sums)
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """State that is equal on all ranks, by name; a resumed run writes into these tensors."""
+        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        named |= {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
+        named |= {f"critic_optimizer.{name}": tensor for name, tensor in self.critic_adam.state().items()}
+        named |= {f"policy_optimizer.{name}": tensor for name, tensor in self.policy_adam.state().items()}
+        totals = {"counters": self.counters, "metrics": self.metrics.table}
+        return named | {"learning_rates": self.learning_rates} | totals
