@@ -75,6 +75,14 @@ class BrokenChoice(Broken):
         return super().step(np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)[action])
 
 
+class BrokenForce(Broken):
+    """`Broken` with bounded actions."""
+
+    def __init__(self, num_envs: int, fault: str = "", at: int = 20, on: int = 13) -> None:
+        super().__init__(num_envs, fault, at, on)
+        self.spec = dataclasses.replace(self.spec, action=ActionSpec("continuous", (2,), (-1.0, -2.0), (1.0, 2.0)))
+
+
 def broken(fault: str, non_finite: str, at: int = 20, on: int = 13, **changes: Any) -> Run:
     base = {"num_shards": SHARDS, "num_envs": ENVS, "num_steps": STEPS, "total_steps": UPDATES * ENVS * STEPS}
     kwargs = {"env.kwargs": {"fault": fault, "at": at, "on": on}, "non_finite": non_finite}
