@@ -37,6 +37,7 @@ def test_one_gpu_trains_and_repeats_itself(tmp_path):
     second = train(tmp_path / "b", "--set", "num_shards=2")
     assert first["devices"][0].startswith("cuda:0")
     assert first["params_fingerprint"] == second["params_fingerprint"]
+    assert 1 << 16 < first["ranks"][0]["peak_device_memory"] < 1 << 32
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")

@@ -163,3 +163,9 @@ def describe(devices: list[Any]) -> str:
     first = devices[0]
     name = "cpu" if first.platform == "cpu" else f"cuda:{first.local_hardware_id} ({first.device_kind})"
     return name if len(devices) == 1 else f"{len(devices)} x {name}"
+
+
+def peak_memory(device: Any) -> int | None:
+    """The most memory of a GPU that arrays of this process have used so far, in bytes; None on a CPU."""
+    statistics: dict[str, int] | None = None if device.platform == "cpu" else device.memory_stats()
+    return None if statistics is None else statistics.get("peak_bytes_in_use")

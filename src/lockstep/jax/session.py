@@ -63,6 +63,10 @@ class Jax:
         """The device of each rank of this process, for display."""
         return [hardware.describe([device]) for device in comm.devices]
 
+    def peak_memory(self, comm: Comm) -> list[int | None]:
+        """The most memory that each GPU of this process has used so far, in bytes; None on CPUs."""
+        return [hardware.peak_memory(device) for device in comm.devices]
+
     def share_cores(self, run: AnyRun, world: World, policy: AnyPolicy) -> None:
         """A no-op: `open` shares the cores, because JAX is in use by now."""
 

@@ -41,10 +41,17 @@ class Console:
         self._keep(text)
 
     def progress(
-        self, *, steps: int, total_steps: int, steps_per_second: float, return_mean: float | None, unit: str = "steps"
+        self,
+        *,
+        steps: int,
+        total_steps: int,
+        steps_per_second: float,
+        return_mean: float | None,
+        unit: str = "steps",
+        device_memory: int = 0,
     ) -> None:
         """Show the progress of the run: redraw the live line, or print one; call it once per log interval."""
-        text = describe(steps, total_steps, steps_per_second, return_mean, unit)
+        text = describe(steps, total_steps, steps_per_second, return_mean, unit, device_memory)
         self.show(text, last=steps >= total_steps)
         self._keep(text)
 
@@ -104,13 +111,23 @@ class Console:
 
 
 def describe(
-    steps: int, total_steps: int, steps_per_second: float, return_mean: float | None, unit: str = "steps"
+    steps: int,
+    total_steps: int,
+    steps_per_second: float,
+    return_mean: float | None,
+    unit: str = "steps",
+    device_memory: int = 0,
 ) -> str:
-    """One line of progress: `40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  ETA 9 s`."""
+    """One line of progress: `40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  GPU 1.3 GiB  ETA 9 s`.
+
+    `device_memory` is the most memory of a GPU that a rank has used, in bytes; 0 on CPUs.
+    """
     parts = [f"{grouped(steps)} / {grouped(total_steps)} {unit} ({min(100 * steps / total_steps, 100):.0f} %)"]
     parts.append(f"{grouped(steps_per_second)} {unit}/s")
     if return_mean is not None and return_mean == return_mean:
         parts.append(f"return {significant(return_mean)}")
+    if device_memory:
+        parts.append(f"GPU {device_memory / 2**30:.1f} GiB")
     if steps_per_second > 0:
         parts.append(f"ETA {_duration(max(total_steps - steps, 0) / steps_per_second)}")
     return "  ".join(parts)

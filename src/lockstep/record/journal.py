@@ -121,19 +121,26 @@ class Journal:
         """Add the global number, returns and lengths of episodes that ended in a rollout."""
         self._sums += sums
 
-    def rows(self, phases: dict[str, float], elapsed: float) -> np.ndarray:
-        """`[K, ...]` the rows of the local shards for a log line; the first also has this rank's clocks and memory."""
-        rows = np.zeros((len(self.episodes), WIDTH + 3 + len(PHASES)))
+    def rows(self, phases: dict[str, float], elapsed: float, device_memory: int = 0) -> np.ndarray:
+        """`[K, ...]` the rows of the local shards for a log line; the first also has this rank's clocks and memory.
+
+        Args:
+            phases: seconds that this rank has spent in each phase.
+            elapsed: seconds of training.
+            device_memory: the most memory of its GPU that this rank has used so far, in bytes; 0 on a CPU.
+        """
+        rows = np.zeros((len(self.episodes), WIDTH + 4 + len(PHASES)))
         for row, episodes in zip(rows, self.episodes, strict=True):
             row[:WIDTH] = episodes.row()
-        rows[0, WIDTH:] = [1.0, elapsed, resident_memory(), *phases.values()]
+        rows[0, WIDTH:] = [1.0, elapsed, resident_memory(), device_memory, *phases.values()]
         return rows
 
     def log(self, progress: Progress, metrics: dict[str, float], rows: np.ndarray) -> None:
         """Add the rows of all shards; rank 0 writes a line of metrics and shows progress."""
         self._recent.extend(merge(rows[:, :WIDTH]))
         clocks = rows[rows[:, WIDTH] > 0, WIDTH + 1 :]
-        elapsed, memory, phases = float(clocks[:, 0].max()), clocks[:, 1], clocks[:, 2:]
+        elapsed, phases = float(clocks[:, 0].max()), clocks[:, 3:]
+        memory, device_memory = clocks[:, 1:3].astype(int).T.tolist()
         steps, before = self._logged
         self._logged = (progress.env_steps, elapsed)
         if self._sums[0]:
@@ -153,13 +160,14 @@ class Journal:
             self._run_dir.write_metrics(progress.env_steps, elapsed, metrics)
             of_ranks = {name: phases[:, i].round(3).tolist() for i, name in enumerate(PHASES)}
             self._trackers.metrics(progress.env_steps, {"time_s": elapsed, **metrics})
-            self._run_dir.write_ranks(progress.env_steps, elapsed, of_ranks, memory.astype(int).tolist())
+            self._run_dir.write_ranks(progress.env_steps, elapsed, of_ranks, memory, device_memory)
             self._console.progress(
                 steps=progress.env_steps,
                 total_steps=progress.total_steps,
                 steps_per_second=metrics["time/steps_per_second"],
                 return_mean=metrics.get("episode/return_mean_100"),
                 unit=self._unit,
+                device_memory=max(device_memory),
             )
 
     def record_evaluation(

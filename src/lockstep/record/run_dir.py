@@ -95,10 +95,19 @@ class RunDir:
         self._evaluations.write({"step": step, "returns": list(returns), "lengths": list(lengths)})
 
     def write_ranks(
-        self, step: int, time_s: float, phases_s: Mapping[str, Sequence[float]], memory: Sequence[int]
+        self,
+        step: int,
+        time_s: float,
+        phases_s: Mapping[str, Sequence[float]],
+        memory: Sequence[int],
+        device_memory: Sequence[int] = (),
     ) -> None:
-        """Add the seconds that each rank spent in each phase so far, and its memory in bytes, to `ranks.jsonl`."""
-        self._ranks.write({"step": step, "time_s": round(time_s, 6), "phases_s": phases_s, "memory": memory})
+        """Add a line to `ranks.jsonl`: the seconds that each rank spent in each phase so far, and its memory in bytes.
+
+        The peak of its GPU's memory is added if a rank computes on a GPU.
+        """
+        line = {"step": step, "time_s": round(time_s, 6), "phases_s": phases_s, "memory": memory}
+        self._ranks.write(line | ({"device_memory": device_memory} if any(device_memory) else {}))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` as a whole: a reader sees the old one or the new one."""

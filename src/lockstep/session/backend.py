@@ -47,6 +47,10 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         """Description of the device of each rank of this process; each rank has a block of the shards."""
         ...
 
+    def peak_memory(self, comm: SomeComm) -> list[int | None]:
+        """The most memory of its device that each rank of this process has used so far, in bytes; None on CPUs."""
+        ...
+
     def share_cores(self, run: AnyRun, world: World, policy: SomePolicy) -> None:
         """Set the number of threads of this process."""
         ...

@@ -104,12 +104,15 @@ class RunState:
         counters = np.array([progress.env_steps, progress.updates, progress.episodes])
         return {**self._learner.proof(), "progress": counters}
 
-    def rank_summaries(self, parameters: Mapping[str, np.ndarray], devices: Sequence[str]) -> list[dict[str, Any]]:
+    def rank_summaries(
+        self, parameters: Mapping[str, np.ndarray], devices: Sequence[str], peak_memory: Sequence[int | None]
+    ) -> list[dict[str, Any]]:
         """The entry of each rank of this process in `summary.json`.
 
         Args:
             parameters: trained parameters by name.
             devices: device of each rank of this process; each rank has a block of the shards.
+            peak_memory: bytes of these devices.
         """
         world = self._world
         count = len(devices)
@@ -123,6 +126,7 @@ class RunState:
                     "rank": world.rank * count + d,
                     "host": os.uname().nodename,
                     "device": device,
+                    "peak_device_memory": peak_memory[d],
                     "params_fingerprint": params_fingerprint,
                     "first_rollout_fingerprint": first_rollouts[d],
                     "env_steps": self._progress.env_steps // world.num_shards * len(local),

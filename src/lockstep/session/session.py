@@ -289,7 +289,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             raise RunError(
                 f"{bad[0]} is no longer finite at step {self.progress.env_steps}; a smaller learning_rate may help"
             )
-        rows = self.journal.rows(self.timers.read(), self._elapsed_s)
+        peak = max((used or 0 for used in self.backend.peak_memory(self.comm)), default=0)
+        rows = self.journal.rows(self.timers.read(), self._elapsed_s, peak)
         spread = np.zeros((len(rows), self.world.num_shards, rows.shape[1]))
         for k, shard in enumerate(self.world.shards):
             spread[k, shard] = rows[k]
@@ -346,7 +347,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._check_in_sync()
         assert self._state is not None
         phases = {"phases_s": self.timers.read()}
-        local = self._state.rank_summaries(self.backend.parameters(self._policy), self.backend.devices(self.comm))
+        devices, peaks = self.backend.devices(self.comm), self.backend.peak_memory(self.comm)
+        local = self._state.rank_summaries(self.backend.parameters(self._policy), devices, peaks)
         gathered: list[list[dict[str, Any]]] = self.comm.gather_object([rank | phases for rank in local], "summary")
         ranks = [rank for process in gathered for rank in process]
         ended = "finished" if self.summary["solved_at_step"] is None else "solved"

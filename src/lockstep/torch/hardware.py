@@ -73,3 +73,8 @@ def describe(device: torch.device) -> str:
 def kind_of(device: torch.device) -> str:
     """`cpu`, or the name of the GPU; results of ranks with equal kinds can be compared."""
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most memory of a GPU that tensors of this process have used so far, in bytes; None on a CPU."""
+    return None if device.type == "cpu" else torch.cuda.max_memory_allocated(device)

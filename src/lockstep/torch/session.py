@@ -21,7 +21,7 @@ from lockstep.torch.envs.make import make_tensor_env, steps_on_device
 from lockstep.torch.export import save_policy, start_from
 from lockstep.torch.forecast import Learner as Forecastable
 from lockstep.torch.forecast import forecast
-from lockstep.torch.hardware import describe, pin, share_cores
+from lockstep.torch.hardware import describe, peak_memory, pin, share_cores
 from lockstep.torch.networks import AnyPolicy, actor_of, multiplications
 from lockstep.torch.preflight import preflight
 from lockstep.torch.state import Learner, LearnerState
@@ -55,6 +55,10 @@ class Torch:
     def devices(self, comm: Comm) -> list[str]:
         """Description of this rank's device."""
         return [describe(comm.device)]
+
+    def peak_memory(self, comm: Comm) -> list[int | None]:
+        """The most memory of this rank's GPU that tensors have used so far, in bytes; None on a CPU."""
+        return [peak_memory(comm.device)]
 
     def share_cores(self, run: AnyRun, world: World, policy: AnyPolicy) -> None:
         """Set the number of threads of this rank."""

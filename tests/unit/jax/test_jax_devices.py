@@ -234,3 +234,14 @@ def test_a_callback_runs_each_time_also_in_a_scan_and_passes_errors_on():
     assert isinstance(callback.error, KeyError)
     with pytest.raises(TypeError, match="int16 cannot be sent between ranks"):
         callback(jnp.zeros(2, jnp.int16), (2,))
+
+
+def test_peak_memory_is_that_of_the_gpu():
+    class Gpu:
+        platform = "gpu"
+
+        def memory_stats(self):
+            return {"peak_bytes_in_use": 12}
+
+    assert hardware.peak_memory(Gpu()) == 12
+    assert hardware.peak_memory(jax.devices()[0]) is None

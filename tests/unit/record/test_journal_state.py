@@ -99,3 +99,11 @@ def test_what_was_saved_between_two_lines_is_in_the_next(journal, tmp_path):
     assert line["episode/return_mean_100"] == pytest.approx((1 + 2 + 4 + 8 + 16) / 5)
     assert expected[0] == [False, True]
     assert resumed.episodes[0].count == 5
+
+
+def test_line_of_gpus_has_their_memory(journal, tmp_path, capsys):
+    one, progress = journal("gpu"), Progress(100)
+    rollout(one, progress, [1.0])
+    one.log(progress, {}, one.rows(NO_PHASES, 0.5, device_memory=3 << 29))
+    assert written(tmp_path, "gpu", "ranks.jsonl")[0]["device_memory"] == [3 << 29]
+    assert "GPU 1.5 GiB" in capsys.readouterr().out

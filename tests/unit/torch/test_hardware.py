@@ -39,3 +39,9 @@ def test_threads_that_the_user_chose_are_kept(threads, monkeypatch):
     torch.set_num_threads(2)
     hardware.pin(Run(task="CartPole-v1"), World())
     assert torch.get_num_threads() == 2
+
+
+def test_peak_memory_is_that_of_the_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 + device.index)
+    assert hardware.peak_memory(torch.device("cuda", 3)) == 103
+    assert hardware.peak_memory(torch.device("cpu")) is None
