@@ -104,45 +104,28 @@ def _run_of(found: Found) -> AnyRun:
 
 
 def _play(rank: int, job: _Job) -> dict[str, Any]:
-    play = _by_jax if job.run.ml_framework == "jax" else _by_torch
-    return play(job, job.run.with_shards(World.from_environment()))
+    run = job.run
+    if run.ml_framework == "jax":
+        from lockstep.jax.comm import Comm
+        from lockstep.jax.export import load_player
+        from lockstep.jax.hardware import pin
+    else:
+        from lockstep.torch.comm import Comm
+        from lockstep.torch.export import load_player
+        from lockstep.torch.hardware import pin
 
-
-def _by_torch(job: _Job, world: World) -> dict[str, Any]:
-    from lockstep.torch.comm import Comm
-    from lockstep.torch.export import load_player
-    from lockstep.torch.hardware import pin
-
-    pin(job.run, world)
-    spec, player = load_player(job.policy)
-    if job.drawn is not None:
-        check_drawing(job.run)
-    bound, at_first = job.run.timeout_s, job.run.startup_timeout_s
-    with Comm(world, device="cpu", timeout_s=bound, startup_timeout_s=at_first) as comm:
-        return _played(Evaluation(job.run, comm, spec, player), job.drawn, world)
-
-
-def _by_jax(job: _Job, world: World) -> dict[str, Any]:
-    from lockstep.jax.comm import Comm
-    from lockstep.jax.export import load_player
-    from lockstep.jax.hardware import pin
-
-    pin(job.run, world)
-    bound, at_first = job.run.timeout_s, job.run.startup_timeout_s
-    with Comm(
-        world, device="cpu", timeout_s=bound, startup_timeout_s=at_first
-    ) as comm:  # first: it decides where JAX computes
-        spec, player = load_player(job.policy, comm)
+    world = run.with_shards(World.from_environment())
+    pin(run, world)
+    # `Comm` comes first: it decides where JAX computes.
+    with Comm(world, device="cpu", timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s) as comm:
+        spec, player = load_player(job.policy)
         if job.drawn is not None:
-            check_drawing(job.run)
-        return _played(Evaluation(job.run, comm, spec, player), job.drawn, world)
-
-
-def _played(evaluation: Evaluation, drawn: Path | None, world: World) -> dict[str, Any]:
-    try:
-        played = evaluation.play(-1, heartbeat=lambda: None)
-        if drawn is not None and world.rank == 0:
-            evaluation.record(drawn, -1, heartbeat=lambda: None)
-    finally:
-        evaluation.close()
+            check_drawing(run)
+        evaluation = Evaluation(run, comm, spec, player)
+        try:
+            played = evaluation.play(-1, heartbeat=lambda: None)
+            if job.drawn is not None and world.rank == 0:
+                evaluation.record(job.drawn, -1, heartbeat=lambda: None)
+        finally:
+            evaluation.close()
     return {"returns": played.returns, "lengths": played.lengths, "ranks": world.size}

@@ -37,15 +37,11 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     add("--debug", action="store_true", help="show tracebacks")
 
 
-def add_set_argument(parser: argparse.ArgumentParser) -> None:
+def add_set_argument(
+    parser: argparse.ArgumentParser, text: str = "change any setting; values are YAML; repeatable"
+) -> None:
     """Add `--set KEY=VALUE`."""
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="change any setting; values are YAML; repeatable",
-    )
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=text)
 
 
 def add_policy_choice(parser: argparse.ArgumentParser) -> None:

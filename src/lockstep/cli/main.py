@@ -151,13 +151,11 @@ def recipe(args: argparse.Namespace) -> int:
 def chaos(args: argparse.Namespace) -> int:
     """`lockstep chaos`: inject faults into a run, and report which ones it survives."""
     from lockstep.cli.chaos.command import chosen_faults, run_chaos
-    from lockstep.launch.world_checks import check_world
+    from lockstep.launch.world_checks import check_no_launcher, check_world
     from lockstep.world import World
 
     faults = chosen_faults(args.faults)
-    launcher = World.from_environment().launcher
-    if launcher != "none":
-        raise ConfigError(f"lockstep chaos starts its own ranks, and {launcher} started this process; run it by itself")
+    check_no_launcher("lockstep chaos")
     run = online_run(checked(args, requested_run(args)), "lockstep chaos")
     ranks = requested_ranks(args.ranks, 2)
     check_world(run, World(size=ranks))

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.record.console import grouped
+from lockstep.record.run_status import COMPLETE
 
 STATUS_COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
 _FILE_WIDTH = 10_000
@@ -28,7 +29,7 @@ def plain_table(header_style: str = "bold") -> Table:
 def steps_text(steps: int, total_steps: int | None, status: str) -> str:
     """`12 000`, or `12 000 (40%)` for a run that has not reached its end."""
     text = grouped(steps)
-    if not total_steps or status in ("finished", "solved"):
+    if not total_steps or status in COMPLETE:
         return text
     return f"{text} ({min(steps / total_steps, 1):.0%})"
 

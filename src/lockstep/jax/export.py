@@ -10,7 +10,6 @@ import numpy as np
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.normalize import RunningMoments
-from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.flat import Params
 from lockstep.jax.networks import ActingPolicy, AnyPolicy, Policy, actor_of
@@ -56,16 +55,16 @@ def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | Non
         observations.restore(moments.state())
 
 
-def load_player(path: Path | str, comm: Comm | None = None) -> tuple[EnvSpec, Player]:
+def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     """The environment spec and the player of a policy from a run directory or file.
 
-    `player.act(observation)` returns its action, computed on the first device of `comm` or, without `comm`, on the CPU.
+    `player.act(observation)` returns its action, computed on the CPU.
     """
     policy, observations = load_policy(path)
     if policy.spec is None:
         raise policy_file.no_simulator_error(path)
-    device = comm.devices[0] if comm is not None else jax.devices("cpu")[0]
-    return policy.spec, Player(policy.sampler, actor_of(policy, device), observations, policy.spec)
+    actor = actor_of(policy, jax.local_devices(backend="cpu")[0])
+    return policy.spec, Player(policy.sampler, actor, observations, policy.spec)
 
 
 def _policy_of(about: PolicySpec) -> ActingPolicy:

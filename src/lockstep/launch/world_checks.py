@@ -9,6 +9,15 @@ if TYPE_CHECKING:
     from lockstep.world import World
 
 
+def check_no_launcher(command: str) -> None:
+    """Refuse a command that starts ranks itself in a process that a launcher started."""
+    from lockstep.world import World
+
+    launcher = World.from_environment().launcher
+    if launcher != "none":
+        raise ConfigError(f"{command} starts ranks itself, and {launcher} started this process; run it alone")
+
+
 def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) -> None:
     """Refuse counts that do not divide among the (checkpoint's) shards, too much memory, and more ranks than GPUs."""
     from lockstep.launch.restarts import may_restart_ranks

@@ -129,7 +129,7 @@ def describe(
     if device_memory:
         parts.append(f"GPU {device_memory / 2**30:.1f} GiB")
     if steps_per_second > 0:
-        parts.append(f"ETA {_duration(max(total_steps - steps, 0) / steps_per_second)}")
+        parts.append(f"ETA {duration(max(total_steps - steps, 0) / steps_per_second)}")
     return "  ".join(parts)
 
 
@@ -162,7 +162,8 @@ def compact(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Hours and minutes, minutes and seconds, or seconds: `1 h 05 min`, `2 min 08 s`, `9 s`."""
     minutes, hours = int(seconds) // 60, int(seconds) // 3600
     if hours:
         return f"{hours} h {minutes % 60:02d} min"

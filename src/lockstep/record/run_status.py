@@ -10,6 +10,8 @@ from typing import Any
 
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RANKS_FILE, RUN_FILE, SUMMARY_FILE
 
+COMPLETE = ("finished", "solved")
+"""The statuses of a run that has ended successfully."""
 FRESH_S = 120.0
 """Where locks do not show it, a run that wrote so recently counts as running."""
 

@@ -15,6 +15,7 @@ from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.parser import did_you_mean
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
+from lockstep.system.cores import processor
 
 
 def bench_command(args: argparse.Namespace) -> int:
@@ -140,10 +141,5 @@ def _listing(works: Sequence[str]) -> str:
 
 def _machine() -> str:
     """One line on the machine."""
-    processor = "unknown processor"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            processor = line.partition(":")[2].strip()
-            break
-    cores = f"{len(os.sched_getaffinity(0))} cores ({processor})"
+    cores = f"{len(os.sched_getaffinity(0))} cores ({processor()})"
     return f"{cores}, {platform.system()} {platform.machine()}, Python {platform.python_version()}"

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from uuid import uuid4
 import psutil
 
 from lockstep.cli.chaos.faults import NOTE, InjectedFault
+from lockstep.cli.sweep.processes import start_run
 from lockstep.errors import RunError
 from lockstep.record.follow import read_json
 from lockstep.run import Run
@@ -81,12 +81,6 @@ class Trials:
         self._run, self._ranks, self._folder, self._caught = run, ranks, folder, caught
         self._rollout = run.num_envs * run.algorithm.num_steps
         self._mark = uuid4().hex
-        search = dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry)])
-        self._environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(search),
-            "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),  # ends the runs when this process ends
-            _MARK: self._mark,
-        }
         self.exact = _can_save(run)
         """Whether the environments can be saved, so that a restarted run must end with the same bits."""
         self.fingerprint = ""
@@ -166,14 +160,7 @@ class Trials:
         """Run a command with its output in `NAME.txt`; returns the exit code, or None after a timeout."""
         command = [sys.executable, "-m", *module]
         with (self._folder / f"{name}.txt").open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is forwarded below
-            )
+            process = start_run(command, output, {_MARK: self._mark})
         deadline, forwarded = time.monotonic() + limit_s, 0
         while process.poll() is None:
             if len(self._caught) > forwarded:

@@ -9,7 +9,6 @@ from lockstep.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from lockstep.estimators.result import Estimates
-    from lockstep.world import World
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +48,9 @@ def evaluate_command(args: argparse.Namespace) -> int:
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")
     if world.launcher == "none" and ranks > 1:
-        found = spawn(_evaluate_as_rank, ranks, (str(path), data, run.ml_framework))[0]
+        found = spawn(_evaluate, ranks, (path, data, run.ml_framework))[0]
     else:
-        found = _evaluate(path, data, world, run.ml_framework)
+        found = _evaluate(world.rank, path, data, run.ml_framework)
     if world.rank == 0:
         as_json = json.dumps(found.to_dict(), indent=2)
         print(as_json if args.json else found.text())
@@ -62,15 +61,11 @@ def evaluate_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(path: Path, data: str, world: "World", ml_framework: str) -> "Estimates":
+def _evaluate(rank: int, path: Path, data: str, ml_framework: str) -> "Estimates":
+    from lockstep.world import World
+
     if ml_framework == "jax":
         from lockstep.jax.offline.evaluate import evaluate_run
     else:
         from lockstep.torch.offline.evaluate import evaluate_run
-    return evaluate_run(path, data, world)
-
-
-def _evaluate_as_rank(rank: int, path: str, data: str, ml_framework: str) -> "Estimates":
-    from lockstep.world import World
-
-    return _evaluate(Path(path), data, World.from_environment(), ml_framework)
+    return evaluate_run(path, data, World.from_environment())

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.cli.flags import add_set_argument
 from lockstep.cli.request import set_values
 from lockstep.errors import ConfigError
 
@@ -34,13 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--state-features", metavar="FILE", help="normalize states by this file, which an earlier preparation wrote")
     add("--action-features", metavar="FILE", help="the same for features of actions")
-    add(
-        "--set",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="settings for finding types of features: num_samples, action_bounds, ...",
-    )
+    add_set_argument(parser, "settings for finding types of features: num_samples, action_bounds, ...")
     add("--memory", metavar="BYTES", default="1G", help="memory for rows, such as 512M (default: 1G)")
     add("--force", action="store_true", help="replace other prepared data in DIR")
     add("--debug", action="store_true", help="show tracebacks")

@@ -63,6 +63,7 @@ def train_command(args: argparse.Namespace) -> int:
 def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]":
     from lockstep.cli.request import changes_of
     from lockstep.cli.workflow_files import files
+    from lockstep.cli.workflow_files.fields import CLASSIC_NAMES
     from lockstep.run import override
 
     if args.target is None:
@@ -76,7 +77,7 @@ def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]"
     else:
         run = _from_path(path)
     changes = changes_of(args, task=args.task)
-    renamed = {files.CLASSIC_NAMES.get(name, name): value for name, value in changes.items()}
+    renamed = {CLASSIC_NAMES.get(name, name): value for name, value in changes.items()}
     _check_algo(renamed.get("algo"))
     if renamed.get("algo") == "cql" and run.algo in ("dqn", "parametric_dqn"):
         renamed["algo"] = "parametric_dqn" if run.algo == "parametric_dqn" else "dqn"

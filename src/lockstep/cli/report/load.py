@@ -11,6 +11,7 @@ from lockstep.cli.report.fit import Point
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Layout, Work
+from lockstep.record.follow import read_json
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
 from lockstep.run import Run, load, to_dict
 
@@ -91,9 +92,7 @@ def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:
         return None, f"{run_dir}: not used: it {'failed' if summary['status'] == 'failed' else 'was resumed'}"
     if updates < FEWEST_UPDATES:
         return None, f"{run_dir}: not used: {updates:.0f} updates between its log lines; {FEWEST_UPDATES} say something"
-    preflight: dict[str, Any] = {}
-    if (run_dir / _PREFLIGHT_FILE).exists():
-        preflight = json.loads((run_dir / _PREFLIGHT_FILE).read_text(encoding="utf-8"))
+    preflight = read_json(run_dir / _PREFLIGHT_FILE)
     layout = _layout(summary, preflight)
     note = f"{run_dir}: the cores of its hosts are not known: taken as enough" if layout.cores is None else None
     if layout.hosts > 1 and not layout.round_trip_s:

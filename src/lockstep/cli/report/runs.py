@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import msgspec
 
@@ -163,8 +163,13 @@ def mean_return(row: EvaluationRow) -> float | None:
     return fmean(known) if known else None
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value of a file is a number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if is_number(value) else None
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:

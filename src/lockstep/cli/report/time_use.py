@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from lockstep.cli.report.runs import FoundRun
+from lockstep.cli.report.runs import FoundRun, is_number
 from lockstep.distributed.timers import PHASES
 from lockstep.record.follow import last_line, read_json
 from lockstep.record.run_dir import METRICS_FILE, RANKS_FILE, SUMMARY_FILE
@@ -215,7 +215,7 @@ def _phases(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
         last = last_line(path / METRICS_FILE)
         given = {phase: last.get(f"time/{phase}_s") for phase in PHASES}
     found = cast(Mapping[str, Any], given)
-    seconds = {phase: float(found[phase]) for phase in PHASES if _is_number(found.get(phase))}
+    seconds = {phase: float(found[phase]) for phase in PHASES if is_number(found.get(phase))}
     return seconds if sum(seconds.values()) > 0 else {}
 
 
@@ -228,7 +228,3 @@ def _phases_of_ranks(path: Path) -> list[dict[str, float]]:
     if not all(isinstance(columns.get(phase), list) for phase in PHASES):
         return []
     return [dict(zip(PHASES, row, strict=True)) for row in zip(*(columns[phase] for phase in PHASES), strict=False)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

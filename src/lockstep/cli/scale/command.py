@@ -13,17 +13,8 @@ from typing import Any
 
 from lockstep.cli.report.scale_table import SCALE_FILE, cores_warning, text_of
 from lockstep.cli.request import checked, online_run, requested_run
-from lockstep.cli.scale.measurement import read_summary
-from lockstep.cli.scale.plan import (
-    Job,
-    Plan,
-    check_plan,
-    parse_modes,
-    parse_ranks,
-    parse_updates,
-    run_of,
-)
-from lockstep.cli.scale.results import COMPLETE, results
+from lockstep.cli.scale.plan import FEWEST_UPDATES, Job, Plan, check_plan, parse_modes, parse_ranks, run_of
+from lockstep.cli.scale.results import results
 from lockstep.cli.sweep.folder import failure_reason, lock_folder
 from lockstep.cli.sweep.processes import start_run
 from lockstep.cli.sweep.sweep_file import parse_seeds
@@ -32,12 +23,13 @@ from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.train_ranks import PROGRAM
-from lockstep.record.run_dir import RunDir
-from lockstep.record.run_status import is_running
+from lockstep.launch.world_checks import check_no_launcher
+from lockstep.record.follow import read_json
+from lockstep.record.run_dir import SUMMARY_FILE, RunDir
+from lockstep.record.run_status import COMPLETE, is_running
 from lockstep.run import Run, dump, load
 from lockstep.system.cores import usable_cores
 from lockstep.system.files import write_atomically
-from lockstep.world import World
 
 _PLAN_FILE, _CONFIG_FILE = "scale.yaml", "config.yaml"
 _POLL_S = 0.1
@@ -45,9 +37,7 @@ _POLL_S = 0.1
 
 def scale_command(args: argparse.Namespace) -> int:
     """`lockstep scale`; returns the exit code. Everything is checked before the first run starts."""
-    launcher = World.from_environment().launcher
-    if launcher != "none":
-        raise ConfigError(f"lockstep scale starts ranks itself, and {launcher} started this process; run it alone")
+    check_no_launcher("lockstep scale")
     given = None if args.target is None else Path(args.target)
     if given is not None and (given / _PLAN_FILE).is_file():
         folder, plan, run = _earlier(given, args)
@@ -81,7 +71,7 @@ def _requested_plan(args: argparse.Namespace) -> Plan:
     return Plan(
         ranks=parse_ranks(args.ranks),
         modes=parse_modes(args.modes),
-        updates=parse_updates(args.updates),
+        updates=number(args.updates, "--updates", "a number", least=FEWEST_UPDATES),
         repetitions=number(args.repetitions, "--repetitions"),
         target_return=target,
         seeds=(0, 1, 2) if args.seeds is None else parse_seeds(args.seeds, "--seeds"),
@@ -138,7 +128,7 @@ def _measure(folder: Path, plan: Plan, run: Run) -> int:
     stopped_by = 0
     try:
         for i, job in enumerate(jobs, 1):
-            if read_summary(folder / job.name).get("status") in COMPLETE:
+            if read_json(folder / job.name / SUMMARY_FILE).get("status") in COMPLETE:
                 _report(i, len(jobs), job, folder, " before")
                 continue
             code, stopped_by = _train(folder, job, run_of(run, plan, job))
@@ -198,7 +188,7 @@ def log_path(folder: Path, job: Job) -> Path:
 
 def _report(i: int, count: int, job: Job, folder: Path, when: str = "") -> None:
     """One line about a run that has ended."""
-    summary: dict[str, Any] = read_summary(folder / job.name)
+    summary = read_json(folder / job.name / SUMMARY_FILE)
     speed = f"{summary.get('steps_per_second', 0):.0f} steps/s"
     if job.mode == "return":
         seconds = summary.get("solved_at_s")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.replay import ReplayConfig
-from lockstep.record.run_dir import METRICS_FILE, SUMMARY_FILE
+from lockstep.record.run_dir import METRICS_FILE
 from lockstep.run import Run
 
 PARTS = {"compute": ("env", "act", "learn", "other"), "communication": ("sync",), "waiting": ("wait",)}
@@ -49,11 +49,3 @@ def read_measurement(run_dir: Path, run: Run) -> Measurement | None:
         for part, phases in PARTS.items()
     }
     return Measurement((last["step"] - first["step"]) / updates, parts)
-
-
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """`summary.json` of a run; empty if it has none."""
-    try:
-        return json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}

@@ -13,7 +13,8 @@ from lockstep.run import Run, override
 Mode = Literal["strong", "weak", "return"]
 LOG_LINES = 5
 """Lines of the metrics of a measured run. What comes before the first is warm-up."""
-_FEWEST_UPDATES = 10
+FEWEST_UPDATES = 10
+"""Measured updates that the model of the costs needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +51,8 @@ class Plan:
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> "Plan":
         """The plan of the result of `tree`."""
-        return cls(
-            ranks=tuple(tree["ranks"]),
-            modes=tuple(tree["modes"]),
-            updates=tree["updates"],
-            repetitions=tree["repetitions"],
-            target_return=tree["target_return"],
-            seeds=tuple(tree["seeds"]),
-        )
+        lists: dict[str, Any] = {name: tuple(tree[name]) for name in ("ranks", "modes", "seeds")}
+        return cls(**{**tree, **lists})
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +159,3 @@ def parse_modes(text: str) -> tuple[Mode, ...]:
     if not given or any(part not in known for part in given) or len(set(given)) < len(given):
         raise ConfigError(f"--modes {text} must be weak, strong or weak,strong")
     return tuple(known[part] for part in given)
-
-
-def parse_updates(text: str) -> int:
-    """`--updates`, enough for the model of the costs."""
-    return number(text, "--updates", "a number", least=_FEWEST_UPDATES)

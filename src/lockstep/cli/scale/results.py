@@ -7,13 +7,14 @@ from typing import Any
 
 from lockstep.cli.report.fit import fit, held_out
 from lockstep.cli.report.load import load_points
-from lockstep.cli.scale.measurement import PARTS, Measurement, read_measurement, read_summary
+from lockstep.cli.scale.measurement import PARTS, Measurement, read_measurement
 from lockstep.cli.scale.plan import Job, Mode, Plan, run_of
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import predict
+from lockstep.record.follow import read_json
+from lockstep.record.run_dir import SUMMARY_FILE
+from lockstep.record.run_status import COMPLETE
 from lockstep.run import Run
-
-COMPLETE = ("finished", "solved")
 
 
 def results(folder: Path, plan: Plan, run: Run, cores: int, failures: Mapping[str, str]) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def results(folder: Path, plan: Plan, run: Run, cores: int, failures: Mapping[st
     found: dict[Job, Measurement] = {}
     for job in plan.jobs():
         path = folder / job.name
-        if job.mode != "return" and read_summary(path).get("status") in COMPLETE:
+        if job.mode != "return" and read_json(path / SUMMARY_FILE).get("status") in COMPLETE:
             measured = read_measurement(path, run_of(run, plan, job))
             found |= {} if measured is None else {job: measured}
     return {
@@ -91,7 +92,7 @@ def _times_to_return(folder: Path, plan: Plan) -> list[dict[str, Any]]:
     """Seconds and steps until the return, over seeds; seeds that did not reach it are counted, not averaged."""
     worlds: list[dict[str, Any]] = []
     for ranks in plan.ranks:
-        summaries = [read_summary(folder / Job("return", ranks, seed).name) for seed in plan.seeds]
+        summaries = [read_json(folder / Job("return", ranks, seed).name / SUMMARY_FILE) for seed in plan.seeds]
         ended = [one for one in summaries if one.get("status") in COMPLETE]
         solved = [one for one in ended if one.get("solved_at_s") is not None]
         if ended:

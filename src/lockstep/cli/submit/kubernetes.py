@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.cli.submit.arguments import DEFAULT_PORT
 from lockstep.cli.submit.job import Job, submit_text
+from lockstep.config import settings
 from lockstep.errors import ConfigError
 
 _MAX_LABEL = 63  # characters of a label in a host name
@@ -21,10 +22,7 @@ _ATTEMPT = "JOBSET_RESTART_ATTEMPT"
 
 def submit(job: Job, args: argparse.Namespace) -> int:
     """Print the manifest, or pass it to `kubectl`."""
-    import yaml
-
-    written = yaml.dump(manifest(job, args), Dumper=_dumper(), sort_keys=False, width=1000)
-    text = f"# Written by `lockstep submit --on kubernetes`.\n{written}"
+    text = f"# Written by `lockstep submit --on kubernetes`.\n{settings.to_yaml(manifest(job, args))}"
     where = "the cluster is reached from, or add --dry-run to see the manifest"
     return submit_text(text, ["kubectl", "apply", "-f", "-"], args, where)
 
@@ -194,18 +192,3 @@ def _script(job: Job, args: argparse.Namespace, main: str | None) -> str:
             "",
         ]
     )
-
-
-def _dumper() -> Any:
-    """A dumper that writes scripts as block text, and equal values in full."""
-    import yaml
-
-    class Blocks(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def text(dumper: Any, value: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-    Blocks.add_representer(str, text)
-    return Blocks

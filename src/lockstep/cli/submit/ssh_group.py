@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from signal import Signals
 from typing import IO, TextIO
 
 from lockstep.errors import RunError
@@ -16,7 +17,6 @@ _POLL_S = 0.05
 _PEERS_EXIT_S = 30.0  # the other launchers detect a failure themselves, and report more about it
 _MAX_EXIT_S = 40.0  # a little more than a launcher waits for its ranks to exit
 _NO_LAUNCHER = (126, 127, 255)  # command not found or not executable; ssh failed: the other launchers cannot detect it
-_SIGNALS = {1: "HUP", 2: "INT", 10: "USR1", 15: "TERM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def _forward_signals(hosts: list[_Host], caught: list[int], grace_s: float) -> N
     for _ in _while_running(hosts, grace_s):
         for number in caught[forwarded:]:
             for host in hosts:
-                host.send_signal(_SIGNALS[number])
+                host.send_signal(Signals(number).name.removeprefix("SIG"))
         forwarded = len(caught)
 
 

@@ -25,10 +25,10 @@ from lockstep.cli.terminal import output_console
 from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, without_flags
+from lockstep.launch.world_checks import check_no_launcher
 from lockstep.record.run_dir import SWEEP_FILE, RunDir, default_name
 from lockstep.run import Run, to_dict
 from lockstep.system.files import write_atomically
-from lockstep.world import World
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -90,11 +90,7 @@ def _cluster_flags() -> argparse.ArgumentParser:
 
 def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:
     check_metric(sweep)
-    launcher = World.from_environment().launcher
-    if launcher != "none":
-        raise ConfigError(
-            f"the runs of a sweep start their own ranks, and {launcher} started this process; run it alone"
-        )
+    check_no_launcher("a sweep")
     jobs = None if args.jobs is None else number(args.jobs, "--jobs")
     directory = Path(sweep.directory or ".")
     if not directory.is_dir():

@@ -25,7 +25,7 @@ from lockstep.record.failure import read_failure
 from lockstep.record.follow import JsonLinesFollower, read_end, read_json
 from lockstep.record.partial_files import remove_partial_files
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, SWEEP_FILE
-from lockstep.record.run_status import is_running
+from lockstep.record.run_status import COMPLETE, is_running
 from lockstep.system.files import write_atomically
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 EVENTS_FILE = "events.jsonl"
 RESULTS_FILE = "results.json"
-_COMPLETE = ("finished", "solved")
 _ERROR = "lockstep: error: "
 _LOG_END_BYTES = 1 << 14
 
@@ -86,7 +85,7 @@ class SweepFolder:
 
     def is_complete(self, member: Member) -> bool:
         """Whether a run has ended successfully."""
-        return read_json(member.path / SUMMARY_FILE).get("status") in _COMPLETE and not is_running(member.path)
+        return read_json(member.path / SUMMARY_FILE).get("status") in COMPLETE and not is_running(member.path)
 
     def write_config(self, member: Member, run: "AnyRun") -> Path:
         """Write the config of a run, or check that it is the one of an earlier start; returns its path.

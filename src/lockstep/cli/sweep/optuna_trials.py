@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.cli.sweep.space import Range
 from lockstep.cli.sweep.sweep_file import Sweep
 from lockstep.cli.sweep.trial import Status, Trial, numbered_name
-from lockstep.errors import ConfigError
+from lockstep.data.packages import import_optional
 from lockstep.record.score_statistics import interquartile_mean
 
 STORAGE_FILE = "optuna.db"
@@ -23,7 +23,7 @@ class OptunaTrials:
     """Trials of an Optuna study. Those of an earlier start come first; unfinished ones of them go on."""
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
-        optuna = _import_optuna()
+        optuna = import_optional("optuna", "sweep", "sampler=optuna")
         self._optuna = optuna
         self._space = sweep.settings
         self._count = sweep.trials or 0
@@ -90,14 +90,6 @@ class OptunaTrials:
         for name, choice in self._space.items():
             values[name] = params[name] if isinstance(choice, Range) else choice[params[name]]
         return values
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError("sampler=optuna needs the package optuna: pip install 'lockstep-rl[sweep]'") from None
-    return optuna
 
 
 def _distribution(optuna: Any, choice: tuple[Any, ...] | Range) -> Any:

@@ -13,7 +13,6 @@ from lockstep.launch.flags import number
 from lockstep.system.files import read_text
 
 Sampler = Literal["grid", "random", "optuna"]
-SAMPLERS: tuple[Sampler, ...] = ("grid", "random", "optuna")
 _METRICS = ("last_return", "best_return")
 _LIMIT = 10_000
 """Maximum number of seeds."""

@@ -10,14 +10,12 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from lockstep.cli.workflow_files.fields import CLASSIC_NAMES, classic_words, known_fields, settings_of
+from lockstep.cli.workflow_files.fields import classic_words, known_fields, settings_of
 from lockstep.cli.workflow_files.learner import differing_defaults, learner_settings
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, from_dict
 from lockstep.system.files import read_text
-
-__all__ = ["CACHE_VARIABLE", "CLASSIC_NAMES", "Normalization", "Source", "Workflow", "is_workflow", "read"]
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 CACHE_VARIABLE = "LOCKSTEP_CACHE"

@@ -1,6 +1,5 @@
 """Minari data sets as logs."""
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from lockstep.data.logs.files import is_minari
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.maps import Maps, Where
 from lockstep.data.logs.schema import Schema
+from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError
 
 _MOST_ROWS, _CELLS = 100_000, 1 << 23
@@ -119,10 +119,7 @@ def _opened(path: Path) -> Any:
 
 
 def _minari(path: Path, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"{path} is a Minari dataset ({error}); pip install 'lockstep-rl[minari]'") from error
+    return import_optional(module, "minari", f"{path} is a Minari dataset, which")
 
 
 def _name(path: Path) -> str:

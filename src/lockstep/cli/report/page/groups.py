@@ -12,6 +12,7 @@ from lockstep.cli.report.page.load import Curve, PageRun
 from lockstep.cli.report.table import differing
 from lockstep.cli.terminal import shown_setting
 from lockstep.config.settings import short_names
+from lockstep.record.run_status import COMPLETE
 from lockstep.record.score_statistics import Floats, ScoreSummary, bootstrap_interval, interquartile_mean, summarize
 
 Axis = Literal["steps", "seconds"]
@@ -20,7 +21,6 @@ _GRID = 120
 """Points of a group's curve."""
 _CURVE_RESAMPLES = 400
 """Bootstrap samples of a curve's band, at each point; scores in tables have more."""
-_COMPLETE = ("finished", "solved")
 _EXCLUDED = ("seed", "trackers")
 _ALWAYS_NAMED = ("task", "data", "algo")
 """Settings that are in every label if they differ."""
@@ -73,7 +73,7 @@ def band(group: Group, source: str, axis: Axis) -> Band | None:
     A run that finished or solved its task keeps its last value to the right of its end, since its policy stays as it
     is. Any other run counts only as far as it got. The band ends where fewer than half of the runs have data.
     """
-    curves = [(run.curves[source], run.found.status in _COMPLETE) for run in group.runs if source in run.curves]
+    curves = [(run.curves[source], run.found.status in COMPLETE) for run in group.runs if source in run.curves]
     curves = [(curve, complete) for curve, complete in curves if np.isfinite(_x(curve, axis)).all()]
     if not curves:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.cli.report.runs import FoundRun, found_run, mean_return, read_evaluations, read_metrics
+from lockstep.cli.report.runs import FoundRun, found_run, is_number, mean_return, read_evaluations, read_metrics
 from lockstep.cli.report.time_use import TimeUse, read_time_use
 from lockstep.record.follow import read_json
 from lockstep.record.run_dir import SUMMARY_FILE
@@ -75,7 +75,7 @@ def read_page_run(path: Path) -> PageRun:
 
 def _curve(rows: Iterable[tuple[Any, Any, Any]]) -> Curve | None:
     """The points whose step, seconds and value are known, thinned evenly; the first and the last stay."""
-    points = [point for point in rows if all(_is_number(number) for number in point)]
+    points = [point for point in rows if all(map(is_number, point))]
     if not points:
         return None
     kept = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).round().astype(np.intp)
@@ -87,7 +87,3 @@ def _step_of(video: Path) -> tuple[int, str]:
     """Sort `step_90000.gif` before `step_100000.gif`."""
     digits = "".join(letter for letter in video.stem if letter.isdigit())
     return int(digits or 0), video.name
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

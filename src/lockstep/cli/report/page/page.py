@@ -33,13 +33,14 @@ from lockstep.cli.report.page.groups import (
 )
 from lockstep.cli.report.page.load import PageRun, read_page_run
 from lockstep.cli.report.page.scaling_section import scaling_section
+from lockstep.cli.report.runs import is_number
 from lockstep.cli.report.table import differing
 from lockstep.cli.report.time_use import bottleneck, hosts, rank_name, straggler
 from lockstep.cli.terminal import shown_setting, tally
 from lockstep.config.settings import short_names
 from lockstep.distributed.timers import PHASES
 from lockstep.errors import ConfigError
-from lockstep.record.console import compact, significant
+from lockstep.record.console import compact, duration, significant
 from lockstep.record.score_statistics import Floats, ScoreSummary, performance_profile
 from lockstep.record.summary import versions
 from lockstep.system.files import write_atomically
@@ -374,7 +375,7 @@ def _run_row(run: PageRun, directory: Path) -> dict[str, Any]:
             *("–" if value is None else significant(value) + mark for value in (found.last_return, found.best_return)),
             compact(found.steps),
             "–" if found.steps_per_second is None else compact(found.steps_per_second),
-            _duration(run.summary.get("wall_time_s")),
+            duration(run.summary["wall_time_s"]) if is_number(run.summary.get("wall_time_s")) else "–",
         ],
     }
 
@@ -438,16 +439,6 @@ def _time_unit(longest_s: float) -> tuple[float, str]:
     if longest_s > 3 * 3600:
         return 3600.0, "hours of training"
     return (60.0, "minutes of training") if longest_s > 600 else (1.0, "seconds of training")
-
-
-def _duration(seconds: Any) -> str:
-    if not isinstance(seconds, (int, float)) or not seconds:
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return " ".join(f"{number} {unit}" for number, unit in ((hours, "h"), (minutes, "min"), (rest, "s")) if number)
 
 
 def _link(path: Path, directory: Path) -> str:
