@@ -112,9 +112,7 @@ def dqn_networks(learner: dqn.DQN) -> dict[str, dict[str, np.ndarray]]:
 def actor_critic_gradient(learner: sac.SAC | td3.TD3) -> dict[str, np.ndarray]:
     """The gradients of critics, actor and temperature, each as one vector, after one step."""
     state = learner.comm.read(learner.state)
-    named = {
-        f"critics.{name}": g for name, g in learner.flat_critics.split(state.critic_optimizer.moment).items()
-    }
+    named = {f"critics.{name}": g for name, g in learner.flat_critics.split(state.critic_optimizer.moment).items()}
     return by_part(named | learner.flat.split(state.policy_optimizer.moment), scale=10.0)
 
 

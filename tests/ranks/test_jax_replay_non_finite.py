@@ -1,6 +1,6 @@
-"""A number that is not finite, where DQN in JAX learns from a replay: all ranks stop and name it, or all leave it out.
+"""DQN, SAC and TD3 on JAX: a number that is not finite stops all ranks and is named, or is left out by all.
 
-It must never come to lie in the replay: it would be drawn again and again.
+A transition with such a number must never reach the replay: it would be drawn again and again.
 """
 
 import json
@@ -13,7 +13,7 @@ pytest.importorskip("jax")
 
 from bad_numbers import ENVS, LENGTH, SHARDS
 from jax_running import train_all
-from running import job, lines, small_dqn, timeless
+from running import job, lines, small_actor_critic, small_dqn, timeless
 from safetensors.numpy import load_file
 
 from lockstep.record.checkpoint import find
@@ -21,30 +21,32 @@ from lockstep.record.checkpoint import find
 pytestmark = pytest.mark.slow  # whole runs on several layouts; PPO's are quick ones
 
 AT = 30  # step of the environment, and iteration of the run
-FAULTS = {"reward nan": {}, "observation nan": {}, "reward 1e30": {"loss": "mse"}}
+FAULTS = ("reward nan", "observation nan", "reward 1e30")
 MODES = ("stop", "skip")
 LAYOUTS = {"1 process": (1, 1), "2 devices": (1, 2), "2 processes": (2, 1)}
 
 
-def broken(fault, mode, **changes):
-    kwargs = {"env.kwargs": {"fault": fault, "at": AT}, "non_finite": mode}
+def broken(algo, fault, mode):
     base = {"num_shards": SHARDS, "num_envs": ENVS, "num_steps": 1, "log_every": ENVS, "max_grad_norm": None}
-    return small_dqn("bad_numbers:BrokenChoice", **{**base, **kwargs, **changes})
+    changes = {**base, "env.kwargs": {"fault": fault, "at": AT}, "non_finite": mode}
+    if algo == "dqn":
+        return small_dqn("bad_numbers:BrokenChoice", loss="mse", **changes)
+    return small_actor_critic(algo, "bad_numbers:BrokenForce", **changes)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+@pytest.fixture(scope="module", params=["dqn", "sac", "td3"])
+def trained(request, tmp_path_factory):
     """Every fault in both modes on every layout: what each process saw, and where."""
     found = {}
     for layout, (processes, devices) in LAYOUTS.items():
         folder = tmp_path_factory.mktemp(layout.replace(" ", ""))
         jobs = {
-            f"{fault} {mode}": job(broken(fault, mode, **changes), folder, f"{fault} {mode}")
-            for fault, changes in FAULTS.items()
+            f"{fault} {mode}": job(broken(request.param, fault, mode), folder, f"{fault} {mode}")
+            for fault in FAULTS
             for mode in MODES
         }
-        told = train_all(processes, jobs, devices)
-        found |= {(name, layout): (told[name], Path(jobs[name].folder)) for name in jobs}
+        outcomes = train_all(processes, jobs, devices)
+        found |= {(name, layout): (outcomes[name], Path(jobs[name].folder)) for name in jobs}
     return found
 
 
@@ -58,7 +60,7 @@ def test_any_layout_does_the_same(trained, name, layout):
     (alone,), folder = trained[name, "1 process"]
     outcomes, other = trained[name, layout]
     for one in outcomes:
-        assert one.error.replace("rank 1", "rank 0") == alone.error, "ranks ended with other words"
+        assert one.error.replace("rank 1", "rank 0") == alone.error, "ranks ended with different errors"
     assert timeless(str(other)) == timeless(str(folder)), "metrics depend on the layout"
     if not alone.error:
         assert summary(folder)["params_fingerprint"] == summary(other)["params_fingerprint"]
@@ -71,7 +73,7 @@ def test_any_layout_does_the_same(trained, name, layout):
         ("observation nan", "environment 13 gave an observation that is not finite (nan)"),
     ],
 )
-def test_stopping_names_rank_environment_and_step(trained, fault, words):
+def test_stop_names_rank_environment_and_step(trained, fault, words):
     outcomes, folder = trained[f"{fault} stop", "2 processes"]
     assert len(outcomes) == 2
     for one in outcomes:
@@ -87,7 +89,7 @@ def test_stopping_names_rank_environment_and_step(trained, fault, words):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_skipping_goes_on_to_the_end_and_poisons_nothing(trained, fault):
+def test_skip_trains_to_the_end_with_finite_parameters(trained, fault):
     outcomes, folder = trained[f"{fault} skip", "2 processes"]
     assert [one.error for one in outcomes] == ["", ""]
     assert summary(folder)["status"] == "finished"
@@ -95,18 +97,18 @@ def test_skipping_goes_on_to_the_end_and_poisons_nothing(trained, fault):
     kept = load_file(find(folder)[-1] / "learner.safetensors")
     assert any("square" in name for name in kept)
     bad = [name for name, value in kept.items() if not np.isfinite(value).all()]
-    assert bad == [], "what is not finite has come into what is learned on with"
+    assert bad == [], "parameters or optimizer states that are not finite"
     logged = lines(str(folder))
     assert all(value is not None and np.isfinite(value) for line in logged for value in line.values())
     skipped = [line.get("optim/skipped", 0.0) + line["replay/skipped"] for line in logged]
     assert not any(skipped[: AT - 1]), "something was left out before anything was wrong"
-    assert any(skipped[AT - 1 :]), "nothing is told to be left out"
+    assert any(skipped[AT - 1 :]), "nothing was left out"
     if fault != "reward 1e30":  # that one is a number, and stays
         over = AT + LENGTH * fault.startswith("observation")  # such an observation stays until its episode ends
-        assert not any(skipped[over:]), "what was wrong was learned from later: it lies in the replay"
+        assert not any(skipped[over:]), "the fault was drawn from the replay later"
 
 
-def test_a_loss_too_large_stops_all_ranks_and_names_its_transition(trained):
+def test_infinite_loss_stops_all_ranks_and_names_its_transition(trained):
     outcomes, folder = trained["reward 1e30 stop", "2 processes"]
     for one in outcomes:
         for word in ("from the replay is not finite", "rank 1, shard 1", "non_finite/shard_1", "non_finite=skip"):
