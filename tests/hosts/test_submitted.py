@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -43,35 +44,44 @@ def test_what_is_interrupted_through_ssh_can_go_on(network, number, code):
 
 
 @pytest.mark.hosts
-def test_pods_that_are_taken_away_go_on_later(network):
-    """Each script is process 1 of its pod, and gets SIGTERM there; later the whole set starts again."""
+@pytest.mark.parametrize(("kind", "main"), [("jobset", "cp-node-0-0.cp"), ("job", "cp-0.cp")])
+def test_preempted_pods_write_a_checkpoint_in_time_and_resume_later(network, kind, main):
+    """Each script is process 1 of its pod. Of a Job one pod is preempted, of a JobSet all are."""
     hosts = network(2)
     paced = Paced(hosts.shared, updates=40)
-    (command,) = containers(hosts.hosts[0].run([*KUBERNETES, str(hosts.shared), *paced.arguments]))
+    printed = hosts.hosts[0].run([*KUBERNETES, str(hosts.shared), "--kind", kind, *paced.arguments])
+    (spec,) = (pod for made in yaml.safe_load_all(printed) for pod in pods_of(made))
     for host in hosts.hosts:
-        with (host.folder / "hosts").open("a") as names:  # what the headless service of a JobSet resolves
-            names.write("10.77.0.1 cp-node-0-0.cp\n")
-    pods = [pod(host, command, index, attempt=0) for index, host in enumerate(hosts.hosts)]
+        with (host.folder / "hosts").open("a") as names:  # what the headless service resolves
+            names.write(f"10.77.0.1 {main}\n")
+    pods = [start_pod(host, spec, index) for index, host in enumerate(hosts.hosts)]
     run_dir = hosts.shared / "cp"
     training(run_dir, pods[0])
-    for running in pods:
+    terminated = time.monotonic()
+    for running in pods[1:] if kind == "job" else pods:
         os.kill(process_1(running), signal.SIGTERM)
     assert [running.wait() for running in pods] == [143, 143], "\n".join(running.said for running in pods)
+    assert time.monotonic() - terminated < spec["terminationGracePeriodSeconds"]
     before = steps(run_dir)
+    assert (run_dir / f"checkpoints/step_{before}").is_dir(), "they ended without a checkpoint"
     paced.let_go()
-    ended_well(*[pod(host, command, index, attempt=1) for index, host in enumerate(hosts.hosts)])
+    ended_well(*[start_pod(host, spec, index) for index, host in enumerate(hosts.hosts)])
     assert 0 < before < steps(run_dir)
     same_bits(paced.alone(), run_dir, ranks=4, hosts=2)
 
 
-def containers(manifest):
-    (replicated,) = yaml.safe_load(manifest)["spec"]["replicatedJobs"]
-    return [container["command"] for container in replicated["template"]["spec"]["template"]["spec"]["containers"]]
+def pods_of(made):
+    """The pods of a Job or a JobSet."""
+    if made["kind"] == "Job":
+        yield made["spec"]["template"]["spec"]
+    for replicated in made["spec"].get("replicatedJobs", []):
+        yield replicated["template"]["spec"]["template"]["spec"]
 
 
-def pod(host, command, index, attempt):
-    environment = {"JOB_COMPLETION_INDEX": str(index), "JOBSET_RESTART_ATTEMPT": str(attempt)}
-    return host.start(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command], environment)
+def start_pod(host, spec, index):
+    (container,) = spec["containers"]
+    isolated = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *container["command"]]
+    return host.start(isolated, {"JOB_COMPLETION_INDEX": str(index)})
 
 
 def process_1(command):

@@ -12,11 +12,14 @@ DEFAULT_PORT = 29500
 GRACE_S = "120"
 JOB_RESTARTS = "10"
 
+RAY_PLACEMENT = ("strategy", "cpus_per_rank", "resources_per_rank", "runtime_env")
+"""Flags of Ray that a RayJob in Kubernetes has, too."""
+
 ONLY_FOR = {
     "slurm": ("slurm",),
     "kubernetes": ("image", "kind", "namespace", "claim", "mount", "resource", "token_secret"),
     "ssh": ("hosts", "hostfile", "rdzv_endpoint"),
-    "ray": ("address", "strategy", "cpus_per_rank", "resources_per_rank", "runtime_env"),
+    "ray": ("address", *RAY_PLACEMENT),
 }
 """Flags of only one kind of cluster."""
 
@@ -67,7 +70,11 @@ def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
     add("--image", help="the container image, with lockstep in it")
     add("--claim", metavar="NAME", help="PersistentVolumeClaim (ReadWriteMany) that holds the run directory")
     add("--mount", metavar="DIR", help="where the claim appears in the containers (default: /runs)")
-    add("--kind", choices=("jobset", "pytorchjob"), help="what to ask for (default: jobset)")
+    add(
+        "--kind",
+        choices=("job", "jobset", "trainjob", "rayjob", "pytorchjob"),
+        help="what to ask for (default: jobset); all but job need their operator in the cluster",
+    )
     add("--namespace", help="Kubernetes namespace")
     add(
         "--resource",

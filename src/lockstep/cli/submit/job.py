@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.request import checked, requested_run, resumption
-from lockstep.cli.submit.arguments import ONLY_FOR
+from lockstep.cli.submit.arguments import ONLY_FOR, RAY_PLACEMENT
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import node_counts, number, policy_source
 from lockstep.launch.nodes import check_shards
@@ -114,8 +114,9 @@ def submit_text(text: str, command: list[str], args: argparse.Namespace, where: 
 
 
 def _check_flags(args: argparse.Namespace) -> None:
+    ray_too = args.on == "kubernetes" and args.kind == "rayjob"
     for kind, names in ONLY_FOR.items():
-        given = [name for name in names if getattr(args, name)]
+        given = [name for name in names if getattr(args, name) and not (ray_too and name in RAY_PLACEMENT)]
         if kind != args.on and given:
             raise ConfigError(f"--{given[0].replace('_', '-')} is for --on {kind}, and this is --on {args.on}")
     if args.ranks is not None:

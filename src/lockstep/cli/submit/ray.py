@@ -18,15 +18,15 @@ _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # between SIGTERM and SIGKILL of `ray j
 def submit(job: Job, args: argparse.Namespace) -> int:
     """Print the equivalent `ray job submit` command, or submit the job."""
     address = _address(args)
-    entrypoint, runtime_env = _entrypoint(job, args), _runtime_env(job, args)
+    entrypoint, environment = _entrypoint(job, args), runtime_env(job, args)
     if args.dry_run:
-        given = {"--address": address, "--submission-id": job.name, "--runtime-env-json": json.dumps(runtime_env)}
+        given = {"--address": address, "--submission-id": job.name, "--runtime-env-json": json.dumps(environment)}
         words = [word for pair in given.items() for word in pair]
         print(shlex.join(["ray", "job", "submit", "--no-wait", *words, "--"]), entrypoint)
         return 0
     from lockstep.engines.ray.cluster import submit_job
 
-    submit_job(address, job.name, entrypoint, runtime_env)
+    submit_job(address, job.name, entrypoint, environment)
     flag = shlex.join(["--address", address])
     print(f"submitted {job.name}")
     print(f"follow it with: ray job logs --follow {flag} {job.name}")
@@ -44,37 +44,51 @@ def _address(args: argparse.Namespace) -> str:
     return args.address
 
 
-def _entrypoint(job: Job, args: argparse.Namespace) -> str:
-    """The shell command of the job."""
+def driver_flags(job: Job, args: argparse.Namespace) -> list[str]:
+    """The flags of `lockstep train` on the cluster: the ranks, and what each needs."""
     if job.nproc == "auto":
         raise ConfigError("--nproc-per-node auto is not known before Ray has chosen the nodes; give a number")
     if job.port is not None or "--token-file" in job.flags:
         flag = "--token-file" if job.port is None else "--port"
         raise ConfigError(f"{flag} is for launchers that meet at an address, and Ray connects its nodes; leave it out")
-    what = ["--resume", job.resume, *job.changes] if job.resume else job.train
-    run_dir = [] if job.resume else ["--run-dir", job.run_dir or f"runs/{job.name}"]
-    ranks = ["--on", "ray", "--address", "auto", "--nnodes", job.nnodes, "--nproc-per-node", job.nproc]
     gpus, left = divmod(job.gpus, int(job.nproc))
     if left:
         raise ConfigError(
             f"--gpus-per-node {job.gpus} do not divide among --nproc-per-node {job.nproc}; a rank takes whole GPUs"
         )
-    ranks += ["--gpus-per-rank", str(gpus)]
+    flags = ["--on", "ray", "--address", "auto", "--nnodes", job.nnodes, "--nproc-per-node", job.nproc]
+    flags += ["--gpus-per-rank", str(gpus)]
     if args.strategy:
-        ranks += ["--strategy", args.strategy]
+        flags += ["--strategy", args.strategy]
     if args.cpus_per_rank:
-        ranks += ["--cpus-per-rank", args.cpus_per_rank]
+        flags += ["--cpus-per-rank", args.cpus_per_rank]
     for pair in args.resources_per_rank:
-        ranks += ["--resources-per-rank", pair]
-    # Ray sets OMP_NUM_THREADS=1 for entrypoints, which would look like the user's choice for the ranks. `exec` replaces
-    # the shell, which a signal would otherwise end first.
-    threads = [] if _THREADS in _runtime_env(job, args)["env_vars"] else [f"unset {_THREADS}"]
-    train = "exec " + shlex.join([*job.lockstep, "train", *what, *run_dir, *ranks, *job.flags])
+        flags += ["--resources-per-rank", pair]
+    return [*flags, *job.flags]
+
+
+def preamble(job: Job, args: argparse.Namespace) -> list[str]:
+    """Shell commands before the training."""
+    # Ray sets OMP_NUM_THREADS=1 for entrypoints, which would look like the user's choice for the ranks.
+    threads = [] if _THREADS in runtime_env(job, args)["env_vars"] else [f"unset {_THREADS}"]
     directory = [f"cd {shlex.quote(job.chdir)} || exit 2"] if job.chdir else []
-    return "; ".join([*directory, *threads, *job.setup, train])
+    return [*directory, *threads, *job.setup]
 
 
-def _runtime_env(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+def train_command(job: Job, what: str, flags: list[str]) -> str:
+    """The training; `what` is shell text. `exec` replaces the shell, which a signal would otherwise end first."""
+    return f"exec {shlex.join(job.lockstep)} train {what} {shlex.join(flags)}"
+
+
+def _entrypoint(job: Job, args: argparse.Namespace) -> str:
+    """The shell command of the job."""
+    what = ["--resume", job.resume, *job.changes] if job.resume else job.train
+    run_dir = [] if job.resume else ["--run-dir", job.run_dir or f"runs/{job.name}"]
+    train = train_command(job, shlex.join([*what, *run_dir]), driver_flags(job, args))
+    return "; ".join([*preamble(job, args), train])
+
+
+def runtime_env(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """The user's runtime environment, and the time that a stopped job has for a checkpoint."""
     from lockstep.engines.ray.arguments import runtime_env_of
 

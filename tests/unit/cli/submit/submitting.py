@@ -1,10 +1,13 @@
-"""What `lockstep submit` prints, and programs of a cluster that are none."""
+"""What `lockstep submit` prints, stand-ins for programs of a cluster, and the schemas of Kubernetes' objects."""
 
+import json
 import sys
 import textwrap
 from pathlib import Path
 
 from lockstep.cli import main as cli
+
+_SCHEMAS = Path(__file__).parents[3] / "data" / "kubernetes"
 
 
 def text_of(capsys, *words) -> str:
@@ -29,3 +32,27 @@ def program(folder: Path, name: str, source: str, interpreter: str = sys.executa
     path.write_text(f"#!{interpreter}\n{textwrap.dedent(source)}")
     path.chmod(0o755)
     return path
+
+
+def pods_of(made):
+    """Every pod of an object."""
+    kind, spec = made["kind"], made["spec"]
+    if kind == "Job":
+        yield spec["template"]["spec"]
+    elif kind in ("JobSet", "TrainingRuntime"):
+        for replicated in (spec if kind == "JobSet" else spec["template"]["spec"])["replicatedJobs"]:
+            yield replicated["template"]["spec"]["template"]["spec"]
+    elif kind == "RayJob":
+        cluster = spec["rayClusterSpec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            yield group["template"]["spec"]
+    elif kind == "PyTorchJob":
+        for replica in spec["pytorchReplicaSpecs"].values():
+            yield replica["template"]["spec"]
+
+
+def published_schemas():
+    """The definition of each kind of object by name, and all definitions."""
+    files = [json.loads((_SCHEMAS / name).read_text()) for name in ("published.json", "rayjob.json")]
+    names = {kind: name for file in files for kind, name in file["kinds"].items()}
+    return names, {name: body for file in files for name, body in file["$defs"].items()}

@@ -1,4 +1,4 @@
-"""Manifests: the fields that the cluster's own checks ask for, and what the pods' script does."""
+"""Manifests: the published schemas of their objects, and what the pods' script does."""
 
 import json
 import os
@@ -7,70 +7,134 @@ import subprocess
 
 import pytest
 import yaml
-from submitting import program, refusal, text_of
+from jsonschema import Draft202012Validator
+from submitting import pods_of, program, published_schemas, refusal, text_of
 
 from lockstep.cli import main as cli
 
 pytestmark = pytest.mark.usefixtures("here")
 GIVEN = ("cartpole", "--on", "kubernetes", "--image", "a/b:1", "--claim", "runs", "--nnodes", "4", "--name", "cp")
+KINDS = {
+    "job": ["Service", "Job"],
+    "jobset": ["JobSet"],
+    "trainjob": ["TrainingRuntime", "TrainJob"],
+    "rayjob": ["RayJob"],
+    "pytorchjob": ["PyTorchJob"],
+}
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-# What of a pod, of a Job and of their parents the API servers know, as far as we use it; `!` must be there.
-CONTAINER = {"name!": str, "image!": str, "command!": list, "env": list, "resources": dict, "workingDir": str}
-CONTAINER |= {"volumeMounts": list, "ports": list}
-POD = {"restartPolicy": str, "terminationGracePeriodSeconds!": int, "containers!": list, "volumes": list}
-JOB = {"parallelism!": int, "completions!": int, "completionMode!": str, "backoffLimit!": int}
-JOB |= {"podFailurePolicy": dict, "template!": dict}
-JOBSET = {"network": dict, "failurePolicy!": dict, "replicatedJobs!": list}
-PYTORCHJOB = {"runPolicy": dict, "pytorchReplicaSpecs!": dict}
+
+
+def manifests(capsys, *words):
+    return list(yaml.safe_load_all(text_of(capsys, *GIVEN, *words)))
 
 
 def manifest(capsys, *words):
-    return yaml.safe_load(text_of(capsys, *GIVEN, *words))
-
-
-def follows(value, schema):
-    names = {name.rstrip("!"): kind for name, kind in schema.items()}
-    assert set(value) <= set(names), f"unknown: {set(value) - set(names)}"
-    assert {name[:-1] for name in schema if name.endswith("!")} <= set(value)
-    for name, item in value.items():
-        assert isinstance(item, names[name]), name
-
-
-def pods_of(made):
-    """Every pod, checked on the way to it."""
-    assert LABEL.fullmatch(made["metadata"]["name"])
-    if made["kind"] == "JobSet":
-        assert made["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-        follows(made["spec"], JOBSET)
-        for replicated in made["spec"]["replicatedJobs"]:
-            follows(replicated, {"name!": str, "replicas!": int, "template!": dict})
-            follows(replicated["template"]["spec"], JOB)
-            yield replicated["template"]["spec"]["template"]["spec"]
-    else:
-        assert (made["apiVersion"], made["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-        follows(made["spec"], PYTORCHJOB)
-        for replica in made["spec"]["pytorchReplicaSpecs"].values():
-            follows(replica, {"replicas!": int, "restartPolicy!": str, "template!": dict})
-            yield replica["template"]["spec"]
+    """The object that has the pods."""
+    return next(made for made in manifests(capsys, *words) if list(pods_of(made)))
 
 
 def containers(made):
     for pod in pods_of(made):
-        follows(pod, POD)
         (container,) = pod["containers"]
-        follows(container, CONTAINER)
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
         yield container
 
 
-@pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
-@pytest.mark.parametrize("words", [[], ["--gpus-per-node", "2"], ["--resource", "cpu=2", "--token-secret", "s"]])
-def test_manifests_have_the_fields_that_are_asked_for(capsys, kind, words):
-    made = manifest(capsys, "--kind", kind, *words)
-    found = list(containers(made))
-    assert len(found) == (1 if kind == "jobset" else 2)
-    for container in found:
-        assert subprocess.run(["sh", "-n", "-c", container["command"][2]]).returncode == 0
+@pytest.fixture(scope="module")
+def schema_of():
+    """`schema_of("JobSet")`: a validator of the published schema."""
+    names, definitions = published_schemas()
+
+    def validator(kind):
+        return Draft202012Validator({"$ref": f"#/$defs/{names[kind]}", "$defs": definitions})
+
+    return validator
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "words", [[], ["--gpus-per-node", "2", "--resource", "cpu=2", "--chdir", "/app"]], ids=["plain", "all settings"]
+)
+def test_manifests_follow_the_published_schemas(capsys, schema_of, kind, words):
+    secret = [] if kind == "rayjob" or not words else ["--token-secret", "s"]
+    made = manifests(capsys, "--kind", kind, "--namespace", "team", *words, *secret)
+    assert [item["kind"] for item in made] == KINDS[kind]
+    for item in made:
+        assert [error.message for error in schema_of(item["kind"]).iter_errors(item)] == []
+        assert (item["metadata"]["name"], item["metadata"]["namespace"]) == ("cp", "team")
+        for pod in pods_of(item):
+            assert pod["terminationGracePeriodSeconds"] == 120
+            (container,) = pod["containers"]
+            assert {mount["name"] for mount in container["volumeMounts"]} == {
+                volume["name"] for volume in pod["volumes"]
+            }
+            if "command" in container:
+                assert subprocess.run(["sh", "-n", "-c", container["command"][2]]).returncode == 0
+
+
+def test_schemas_refuse_unknown_and_missing_fields(capsys, schema_of):
+    made = manifest(capsys)
+    spec = made["spec"]["replicatedJobs"][0]["template"]["spec"]
+    spec["template"]["spec"]["terminationGracePeriod"] = 120
+    del spec["podFailurePolicy"]["rules"][0]["action"]
+    messages = sorted(error.message for error in schema_of("JobSet").iter_errors(made))
+    assert [message.split(" (")[0] for message in messages] == [
+        "'action' is a required property", "Additional properties are not allowed"
+    ]  # fmt: skip
+
+
+def test_pods_of_a_job_resolve_the_first_one_through_a_headless_service(capsys):
+    service, job = manifests(capsys, "--kind", "job")
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"], "pods meet before they are ready"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert "main=cp-0.cp port=" in pod["containers"][0]["command"][2]
+
+
+def test_preempted_pods_of_a_job_do_not_count_as_failures(capsys):
+    job = manifest(capsys, "--kind", "job", "--job-restarts", "3")
+    fatal, preempted = job["spec"]["podFailurePolicy"]["rules"]
+    assert (fatal["action"], fatal["onExitCodes"]["values"]) == ("FailJob", [2])
+    assert preempted["action"] == "Ignore"
+    assert preempted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert job["spec"]["backoffLimit"] == 3 * 4, "a failure ends all four pods"
+
+
+def test_a_trainjob_refers_to_its_own_runtime(capsys):
+    runtime, job = manifests(capsys, "--kind", "trainjob")
+    reference = job["spec"]["runtimeRef"]
+    assert reference["apiGroup"] == runtime["apiVersion"].partition("/")[0]
+    assert (reference["kind"], reference["name"]) == (runtime["kind"], runtime["metadata"]["name"])
+    assert job["spec"]["trainer"]["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"] == 4
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    (container,) = containers(runtime)
+    assert container["name"] == "node"
+    rules = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert rules[0]["onExitCodes"]["containerName"] == "node"
+    assert "main=cp-node-0-0.cp port=" in container["command"][2]
+
+
+def test_a_rayjob_has_a_worker_per_node_and_its_ranks_there(capsys):
+    spec = manifest(capsys, "--kind", "rayjob", "--nproc-per-node", "2", "--cpus-per-rank", "3")["spec"]
+    cluster = spec["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (4, 4, 4)
+    assert cluster["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    assert group["rayStartParams"] == {"num-cpus": "6"}
+    assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "120"
+    assert spec["backoffLimit"] == 10
+
+
+def test_resources_of_a_rayjob_are_those_of_its_workers(capsys):
+    words = ["--kind", "rayjob", "--nnodes", "2", "--gpus-per-node", "2", "--resource", "cpu=8"]
+    made = manifest(capsys, *words)
+    head, worker = containers(made)
+    assert "resources" not in head
+    assert worker["resources"]["limits"] == {"cpu": "8", "nvidia.com/gpu": "2"}
+    assert made["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["rayStartParams"] == {}
+    assert "--gpus-per-rank 1" in made["spec"]["entrypoint"]
 
 
 def test_a_jobset_has_a_pod_per_node(capsys):
@@ -160,17 +224,34 @@ def test_pods_of_an_operator_are_no_ranks(capsys, here, image):
 
 
 def test_a_later_attempt_goes_on_from_a_checkpoint(capsys, here, image):
-    def what(attempt):
-        words, _, _ = pod(capsys, here, JOB_COMPLETION_INDEX="0", JOBSET_RESTART_ATTEMPT=attempt)
+    def what():
+        words, _, _ = pod(capsys, here, JOB_COMPLETION_INDEX="0")
         return words[1 : words.index("--nnodes")]
 
     (here / "cp").mkdir()
     (here / "cp/run.yaml").touch()
-    assert what("1") == ["cartpole", "--run-dir", f"{here}/cp.1"], "what failed before its first checkpoint stays"
+    assert what() == ["cartpole", "--run-dir", f"{here}/cp.1"], "what failed before its first checkpoint stays"
     (here / "cp.1/checkpoints").mkdir(parents=True)
+    assert what() == ["cartpole", "--run-dir", f"{here}/cp.2"]
     (here / "cp.1/checkpoints/LATEST").touch()
-    assert what("2") == ["--resume", f"{here}/cp.1"]
-    assert what("0") == ["--resume", f"{here}/cp.1"]
+    assert what() == ["--resume", f"{here}/cp.1"]
+
+
+def test_the_entrypoint_of_a_rayjob_starts_or_resumes_the_run(capsys, here, image):
+    def driver():
+        spec = manifest(capsys, "--kind", "rayjob", "--mount", str(here), "--strategy", "SPREAD")["spec"]
+        words = ["sh", "-c", spec["entrypoint"]]
+        done = subprocess.run(words, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    words, parent, _ = driver()
+    assert parent == os.getpid(), "`ray job stop` signals the shell that the driver replaces"
+    flags = "--on ray --address auto --nnodes 4 --nproc-per-node 1 --gpus-per-rank 0 --strategy SPREAD"
+    assert words == ["train", "cartpole", "--run-dir", f"{here}/cp", *flags.split()]
+    (here / "cp/checkpoints").mkdir(parents=True)
+    (here / "cp/checkpoints/LATEST").touch()
+    assert driver()[0] == ["train", "--resume", f"{here}/cp", *flags.split()]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +268,10 @@ def test_a_later_attempt_goes_on_from_a_checkpoint(capsys, here, image):
         (["--resource", "nvidia.com/gpu=2", "--gpus-per-node", "2", "--nnodes", "2"], "--gpus-per-node"),
         (["--name", "x" * 50], "too long"),
         (["--kind", "pytorchjob", "--nnodes", "1:2", "--set", "num_shards=4"], "--kind jobset"),
+        (["--kind", "rayjob", "--token-secret", "s"], "--token-secret"),
+        (["--kind", "rayjob", "--nproc-per-node", "auto"], "give a number"),
+        (["--kind", "rayjob", "--name", "x" * 48], "too long"),
+        (["--kind", "job", "--strategy", "PACK"], "--strategy is for --on ray"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )
