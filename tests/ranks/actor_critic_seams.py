@@ -18,6 +18,7 @@ from lockstep import World, stream
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Rollout
 from lockstep.run import Run
+from lockstep.session import session
 
 ROWS = 2 * ENVS * STEPS  # environment steps of one hand-made rollout, both shards together
 BOUNDS = (-2.0, 0.0), (2.0, 1.0)
@@ -89,13 +90,12 @@ def begin_together(backend: Any, world: World, folder: str) -> dict[str, Any]:
     settings = {"num_steps": 1, "learning_starts": 32, "n_step": 8, "timeout_s": backend.RUN_BOUND_S}
     kwargs = {"env.kwargs": {"lengths": [40, 1]}}
     run = small_actor_critic("sac", "rank_envs:Pushing", **settings, **kwargs)
-    algorithm = backend.sac
     random: list[bool] = []
     steps: list[int] = []
     owner, name = backend.actor_critic_step
     step = getattr(owner, name)
 
-    class Traced(algorithm.Collector):
+    class Traced(session.Collector):
         def collect(self) -> Any:
             random.append(bool(self._sampler.random))
             steps.append(0)
@@ -105,7 +105,7 @@ def begin_together(backend: Any, world: World, folder: str) -> dict[str, Any]:
         steps[-1] += 1
         return step(self, *args, **kwargs)
 
-    with mock.patch.object(algorithm, "Collector", Traced), mock.patch.object(owner, name, counted):
+    with mock.patch.object(session, "Collector", Traced), mock.patch.object(owner, name, counted):
         outcome = backend.train(world, folder, run)
     return {"error": outcome.error, "summary": outcome.summary, "random": random, "steps": steps, "folder": folder}
 

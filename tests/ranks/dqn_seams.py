@@ -19,6 +19,7 @@ from seam_world import ENVS, SPEC, STEPS, first_gradient_step, make_rollout, run
 
 from lockstep import World
 from lockstep.run import Run, override
+from lockstep.session import session
 
 ROWS = 2 * ENVS * STEPS  # environment steps of one hand-made rollout, both shards together
 TOTAL = 48 * 16
@@ -84,7 +85,6 @@ def importance_weights(backend: Any, world: World, folder: str) -> dict[str, Any
 
 def ticking(backend: Any, world: World, folder: str, *, env: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A whole run: the exploration of every rollout, and how many gradient steps came after it."""
-    dqn = backend.dqn
     task = changes.pop("task", "rank_envs:Ticking")
     run = small_dqn(task, **{**RUN, "timeout_s": backend.RUN_BOUND_S, "env.kwargs": env, **changes})
     epsilon: list[float] = []
@@ -92,7 +92,7 @@ def ticking(backend: Any, world: World, folder: str, *, env: dict[str, Any], **c
     owner, name = backend.gradient_step
     step = getattr(owner, name)
 
-    class Traced(dqn.Collector):
+    class Traced(session.Collector):
         def collect(self) -> Any:
             epsilon.append(float(self._sampler.epsilon))
             steps.append(0)
@@ -102,7 +102,7 @@ def ticking(backend: Any, world: World, folder: str, *, env: dict[str, Any], **c
         steps[-1] += 1
         return step(self, *args, **kwargs)
 
-    with mock.patch.object(dqn, "Collector", Traced), mock.patch.object(owner, name, counted):
+    with mock.patch.object(session, "Collector", Traced), mock.patch.object(owner, name, counted):
         outcome = backend.train(world, folder, run)
     keys = ("status", "env_steps", "updates", "episodes", "eval_return_mean", "eval_episodes", "solved_at_step")
     summary = {key: outcome.summary.get(key) for key in keys}
@@ -146,7 +146,7 @@ def seeds(backend: Any, world: World, folder: str) -> dict[str, Any]:
             super().__init__(run, policy, comm)
             kept["replay"] = [ahead(s) for s in self._shards.streams]
 
-    class KeptCollector(dqn.Collector):
+    class KeptCollector(session.Collector):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             kept["action"] = [ahead(s) for streams in self._noise_streams for s in streams]
@@ -156,7 +156,7 @@ def seeds(backend: Any, world: World, folder: str) -> dict[str, Any]:
 
     settings = {**RUN, "timeout_s": backend.RUN_BOUND_S, "env.kwargs": {"lengths": [4, 4]}}
     run = small_dqn("rank_envs:Ticking", num_shards=2, **settings)
-    with mock.patch.object(dqn, "DQN", Kept), mock.patch.object(dqn, "Collector", KeptCollector):
+    with mock.patch.object(dqn, "DQN", Kept), mock.patch.object(session, "Collector", KeptCollector):
         outcome = backend.train(world, folder, run)
     return {**kept, "env": outcome.env_seeds, "error": outcome.error}
 

@@ -141,7 +141,7 @@ def train_one(rank: int, one: Job) -> Outcome:
         (algorithm, {"ppo": "Policy", "dqn": "QPolicy"}.get(one.run.algo, "ContinuousPolicy"), seen.made_policy),
         (algorithm, one.run.algo.upper(), seen.made_learner),
         (session, "Comm", seen.opened),
-        (algorithm, "Collector", seen.collector),
+        (session_module, "Collector", seen.collector),
     ]
     summary, error = {}, ""
     with contextlib.ExitStack() as stack:

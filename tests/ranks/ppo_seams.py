@@ -20,6 +20,7 @@ from seam_world import ENVS, FAR, SPEC, STEPS, make_rollout, run_listed
 from lockstep import World
 from lockstep.envs.spec import ActionSpec
 from lockstep.run import Run, override
+from lockstep.session import session
 
 
 def config(**changes: Any) -> Run:
@@ -184,7 +185,7 @@ def seeds(backend: Any, world: World, folder: str) -> dict[str, Any]:
             super().__init__(run, policy, comm)
             kept["minibatch"] = [ahead(s) for s in self._streams]
 
-    class KeptCollector(ppo.Collector):
+    class KeptCollector(session.Collector):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             kept["action"] = [ahead(s) for streams in self._noise_streams for s in streams]
@@ -193,7 +194,7 @@ def seeds(backend: Any, world: World, folder: str) -> dict[str, Any]:
         return copy.deepcopy(generator.bit_generator).random_raw(2000).tolist()
 
     run = small("rank_envs:Ticking", total_steps=128, num_shards=2, **{"env.kwargs": {"lengths": [4, 4]}})
-    with mock.patch.object(ppo, "PPO", KeptPPO), mock.patch.object(ppo, "Collector", KeptCollector):
+    with mock.patch.object(ppo, "PPO", KeptPPO), mock.patch.object(session, "Collector", KeptCollector):
         outcome = backend.train(world, folder, run)
     return {**kept, "env": outcome.env_seeds, "error": outcome.error}
 

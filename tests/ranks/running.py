@@ -238,7 +238,7 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small c
 
     make_env, actor_of, run_compiles = session_module.make_vector_env, algorithm.actor_of, one.run.compile
     make_tensor_env = session.make_tensor_env
-    collectors = [name for name in ("Collector", "TensorCollector") if hasattr(algorithm, name)]
+    tensor_collector = failing(getattr(algorithm, "TensorCollector", object))
     summary, error = {}, ""
     with (
         mock.patch.object(session_module, "make_vector_env", counted_env),
@@ -246,7 +246,8 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small c
         mock.patch.object(algorithm, network_name, CountedPolicy),
         mock.patch.object(session, "Comm", keep_comm),
         mock.patch.object(session, "make_tensor_env", counted_tensor_env),
-        mock.patch.multiple(algorithm, **{name: failing(getattr(algorithm, name)) for name in collectors}),
+        mock.patch.object(session_module, "Collector", failing(session_module.Collector)),
+        mock.patch.object(algorithm, "TensorCollector", tensor_collector, create=True),
     ):
         try:
             init_from = one.init_from[rank] if one.init_from else None

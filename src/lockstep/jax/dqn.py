@@ -18,7 +18,7 @@ from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.acting import ActorWithState
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
 from lockstep.experience.replay import Transitions
-from lockstep.experience.rollout import Collector, Rollout
+from lockstep.experience.rollout import Rollout
 from lockstep.jax import value_losses as losses
 from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
 from lockstep.jax.batch import slots
@@ -288,10 +288,7 @@ def train(session: Session) -> None:
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = noisy_actor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
     explorer = EpsilonGreedy(session.spec.action)
-    collector = Collector(
-        comm.world, session.make_envs(run.num_envs), actor, explorer,
-        num_steps=config.num_steps, seed=run.seed, timers=session.timers, noise_per_env=True, report_non_finite=True,
-    )  # fmt: skip
+    collector = session.make_collector(actor, explorer, noise_per_env=True)
     dqn.warmup()
     shape = len(envs), len(envs[0])
     ActorWithState(actor, shape)(np.zeros((*shape, *policy.spec.observation_shape), policy.spec.observation_dtype))

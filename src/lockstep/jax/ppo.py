@@ -17,7 +17,7 @@ from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
-from lockstep.experience.rollout import Collector, Rollout, split_groups
+from lockstep.experience.rollout import Rollout, split_groups
 from lockstep.experience.sequences import rows_of_sequences
 from lockstep.jax.adam import Adam, adapted, clip_by_global_norm
 from lockstep.jax.batch import Batch, slots
@@ -368,17 +368,11 @@ def train(session: Session) -> None:
     session.begin(policy, ppo.observations, ppo)
     actor = actor_of(policy, comm.devices[0])
     ppo.warmup(actor)
-    collector = Collector(
-        comm.world,
-        session.make_envs(run.num_envs),
+    collector = session.make_collector(
         actor,
         policy.sampler,
-        num_steps=run.algorithm.num_steps,
-        seed=run.seed,
-        timers=timers,
         observation_moments=ppo.observations,
         with_critic=session.spec.critic_size is not None,
-        report_non_finite=True,
     )
     progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):

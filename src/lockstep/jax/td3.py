@@ -15,7 +15,7 @@ from jax import Array
 from lockstep.algorithms.td3 import METRICS, TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
-from lockstep.experience.rollout import Collector, Rollout
+from lockstep.experience.rollout import Rollout
 from lockstep.jax import value_losses as losses
 from lockstep.jax.actor_critic import ActorCritic
 from lockstep.jax.comm import Comm
@@ -122,11 +122,8 @@ def train(session: Session) -> None:
     session.begin(policy, None, td3)
     td3.copy_to_target()  # `session.begin` may have loaded another run's policy
     announce(session.journal, run, policy.spec, comm.world)
-    actor, explorer = actor_of(policy, comm.devices[0]), UniformStart(session.spec.action, policy.sampler)
-    collector = Collector(
-        comm.world, session.make_envs(run.num_envs), actor, explorer,
-        num_steps=config.num_steps, seed=run.seed, timers=session.timers, report_non_finite=True,
-    )  # fmt: skip
+    explorer = UniformStart(session.spec.action, policy.sampler)
+    collector = session.make_collector(actor_of(policy, comm.devices[0]), explorer)
     td3.warmup()
     progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):

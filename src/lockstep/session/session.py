@@ -22,8 +22,10 @@ from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import PEER_DELAY_S, ConfigError, MismatchError, PeerError, RunError
+from lockstep.experience.acting import Actor, RecurrentActor
 from lockstep.experience.evaluate import Interrupted
 from lockstep.experience.normalize import RunningMoments
+from lockstep.experience.rollout import Collector, Sampler
 from lockstep.preflight.compare import Forecast, add_forecast
 from lockstep.preflight.cost_model import Layout
 from lockstep.record.journal import Journal
@@ -176,6 +178,32 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             ConfigError: `num_envs` does not divide among the shards.
         """
         return self._make_shards(num_envs, lambda size: make_vector_env(self.run.task or "", self.run.env, size))
+
+    def make_collector(
+        self,
+        actor: Actor | RecurrentActor,
+        sampler: Sampler,
+        *,
+        observation_moments: RunningMoments | None = None,
+        noise_per_env: bool = False,
+        with_critic: bool = False,
+    ) -> Collector:
+        """Make the collector of the run's environments on the host; see `Collector` for the arguments."""
+        run = self.run
+        assert isinstance(run, Run)
+        return Collector(
+            self.world,
+            self.make_envs(run.num_envs),
+            actor,
+            sampler,
+            num_steps=run.algorithm.num_steps,
+            seed=run.seed,
+            timers=self.timers,
+            observation_moments=observation_moments,
+            noise_per_env=noise_per_env,
+            with_critic=with_critic,
+            report_non_finite=True,
+        )
 
     def _make_shards(self, num_envs: int, make: Callable[[int], SomeEnv]) -> list[SomeEnv]:
         """Make the environments of each local shard, closed with the session, by a function of their number."""

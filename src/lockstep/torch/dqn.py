@@ -18,7 +18,7 @@ from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
 from lockstep.experience.replay import Transitions
-from lockstep.experience.rollout import Collector, Rollout
+from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
@@ -262,17 +262,7 @@ def train(session: Session[Run]) -> None:
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = noisy_actor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
     explorer = EpsilonGreedy(session.spec.action)
-    collector = Collector(
-        comm.world,
-        session.make_envs(run.num_envs),
-        actor,
-        explorer,
-        num_steps=config.num_steps,
-        seed=run.seed,
-        timers=timers,
-        noise_per_env=True,
-        report_non_finite=True,
-    )
+    collector = session.make_collector(actor, explorer, noise_per_env=True)
     if run.compile:
         dqn.warmup(dqn.rows)()
     progress = Progress(run.total_steps)

@@ -316,17 +316,11 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
             seed=run.seed,
             timers=session.timers,
         )
-    return Collector(
-        session.world,
-        session.make_envs(run.num_envs),
+    return session.make_collector(
         actor_of(ppo.policy, session.comm.device),
         ppo.policy.distribution,
-        num_steps=run.algorithm.num_steps,
-        seed=run.seed,
-        timers=session.timers,
         observation_moments=ppo.observations,
         with_critic=session.spec.critic_size is not None,
-        report_non_finite=True,
     )
 
 

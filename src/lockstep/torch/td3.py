@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.algorithms.td3 import METRICS, TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
-from lockstep.experience.rollout import Collector, Rollout
+from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
@@ -134,16 +134,7 @@ def train(session: Session[Run]) -> None:
     td3.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world)
     explorer = UniformStart(session.spec.action, policy.distribution)
-    collector = Collector(
-        comm.world,
-        session.make_envs(run.num_envs),
-        actor_of(policy, comm.device),
-        explorer,
-        num_steps=config.num_steps,
-        seed=run.seed,
-        timers=timers,
-        report_non_finite=True,
-    )
+    collector = session.make_collector(actor_of(policy, comm.device), explorer)
     if run.compile:
         td3.warmup(td3.rows)()
     progress = Progress(run.total_steps)
