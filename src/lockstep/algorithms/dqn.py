@@ -4,14 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.algorithms.replay import (
-    VALUE_METRICS,
-    ReplayConfig,
-    check_at_least,
-    check_fraction,
-    check_norm,
-    check_positive,
-)
+from lockstep.algorithms import checks
+from lockstep.algorithms.replay import VALUE_METRICS, ReplayConfig
 from lockstep.errors import ConfigError
 
 METRICS = (
@@ -80,11 +74,11 @@ class DQNConfig(ReplayConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
         ReplayConfig.__post_init__(self)
-        check_at_least(self, 1, "num_quantiles", "target_update_every")
-        check_at_least(self, 0, "epsilon_steps", "noisy_std")
-        check_positive(self, "learning_rate", "adam_eps")
-        check_fraction(self, "epsilon_start", "epsilon_end")
-        check_norm(self.max_grad_norm)
+        checks.at_least(self, 1, "num_quantiles", "target_update_every")
+        checks.at_least(self, 0, "epsilon_steps", "noisy_std")
+        checks.positive(self, "learning_rate", "adam_eps")
+        checks.fraction(self, "epsilon_start", "epsilon_end")
+        checks.limit(self, "max_grad_norm")
         if self.target_rate is not None and not 0 < self.target_rate <= 1:
             raise ConfigError(f"target_rate={self.target_rate} must lie in (0, 1], or be null for copies")
         if self.num_atoms < 2:

@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lockstep.errors import SHARDS, ConfigError
+from lockstep.algorithms import checks
+from lockstep.errors import ConfigError
 
 METRICS = (
     "loss/value",
@@ -59,10 +60,10 @@ class LoggedConfig:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size={self.batch_size} must be at least 1")
-        for name in ("learning_rate", "adam_eps", "learning_rate_decay"):
-            check_positive(name, getattr(self, name))
+        checks.at_least(self, 1, "batch_size")
+        checks.at_least(self, 0, "l2_decay")
+        checks.positive(self, "learning_rate", "adam_eps", "learning_rate_decay")
+        checks.limit(self, "max_grad_norm")
         if self.learning_rate_decay != 1.0 and self.learning_rate_schedule != "exponential":
             raise ConfigError(
                 f"learning_rate_decay={self.learning_rate_decay} is only used with learning_rate_schedule=exponential, "
@@ -70,19 +71,10 @@ class LoggedConfig:
             )
         if not 0 < self.target_rate <= 1:
             raise ConfigError(f"target_rate={self.target_rate} must lie in (0, 1]")
-        if not 0 <= self.l2_decay < math.inf:
-            raise ConfigError(f"l2_decay={self.l2_decay} must be at least 0, and finite")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm={self.max_grad_norm} must be greater than 0, or null to switch it off")
 
     def rows(self, num_shards: int) -> int:
         """Rows of one shard's part of a minibatch (N)."""
-        if self.batch_size % num_shards:
-            raise ConfigError(
-                f"batch_size={self.batch_size} does not divide among {num_shards} shards; "
-                f"use a multiple of {num_shards} ({SHARDS})"
-            )
-        return self.batch_size // num_shards
+        return checks.rows_of_shard(self.batch_size, num_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +113,15 @@ class OfflineDQNConfig(LoggedConfig):
     def __post_init__(self) -> None:
         """Check the values."""
         LoggedConfig.__post_init__(self)
-        check_positive("temperature", self.temperature)
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")
-        if not 0 <= self.cql_alpha < math.inf:
-            raise ConfigError(f"cql_alpha={self.cql_alpha} must be at least 0, and finite")
+        checks.at_least(self, 0, "cql_alpha")
+        checks.at_least(self, 1, "n_step")
+        checks.positive(self, "temperature", "time_diff_unit")
+        checks.fraction(self, "gamma")
         if self.loss == "bce" and self.gamma != 0:
             raise ConfigError(f"loss=bce needs gamma=0 (scores are then probabilities), but gamma={self.gamma}")
         self._check_target()
 
     def _check_target(self) -> None:
-        if self.n_step < 1:
-            raise ConfigError(f"n_step={self.n_step} must be at least 1")
         if self.n_step > 1 and self.use_time_diff:
             raise ConfigError(f"n_step={self.n_step} and use_time_diff=true contradict each other; use one of them")
         if self.n_step > 1 and self.reward_boost:
@@ -143,8 +132,6 @@ class OfflineDQNConfig(LoggedConfig):
         for action, boost in self.reward_boost.items():
             if not math.isfinite(boost):
                 raise ConfigError(f"reward_boost of action {action} is {boost}; it must be finite")
-        if not 0 < self.time_diff_unit < math.inf:
-            raise ConfigError(f"time_diff_unit={self.time_diff_unit} must be greater than 0, and finite")
         if self.bcq_threshold is not None and not 0 <= self.bcq_threshold <= 1:
             raise ConfigError(f"bcq_threshold={self.bcq_threshold} must lie in [0, 1], or be null")
         if self.bcq_threshold is not None and not self.maxq:
@@ -167,14 +154,7 @@ class CloningConfig(LoggedConfig):
     def __post_init__(self) -> None:
         """Check the values."""
         LoggedConfig.__post_init__(self)
-        check_positive("temperature", self.temperature)
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"gamma={self.gamma} must lie in [0, 1]")
+        checks.positive(self, "temperature")
+        checks.fraction(self, "gamma")
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"label_smoothing={self.label_smoothing} must lie in [0, 1)")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Raise `ConfigError` if a setting is not a finite number above 0."""
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{name}={value} must be greater than 0, and finite")

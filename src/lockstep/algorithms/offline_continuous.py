@@ -1,10 +1,10 @@
 """Settings of the algorithms on logged continuous actions: IQL, TD3+BC and CQL."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.algorithms.offline import LoggedConfig, check_positive
+from lockstep.algorithms import checks
+from lockstep.algorithms.offline import LoggedConfig
 from lockstep.errors import ConfigError
 
 
@@ -39,9 +39,8 @@ class IQLConfig(LoggedConfig):
         _check_values(self)
         if not 0 < self.expectile < 1:
             raise ConfigError(f"expectile={self.expectile} must lie between 0 and 1")
-        if not 0 <= self.beta < math.inf:
-            raise ConfigError(f"beta={self.beta} must be at least 0, and finite")
-        check_positive("max_weight", self.max_weight)
+        checks.at_least(self, 0, "beta")
+        checks.positive(self, "max_weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +72,8 @@ class TD3BCConfig(LoggedConfig):
         """Check the values."""
         LoggedConfig.__post_init__(self)
         _check_values(self)
-        for name in ("alpha", "target_noise", "noise_clip"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 0, and finite")
-        if self.policy_delay < 1:
-            raise ConfigError(f"policy_delay={self.policy_delay} must be at least 1")
+        checks.at_least(self, 0, "alpha", "target_noise", "noise_clip")
+        checks.at_least(self, 1, "policy_delay")
 
     @property
     def policy(self) -> Literal["greedy"]:
@@ -118,13 +114,11 @@ class CQLConfig(LoggedConfig):
         """Check the values."""
         LoggedConfig.__post_init__(self)
         _check_values(self)
-        if not 0 <= self.cql_alpha < math.inf:
-            raise ConfigError(f"cql_alpha={self.cql_alpha} must be at least 0, and finite")
+        checks.at_least(self, 0, "cql_alpha")
+        checks.at_least(self, 1, "num_sampled_actions")
+        checks.positive(self, "initial_alpha")
         if self.cql_gap is not None and self.cql_alpha == 0:
             raise ConfigError(f"cql_gap={self.cql_gap} learns the weight of the penalty, which cannot start at 0")
-        if self.num_sampled_actions < 1:
-            raise ConfigError(f"num_sampled_actions={self.num_sampled_actions} must be at least 1")
-        check_positive("initial_alpha", self.initial_alpha)
 
 
 ContinuousConfig = IQLConfig | TD3BCConfig | CQLConfig
@@ -133,8 +127,6 @@ ContinuousConfig = IQLConfig | TD3BCConfig | CQLConfig
 
 def _check_values(config: ContinuousConfig) -> None:
     """Check what all of them have."""
-    if not 0 <= config.gamma <= 1:
-        raise ConfigError(f"gamma={config.gamma} must lie in [0, 1]")
-    check_positive("reward_scale", config.reward_scale)
-    if config.num_critics < 1:
-        raise ConfigError(f"num_critics={config.num_critics} must be at least 1")
+    checks.at_least(config, 1, "num_critics")
+    checks.positive(config, "reward_scale")
+    checks.fraction(config, "gamma")

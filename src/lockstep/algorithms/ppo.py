@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.algorithms import checks
 from lockstep.errors import SHARDS, ConfigError
 
 METRICS = (
@@ -85,11 +86,11 @@ class PPOConfig:
     adam_eps: float = 1e-5
     """Adam's epsilon."""
 
-    def __post_init__(self) -> None:  # noqa: C901  # one check after another
+    def __post_init__(self) -> None:  # one check after another
         """Refuse values that cannot train."""
-        for name in ("num_steps", "num_epochs", "num_minibatches"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        checks.at_least(self, 1, "num_steps", "num_epochs", "num_minibatches")
+        checks.fraction(self, "gamma", "gae_lambda")
+        checks.limit(self, "value_clip_range", "max_grad_norm", "target_kl", "value_limit")
         if self.sequence_length is not None and (self.sequence_length < 1 or self.num_steps % self.sequence_length):
             raise ConfigError(
                 f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}; change one of them"
@@ -97,17 +98,10 @@ class PPOConfig:
         for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps", "reward_scale", "observation_limit"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
-        for name in ("value_clip_range", "max_grad_norm", "target_kl", "value_limit"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name}={value} must be greater than 0, or null to switch it off")
         if self.adapt_before_step and self.adapt_every != "minibatch":
             raise ConfigError(f"adapt_before_step=true needs adapt_every=minibatch, not {self.adapt_every}")
         if self.symmetry is not None and self.kl_reference != "rollout":
             raise ConfigError(f"symmetry={self.symmetry} and kl_reference={self.kl_reference}: leave one of them out")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1]")
         for name in ("value_coef", "entropy_coef", "bounds_loss_coef"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative")

@@ -8,14 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.algorithms.replay import (
-    VALUE_METRICS,
-    ReplayConfig,
-    check_at_least,
-    check_critics,
-    check_norm,
-    check_positive,
-)
+from lockstep.algorithms import checks
+from lockstep.algorithms.replay import VALUE_METRICS, ReplayConfig
 from lockstep.errors import ConfigError
 
 METRICS = (
@@ -77,11 +71,11 @@ class SACConfig(ReplayConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
         ReplayConfig.__post_init__(self)
-        check_critics(self.num_critics, self.target_critics, self.dropout, self.target_rate)
-        check_at_least(self, 1, "policy_delay")
-        check_at_least(self, 0, "alpha")
-        check_positive(self, "learning_rate", "critic_learning_rate", "initial_alpha", "adam_eps")
-        check_norm(self.max_grad_norm)
+        checks.critics(self.num_critics, self.target_critics, self.dropout, self.target_rate)
+        checks.at_least(self, 1, "policy_delay")
+        checks.at_least(self, 0, "alpha")
+        checks.positive(self, "learning_rate", "critic_learning_rate", "initial_alpha", "adam_eps")
+        checks.limit(self, "max_grad_norm")
         if self.target_entropy is not None and not math.isfinite(self.target_entropy):
             raise ConfigError(f"target_entropy={self.target_entropy} must be finite, or null")
         if self.alpha is not None and (self.target_entropy is not None or self.initial_alpha != 1.0):

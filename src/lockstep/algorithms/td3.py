@@ -7,14 +7,8 @@ critics move, and, in every `policy_delay`-th step, the policy and both target n
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.algorithms.replay import (
-    VALUE_METRICS,
-    ReplayConfig,
-    check_at_least,
-    check_critics,
-    check_norm,
-    check_positive,
-)
+from lockstep.algorithms import checks
+from lockstep.algorithms.replay import VALUE_METRICS, ReplayConfig
 
 METRICS = (
     *VALUE_METRICS,
@@ -70,8 +64,8 @@ class TD3Config(ReplayConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
         ReplayConfig.__post_init__(self)
-        check_critics(self.num_critics, self.target_critics, self.dropout, self.target_rate)
-        check_at_least(self, 1, "policy_delay")
-        check_at_least(self, 0, "exploration_noise", "target_noise")
-        check_positive(self, "learning_rate", "critic_learning_rate", "noise_clip", "adam_eps")
-        check_norm(self.max_grad_norm)
+        checks.critics(self.num_critics, self.target_critics, self.dropout, self.target_rate)
+        checks.at_least(self, 1, "policy_delay")
+        checks.at_least(self, 0, "exploration_noise", "target_noise")
+        checks.positive(self, "learning_rate", "critic_learning_rate", "noise_clip", "adam_eps")
+        checks.limit(self, "max_grad_norm")
