@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.cli.main import main
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import ActionSpec, EnvSpec
@@ -15,6 +17,7 @@ from lockstep.errors import RunError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.evaluation import Player
+from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.deploy import acting_export
 from lockstep.torch.deploy.acting_export import export_acting
 from lockstep.torch.deploy.exported_file import run_program
@@ -31,6 +34,7 @@ SMALL = NetworkConfig(hidden=(8, 8))
 CHOICE = ActionSpec("discrete", (3,))
 CHOICES = ActionSpec("multi_discrete", (3, 2))
 FORCE = ActionSpec("continuous", (2,), (-0.01, -np.inf), (0.01, np.inf))
+BOUNDED = ActionSpec("continuous", (2,), (-1.0, -0.5), (1.0, 3.0))
 
 
 def spec(action, **image):
@@ -50,7 +54,7 @@ def moments():
     return found
 
 
-CONTINUOUS = ("normalized", "privileged")
+CONTINUOUS = ("normalized", "privileged", "deviations", "sac", "td3")
 POLICIES = {
     "choice": (lambda: Policy(spec(CHOICE), SMALL, 1), None),
     "choices": (lambda: Policy(spec(CHOICES), SMALL, 1), None),
@@ -60,6 +64,8 @@ POLICIES = {
     "image": (lambda: Policy(spec(CHOICE, image=(2, 40, 40)), NetworkConfig(features=16), 1), None),
     "dqn": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(dueling=True, noisy=True), 1), None),
     "c51": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(value_distribution="categorical"), 1), None),
+    "sac": (lambda: ContinuousPolicy(spec(BOUNDED), SMALL, SACConfig(), 1), moments()),
+    "td3": (lambda: ContinuousPolicy(spec(BOUNDED), SMALL, TD3Config(), 1), None),
     "qr": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(value_distribution="quantile"), 1), None),
 }
 
@@ -85,12 +91,13 @@ def test_exported_file_acts_like_policy(tmp_path, name):
     seen = observation if observations is None else observations.normalize(observation)
     with torch.no_grad():
         wanted = policy(torch.from_numpy(seen))[0].numpy()
-    action = policy.distribution.mode(wanted)
+    action, scores = policy.distribution.mode(wanted), wanted
     if name in CONTINUOUS:
-        action = action.clip(FORCE.low, FORCE.high)
+        scores = wanted[:, : policy.spec.action.width]  # means, without deviations
+        action = action.clip(policy.spec.action.low, policy.spec.action.high)
     for rows in (slice(0, 6), slice(2, 3)):
         found = run_onnx(done.path, {"observation": observation[rows]})
-        np.testing.assert_allclose(found["scores"], wanted[rows], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found["scores"], scores[rows], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found["action"], action[rows], rtol=1e-4, atol=1e-5)
 
 
