@@ -86,7 +86,7 @@ class PPOConfig:
     adam_eps: float = 1e-5
     """Adam's epsilon."""
 
-    def __post_init__(self) -> None:  # one check after another
+    def __post_init__(self) -> None:
         """Refuse values that cannot train."""
         checks.at_least(self, 1, "num_steps", "num_epochs", "num_minibatches")
         checks.fraction(self, "gamma", "gae_lambda")

@@ -270,18 +270,23 @@ class LinearActor:
 class JaxActor:
     """Acts with JAX, for any network on any device; always uses the current parameters."""
 
-    def __init__(self, policy: ActingPolicy, device: Any) -> None:
+    def __init__(self, policy: AnyPolicy, device: Any) -> None:
         self._policy, self._device = policy, device
         self._loaded: Params | None = None
+        # A policy that was learned from a log receives raw observations.
+        self._preprocess = policy.preprocess if isinstance(policy, LoggedPolicy) else None
+        self._num_axes = 2 if isinstance(policy, LoggedPolicy) else 1 + len(policy.spec.observation_shape)
         self._apply: Callable[[Params, Any], Array] = jax.jit(self._parameters)
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[..., N, O] to [..., N, P]; one call per shard of the leading axis, so kernels have the shard's shape."""
-        if observation.ndim > 1 + len(self._policy.spec.observation_shape):
+        if observation.ndim > self._num_axes:
             return np.stack([self(one) for one in observation])
         if self._policy.params is not self._loaded:
             self._loaded = self._policy.params
             self._device_params: Params = jax.device_put(self._loaded, self._device)
+        if self._preprocess is not None:
+            observation = self._preprocess(observation)
         return np.asarray(self._apply(self._device_params, observation))
 
     def _parameters(self, params: Params, observation: Array) -> Array:
@@ -337,32 +342,14 @@ class RecurrentJaxActor:
         return np.asarray(parameters), np.asarray(after)
 
 
-class LoggedActor:
-    """Acts with a policy that was learned from a log, from raw observations; always uses the current parameters."""
-
-    def __init__(self, policy: LoggedPolicy, device: Any) -> None:
-        self._policy, self._device = policy, device
-        self._loaded: Params | None = None
-        self._apply: Callable[[Params, Any], Array] = jax.jit(lambda params, state: policy.apply(params, state)[0])
-
-    def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[..., N, F] to [..., N, P]; one call per shard of the leading axis, so kernels have the shard's shape."""
-        if observation.ndim > 2:
-            return np.stack([self(one) for one in observation])
-        if self._policy.params is not self._loaded:
-            self._loaded = self._policy.params
-            self._device_params: Params = jax.device_put(self._loaded, self._device)
-        return np.asarray(self._apply(self._device_params, self._policy.preprocess(observation)))
-
-
-Actor = LinearActor | JaxActor | RecurrentLinearActor | RecurrentJaxActor | LoggedActor
+Actor = LinearActor | JaxActor | RecurrentLinearActor | RecurrentJaxActor
 
 
 def actor_of(policy: AnyPolicy, device: Any = None) -> Actor:
     """The fastest exact actor on a local device, by default the first; without the noise of noisy layers."""
     chosen = cast(Any, jax.local_devices()[0]) if device is None else device
     if isinstance(policy, LoggedPolicy):
-        return LoggedActor(policy, chosen)
+        return JaxActor(policy, chosen)
     if isinstance(policy, Policy) and policy.state_size > 0:
         linear = chosen.platform == "cpu" and policy.spec.image is None
         return RecurrentLinearActor(policy) if linear else RecurrentJaxActor(policy, chosen)

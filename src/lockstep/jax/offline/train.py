@@ -49,9 +49,5 @@ def train(session: Session) -> None:
             session.advance(rows, totals)
             if session.estimate_due(progress, rows):
                 session.estimate()
-            if progress.due(run.log_every, rows):
-                session.log(learner.metrics.read())
-            if progress.due(run.evaluate_every, rows):
-                session.evaluate()
-            session.checkpoint_if_due(rows)
+            session.log_evaluate_checkpoint(rows, learner.metrics.read)
         session.checkpoint_last(learner.metrics.read)

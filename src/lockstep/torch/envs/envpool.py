@@ -40,11 +40,8 @@ def maker(task: str) -> Callable[..., TensorVectorEnv]:
 
 def env_spec(task: str, config: EnvConfig) -> EnvSpec:
     """The spec of `task`, from the cache or from an environment that is made and closed."""
-
-    def find() -> EnvSpec:
-        return maker(task)(num_envs=1, device=torch.device("cpu"), **kwargs_of(config)).spec
-
-    return cached_spec("envpool", task, config, find)
+    kwargs = kwargs_of(config)
+    return cached_spec("envpool", task, config, lambda: maker(task)(num_envs=1, device=torch.device("cpu"), **kwargs))
 
 
 class EnvPoolEnv:

@@ -3,7 +3,7 @@
 Shapes: B environments of a shard, O numbers of the policy's observation, C of the critic's, D action dimensions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
@@ -20,6 +20,10 @@ class Observation(NamedTuple):
     """float32 [B, O], or bytes [B, channels, height, width] where the spec has an `image`."""
     critic: Tensor | None = None
     """float32 [B, C], the value network's own ("privileged") observation, if the spec has a `critic_size`."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Observation":
+        """The results of a function of each tensor that is there."""
+        return Observation(function(self.policy), None if self.critic is None else function(self.critic))
 
 
 class TensorStep(NamedTuple):

@@ -161,13 +161,7 @@ class IsaacLabEnv:
 
 def env_spec(task: str, config: EnvConfig) -> EnvSpec:
     """The spec of `task`: from this process' simulator, from the cache of specs, or from a worker that makes one."""
-    return cached_spec("isaaclab", task, config, lambda: _spec_of_worker(task, config))
-
-
-def _spec_of_worker(task: str, config: EnvConfig) -> EnvSpec:
-    env = WorkerEnv(task, config, 1, torch.device("cpu"))
-    env.close()
-    return env.spec
+    return cached_spec("isaaclab", task, config, lambda: WorkerEnv(task, config, 1, torch.device("cpu")))
 
 
 def _overrides(overrides: Mapping[str, Any]) -> list[str]:

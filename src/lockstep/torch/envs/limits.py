@@ -32,12 +32,8 @@ class LimitedEnv:
         return step._replace(observation=self._clipped(step.observation), final=final)
 
     def _clipped(self, observation: Observation) -> Observation:
-        if self._limit is None:
-            return observation
-        policy, critic = observation
-        return Observation(
-            policy.clamp(-self._limit, self._limit), None if critic is None else critic.clamp(-self._limit, self._limit)
-        )
+        limit = self._limit
+        return observation if limit is None else observation.map(lambda part: part.clamp(-limit, limit))
 
     def state(self) -> dict[str, Any]:
         """The complete state."""

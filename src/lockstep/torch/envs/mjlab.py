@@ -36,13 +36,8 @@ def maker(task: str) -> Callable[..., TensorVectorEnv]:
 
 def env_spec(task: str, config: EnvConfig) -> EnvSpec:
     """The spec of `task`, from the cache or from an environment that is made and closed."""
-
-    def find() -> EnvSpec:
-        env = maker(task)(num_envs=1, device=torch.device("cpu"), **kwargs_of(config))
-        env.close()
-        return env.spec
-
-    return cached_spec("mjlab", task, config, find)
+    kwargs = kwargs_of(config)
+    return cached_spec("mjlab", task, config, lambda: maker(task)(num_envs=1, device=torch.device("cpu"), **kwargs))
 
 
 class MjlabEnv:
@@ -102,7 +97,7 @@ class MjlabEnv:
             observation, final = self._observation(groups), None
             ended = (terminated | truncated).nonzero().flatten()
             if len(ended) > 0:
-                final = _copied(observation)
+                final = observation.map(torch.clone)
                 groups, _ = self._env.reset(env_ids=ended)
                 observation = self._observation(groups)
         return TensorStep(observation, reward, *ends(self._env.cfg, terminated, truncated), final)
@@ -115,11 +110,6 @@ class MjlabEnv:
         if self._env is not None:
             self._env.close()
             self._env = None
-
-
-def _copied(observation: Observation) -> Observation:
-    critic = observation.critic
-    return Observation(observation.policy.clone(), None if critic is None else critic.clone())
 
 
 def _start(task: str, num_envs: int, device: torch.device, overrides: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of
 from lockstep.errors import ConfigError
 from lockstep.system.files import write_atomically
+from lockstep.torch.envs.interface import TensorVectorEnv
 
 
 def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -49,10 +50,15 @@ def _version(package: str) -> str:
         ) from None
 
 
-def cached_spec(package: str, task: str, config: EnvConfig, find: Callable[[], EnvSpec]) -> EnvSpec:
-    """The spec of `task` from the cache, or from `find`."""
-    question = {"spec": task, "kwargs": kwargs_of(config)}
-    return EnvSpec.from_dict(cached(package, question, lambda: find().to_dict()))
+def cached_spec(package: str, task: str, config: EnvConfig, make: Callable[[], TensorVectorEnv]) -> EnvSpec:
+    """The spec of `task` from the cache, or from an environment that `make` returns and that is closed then."""
+
+    def find() -> dict[str, Any]:
+        env = make()
+        env.close()
+        return env.spec.to_dict()
+
+    return EnvSpec.from_dict(cached(package, {"spec": task, "kwargs": kwargs_of(config)}, find))
 
 
 def _folder() -> Path:

@@ -81,8 +81,7 @@ class WorkerEnv:
         self._pipe.close()
 
     def _on_device(self, observation: Observation) -> Observation:
-        critic = observation.critic
-        return Observation(observation.policy.to(self.device), None if critic is None else critic.to(self.device))
+        return observation.map(lambda part: part.to(self.device))
 
     def _send(self, command: str, argument: Any = None) -> Any:
         try:

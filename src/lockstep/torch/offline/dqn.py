@@ -80,7 +80,6 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
         self._boost = torch.tensor(boost, device=comm.device) if config.reward_boost else None
         self._read = read
         self.metrics = Metrics([*self._q_metrics, *self._other_metrics, *STEP_METRICS], comm.device)
-        # The number of candidates differs from batch to batch.
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.

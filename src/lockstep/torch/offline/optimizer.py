@@ -48,7 +48,6 @@ class OfflineOptimizer:
         others: networks that are trained in the same step.
         comm: the ranks.
         num_sums: the number of sums that the loss returns; the first is the weight of the rows.
-        dynamic: whether the compiled loss expects shapes that change; None finds out.
 
     Attributes:
         flat: the parameters, those of `scores` first.
@@ -66,13 +65,11 @@ class OfflineOptimizer:
         others: Sequence[nn.Module],
         comm: Comm,
         num_sums: int,
-        *,
-        dynamic: bool | None = None,
     ) -> None:
         c = run.algorithm
         self._stop_on_non_finite = run.non_finite == "stop"
         self._eager_loss = loss
-        self._loss = torch.compile(loss, dynamic=dynamic) if run.compile else loss
+        self._loss = torch.compile(loss) if run.compile else loss
         self.config, self._epochs, self._comm, self._num_sums = c, run.epochs, comm, num_sums
         self.flat = FlatParameters(
             nn.ModuleList([scores, *others]), len(comm.world.shards), num_sums=num_sums + MAX_EXTRA_SUMS
