@@ -16,7 +16,7 @@ from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.rank_environment import rank_environments
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.spawned_call import pack, unpack
-from lockstep.launch.supervise import Bounds, Failure, RankGroup, interruption
+from lockstep.launch.supervise import Bounds, Failure, RankGroup, interruption, wait_for_ranks
 from lockstep.record.partial_files import modified_at
 from lockstep.system.cores import usable_cores
 
@@ -191,7 +191,9 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
                 importing = f"import sys; sys.path.append({root!r}); from lockstep.launch.spawned_call import run"
                 code = f"{importing}; run{descriptors}"
                 group.start([sys.executable, "-c", code], environments[rank], output=None, pass_fds=descriptors)
-            failure = group.wait(
+            failure = wait_for_ranks(
+                group,
+                _BOUNDS,
                 timeout_s=timeout_s,
                 may_leave=lambda rank: os.fstat(results[rank].fileno()).st_size > 0,
             )

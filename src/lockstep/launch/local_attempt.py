@@ -10,7 +10,7 @@ from typing import Protocol
 
 from lockstep.launch.failure_report import ATTEMPT_PREFIX, log_path, merge_failures
 from lockstep.launch.rank_environment import RankPlacement, rank_environments
-from lockstep.launch.supervise import Bounds, Failure, RankGroup
+from lockstep.launch.supervise import Bounds, Failure, RankGroup, wait_for_ranks
 from lockstep.record.failure import archive_failure
 from lockstep.record.partial_files import remove_partial_files
 
@@ -78,7 +78,9 @@ class LocalAttempt:
                 for rank, environment in enumerate(environments, first):
                     self._start_rank(group, rank, environment)
                 elsewhere = remote.poll if remote is not None else lambda: None
-                failure = group.wait(timeout_s=timeout_s, since=since, caught=caught, elsewhere=elsewhere)
+                failure = wait_for_ranks(
+                    group, bounds, timeout_s=timeout_s, since=since, caught=caught, elsewhere=elsewhere
+                )
                 if failure is None:
                     return None, []
                 if self.run_dir is not None:

@@ -227,26 +227,6 @@ class RankGroup:
         self.ranks.append(Rank(self._first_rank + len(self.ranks), process, pidfd))
         self._tell_guardian(process.pid)
 
-    def wait(
-        self,
-        *,
-        timeout_s: float | None = None,
-        since: float | None = None,
-        caught: Sequence[int] = (),
-        may_leave: Callable[[int], bool] = lambda _: False,
-        elsewhere: Callable[[], Failure | None] = lambda: None,
-    ) -> Failure | None:
-        """Wait for the ranks; arguments and result as `wait_for_ranks`."""
-        return wait_for_ranks(
-            self,
-            self.bounds,
-            timeout_s=timeout_s,
-            since=since,
-            caught=caught,
-            may_leave=may_leave,
-            elsewhere=elsewhere,
-        )
-
     def stop(self, number: int, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> list[int]:
         """Signal all ranks, and kill them with all their children when `grace_s` has passed or `hurry()` says so.
 

@@ -1,9 +1,11 @@
 """Suggest a `--columns` file for a log whose columns have other names than those of the schema."""
 
 import difflib
-import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+
+import yaml
 
 ColumnNames = str | dict[str, str]
 """The name of a column in the user's table; of a map also the column of each id."""
@@ -46,8 +48,6 @@ _COMMON_NAMES: Mapping[str, str] = {
 _NEAR = 0.8
 _WIDTH = 40  # longest line whose comment is aligned
 _UNKNOWN = "???"
-_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
-_YAML_LITERALS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def likely_column(name: str, available: Sequence[str]) -> str | None:
@@ -92,14 +92,5 @@ def _yaml(value: ColumnNames | list[str]) -> str:
     """A name, a list of names or a map of ids to names, in a line of YAML."""
     if isinstance(value, dict) and all(key == column for key, column in value.items()):
         value = list(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_quoted, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_quoted(key)}: {_quoted(column)}" for key, column in value.items()) + "}"
-    return value if value == _UNKNOWN else _quoted(value)
-
-
-def _quoted(name: str) -> str:
-    return (
-        name if _PLAIN.fullmatch(name) and name.lower() not in _YAML_LITERALS else json.dumps(name, ensure_ascii=False)
-    )
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").rstrip()  # a name alone is dumped as a document with an end

@@ -1,10 +1,10 @@
 """Logs that are tables: Parquet and CSV."""
 
-import codecs
 import csv
 import io
 import re
 from collections.abc import Callable, Generator, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -13,7 +13,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from lockstep.data.logs.actions import Actions, actions_of_series
-from lockstep.data.logs.files import COMPRESSIONS, kind_of, read_bytes
+from lockstep.data.logs.files import COMPRESSIONS, LineBlocks, kind_of, read_bytes
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_series
 from lockstep.data.logs.maps import Maps, Where, is_text, maps_of_series, numbers
@@ -22,7 +22,7 @@ from lockstep.errors import ConfigError
 
 _MOST_ROWS, _CELLS = 100_000, 1 << 23
 _LOOKED_AT = 1000  # rows that determine the width of rows
-_LARGEST = 4 << 30
+_LARGEST, _BLOCK_BYTES = 4 << 30, 1 << 18
 _SEPARATORS = (",", ";", "\t")
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _T = TypeVar("_T")
@@ -165,9 +165,8 @@ def _csv(path: Path) -> pl.LazyFrame:
 def _separator(path: Path) -> str:
     """The most frequent separator of the heading; the file name decides between equally frequent ones."""
     by_name = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
-    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     first, _ = next(read_bytes(path), (b"", 0))
-    heading = _QUOTED.sub("", decode(first)).partition("\n")[0]
+    heading = _QUOTED.sub("", first.decode(errors="replace")).partition("\n")[0]
     columns = {mark: heading.count(mark) for mark in _SEPARATORS}
     return max(_SEPARATORS, key=lambda mark: (columns[mark], mark == by_name))
 
@@ -215,19 +214,10 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 
 def _longer_line(path: Path) -> str | None:
     """An error message if a row of a CSV has more cells than its heading; otherwise None."""
-    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-    blocks = (decode(block) for block, _ in read_bytes(path))
-    rows = csv.reader(_lines(blocks), delimiter=_separator(path))
+    blocks = (io.StringIO(block.decode(errors="replace")) for block in LineBlocks(path, _BLOCK_BYTES))
+    rows = csv.reader(chain.from_iterable(blocks), delimiter=_separator(path))
     heading = next(rows, list[str]())
     for row in rows:
         if len(row) > len(heading):
             return f"row {rows.line_num} has {len(row)} cells, and the heading has {len(heading)}"
     return None
-
-
-def _lines(blocks: Iterator[str]) -> Iterator[str]:
-    rest = ""
-    for block in blocks:
-        *lines, rest = (rest + block).split("\n")
-        yield from (line + "\n" for line in lines)
-    yield rest

@@ -22,7 +22,7 @@ from lockstep.data.preparation.next_rows import NextRows, Rules, next_rows, orde
 from lockstep.data.preparation.prefetch import in_order, prefetch
 from lockstep.data.preparation.progress import PassProgress, Report
 from lockstep.data.preparation.rules import Counts, summary_lines
-from lockstep.data.preparation.scan import FeatureSample, LogContents, Sample, feature_sample_of, keys
+from lockstep.data.preparation.scan import FeatureSample, LogContents, Sample, feature_sample_of, keys, select_columns
 from lockstep.data.preparation.scratch import check_space
 from lockstep.data.preparation.spill import Spill
 from lockstep.errors import ConfigError
@@ -272,12 +272,7 @@ class Preparation:
         if self.schema.action is None:
             return items
         coded = self._scan.encoder.action_ids
-        wide = pad_columns(items, (len(coded),))
-        found = np.full((len(items), len(self.schema.action.ids)), np.nan)
-        for place, name in enumerate(self.schema.action.ids):
-            if name in coded:
-                found[:, place] = wide[:, coded.index(name)]
-        return found
+        return select_columns(pad_columns(items, (len(coded),)), coded, self.schema.action.ids)
 
     def _lists(self, block: Block, name: str) -> Lists:
         lists = block.lists.get(name)

@@ -124,14 +124,14 @@ def merge_samples(samples: Sequence[FeatureSample], size: int) -> FeatureSample:
     _, first = np.unique(every.copy().view("u8,u8").reshape(-1), return_index=True)
     first = first[np.lexsort((every[first, 1], every[first, 0]))][:size]
     state_ids = ordered({name for sample in samples for name in sample.state_ids})
-    state = np.concatenate([_columns(sample.state, sample.state_ids, state_ids) for sample in samples])[first]
+    state = np.concatenate([select_columns(sample.state, sample.state_ids, state_ids) for sample in samples])[first]
     found = FeatureSample(keys=every[first], state_ids=state_ids, state=state)
     found.action_ids = ordered({name for sample in samples for name in sample.action_ids})
     place = np.full(len(every), -1, np.int64)
     place[first] = np.arange(len(first))
     begins = np.cumsum([0] + [len(sample.keys) for sample in samples])
     rows = np.concatenate([place[begin + s.action_row] for begin, s in zip(begins, samples, strict=False)])
-    actions = np.concatenate([_columns(s.action, s.action_ids, found.action_ids) for s in samples])
+    actions = np.concatenate([select_columns(s.action, s.action_ids, found.action_ids) for s in samples])
     _set_actions(found, actions[rows >= 0], rows[rows >= 0], size)
     if all(sample.action_bounds is not None for sample in samples):
         found.action_bounds = {}
@@ -154,7 +154,8 @@ def _widened(known: tuple[float, float] | None, more: tuple[float, float]) -> tu
     return more if known is None else (min(known[0], more[0]), max(known[1], more[1]))
 
 
-def _columns(table: NDArray[np.float64], ids: Sequence[str], wanted: Sequence[str]) -> NDArray[np.float64]:
+def select_columns(table: NDArray[Any], ids: Sequence[str], wanted: Sequence[str]) -> NDArray[np.float64]:
+    """The columns of a table [n, F] with the wanted ids; NaN for an id that it lacks."""
     found = np.full((len(table), len(wanted)), np.nan)
     for place, name in enumerate(wanted):
         if name in ids:

@@ -114,6 +114,14 @@ class MessageServer(Generic[ConnectionT]):
             self._selector.unregister(connection.socket)
             connection.socket.close()
 
+    def answer(self, connection: ConnectionT, store: MemoryStore, message: dict[str, Any]) -> None:
+        """Answer one request to a store; drop a client that sends anything else."""
+        reply = reply_to(store, message)
+        if reply is None:
+            self.drop(connection)
+        else:
+            self.send(connection, reply)
+
     # Subclasses override these methods; they run in the server's thread.
 
     def on_accept(self, connection: ConnectionT) -> None:
@@ -217,12 +225,8 @@ class StoreServer(MessageServer[ServedConnection]):
         self.start()
 
     def on_message(self, connection: ServedConnection, message: dict[str, Any]) -> None:
-        """Answer one request; drop a client that sends anything else."""
-        reply = reply_to(self.store, message)
-        if reply is None:
-            self.drop(connection)
-        else:
-            self.send(connection, reply)
+        """Answer one request."""
+        self.answer(connection, self.store, message)
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):

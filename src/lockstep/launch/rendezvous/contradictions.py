@@ -1,7 +1,7 @@
 """Contradictions between nodes, which the main node finds in their `NodeInfo`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lockstep.launch.rendezvous.handshake import NodeInfo
 from lockstep.preflight.identity import differences
@@ -35,12 +35,8 @@ def missing(nodes: Sequence[NodeInfo]) -> str:
 
 
 def _numbers(nodes: Sequence[NodeInfo]) -> str | None:
-    by_size: dict[str, list[NodeInfo]] = {}
-    for node in nodes:
-        by_size.setdefault(_nnodes(node), []).append(node)
-    if len(by_size) > 1:
-        sizes = ", ".join(f"{size} on {_named(some)}" for size, some in by_size.items())
-        return f"--nnodes differs: {sizes}; start all nodes with the same"
+    if (differing := _differing("--nnodes", nodes, _nnodes)) is not None:
+        return differing
     if len(nodes) > nodes[0].maximum:
         return f"{len(nodes)} nodes came, but --nnodes is {_nnodes(nodes[0])}: {_named(nodes)}; start no more than that"
     return None
@@ -68,13 +64,17 @@ def _node_ranks(nodes: Sequence[NodeInfo]) -> str | None:
 
 
 def _run_ids(nodes: Sequence[NodeInfo]) -> str | None:
-    by_id: dict[str, list[NodeInfo]] = {}
+    return _differing("--rdzv-id", nodes, lambda node: node.run_id or "none")
+
+
+def _differing(flag: str, nodes: Sequence[NodeInfo], value_of: Callable[[NodeInfo], str]) -> str | None:
+    by_value: dict[str, list[NodeInfo]] = {}
     for node in nodes:
-        by_id.setdefault(node.run_id, []).append(node)
-    if len(by_id) < 2:
+        by_value.setdefault(value_of(node), []).append(node)
+    if len(by_value) < 2:
         return None
-    run_ids = ", ".join(f"{run_id or 'none'} on {_named(some)}" for run_id, some in by_id.items())
-    return f"--rdzv-id differs: {run_ids}; start all nodes with the same"
+    values = ", ".join(f"{value} on {_named(some)}" for value, some in by_value.items())
+    return f"{flag} differs: {values}; start all nodes with the same"
 
 
 def _identities(nodes: Sequence[NodeInfo]) -> dict[str, dict[str, object]]:

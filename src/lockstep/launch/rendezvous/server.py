@@ -7,14 +7,13 @@ refusal does not affect admitted nodes. A node is a member as long as its connec
 import socket
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from lockstep.distributed.network.interfaces import is_loopback
 from lockstep.distributed.network.store import MemoryStore
-from lockstep.distributed.network.store_server import MessageServer, ServedConnection, reply_to
+from lockstep.distributed.network.store_server import MessageServer, ServedConnection
 from lockstep.errors import ConfigError
 from lockstep.launch.rendezvous.contradictions import contradiction, missing, obstacle
 from lockstep.launch.rendezvous.handshake import HANDSHAKE_S, SECRETS_DIFFER, NodeInfo, proof_of_main_node
@@ -70,7 +69,7 @@ class RendezvousServer(MessageServer[_NodeConnection]):
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         """Refuse the nodes that still wait, with the reason why this node leaves."""
         if isinstance(error, ConfigError):
             self._farewell = {"error": str(error), "code": error.exit_code}
@@ -102,11 +101,7 @@ class RendezvousServer(MessageServer[_NodeConnection]):
     def on_message(self, connection: _NodeConnection, message: dict[str, Any]) -> None:
         """One step of the handshake; of an admitted node, a request to the store."""
         if connection.admitted:
-            reply = reply_to(self.store, message)
-            if reply is None:
-                self.drop(connection)
-            else:
-                self.send(connection, reply)
+            self.answer(connection, self.store, message)
         elif connection.proven:
             if connection.node is None:
                 self._register(connection, message)

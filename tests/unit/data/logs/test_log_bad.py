@@ -119,7 +119,7 @@ def test_missing_column_is_reported_before_rows_are_read(tmp_path):
 def test_spread_json_columns_need_a_mapping(tmp_path):
     """Ids would be lost that first appear late."""
     path = write(tmp_path / "a.jsonl", [row(state_features=..., **{"state:0": 1.0})])
-    with pytest.raises(ConfigError, match=r"has no column state_features; (.|\n)*\nstate_features: \[\"state:0\"\]"):
+    with pytest.raises(ConfigError, match=r"has no column state_features; (.|\n)*\nstate_features: \['state:0'\]"):
         read_log([path])
 
 
