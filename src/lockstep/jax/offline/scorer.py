@@ -21,7 +21,6 @@ from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.logged_policy import LoggedPolicy
 from lockstep.run import OfflineRun
 from lockstep.session.logged.evaluator import MAX_LOG_RATIO, MAX_ROWS, NUM_SAMPLES, Scores
-from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.world import stream
 
 _HALF_LOG_TAU = 0.5 * np.log(2 * np.pi)
@@ -42,25 +41,11 @@ class PolicyScorer:
 
     def __init__(self, policy: LoggedPolicy, run: OfflineRun, device: Any) -> None:
         self.policy = policy
+        self.policy_spec = policy.policy_spec
         self._seed = run.seed
         self._params: Params = jax.device_put(policy.params, device)
         self._named = jax.jit(self._score_named)
         self._continuous = jax.jit(self._score_continuous)
-
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """Everything about the policy but its parameters."""
-        return self.policy.policy_spec
-
-    @property
-    def no_density(self) -> bool:
-        """Whether the policy takes one of continuously many actions, with certainty."""
-        return isinstance(self.policy, ActorPolicy) and self.policy.deterministic
-
-    @property
-    def has_models(self) -> bool:
-        """Whether models of the reward and of the policy's value were learned."""
-        return self.policy.has_models
 
     def score(self, rows: Rows, *, with_ratio: bool, unlogged: NDArray[np.int64]) -> Scores:
         """Score logged rows."""

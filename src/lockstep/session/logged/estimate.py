@@ -61,7 +61,7 @@ def estimate(
         heartbeat: called after each block.
     """
     layout = determine_layout(dataset, comm.gather_object, comm.world, "auto")
-    if scorer.has_models:
+    if scorer.policy_spec.has_models:
         import_optional("scipy.optimize", "offline")  # on all ranks, before one of them needs it
     offsets = _trajectories(dataset)
     shared = _shared(dataset, offsets, comm, layout, scorer)
@@ -123,7 +123,7 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, scorer:
         certain=int(totals[1]),
         gaps=int(totals[2]),
         seen=scorer.policy_spec.info.digest == dataset.info.digest,
-        no_density=scorer.no_density,
+        no_density=scorer.policy_spec.no_density,
     )
     return _LogCounts(trajectories, statistics, np.flatnonzero(np.sum([rank[1] for rank in gathered], 0) == 0))
 

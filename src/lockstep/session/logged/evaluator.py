@@ -38,20 +38,8 @@ class Scores(NamedTuple):
 class Scorer(Protocol):
     """A policy with its models, as each backend computes them."""
 
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """Everything about the policy but its parameters."""
-        ...
-
-    @property
-    def no_density(self) -> bool:
-        """Whether the policy takes one of continuously many actions, with certainty."""
-        ...
-
-    @property
-    def has_models(self) -> bool:
-        """Whether models of the reward and of the policy's value were learned."""
-        ...
+    policy_spec: PolicySpec
+    """Everything about the policy but its parameters."""
 
     def score(self, rows: Rows, *, with_ratio: bool, unlogged: NDArray[np.int64]) -> Scores:
         """Score at most `MAX_ROWS` rows.
@@ -114,7 +102,7 @@ class PolicyEvaluator:
             reward=reward,
             discount=discounts(each, self.gamma, None if unit is None else elapsed / unit),
             ratio=ratio if self.with_ratio else None,
-            predicted=_predicted(predicted) if self._scorer.has_models else None,
+            predicted=_predicted(predicted) if self._scorer.policy_spec.has_models else None,
             cut=self.dataset.column("terminal")[offsets[1:] - 1] == 0,
             unlogged=unlogged,
         )

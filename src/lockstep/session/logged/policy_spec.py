@@ -40,6 +40,16 @@ class PolicySpec:
         low, high = bounds_of(self.action)
         return ActionSpec("continuous", (len(low),), tuple(low.tolist()), tuple(high.tolist()))
 
+    @property
+    def no_density(self) -> bool:
+        """Whether the policy takes one of continuously many actions, with certainty."""
+        return self.info.kind == "continuous" and self.algorithm.policy == "greedy"
+
+    @property
+    def has_models(self) -> bool:
+        """Whether models of the reward and of the policy's value are learned with it."""
+        return self.algorithm.estimate
+
     def signature(self, shapes: Mapping[str, tuple[int, ...]]) -> PolicySignature:
         """The properties in which a run must match the policy that it starts from, given the shapes of parameters."""
         meaning = {

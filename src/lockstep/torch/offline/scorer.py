@@ -12,7 +12,6 @@ from lockstep.data.columns import Ragged
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun
 from lockstep.session.logged.evaluator import MAX_LOG_RATIO, NUM_SAMPLES, Scores
-from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import Candidates
@@ -33,23 +32,9 @@ class PolicyScorer:
 
     def __init__(self, policy: LoggedPolicy, run: OfflineRun) -> None:
         self.policy = policy
+        self.policy_spec = policy.policy_spec
         self.device = next(policy.network.parameters()).device
         self._seed = run.seed
-
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """Everything about the policy but its parameters."""
-        return self.policy.policy_spec
-
-    @property
-    def no_density(self) -> bool:
-        """Whether the policy takes one of continuously many actions, with certainty."""
-        return isinstance(self.policy, ActorPolicy) and self.policy.deterministic
-
-    @property
-    def has_models(self) -> bool:
-        """Whether models of the reward and of the policy's value were learned."""
-        return self.policy.heads is not None
 
     @torch.inference_mode()
     def score(self, rows: Rows, *, with_ratio: bool, unlogged: NDArray[np.int64]) -> Scores:
