@@ -77,11 +77,7 @@ class Comm:
         self._devices_per_process = devices_per_process
         self._use_gloo = backend == "gloo"
         self._processes = Processes(self.world, self.timers, timeout_s, startup_timeout_s)
-
-    @property
-    def num_messages(self) -> Counter[str]:
-        """Messages sent by this process, by tag."""
-        return self._processes.num_messages
+        self.num_messages = self._processes.num_messages
 
     def __enter__(self) -> Self:
         """Connect to the other ranks; *collective*. Raises `PeerError` if they do not arrive in time."""

@@ -116,6 +116,7 @@ class ContinuousPolicy:
         algorithm: config of SAC or TD3.
         critics: Q(s, a) of each critic.
         actor: observations [N, O] to parameters of the action distribution [N, P].
+        network: the actor, by the name that it has in every policy.
         distribution: of SAC's actions; None: TD3.
         sampler: samples actions on the host.
         params: the current parameters; assigned after each update.
@@ -139,6 +140,7 @@ class ContinuousPolicy:
         )
         sizes = (spec.observation_size, *network.hidden, self.sampler.num_parameters)
         self.actor = Mlp(sizes, network.activation, last_gain=1.0)
+        self.network = self.actor
         draws = init_streams(seed)
         actor: dict[str, np.ndarray] = {}
         for i, shape in enumerate(self.actor.shapes):
@@ -148,11 +150,6 @@ class ContinuousPolicy:
         if isinstance(algorithm, SACConfig) and algorithm.alpha is None:
             params[LOG_ALPHA] = np.array(math.log(algorithm.initial_alpha), np.float32)
         self.params: Params = cast(Params, params)
-
-    @property
-    def network(self) -> Mlp:
-        """The network that acts."""
-        return self.actor
 
     def apply(self, params: Params, observation: Array) -> tuple[Array, Array]:
         """[N, O] to distribution parameters [N, P], and NaN [N] in place of a value, which needs an action."""

@@ -7,7 +7,6 @@ server or thread.
 """
 
 import contextlib
-from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, cast
@@ -68,6 +67,7 @@ class Comm:
         self.backend = backend_of(self.device, backend)
         self.timers = timers or Timers()
         self._group = Group(self.world, self.backend, self.timers, timeout_s, startup_timeout_s)
+        self.num_messages = self._group.num_messages
         self._timeout_s = timeout_s
         self._nodes = [
             owned_nodes(self.world.shards_of(rank), self.world.num_shards) for rank in range(self.world.size)
@@ -77,11 +77,6 @@ class Comm:
         self._hosts: HostTensors | None = None
         self._objects: Group | HostTensors = self._group
         self._inside = False
-
-    @property
-    def num_messages(self) -> Counter[str]:
-        """How many messages this rank has sent, by tag."""
-        return self._group.num_messages
 
     def __enter__(self) -> Self:
         """Open the process group; *collective*. Raises `PeerError` if other ranks do not join."""

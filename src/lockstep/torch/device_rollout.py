@@ -381,14 +381,10 @@ class TensorCollector:
                     reward_scale=normalizers.reward_scale, generator=generator,
                 )
             )  # fmt: skip
+        self.episodes = [shard.episodes for shard in self._shards]
         self._begin_normalizers(comm, normalizers)
         self.fingerprints: list[str] = []
         """Of each shard's first rollout: observations, actions and noise."""
-
-    @property
-    def episodes(self) -> list[TensorEpisodes]:
-        """Of each local shard."""
-        return [shard.episodes for shard in self._shards]
 
     @torch.no_grad()
     def collect(self) -> list[TensorRollout]:

@@ -13,7 +13,6 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.offline_continuous import IQLConfig
-from lockstep.data.info import DatasetInfo
 from lockstep.experience.sampling import ClippedGaussian
 from lockstep.jax.continuous_policy import Critics
 from lockstep.jax.encoders import Mlp, cast_inputs, init_streams, orthogonal
@@ -40,8 +39,10 @@ class ActorPolicy:
 
     Attributes:
         policy_spec: everything but the parameters.
+        info: of the training data.
         config: the settings of the algorithm.
         has_models: whether there are models of the reward, of metrics and of the policy's value.
+        deterministic: whether it always takes the same action in a state, and so has no density.
         sampler: chooses a simulator's actions from the result of `apply`.
         params: the current parameters; assigned after each update.
     """
@@ -51,8 +52,10 @@ class ActorPolicy:
         assert isinstance(config, IQLConfig)
         self.policy_spec = policy_spec
         self.spec = policy_spec.spec
+        self.info = info
         self.config = config
         self.has_models = config.estimate
+        self.deterministic = config.policy == "greedy"
         self.sampler = ClippedGaussian(policy_spec.action_spec, deterministic=self.deterministic)
         size, activation = (info.state_size, info.action_size), network.activation
         self._actor = Mlp((size[0], *network.hidden, size[1]), activation, last_gain=0.01)
@@ -79,16 +82,6 @@ class ActorPolicy:
             params[f"layers.{i}.weight"] = np.stack(weights)
             params[f"layers.{i}.bias"] = np.zeros((count, shape[0]), np.float32)
         return params
-
-    @property
-    def info(self) -> DatasetInfo:
-        """Of the training data."""
-        return self.policy_spec.info
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether it always takes the same action in a state, and so has no density."""
-        return self.config.policy == "greedy"
 
     def preprocess(self, observation: np.ndarray) -> np.ndarray:
         """Normalize a simulator's observations [N, F]; [N, S]."""

@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.offline import OfflineDQNConfig
-from lockstep.data.info import DatasetInfo
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.experience.sampling import Categorical
 from lockstep.jax.encoders import cast_inputs, init_streams
@@ -32,6 +31,7 @@ class ScoringPolicy:
 
     Attributes:
         policy_spec: everything but the parameters.
+        info: of the training data.
         config: the settings of the algorithm.
         scores_name: name of the network of scores among the parameters.
         behaviour_name: name of BCQ's model of the log; None without `bcq_threshold`.
@@ -44,6 +44,7 @@ class ScoringPolicy:
         assert isinstance(config, OfflineDQNConfig)
         self.policy_spec = policy_spec
         self.spec = policy_spec.spec
+        self.info = info
         self.config = config
         size = info.state_size, len(info.actions)
         self._scores = ScoreNetwork(*size, policy_spec.network, dueling=config.dueling)
@@ -63,11 +64,6 @@ class ScoringPolicy:
         for name, network in networks.items():
             params |= with_prefix(name, network.initialize(lambda key, name=name: draws(f"{name}.{key}")))
         self.params: Params = cast(Params, params)
-
-    @property
-    def info(self) -> DatasetInfo:
-        """Of the training data."""
-        return self.policy_spec.info
 
     @property
     def sampler(self) -> Categorical | EpsilonGreedy:
