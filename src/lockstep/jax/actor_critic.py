@@ -23,7 +23,7 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import LOG_ALPHA, ContinuousPolicy
 from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
 from lockstep.jax.non_finite import LossReader
-from lockstep.jax.transitions import ActorCriticPart
+from lockstep.jax.transitions import ActorCriticPart, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
@@ -151,7 +151,14 @@ class ActorCritic(Generic[SomeConfig]):
 
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[ActorCriticPart]:
         """Each local shard's part of a minibatch, with all random numbers that its gradient step needs."""
-        return ActorCriticPart.draw(self.policy, self._shards, drawn, weights, self._num_actions)
+        c, shards = self.config, self._shards
+        noise = shards.noise(self._num_actions, self.policy.spec.action.width)
+        seeds = [np.uint32(seed) for seed in shards.seeds()] if c.dropout else [None] * len(drawn)
+        chosen = None
+        if c.target_critics is not None:
+            chosen = shards.target_critics(c.num_critics, c.target_critics).astype(np.int32)
+        batches = [TransitionBatch.of(*one) for one in zip(drawn, weights, noise, strict=True)]
+        return [ActorCriticPart(batch, seed, chosen) for batch, seed in zip(batches, seeds, strict=True)]
 
     def _learn(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
         """Take a gradient step on a minibatch, of which each local shard has its part; *collective*."""

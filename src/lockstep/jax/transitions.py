@@ -3,7 +3,6 @@
 Shapes: N transitions of a shard's part of a minibatch, O observation.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.replay import Transitions
 from lockstep.jax.continuous_policy import ContinuousPolicy
-from lockstep.session.shard_replays import ShardReplays
 
 
 class TransitionBatch(NamedTuple):
@@ -69,26 +67,8 @@ class ActorCriticPart(NamedTuple):
 
     @staticmethod
     def blank(policy: ContinuousPolicy, rows: int, num_actions: int) -> "ActorCriticPart":
-        """Rows of zeros and weight 1, of the shapes and types of `draw`."""
+        """Rows of zeros and weight 1, of the shapes and types of a drawn part."""
         c = policy.algorithm
         seed = np.uint32(0) if c.dropout else None
         chosen = None if c.target_critics is None else np.arange(c.target_critics, dtype=np.int32)
         return ActorCriticPart(TransitionBatch.blank(policy.spec, rows, num_actions), seed, chosen)
-
-    @staticmethod
-    def draw(
-        policy: ContinuousPolicy,
-        shards: ShardReplays,
-        drawn: Sequence[Transitions],
-        weights: Sequence[np.ndarray],
-        num_actions: int,
-    ) -> "list[ActorCriticPart]":
-        """Each local shard's part of a minibatch, with all random numbers that its gradient step needs."""
-        c = policy.algorithm
-        noise = shards.noise(num_actions, policy.spec.action.width)
-        seeds = [np.uint32(seed) for seed in shards.seeds()] if c.dropout else [None] * len(drawn)
-        chosen = None
-        if c.target_critics is not None:
-            chosen = shards.target_critics(c.num_critics, c.target_critics).astype(np.int32)
-        batches = [TransitionBatch.of(*one) for one in zip(drawn, weights, noise, strict=True)]
-        return [ActorCriticPart(batch, seed, chosen) for batch, seed in zip(batches, seeds, strict=True)]

@@ -113,7 +113,7 @@ class ActorCritic(Generic[SomeConfig, SomeTarget]):
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
 
     def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """The *sum* of the losses over the rows [N], its sums [S], priorities [N]; the critics' alone between steps."""
+        """The *sum* of the losses over the rows [N], its sums [S], priorities [N]."""
         raise NotImplementedError
 
     def _decay_rates(self, fraction: float) -> None:

@@ -151,11 +151,8 @@ class ContinuousCQL(LoggedLearner[ActorPolicy]):
 
     def _batches(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, Noise]:
         """The rows of local shard `k`, and their random numbers."""
-        batch, shard, count = (
-            LoggedBatch.of(rows, self.comm.device),
-            self.comm.world.shards[k],
-            self.config.num_sampled_actions,
-        )
+        batch, shard = LoggedBatch.of(rows, self.comm.device), self.comm.world.shards[k]
+        count = self.config.num_sampled_actions
         shape = (len(rows), 2 + 2 * count, batch.action.shape[1])
         return batch, Noise.draw(self._seed, shard, step, shape, self.comm.device, num_uniform=count)
 
