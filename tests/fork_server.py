@@ -33,6 +33,7 @@ _LIBRARIES = {
     "torch": ("torch", "torch.distributed", "torch.utils.tensorboard", "numpy", "gymnasium", "yaml"),
     "jax": ("jax", "jax.numpy", "numpy", "gymnasium", "yaml"),
 }
+_INHERITED = "inherited"
 _CLONE_PARENT = 0x8000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 # Variables that a library or the interpreter reads when it is imported, which is before the fork.
@@ -86,9 +87,12 @@ class ForkedPopen(_RealPopen):
 
 
 def use(backend: str | None) -> None:
-    """Have processes forked from a server that has imported the libraries of `backend`; None: start them as usual."""
+    """Have processes forked from a server that has imported the libraries of `backend`; None: start them as usual.
+
+    A process that was forked itself has a server already, with the libraries that it was forked with.
+    """
     global _backend
-    _backend = backend
+    _backend = _INHERITED if backend is not None and _INHERITED in _servers else backend
     subprocess.Popen = _RealPopen if backend is None else ForkedPopen
 
 
@@ -249,8 +253,8 @@ def _start_server_of_this_process() -> None:
         _set_command_line([sys.executable, __file__])
         _run(_become(_serve(its), _search_path()))
     its.close()
-    _servers["inherited"] = ours
-    use("inherited")
+    _servers[_INHERITED] = ours
+    use(_INHERITED)
 
 
 def _search_path() -> list[str]:
