@@ -128,8 +128,7 @@ def _structural(kind: str) -> dict:
 
     def inlined(schema: dict) -> dict:
         if "$ref" in schema:
-            name = schema["$ref"].rpartition("/")[2]
-            return {"type": "object"} if name.endswith("ObjectMeta") else inlined(definitions[name])
+            return inlined(definitions[schema["$ref"].rpartition("/")[2]])
         if isinstance(schema.get("type"), list):  # a quantity, or a port by number or name
             return {"x-kubernetes-int-or-string": True}
         if not schema or schema == {"type": "object"}:
@@ -145,4 +144,6 @@ def _structural(kind: str) -> dict:
             result["properties"] = {name: inlined(item) for name, item in schema["properties"].items()}
         return result
 
-    return inlined({"$ref": f"#/$defs/{names[kind]}"})
+    schema = inlined(definitions[names[kind]])
+    schema["properties"]["metadata"] = {"type": "object"}  # of the object itself, which the server knows
+    return schema
