@@ -22,7 +22,7 @@ from pages import Block, blocks  # noqa: E402
 PAGES = sorted((ROOT / "docs" / "launchers").glob("*.md"))
 TRAINS = re.compile(r"(^|\s)(lockstep (train|submit)|-m lockstep\.train)\b")
 # What a page's commands need that this machine may lack.
-NEEDS = ("mpirun", "srun")
+NEEDS = ("mpirun", "srun", "torchx")
 # Tests run as root, on fewer cores than ranks.
 OURS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -38,7 +38,9 @@ def typed(page: Path) -> list[Block]:
 def smaller(body: str) -> str:
     """The same commands, and little to train."""
     lines = body.replace("\\\n", " ").splitlines()
-    settings = shlex.join(small())
+    settings = shlex.join(
+        f"--set={value}" for value in small() if value != "--set"
+    )  # torchx refuses a repeated `--set`
     return "\n".join(
         f"{line} {settings}" if TRAINS.search(line) and "--dry-run" not in line else line
         for line in lines
@@ -91,7 +93,8 @@ def test_commands_that_cannot_run_here_are_whole(page):
 
 def test_every_launcher_has_a_page():
     assert {page.stem for page in PAGES} >= {
-        "README", "lockstep", "shared-file", "torchrun", "torch-distributed-launch", "slurm", "mpi", "kubernetes", "ssh"
+        "README", "lockstep", "shared-file", "torchrun", "torch-distributed-launch", "slurm", "mpi", "kubernetes",
+        "ssh", "torchx",
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,8 +43,8 @@ def torchrun(tmp_path, *words, **options):
     return launcher(tmp_path, "-m", "torch.distributed.run", *words, **options)
 
 
-def launcher(tmp_path, *words, run=None, **variables):
-    """As `torchrun`, with any module that starts ranks."""
+def launcher(tmp_path, *words, run=None, program=sys.executable, **variables):
+    """As `torchrun`, with any module or other program that starts ranks."""
     (tmp_path / "run.yaml").write_text(dump(run or pinned()))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_LAUNCHER", "TORCHELASTIC"))}
     clean |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "PACE": str(tmp_path / "pace")}
@@ -51,7 +52,7 @@ def launcher(tmp_path, *words, run=None, **variables):
     log = tmp_path / f"{len(list(tmp_path.glob('*.log')))}.log"
     with log.open("wb") as output:
         agent = subprocess.Popen(
-            [sys.executable, *words],
+            [program, *words],
             env=clean | variables,
             cwd=tmp_path,
             stdout=output,
@@ -236,6 +237,120 @@ def test_a_node_joins_and_leaves_and_nothing_is_lost(name, tmp_path):
     train(run, run_dir=tmp_path / "whole")
     summary = equal_to(tmp_path / "whole", tmp_path / "out")
     assert (summary["restarts"], summary["world_size"], summary["num_shards"]) == (2, 1, 4)
+
+
+def two_agents(tmp_path, *words, restarts=0, **options):
+    """Two torchruns of one rank each; the first has the store."""
+    port = free_port()
+    words = [*(f"--{name}" for name in ("nnodes=2", "nproc_per_node=1", "rdzv_backend=c10d", "rdzv_id=123")), *words]
+    words = [f"--rdzv_endpoint=127.0.0.1:{port}", f"--max-restarts={restarts}", *words, "--run-dir=out"]
+    first, log = torchrun(tmp_path, *words, **options)
+
+    def listens():
+        with socket.socket() as asking:
+            return asking.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listens, "store", log)
+    second, other = torchrun(tmp_path, *words, **options)
+    return (first, log), (second, other), words
+
+
+@pytest.fixture
+def ended():
+    """Agents to kill after the test."""
+    agents = []
+    yield agents
+    for agent in agents:
+        agent.kill()
+        agent.wait()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_of_two_agents_is_started_again_by_both(undisturbed, ended, tmp_path):
+    agents = two_agents(tmp_path, *killed(update=12, saved=True), restarts=2)[:2]
+    ended += [agent for agent, _ in agents]
+    logs = [log for _, log in agents]
+    until(lambda: all(agent.poll() is not None for agent, _ in agents), "end", *logs)
+    assert [agent.returncode for agent, _ in agents] == [0, 0], "\n".join(log.read_text() for log in logs)
+    summary = equal_to(undisturbed, tmp_path / "out")
+    assert (summary["restarts"], summary["world_size"]) == (1, 2)
+    assert summary["resumed_from"] is not None
+
+
+@pytest.mark.slow
+def test_a_killed_agent_ends_its_ranks_and_the_other_agent(ended, tmp_path):
+    run = pinned(total_steps=10**7, timeout_s=5.0)
+    (first, log), (second, other), _ = two_agents(tmp_path, "-m", "lockstep.train", "run.yaml", run=run)
+    ended += [first, second]
+    until(lambda: (tmp_path / "out" / "checkpoints" / "LATEST").exists(), "checkpoint", log, other)
+    ranks = ranks_of(second)
+    second.kill()
+    until(lambda: first.poll() is not None, "end of the other agent", log, other)
+    assert first.returncode == 1, log.read_text()
+    until(lambda: not any(map(lives, ranks)), "end of the ranks", log, other)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "failed"
+    assert re.search(r"lockstep: error: .*rank 1", log.read_text() + other.read_text())
+
+
+@pytest.mark.slow
+def test_a_node_whose_agent_was_killed_is_replaced(ended, tmp_path):
+    """`--nnodes=2` is no range: the agent that is left waits for another one."""
+    run = pinned(total_steps=40 * 128, checkpoint_every=8 * 128, evaluate_episodes=4, timeout_s=5.0)
+    (tmp_path / "pace").touch()
+    # Without the variable the agent that is left does not publish its address again.
+    options = {"run": run, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    (first, log), (second, other), words = two_agents(tmp_path, "-m", "paced", "run.yaml", restarts=1, **options)
+    ended += [first, second]
+    until(lambda: (tmp_path / "out" / "checkpoints" / "LATEST").exists(), "checkpoint", log, other)
+    second.kill()
+    until(lambda: "lockstep: error: " in log.read_text(), "failure of the rank that is left", log, other)
+    third, again = torchrun(tmp_path, *words, **options)
+    ended.append(third)
+    restarted = re.compile(r"restart 1 of out, on 2 ranks")
+    until(lambda: restarted.search(log.read_text() + again.read_text()), "restart", log, again)
+    (tmp_path / "pace").unlink()
+    until(lambda: None not in (first.poll(), third.poll()), "end", log, again)
+    assert (first.returncode, third.returncode) == (0, 0), log.read_text() + again.read_text()
+    train(run, run_dir=tmp_path / "whole")
+    assert equal_to(tmp_path / "whole", tmp_path / "out")["restarts"] == 1
+
+
+@pytest.fixture
+def torchx(tmp_path, ended):
+    """Start ranks by torchx's local scheduler, which finds the torchrun of this environment."""
+    program = shutil.which("torchx")
+    if program is None:
+        pytest.skip("needs the command `torchx`, which may be in an environment of its own")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+    def start(layout, *words, **options):
+        words = ["run", "-s", "local_cwd", "dist.ddp", "-j", layout, "--env", "PET_MAX_RESTARTS=1", *words]
+        started, log = launcher(tmp_path, *words, program=program, PATH=path, **options)
+        ended.append(started)
+        return started, log
+
+    return start
+
+
+@pytest.mark.slow
+def test_a_killed_rank_under_torchx_is_started_again(undisturbed, torchx, tmp_path):
+    module, name, *arguments = killed(update=12, saved=True)
+    app, log = torchx("1x2", module, name, "--", *arguments, "--run-dir=out")
+    assert app.wait(BOUND_S) == 0, log.read_text()
+    summary = equal_to(undisturbed, tmp_path / "out")
+    assert summary["restarts"] == 1
+    assert summary["resumed_from"] is not None
+
+
+@pytest.mark.slow
+def test_torchx_ends_with_a_checkpoint_and_its_own_exit_code(torchx, tmp_path):
+    run = pinned(total_steps=10**7, checkpoint_every=None)
+    app, log = torchx("1x2", "-m", "lockstep.train", "--", "run.yaml", "--run-dir=out", run=run)
+    until(lambda: (tmp_path / "out" / "metrics.jsonl").exists(), "first line", log)
+    app.terminate()
+    assert app.wait(BOUND_S) == 1, log.read_text()
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"
+    assert (tmp_path / "out" / "checkpoints" / "LATEST").exists()
 
 
 def test_a_torchrun_that_cannot_grow_is_refused_with_the_cure(tmp_path):
