@@ -5,7 +5,6 @@ operator) need their operator in the cluster.
 """
 
 import argparse
-import math
 from typing import Any
 
 from lockstep.cli.submit import ray
@@ -141,4 +140,4 @@ def _indexed(job: Job, args: argparse.Namespace, container: str, *, main: str, b
 
 def _worker_cpus(job: Job, args: argparse.Namespace) -> str:
     """The CPUs of a Ray node that asks Kubernetes for none: as many as its ranks need."""
-    return str(math.ceil(int(job.nproc) * float(args.cpus_per_rank or 1)))
+    return str(int(job.nproc) * int(args.cpus_per_rank or 1))

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.cli.submit.job import Job
 from lockstep.errors import ConfigError
+from lockstep.launch.flags import number
 
 _THREADS = "OMP_NUM_THREADS"
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # between SIGTERM and SIGKILL of `ray job stop`; Ray's default is 3
@@ -61,7 +62,7 @@ def driver_flags(job: Job, args: argparse.Namespace) -> list[str]:
     if args.strategy:
         flags += ["--strategy", args.strategy]
     if args.cpus_per_rank:
-        flags += ["--cpus-per-rank", args.cpus_per_rank]
+        flags += ["--cpus-per-rank", str(number(args.cpus_per_rank, "--cpus-per-rank"))]
     for pair in args.resources_per_rank:
         flags += ["--resources-per-rank", pair]
     return [*flags, *job.flags]

@@ -270,6 +270,7 @@ def test_the_entrypoint_of_a_rayjob_starts_or_resumes_the_run(capsys, here, imag
         (["--kind", "pytorchjob", "--nnodes", "1:2", "--set", "num_shards=4"], "--kind jobset"),
         (["--kind", "rayjob", "--token-secret", "s"], "--token-secret"),
         (["--kind", "rayjob", "--nproc-per-node", "auto"], "give a number"),
+        (["--kind", "rayjob", "--cpus-per-rank", "0.5"], "--cpus-per-rank 0.5"),
         (["--kind", "rayjob", "--name", "x" * 48], "too long"),
         (["--kind", "job", "--strategy", "PACK"], "--strategy is for --on ray"),
     ],
