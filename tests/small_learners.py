@@ -88,7 +88,7 @@ STATED_WAITS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "sac, redq": ("sac", _REDQ, {"SAC.update: __bool__": 1}),
     "td3": ("td3", {}, {"TD3.update: __bool__": 1}),
     # Each gradient step: the sums for the host include whether a signal came.
-    **{name: (name, {}, {"OfflineOptimizer._step: cpu": 1}) for name in OFFLINE},
+    **{name: (name, {}, {"OfflineOptimizer.learn: cpu": 1}) for name in OFFLINE},
 }
 """Learner, settings, and how often each function makes the host wait for the device in an update."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from small_learners import STATED_WAITS, make
+from small_learners import STATED_WAITS, make, values
 
 pytestmark = pytest.mark.gpu
 
@@ -93,6 +93,28 @@ def test_gradient_step_does_not_wait(tmp_path, name):
 
     one.learner._step = watched
     one.update(1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("case", STATED_WAITS)
+def test_captured_steps_have_the_same_bits(tmp_path, case):
+    name, config, _ = STATED_WAITS[case]
+    config = {key: value for key, value in config.items() if key != "dropout"}
+    captured = make(name, tmp_path, "cuda", config, capture=True)
+    eager = make(name, tmp_path, "cuda", config)
+    for number in range(10):
+        captured.update(number)
+        eager.update(number)
+    found = values(captured.learner)
+    for key, value in values(eager.learner).items():
+        torch.testing.assert_close(found[key], value, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_captured_run_trains_and_repeats_itself(tmp_path):
+    first = train(tmp_path / "a", "--set", "num_shards=2", "--set", "capture=true")
+    second = train(tmp_path / "b", "--set", "num_shards=2", "--set", "capture=true")
+    assert first["params_fingerprint"] == second["params_fingerprint"]
 
 
 def function_at(path, line):

@@ -59,7 +59,7 @@ def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
     # Not the seed of the evaluations during training, which selected the best policy and the stop.
     changes = {"evaluate_episodes": episodes, "seed": run.seed + 1 if seed is None else seed}
     run = replace(run, **cast(Any, changes), evaluate_greedy=greedy, device="cpu", backend="auto")
-    run = replace(run, ml_framework=name, devices_per_process=1, compile=False, shard_threads=1)
+    run = replace(run, ml_framework=name, devices_per_process=1, compile=False, capture=False, shard_threads=1)
     drawn = (found.run_dir or found.path.parent) / "videos" / "evaluate.gif" if video else None
     world = World.from_environment()
     played = _on_ranks(_Job(run, found.path, drawn), ranks, world)

@@ -30,6 +30,8 @@ class RunBase:
     """Devices that one process drives, each of them a rank; JAX only."""
     compile: bool = False
     """torch.compile the loss; fixed before the first step. JAX compiles in any case."""
+    capture: bool = False
+    """Gradient steps as CUDA graphs; torch on a GPU. A line at the start says where it has no effect."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward and backward pass; parameters stay float32."""
     log_every: int | None = 10_000
@@ -116,6 +118,11 @@ class RunBase:
         if self.compile:
             raise ConfigError(
                 "compile=true asks for torch.compile; ml_framework=jax compiles in any case, leave it out"
+            )
+        if self.capture:
+            raise ConfigError(
+                "capture=true makes CUDA graphs of torch's gradient steps; ml_framework=jax compiles whole updates in "
+                "any case, leave it out"
             )
         if self.shard_threads != 1:
             raise ConfigError(

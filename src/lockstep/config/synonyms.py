@@ -267,6 +267,7 @@ SYNONYMS = (
     _switch("cuda use_cuda use_gpu gpu", "device", "cuda", "cpu"),
     _switch("mixed_precision amp use_amp bf16", "precision", "bfloat16", "float32"),
     _switch("torch_compile use_compile", "compile"),
+    _switch("cudagraphs cuda_graphs use_cuda_graph", "capture"),
     Synonym("world_size num_ranks nproc num_processes n_proc num_gpus gpus num_learners", "--ranks"),
     Synonym(
         "num_workers n_workers num_env_runners num_rollout_workers ranks",

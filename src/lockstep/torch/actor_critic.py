@@ -22,6 +22,7 @@ from lockstep.session.checks import check_task
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import TAKEN, Replayed, ShardReplays
 from lockstep.torch.adam import Adam
+from lockstep.torch.capture import capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.flat import FlatParameters, frozen_copy
@@ -104,13 +105,15 @@ class ActorCritic(Generic[SomeConfig, SomeTarget]):
         self.critic_adam = Adam(self.critic_values, self._critic_gradient, self.learning_rates[1], eps=config.adam_eps)
         self.policy_adam = Adam(values[num_critic:], gradient[num_critic:], self.learning_rates[0], eps=config.adam_eps)
         self._one_hot_shard = torch.eye(world.num_shards, device=device)[list(world.shards)]
-        self._target_critics: Tensor | slice = slice(None)
+        count = config.target_critics
+        self._target_critics = slice(None) if count is None else torch.zeros(count, dtype=torch.int64, device=device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=device)
         self._skipped = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+        self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """The *sum* of the losses over the rows [N], its sums [S], priorities [N]."""
@@ -137,8 +140,25 @@ class ActorCritic(Generic[SomeConfig, SomeTarget]):
         moves_policy = (int(self.counters[TAKEN]) + 1) % c.policy_delay == 0
         if c.target_critics is not None:
             chosen = self._shards.target_critics(c.num_critics, c.target_critics)
-            self._target_critics = to_device(chosen, self.comm.device)
-        seeds = self._shards.seeds() if self.dropout is not None else ()
+            assert isinstance(self._target_critics, Tensor)
+            self._target_critics.copy_(to_device(chosen, self.comm.device))
+        seeds = self._shards.seeds() if self.dropout is not None else []
+        totals, priorities = self._take_step(parts, moves_policy, *seeds)
+        self.counters[TAKEN] += 1
+        if c.prioritized:
+            on_host = priorities_to_host(totals[-1], priorities)
+            if on_host is not None:
+                self._shards.update_priorities(drawn, on_host)
+        return totals
+
+    def _accumulate_gradients(self, parts: Sequence[TransitionBatch], moves_policy: bool, *seeds: int) -> list[Tensor]:
+        """Compute the gradient and the sums of every shard's part of a minibatch; returns the priorities of each.
+
+        Args:
+            parts: of a minibatch, one for each local shard.
+            moves_policy: whether the policy moves too, or the critics alone.
+            seeds: of each part's dropout masks, if there is dropout.
+        """
         priorities: list[Tensor] = []
         for k, part in enumerate(parts):
             if self.dropout is not None:
@@ -148,6 +168,14 @@ class ActorCritic(Generic[SomeConfig, SomeTarget]):
             total.backward()
             self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * part.weight.max()]))
             priorities.append(priority)
+        return priorities
+
+    def _gradient_step(
+        self, parts: Sequence[TransitionBatch], moves_policy: bool, *seeds: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The step without its effects on the host: the result of `_step`, and the priorities of each part."""
+        c = self.config
+        priorities = self._accumulate(parts, moves_policy, *seeds)
         sums, largest_weights = self.comm.average_gradients_(self.flat).tensor_split([self._num_sums])
         if c.prioritized:
             scale = 1.0 / largest_weights.max()
@@ -162,12 +190,7 @@ class ActorCritic(Generic[SomeConfig, SomeTarget]):
         self.critic_adam.step(skipped.float())
         if moves_policy:
             self.policy_adam.step(skipped.float())
-        self.counters[TAKEN] += 1
-        if c.prioritized:
-            on_host = priorities_to_host(skipped, priorities)
-            if on_host is not None:
-                self._shards.update_priorities(drawn, on_host)
-        return torch.where(skipped, self._skipped, totals)
+        return torch.where(skipped, self._skipped, totals), priorities
 
     def _clip(self, gradient: Tensor) -> Tensor:
         """Clip a part of the gradient to `max_grad_norm`, in place; returns its norm before."""

@@ -25,6 +25,7 @@ from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replay
 from lockstep.session.shard_replays import TAKEN, ShardReplays, announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
+from lockstep.torch.capture import announce_capture, capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
@@ -82,6 +83,7 @@ class DQN:
         self._skipped = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+        self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add a rollout of every local shard to its replay buffer, and take the due gradient steps; *collective*.
@@ -131,14 +133,39 @@ class DQN:
             Rows, sums, norm, and 1 if the step was skipped; all but the last are 0 then.
         """
         c = self.config
+        totals, priorities = self._take_step([*parts, *self._draw_noise()])
+        self.counters[TAKEN] += 1
+        if c.target_rate is not None:
+            self._move_target(c.target_rate)
+        elif not self.counters[TAKEN] % c.target_update_every:
+            self.copy_to_target()
+        if c.prioritized:
+            on_host = priorities_to_host(totals[-1], priorities)
+            if on_host is not None:
+                self._shards.update_priorities(drawn, on_host)
+        return totals
+
+    def _accumulate_gradients(self, inputs: Sequence[TransitionBatch | Tensor]) -> list[Tensor]:
+        """Compute the gradient and the sums of every shard's part of a minibatch; returns the priorities of each.
+
+        Args:
+            inputs: the parts, then the result of `_draw_noise`.
+        """
+        parts = cast("Sequence[TransitionBatch]", inputs[: len(self.flat.rows)])
+        self._set_noise(cast("Sequence[Tensor]", inputs[len(parts) :]))
         priorities: list[Tensor] = []
-        self._draw_noise()
         for k, part in enumerate(parts):
             self.flat.zero_gradient_()
             loss, sums, priority = self._loss(part)
             loss.backward()
             self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * part.weight.max()]))
             priorities.append(priority)
+        return priorities
+
+    def _gradient_step(self, inputs: Sequence[TransitionBatch | Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The step without its effects on the host: the result of `_step`, and the priorities of each part."""
+        c = self.config
+        priorities = self._accumulate(inputs)
         sums = self.comm.average_gradients_(self.flat)
         sums, largest_weights = sums.tensor_split([1 + len(VALUE_METRICS)])
         scale = 1.0 / largest_weights.max()
@@ -154,16 +181,7 @@ class DQN:
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
             skipped = self._halted.logical_or_(skipped)
         self.optimizer.step(skipped.float())
-        self.counters[TAKEN] += 1
-        if c.target_rate is not None:
-            self._move_target(c.target_rate)
-        elif not self.counters[TAKEN] % c.target_update_every:
-            self.copy_to_target()
-        if c.prioritized:
-            on_host = priorities_to_host(skipped, priorities)
-            if on_host is not None:
-                self._shards.update_priorities(drawn, on_host)
-        return torch.where(skipped, self._skipped, totals)
+        return torch.where(skipped, self._skipped, totals), priorities
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The temporal-difference loss.
@@ -215,7 +233,7 @@ class DQN:
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device)
 
         def loss() -> tuple[Tensor, Tensor]:
-            self._draw_noise()
+            self._set_noise(self._draw_noise())
             total, sums, _ = self._loss(batch)
             self.policy.resample(None)
             return total, torch.cat([sums, self._one_hot_shard[0]])
@@ -231,13 +249,19 @@ class DQN:
         for mine, other in zip(self.target.buffers(), self.policy.buffers(), strict=True):
             mine.copy_(other)
 
-    def _draw_noise(self) -> None:
-        """Draw new noise for all networks, equal on all ranks: a function of the gradient step, without state."""
-        if self.config.noisy:
-            step = int(self.counters[TAKEN])
-            self._selector.resample(stream(self._seed, "noise of choice", step))
-            self.policy.resample(stream(self._seed, "noise", step))  # after the selector, which may be the policy
-            self.target.resample(stream(self._seed, "noise of target", step))
+    def _draw_noise(self) -> list[Tensor]:
+        """New noise of each network, equal on all ranks: a function of the gradient step, without state."""
+        if not self.config.noisy:
+            return []
+        step = int(self.counters[TAKEN])
+        streams = (stream(self._seed, name, step) for name in ("noise of choice", "noise", "noise of target"))
+        count = self.policy.num_noise
+        return [to_device(numbers.standard_normal(count, np.float32), self.comm.device) for numbers in streams]
+
+    def _set_noise(self, noise: Sequence[Tensor]) -> None:
+        """Set the result of `_draw_noise`."""
+        for network, numbers in zip((self._selector, self.policy, self.target), noise, strict=False):
+            network.set_noise(numbers)  # the policy after the selector, which may be the policy
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""
@@ -263,6 +287,7 @@ def train(session: Session[Run]) -> None:
     actor = noisy_actor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
     explorer = EpsilonGreedy(session.spec.action)
     collector = session.make_collector(actor, explorer, noise_per_env=True)
+    announce_capture(session.journal, run, comm)
     if run.compile:
         dqn.warmup(dqn.rows)()
     progress = Progress(run.total_steps)

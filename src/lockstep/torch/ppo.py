@@ -23,6 +23,7 @@ from lockstep.session.normalizers import NormalizerError, Normalizers, UpdateSta
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.batch_builder import AnyRollout, BatchBuilder
+from lockstep.torch.capture import announce_capture, capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rollout import TensorCollector, TensorRollout
 from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussian, gaussian_kl
@@ -75,6 +76,7 @@ class PPO:
             device=comm.device, precision=self._precision if bfloat16 else None, symmetry=self._symmetry,
         )  # fmt: skip
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+        self._accumulate, self._step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     def update(
         self, rollouts: Sequence[AnyRollout], extra_sums: np.ndarray, progress: Progress | None = None
@@ -160,7 +162,15 @@ class PPO:
             batch = self._symmetry.mirrored(batch, batch.observation, lambda rows: rows)
         return warmup(self.flat, [self.optimizer], lambda: self._loss(batch))
 
-    def _step(self, parts: Sequence[Batch]) -> Tensor:
+    def _accumulate_gradients(self, parts: Sequence[Batch]) -> None:
+        """Compute the gradient and the sums of every shard's part [N] of a minibatch."""
+        for k, part in enumerate(parts):
+            self.flat.zero_gradient_()
+            loss, sums = self._loss(part)
+            loss.backward()
+            self.flat.store_shard(k, sums)
+
+    def _gradient_step(self, parts: Sequence[Batch]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.
 
         A step whose rows have a total weight of 0 is also skipped, but not counted in `optim/skipped`.
@@ -168,11 +178,7 @@ class PPO:
         Returns:
             Weight, sums, norm, 1 if the step was taken, 1 if it was not finite; all but the last are 0 if skipped.
         """
-        for k, part in enumerate(parts):
-            self.flat.zero_gradient_()
-            loss, sums = self._loss(part)
-            loss.backward()
-            self.flat.store_shard(k, sums)
+        self._accumulate(parts)
         sums = self.comm.average_gradients_(self.flat)
         gradient = self.flat.gradient
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
@@ -333,6 +339,7 @@ def train(session: Session[Run]) -> None:
     ppo = PPO(run, policy, comm)
     session.begin(policy, ppo.observations, ppo)
     collector = make_collector(session, ppo)
+    announce_capture(session.journal, run, comm)
     if run.compile:
         ppo.warmup(ppo.rows)()
     progress = Progress(run.total_steps)

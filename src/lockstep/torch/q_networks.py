@@ -188,15 +188,16 @@ class QPolicy(nn.Module):
         """Draw noise for all rows; None disables noise. No effect without noisy layers."""
         self.set_noise(None if generator is None else generator.standard_normal(self.num_noise, np.float32))
 
-    def set_noise(self, numbers: np.ndarray | None) -> None:
+    def set_noise(self, numbers: np.ndarray | Tensor | None) -> None:
         """Set the noise from standard normal numbers [num_noise], or one per row [N, num_noise]; None: no noise."""
         if numbers is None:
             for layer in self._noisy:
                 layer.noise = None
         elif self._noisy:
-            scaled = np.sign(numbers) * np.sqrt(np.abs(numbers))
-            on_device = to_device(scaled, self._noisy[0].weight.device)
-            parts = torch.split(on_device, self._noise_sizes, -1)
+            if isinstance(numbers, np.ndarray):
+                numbers = to_device(numbers, self._noisy[0].weight.device)
+            scaled = numbers.sign() * numbers.abs().sqrt()
+            parts = torch.split(scaled, self._noise_sizes, -1)
             for layer, noise_in, noise_out in zip(self._noisy, parts[::2], parts[1::2], strict=True):
                 layer.noise = noise_in, noise_out
 

@@ -20,6 +20,7 @@ from lockstep.session.checks import check_task
 from lockstep.session.shard_replays import announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
+from lockstep.torch.capture import announce_capture
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy, Critics
 from lockstep.torch.distributions import SquashedGaussian
@@ -149,6 +150,7 @@ def train(session: Session[Run]) -> None:
     announce(session.journal, run, policy.spec, comm.world)
     explorer = UniformStart(session.spec.action, policy.distribution)
     collector = session.make_collector(actor_of(policy, comm.device), explorer)
+    announce_capture(session.journal, run, comm)
     if run.compile:
         sac.warmup(sac.rows)()
     progress = Progress(run.total_steps)

@@ -20,6 +20,7 @@ from lockstep.session.checks import check_task
 from lockstep.session.shard_replays import TAKEN, announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
+from lockstep.torch.capture import announce_capture
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.flat import frozen_copy
@@ -135,6 +136,7 @@ def train(session: Session[Run]) -> None:
     announce(session.journal, run, policy.spec, comm.world)
     explorer = UniformStart(session.spec.action, policy.distribution)
     collector = session.make_collector(actor_of(policy, comm.device), explorer)
+    announce_capture(session.journal, run, comm)
     if run.compile:
         td3.warmup(td3.rows)()
     progress = Progress(run.total_steps)

@@ -17,6 +17,7 @@ from lockstep.run import OfflineRun
 from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch.adam import Adam
 from lockstep.torch.batch import RowBatch
+from lockstep.torch.capture import capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
@@ -84,6 +85,7 @@ class OfflineOptimizer:
         else:
             self.optimizer = Sgd(*tensors, l2_decay=c.l2_decay)
         self.target_state: dict[str, Tensor] = {}
+        self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
         self._if_skipped = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
         self._ones = torch.ones(len(STEP_METRICS) - 1, device=comm.device)
 
@@ -113,12 +115,14 @@ class OfflineOptimizer:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         self._schedule_rate(progress)
-        self._accumulate(batches, extra_sums)
-        sums, extra, skipped = self._step(score_weight, combine)
+        inputs = [*(batch for of_shard in batches for batch in of_shard), self._padded(extra_sums)]
+        sums, for_host = self._take_step(inputs, score_weight, combine)
+        # The only host sync of a step: the extra sums carry the flag of a signal to stop.
+        *extra, skipped = for_host.cpu().numpy()
         if skipped and self._stop_on_non_finite:
             reader = LossReader(self._eager_loss, self.flat)
             raise locate_non_finite_logged(self._comm, batches, progress, reader)
-        return sums, extra[: extra_sums.shape[1]], skipped
+        return sums, np.array(extra[: extra_sums.shape[1]]), bool(skipped)
 
     def _schedule_rate(self, progress: Progress) -> None:
         """Set the learning rate of the next step."""
@@ -129,23 +133,37 @@ class OfflineOptimizer:
         elif c.learning_rate_schedule == "exponential":
             self.learning_rate.fill_(c.learning_rate * c.learning_rate_decay ** int(epochs))
 
-    def _accumulate(self, batches: Sequence[Sequence[RowBatch]], extra_sums: np.ndarray) -> None:
-        """Compute the gradient and the sums of every local shard."""
+    def _padded(self, extra_sums: np.ndarray) -> Tensor:
+        """The numbers of the caller, on the device, in rows of MAX_EXTRA_SUMS."""
         num_extra = extra_sums.shape[1]
         assert num_extra <= MAX_EXTRA_SUMS, f"{num_extra} numbers do not fit into a message's {MAX_EXTRA_SUMS}"
-        padded = np.zeros((len(batches), MAX_EXTRA_SUMS), np.float32)
+        padded = np.zeros((len(extra_sums), MAX_EXTRA_SUMS), np.float32)
         padded[:, :num_extra] = extra_sums
-        extra = to_device(padded, self._comm.device)
-        for k, batch in enumerate(batches):
-            self.flat.zero_gradient_()
-            total, sums = self._loss(*batch)
-            total.backward()
-            self.flat.store_shard(k, torch.cat([sums.detach(), extra[k]]))
+        return to_device(padded, self._comm.device)
 
-    def _step(
-        self, score_weight: int | None, combine: Callable[[Tensor, Tensor], None] | None
-    ) -> tuple[Tensor, np.ndarray, bool]:
-        """The result of `learn`, with all MAX_EXTRA_SUMS extra sums."""
+    def _accumulate_gradients(self, inputs: Sequence[RowBatch | Tensor]) -> None:
+        """Compute the gradient and the sums of every local shard.
+
+        Args:
+            inputs: the arguments of the loss for each local shard, one shard after the other, and the result of
+                `_padded`.
+        """
+        *batches, extra = inputs
+        count = len(batches) // len(self.flat.rows)
+        for k in range(len(self.flat.rows)):
+            self.flat.zero_gradient_()
+            total, sums = self._loss(*batches[k * count : (k + 1) * count])
+            total.backward()
+            self.flat.store_shard(k, torch.cat([sums.detach(), cast(Tensor, extra)[k]]))
+
+    def _gradient_step(
+        self,
+        inputs: Sequence[RowBatch | Tensor],
+        score_weight: int | None,
+        combine: Callable[[Tensor, Tensor], None] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The first result of `learn`; and all MAX_EXTRA_SUMS extra sums, then whether the step was skipped."""
+        self._accumulate(inputs)
         sums = self._comm.average_gradients_(self.flat)
         sums, extra = sums[: self._num_sums], sums[self._num_sums :]
         if combine is not None:
@@ -162,9 +180,7 @@ class OfflineOptimizer:
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.optimizer.step(skipped.float())
-        # The only host sync of a step: the extra sums carry the flag of a signal to stop.
-        on_host = torch.cat([extra, skipped.float().reshape(1)]).double().cpu().numpy()
-        return torch.where(skipped, self._if_skipped, totals), on_host[:-1], bool(on_host[-1])
+        return torch.where(skipped, self._if_skipped, totals), torch.cat([extra, skipped.float().reshape(1)]).double()
 
     def add_metrics(self, metrics: Metrics, totals: Tensor) -> None:
         """Add `STEP_METRICS`, from the first result of `learn`."""

@@ -8,6 +8,7 @@ from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.record.progress import Progress
 from lockstep.session.logged.rows import check_rows
 from lockstep.session.logged.session import LoggedSession
+from lockstep.torch.capture import announce_capture
 from lockstep.torch.comm import Comm
 from lockstep.torch.networks import AnyPolicy
 from lockstep.torch.offline.cloning import Cloning
@@ -48,6 +49,7 @@ def train(session: Session) -> None:
         learner.target.move(1.0)  # `begin` may have loaded another run's policy
     if isinstance(learner, TD3BC):
         learner.reset_copies()
+    announce_capture(session.journal, run, comm)
     if run.compile:
         learner.warmup(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
     progress = Progress(reader.total_rows)

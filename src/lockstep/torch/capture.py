@@ -1,0 +1,214 @@
+"""Gradient steps as CUDA graphs (`capture=true`): the host launches one graph instead of hundreds of kernels.
+
+A graph repeats kernels with the addresses and the Python numbers of its recording. What changes between steps is
+therefore in tensors that stay: batches are copied into static ones, and learning rates, flags and noise are written in
+place. The function that is captured has no effects on Python objects.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
+from lockstep.errors import RunError
+from lockstep.record.journal import Journal
+from lockstep.run import AnyRun
+from lockstep.torch.batch import RowBatch
+from lockstep.torch.comm import Comm
+
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
+Input = RowBatch | Tensor
+_WARMUPS = 3
+"""Calls before a capture: libraries initialize, and `torch.compile` compiles."""
+_MAX_SHAPES = 32
+"""Inputs of more shapes than this are not captured."""
+
+
+class Graphs(Protocol):
+    """Records what functions launch."""
+
+    def warm_up(self, function: Callable[[], Result]) -> Result:
+        """Call a function as it will be captured, with its effects."""
+        ...
+
+    def capture(self, function: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        """Record a function, without its effects.
+
+        Returns:
+            A function that launches what was recorded, and the result, whose tensors are valid after each launch.
+        """
+        ...
+
+
+class CudaGraphs:
+    """CUDA graphs, recorded on a stream of their own."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+
+    def warm_up(self, function: Callable[[], Result]) -> Result:
+        """Call a function on the stream of the captures."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = function()
+        current.wait_stream(self._stream)
+        return result
+
+    def capture(self, function: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        """Record a function. Raises `RunError` if it does what a graph cannot."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                return graph.replay, function()
+        except RuntimeError as error:
+            raise RunError(
+                f"capture=true: the gradient step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
+                "use capture=false, or a network that does not read tensors on the host"
+            ) from error
+
+
+class _Captured(NamedTuple):
+    replay: Callable[[], None]
+    columns: list[Tensor]
+    """All tensors of the static inputs."""
+    result: Any
+
+
+class CapturedStep(Generic[Result]):
+    """A function of tensors, captured once for each shape of its inputs and each value of its options.
+
+    The first calls of each run without a graph, with all effects. Results are overwritten by the next call.
+
+    Args:
+        function: takes a list of inputs, then options.
+        graphs: makes the graphs.
+
+    Attributes:
+        num_replays: how many calls launched a graph.
+    """
+
+    def __init__(self, function: Callable[..., Result], graphs: Graphs) -> None:
+        self.num_replays = 0
+        self._function = function
+        self._graphs = graphs
+        self._num_calls = Counter[Hashable]()
+        self._captured = dict[Hashable, _Captured]()
+
+    def __call__(self, inputs: Sequence[Input], *options: Hashable) -> Result:
+        """The result of the function."""
+        key = (_layout(inputs), options)
+        captured = self._captured.get(key)
+        if captured is not None:
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+                captured.columns, _columns(inputs), non_blocking=True
+            )
+        elif self._num_calls[key] < _WARMUPS:
+            if key in self._num_calls or len(self._num_calls) < _MAX_SHAPES:
+                self._num_calls[key] += 1
+            return self._graphs.warm_up(lambda: self._function(inputs, *options))
+        else:
+            captured = self._captured[key] = self._capture(inputs, options)
+        captured.replay()
+        self.num_replays += 1
+        return captured.result
+
+    def _capture(self, inputs: Sequence[Input], options: tuple[Hashable, ...]) -> _Captured:
+        copies: dict[int, Any] = {}
+        static: list[Input] = [_copied(given, copies) for given in inputs]
+        replay, result = self._graphs.capture(lambda: self._function(static, *options))
+        return _Captured(replay, _columns(static), result)
+
+
+def capture_step(
+    run: AnyRun,
+    comm: Comm,
+    accumulate: Callable[Options, Result],
+    step: Callable[..., Any],
+) -> tuple[Callable[Options, Result], Callable[..., Any]]:
+    """Both functions of a gradient step; with `capture=true` one of them is captured.
+
+    In a world of one that is the whole step. With several ranks it is the part before the collective, which may wait on
+    the host.
+
+    Args:
+        run: the config.
+        comm: the ranks.
+        accumulate: computes the gradients and sums of all local shards.
+        step: calls the first result of this function, averages over ranks and changes the parameters.
+    """
+    graphs = graphs_on(comm.device) if run.capture and obstacle(run) is None else None
+    if graphs is None:
+        return accumulate, step
+    if comm.world.size > 1:
+        return cast("Callable[Options, Result]", CapturedStep(accumulate, graphs)), step
+    return accumulate, CapturedStep(step, graphs)
+
+
+def graphs_on(device: torch.device) -> Graphs | None:
+    """What makes the graphs of a device; None on a CPU."""
+    return CudaGraphs() if device.type == "cuda" else None
+
+
+def obstacle(run: AnyRun) -> str | None:
+    """Why gradient steps of these settings cannot be captured; None if they can."""
+    config = run.algorithm
+    if isinstance(config, PPOConfig) and config.kl_reference == "previous_epoch":
+        return "kl_reference=previous_epoch writes into the minibatches"
+    if isinstance(config, SACConfig | TD3Config) and config.dropout > 0:
+        return "dropout seeds its generator for each minibatch"
+    if run.algo == "parametric_dqn":
+        return "rows have different numbers of candidates"
+    return None
+
+
+def announce_capture(journal: Journal, run: AnyRun, comm: Comm) -> None:
+    """Print what `capture=true` does in this run, or why it has no effect."""
+    if not run.capture:
+        return
+    reason = "CUDA graphs need a GPU" if graphs_on(comm.device) is None else obstacle(run)
+    if reason is not None:
+        journal.warn(f"capture=true has no effect: {reason}")
+    elif comm.world.size > 1:
+        journal.say("capture: forward and backward passes are CUDA graphs; collectives and optimizer steps are not")
+    else:
+        journal.say("capture: gradient steps are CUDA graphs")
+
+
+def _columns(inputs: Sequence[Input]) -> list[Tensor]:
+    """All tensors of the inputs, in order."""
+    return [column for given in inputs for column in _named(given).values()]
+
+
+def _named(given: Input) -> dict[str, Tensor]:
+    return {"": given} if isinstance(given, Tensor) else given.columns()
+
+
+def _layout(inputs: Sequence[Input]) -> Hashable:
+    """Names, shapes and types of all tensors, and which of the inputs are the same object."""
+    first = {id(given): i for i, given in reversed(list(enumerate(inputs)))}
+    return tuple(
+        (first[id(given)], *((name, column.shape, column.dtype) for name, column in _named(given).items()))
+        for given in inputs
+    )
+
+
+def _copied(value: Any, copies: dict[int, Any]) -> Any:
+    """A copy of all tensors of a value; what occurs twice is copied once."""
+    if id(value) in copies:
+        return copies[id(value)]
+    if isinstance(value, Tensor):
+        copied = value.clone()
+    elif is_dataclass(value) and not isinstance(value, type):
+        copied = replace(value, **{field.name: _copied(getattr(value, field.name), copies) for field in fields(value)})
+    else:
+        copied = value
+    copies[id(value)] = copied
+    return copied
