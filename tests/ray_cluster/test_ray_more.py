@@ -1,5 +1,6 @@
 """Functions, sweeps, jobs and Ray Tune on a real cluster."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -8,8 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from drivers import LOCKSTEP, WITHIN_S, Driver, fingerprint, summary, wait_for
-from small_runs import BATCH, small
+from small_runs import BATCH, Paced, small, steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -112,6 +114,45 @@ def test_job_is_submitted_and_trains(new_cluster, tmp_path):
     assert fingerprint(run_dir)
     rank = (run_dir / "logs" / "rank_0.log").read_text()
     assert "on cpu" in rank
+
+
+def test_rayjob_of_kubernetes_ends_with_a_checkpoint_and_its_next_cluster_resumes(new_cluster, tmp_path):
+    """The operator posts entrypoint and runtime environment to a head without CPUs."""
+    from ray.job_submission import JobSubmissionClient
+
+    paced = Paced(tmp_path, updates=40)
+    words = ["submit", *paced.arguments, "--on", "kubernetes", "--kind", "rayjob", "--nproc-per-node", "2"]
+    words += ["--name", "cp", "--image", "none", "--claim", "none", "--mount", str(tmp_path), "--lockstep", LOCKSTEP]
+    done = subprocess.run(
+        [LOCKSTEP, *words, "--dry-run"], capture_output=True, text=True, timeout=WITHIN_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    spec = yaml.safe_load(done.stdout)["spec"]
+    cluster = new_cluster(0, 2, dashboard=True)
+    client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
+
+    def post(name: str) -> None:
+        environment = yaml.safe_load(spec["runtimeEnvYAML"])
+        client.submit_job(entrypoint=spec["entrypoint"], submission_id=name, runtime_env=environment)
+
+    def accepted() -> bool:
+        with contextlib.suppress(RuntimeError):  # its agent starts after the dashboard
+            post("first")
+            return True
+        return False
+
+    run_dir = tmp_path / "cp"
+    wait_for(accepted, "the dashboard accepts the job")
+    wait_for(lambda: steps(run_dir) > 0, "the job trains")
+    client.stop_job("first")
+    wait_for(lambda: client.get_job_status("first").is_terminal(), "the job stops")
+    assert summary(run_dir)["status"] == "interrupted"
+    paced.let_go()
+    post("second")
+    wait_for(lambda: client.get_job_status("second").is_terminal(), "the second job ends")
+    assert client.get_job_status("second") == "SUCCEEDED", client.get_job_logs("second")
+    assert summary(run_dir)["resumed_from"] is not None
+    assert fingerprint(run_dir) == fingerprint(paced.alone())
 
 
 def test_example_of_ray_tune_reports_our_metrics(cluster, tmp_path):
