@@ -44,7 +44,7 @@ def jobset(job: Job, args: argparse.Namespace) -> list[_Object]:
 def trainjob(job: Job, args: argparse.Namespace) -> list[_Object]:
     """A TrainJob, and a TrainingRuntime for it alone: the JobSet that the Trainer makes."""
     api = "trainer.kubeflow.org/v1alpha1"
-    template = _jobset_spec(job, args, "node")  # the Trainer knows its container by this name, and its job by the label
+    template = _jobset_spec(job, args, "node")  # the Trainer finds its container by this name, and its job by the label
     label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     template["replicatedJobs"][0]["template"] = {
         "metadata": {"labels": label},
@@ -74,7 +74,7 @@ def rayjob(job: Job, args: argparse.Namespace) -> list[_Object]:
     }
     entrypoint = [*ray.preamble(job, args), "set -u", *new_or_resumed(job, args), ray.train_command(job, '"$@"', flags)]
     spec = {
-        # The operator submits the entrypoint itself, which keeps its lines; a submitter pod would split it into words.
+        # The operator posts the entrypoint as it is. By default it becomes a part of another shell command, unquoted.
         "submissionMode": "HTTPMode",
         "entrypoint": "\n".join([*entrypoint, ""]),
         "runtimeEnvYAML": settings.to_yaml(ray.runtime_env(job, args)),
